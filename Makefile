@@ -1,0 +1,65 @@
+# `make demo` and `make test` do everything from a fresh clone; `make help` lists the targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CONFIG ?= fsgld/gaussian_small
+SWEEP ?=
+ARGS ?=
+# Compiled programs are kept between runs.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
+
+.PHONY: help setup demo test test-slow lint format type bench experiment sweep-cpu sweep-gpu sweep-tpu docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+
+setup: $(STAMP) ## create .venv and install the package with everything the targets need
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(STAMP)
+
+demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
+	$(BIN)/python -m experiments.demo $(ARGS)
+
+test: $(STAMP) ## the fast lane of the tests
+	$(BIN)/python -m pytest -m "not slow" -n 2 $(ARGS)
+
+test-slow: $(STAMP) ## statistical and end-to-end tests
+	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
+
+lint: $(STAMP) ## style, also of docstrings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## rewrite to the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: $(STAMP) ## static types
+	$(BIN)/mypy
+
+bench: $(STAMP) ## benchmarks, as ratios in one run
+	$(BIN)/python -m benchmarks $(ARGS)
+
+experiment: $(STAMP) ## run one experiment: make experiment CONFIG=fsgld/gaussian_small
+	$(BIN)/python -m experiments.run experiment=$(CONFIG) $(ARGS)
+
+sweep-cpu: $(STAMP) ## sweep an experiment: make sweep-cpu CONFIG=... SWEEP="seed=0,1 step_size=1e-4,1e-3"
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun experiment=$(CONFIG) $(SWEEP) $(ARGS)
+
+sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
+	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun experiment=$(CONFIG) $(SWEEP) $(ARGS)
+
+sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
+	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun experiment=$(CONFIG) $(SWEEP) $(ARGS)
+
+docs: $(STAMP) ## regenerate docs/results from the runs in results/
+	$(BIN)/python -m experiments.report $(ARGS)
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache build dist

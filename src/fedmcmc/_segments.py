@@ -1,0 +1,174 @@
+"""The compiled part of a run: many rounds in one program.
+
+Rounds are prepared in blocks that lie at multiples of the block's length, wherever a segment
+starts or ends. A round is thus computed by the same instructions in an interrupted run and in an
+uninterrupted one, and its numbers are the same to the last bit.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc import streams, trees
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc.data import FederatedData
+from fedmcmc.simulate import RoundInfo, prepare_round, run_round
+
+__all__ = ["Collect", "Kept", "Plan", "Segment", "block_length", "kept_shapes", "run_segment"]
+
+PREPARED_BYTES = 2**22
+"""Memory for the draws of the rounds that are prepared ahead, all chains together."""
+MAX_BLOCK = 1024
+"""Rounds prepared ahead at most."""
+
+Collect = Callable[[FederatedState, RoundInfo], ArrayTree]
+
+
+class Plan(NamedTuple):
+    """Which rounds a segment runs and keeps; all ``[]`` int32."""
+
+    first: Array  # the segment's first round
+    last: Array  # one behind its last round
+    keep_from: Array  # the first round after burn-in
+    thinning: Array
+    num_kept: Array  # draws kept in earlier segments
+
+
+class Kept(NamedTuple):
+    """What is kept of a round."""
+
+    draw: ArrayTree
+    info: dict[str, Array]
+
+
+class Segment(NamedTuple):
+    """What a segment returns, every leaf with a leading chain axis."""
+
+    state: FederatedState
+    kept: Kept  # leaves [capacity + 1, ...]; the last slot takes what is not kept
+    bits: dict[str, tuple[Array, Array]]  # pairs of int32, in units of 2**16 and of 1
+    first_bad: Array  # [] int32, the first non-finite round, or -1
+
+
+def block_length(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> int:
+    """Return how many rounds are prepared at a time; depends on shapes alone."""
+    broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
+    prepared = jax.eval_shape(partial(prepare_round, kernel, data), keys[0], broadcast, 0)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
+    return int(min(max(PREPARED_BYTES // max(size * keys.shape[0], 1), 1), MAX_BLOCK))
+
+
+def _keep(
+    kernel: FederatedKernel,
+    collect: Collect | None,
+    rng_key: Array,
+    state: FederatedState,
+    info: RoundInfo,
+) -> Kept:
+    if collect is None:
+        draw = kernel.draw(streams.draw_key(rng_key, info.round), state)
+    else:
+        draw = collect(state, info)
+    fields = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
+    return Kept(draw, {name: getattr(info, name) for name in fields})
+
+
+def kept_shapes(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+) -> Kept:
+    """Return the shapes of what one round of one chain keeps."""
+
+    def one_round(key: Array, state_: FederatedState) -> Kept:
+        prepared = prepare_round(kernel, data, key, state_.broadcast, state_.broadcast.round)
+        state_, info = run_round(kernel, data, key, state_, *prepared)
+        return _keep(kernel, collect, key, state_, info)
+
+    return jax.eval_shape(one_round, keys[0], jax.tree.map(lambda leaf: leaf[0], state))
+
+
+@partial(jax.jit, static_argnames=("block", "capacity", "collect"))
+def run_segment(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    plan: Plan,
+    *,
+    block: int,
+    capacity: int,
+    collect: Collect | None,
+) -> Segment:
+    """Run the rounds of `plan` for all chains; `keys` and `state` have a leading chain axis."""
+    shapes = kept_shapes(kernel, data, keys, state, collect)
+
+    def chain(key: Array, start: FederatedState) -> Segment:
+        kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
+        none = jnp.zeros((), jnp.int32)
+        bits = {"bits_up": (none, none), "bits_down": (none, none)}
+        carry = Segment(start, kept, bits, jnp.full((), -1, jnp.int32))
+
+        def run_block(b: Array, carry: Segment) -> Segment:
+            begin = b * block
+            rounds = begin + jnp.arange(block, dtype=jnp.int32)
+            prepared = jax.vmap(
+                lambda r: prepare_round(kernel, data, key, start.broadcast, r)
+            )(rounds)
+
+            def one_round(round_: Array, carry: Segment) -> Segment:
+                drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
+                return _advance(kernel, data, key, plan, capacity, collect, round_, drawn, carry)
+
+            low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
+            return jax.lax.fori_loop(low, high, one_round, carry)
+
+        first_block, last_block = plan.first // block, (plan.last + block - 1) // block
+        return jax.lax.fori_loop(first_block, last_block, run_block, carry)
+
+    return jax.vmap(chain)(keys, state)
+
+
+def _advance(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    key: Array,
+    plan: Plan,
+    capacity: int,
+    collect: Collect | None,
+    round_: Array,
+    drawn: ArrayTree,
+    carry: Segment,
+) -> Segment:
+    # The state's own round number has a chain axis; with the loop's, which has none, a schedule or
+    # a condition on the round stays one for all chains.
+    broadcast = carry.state.broadcast._replace(round=round_)
+    state, info = run_round(
+        kernel, data, key, carry.state._replace(broadcast=broadcast), *drawn
+    )
+    ahead = round_ - plan.keep_from
+    keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
+    slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)
+    kept = jax.tree.map(
+        lambda buffer, value: buffer.at[slot].set(value),
+        carry.kept,
+        _keep(kernel, collect, key, state, info),
+    )
+    bits = {name: _add_bits(pair, getattr(info, name)) for name, pair in carry.bits.items()}
+    bad = (carry.first_bad < 0) & ~trees.all_finite(state.broadcast)
+    return Segment(state, kept, bits, jnp.where(bad, round_, carry.first_bad))
+
+
+def _add_bits(total: tuple[Array, Array], bits: Array) -> tuple[Array, Array]:
+    unit = 2**16
+    high = (bits // unit).astype(jnp.int32)
+    low = (bits % unit).astype(jnp.int32) + total[1]
+    return total[0] + high + low // unit, low % unit

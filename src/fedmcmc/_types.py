@@ -1,0 +1,277 @@
+"""Types that every room shares: clients, posteriors, kernels and their states.
+
+A kernel is a pytree. Its functions are `jax.tree_util.Partial` objects around module-level
+functions, so that its numbers (step sizes, surrogates, probabilities) are leaves that enter a
+compiled program as arguments: two kernels that differ by numbers alone share one compilation.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax.tree_util import Partial, register_dataclass, register_static
+
+__all__ = [
+    "ArrayTree",
+    "Broadcast",
+    "Client",
+    "Cohort",
+    "FederatedKernel",
+    "FederatedState",
+    "GradientEstimator",
+    "Number",
+    "Participation",
+    "PerClient",
+    "Posterior",
+    "Static",
+    "StepInfo",
+    "as_functions",
+]
+
+ArrayTree = Any
+"""Any pytree of arrays."""
+
+Number = float | Array | Callable[[Array], Array]
+"""A float, a traced scalar, or an optax schedule of the communication round."""
+
+
+@register_static
+@dataclass(frozen=True)
+class Static:
+    """A hashable value that is part of a kernel's structure, not of its numbers."""
+
+    value: Hashable
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class PerClient:
+    """One entry a client: leaves ``[num_clients, ...]``; a step reads its own with `of`."""
+
+    values: ArrayTree
+
+    def of(self, client: "Client") -> ArrayTree:
+        """Return the entry of `client`, leaves ``[...]``."""
+        return jax.tree.map(lambda leaf: leaf[client.index], self.values)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Client:
+    """One client's rows, as a step sees them.
+
+    Attributes
+    ----------
+    rows
+        The store of all rows, leaves ``[num_rows_in_store, ...]``; the client owns
+        ``[start, start + size)`` and reaches them through `fedmcmc.data.fold` and
+        `fedmcmc.data.gather` only.
+    start, size
+        ``[]`` int32.
+    index
+        ``[]`` int32, the client's id.
+    share
+        ``[]``, size over the total size; sums to one over all clients.
+    weight
+        ``[]``, one over the probability of taking part in a round; one where all take part.
+    max_size
+        Static bound on `size`, the size of the largest client in the store.
+    """
+
+    rows: ArrayTree
+    start: Array
+    size: Array
+    index: Array
+    share: Array
+    weight: Array
+    max_size: int = field(metadata={"static": True})
+
+
+class Posterior(NamedTuple):
+    """A model, split so that it can be federated.
+
+    Attributes
+    ----------
+    logprior_fn
+        ``position -> []``, log density of the prior.
+    loglikelihood_fn
+        ``(position, batch) -> [batch_size]``, one term a row.
+    resample_fn
+        ``(rng_key, position, batch) -> batch`` with outcomes drawn from the model.
+    constrain_fn
+        Unconstrained position to the user's parameters.
+    init_fn
+        ``rng_key -> position``, a place to start from.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> posterior = Posterior(
+    ...     logprior_fn=lambda theta: -0.5 * jnp.sum(theta**2),
+    ...     loglikelihood_fn=lambda theta, rows: -0.5 * jnp.sum((rows - theta) ** 2, axis=-1),
+    ... )
+    >>> posterior.loglikelihood_fn(jnp.zeros(2), jnp.ones((3, 2))).shape
+    (3,)
+    """
+
+    logprior_fn: Callable[[ArrayTree], Array]
+    loglikelihood_fn: Callable[[ArrayTree, ArrayTree], Array]
+    resample_fn: Callable[[Array, ArrayTree, ArrayTree], ArrayTree] | None = None
+    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
+    init_fn: Callable[[Array], ArrayTree] | None = None
+
+
+class Broadcast(NamedTuple):
+    """All that goes down to a client.
+
+    `round` is ``[]`` int32, `position` the chain's (or the approximation's) position, `extra`
+    whatever else a kernel family sends (a snapshot, the sum of the clients' gradients, a cavity).
+    """
+
+    round: Array
+    position: ArrayTree
+    extra: ArrayTree = ()
+
+
+class FederatedState(NamedTuple):
+    """The state of one chain.
+
+    `broadcast` goes down to every client, `server` stays on the server, `clients` has leaves
+    ``[num_clients, ...]`` and is ``()`` for kernels whose clients keep nothing.
+    """
+
+    broadcast: Broadcast
+    server: ArrayTree
+    clients: ArrayTree
+
+
+class Cohort(NamedTuple):
+    """Who takes part in one round.
+
+    `index` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
+    taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
+    (shapes are static) but never summed.
+    """
+
+    index: Array
+    weight: Array
+    active: Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round, and with which weights.
+
+    Attributes
+    ----------
+    prepare
+        ``(rng_key, num_clients) -> Cohort``.
+    check
+        ``num_clients -> None``, raises `ValueError` where the rule does not fit the federation.
+    cohort_size
+        Static number of computed clients, ``None`` for all of them in their own order.
+    weighted
+        Whether messages are multiplied by the cohort's weights before they are summed.
+    pooled
+        Whether all rows are treated as those of one client.
+    """
+
+    prepare: Callable[[Array, int], Cohort]
+    check: Callable[[int], None]
+    cohort_size: int | None = field(metadata={"static": True})
+    weighted: bool = field(default=True, metadata={"static": True})
+    pooled: bool = field(default=False, metadata={"static": True})
+
+
+class GradientEstimator(NamedTuple):
+    """An estimate of the gradient of one client's log likelihood (a sum over its rows).
+
+    Summed over clients, its expectation is the gradient of the whole log likelihood.
+
+    Attributes
+    ----------
+    init
+        ``(loglikelihood_fn, position, client) -> state``: what the client keeps between rounds.
+        Called with a client of the whole federation at a time, before the first round.
+    prepare
+        ``(rng_key, like, client, num_calls) -> draws``, leaves ``[num_calls, ...]``: all that is
+        random in the round's calls, rows of minibatches included. `like` is the position's shapes.
+    start
+        ``(loglikelihood_fn, broadcast, state, client) -> (context, state)``: what is computed
+        once a round.
+    estimate
+        ``(loglikelihood_fn, draws, position, context, client) -> gradient``, deterministic.
+    check
+        ``(position, data) -> None``, raises `ValueError` where the estimator does not fit.
+    """
+
+    init: Callable[..., ArrayTree]
+    prepare: Callable[..., ArrayTree]
+    start: Callable[..., tuple[ArrayTree, ArrayTree]]
+    estimate: Callable[..., ArrayTree]
+    check: Callable[..., None]
+
+
+class StepInfo(NamedTuple):
+    """What a client's step reports.
+
+    `bits` is ``[]`` int32, the size of the message; `gradient_norm` ``[]``, the root mean square
+    over the round's gradient calls; `local_positions` the client's iterates, leaves
+    ``[num_local_steps, ...]`` (or ``()``); `extra` anything else.
+    """
+
+    bits: Array
+    gradient_norm: Array
+    local_positions: ArrayTree = ()
+    extra: ArrayTree = ()
+
+
+class FederatedKernel(NamedTuple):
+    """A federated sampler: what a client does, what the server does, where both start.
+
+    Attributes
+    ----------
+    init
+        ``(rng_key, position, data) -> FederatedState``; raises `ValueError` on what does not fit.
+    prepare
+        ``(rng_key, like, client) -> draws``: all that is random in this client's round; `like`
+        holds the broadcast's shapes, never its values, so that blocks of rounds can be prepared
+        ahead.
+    step
+        ``(draws, broadcast, client_state, client) -> (message, client_state, StepInfo)``,
+        deterministic. A message is a pytree of differences that the server only ever sums.
+    aggregate
+        ``(rng_key, broadcast, server_state, total) -> (broadcast, server_state, info)``.
+    draw
+        ``(rng_key, state) -> position``: the chain's position, or a draw from a fitted Gaussian.
+    participation
+        Who takes part in a round.
+    constrain_fn
+        Unconstrained position to the user's parameters, if the posterior has one.
+    """
+
+    init: Callable[..., FederatedState]
+    prepare: Callable[..., ArrayTree]
+    step: Callable[..., tuple[ArrayTree, ArrayTree, StepInfo]]
+    aggregate: Callable[..., tuple[Broadcast, ArrayTree, ArrayTree]]
+    draw: Callable[..., ArrayTree]
+    participation: Participation
+    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
+
+
+def as_functions(tree: ArrayTree) -> ArrayTree:
+    """Wrap every plain function in `tree` as a `Partial`, so that the tree can enter `jax.jit`.
+
+    A wrapped function is compared by identity: pass the same function object to share a
+    compilation.
+    """
+
+    def wrap(leaf: Any) -> Any:
+        if callable(leaf) and not isinstance(leaf, Array):
+            return Partial(leaf)
+        return leaf
+
+    return jax.tree.map(wrap, tree)

@@ -1,0 +1,274 @@
+"""Federated data: all rows in one flat store, sorted by client, without padding."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree, Client
+
+__all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
+
+CHUNK_ROWS = 4096
+"""Rows that a full pass over a client takes at a time."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class FederatedData:
+    """The rows of every client.
+
+    Build it with `from_clients` or `from_arrays`.
+
+    Attributes
+    ----------
+    rows
+        Leaves ``[num_rows, ...]``, sorted by client.
+    start, size
+        ``[num_clients]`` int32: client ``i`` owns rows ``[start[i], start[i] + size[i])``.
+    share
+        ``[num_clients]``, ``size / num_rows``.
+    max_size
+        The size of the largest client, static.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> data = FederatedData.from_clients([np.ones((3, 2)), np.zeros((1, 2))])
+    >>> data.num_clients, data.num_rows, data.sizes.tolist()
+    (2, 4, [3, 1])
+    """
+
+    rows: ArrayTree
+    start: Array
+    size: Array
+    share: Array
+    max_size: int = field(metadata={"static": True})
+
+    @classmethod
+    def from_clients(
+        cls, clients: Sequence[ArrayTree], *, allow_nonfinite: bool = False
+    ) -> "FederatedData":
+        """Build from one pytree of rows a client, leaves ``[n_c, ...]``.
+
+        Raises
+        ------
+        ValueError
+            If there is no client, a client has no rows, leaves disagree about the number of rows,
+            clients disagree about structure or row shapes, or (unless `allow_nonfinite`) a float
+            is not finite.
+        """
+        if len(clients) == 0:
+            raise ValueError("FederatedData needs at least one client, got none.")
+        treedef = jax.tree.structure(clients[0])
+        sizes, columns = [], [[] for _ in range(treedef.num_leaves)]
+        for i, client in enumerate(clients):
+            if jax.tree.structure(client) != treedef:
+                raise ValueError(
+                    f"Every client needs the same structure of rows: client 0 has {treedef}, "
+                    f"client {i} has {jax.tree.structure(client)}."
+                )
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(client)]
+            sizes.append(_num_rows(leaves, f"client {i}"))
+            for column, leaf in zip(columns, leaves, strict=True):
+                if column and leaf.shape[1:] != column[0].shape[1:]:
+                    raise ValueError(
+                        f"Rows differ in shape: {column[0].shape[1:]} at client 0, "
+                        f"{leaf.shape[1:]} at client {i}."
+                    )
+                column.append(leaf)
+        rows = jax.tree.unflatten(treedef, [np.concatenate(column) for column in columns])
+        return cls._from_sorted(rows, np.asarray(sizes), allow_nonfinite)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        tree: ArrayTree,
+        client_ids: Any,
+        *,
+        num_clients: int | None = None,
+        allow_nonfinite: bool = False,
+    ) -> "FederatedData":
+        """Build from rows in any order, leaves ``[num_rows, ...]``, and an integer id a row.
+
+        Ids run from 0 to ``num_clients - 1`` (by default the largest id), each with at least one
+        row. The order of rows within a client is kept.
+
+        Raises
+        ------
+        ValueError
+            As `from_clients`, and if ids are not integers, negative, or too large.
+        """
+        ids = np.asarray(client_ids)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        num_rows = _num_rows(leaves, "the data")
+        if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"client_ids must be one integer a row, shape ({num_rows},), got shape "
+                f"{ids.shape} and dtype {ids.dtype}."
+            )
+        count = int(ids.max()) + 1 if num_clients is None else num_clients
+        if ids.min() < 0 or ids.max() >= count:
+            raise ValueError(
+                f"client_ids must lie in [0, {count}), got [{ids.min()}, {ids.max()}]."
+            )
+        order = np.argsort(ids, kind="stable")
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[order], tree)
+        return cls._from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
+
+    @classmethod
+    def _from_sorted(
+        cls, rows: ArrayTree, sizes: np.ndarray, allow_nonfinite: bool
+    ) -> "FederatedData":
+        empty = np.flatnonzero(sizes == 0)
+        if empty.size:
+            raise ValueError(
+                f"Every client needs at least one row; client {empty[0]} has none"
+                + (f" (nor have {empty.size - 1} others)." if empty.size > 1 else ".")
+            )
+        start = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        if not allow_nonfinite:
+            _check_finite(rows, start)
+        return cls(
+            rows=jax.tree.map(_as_device_array, rows),
+            start=jnp.asarray(start, jnp.int32),
+            size=jnp.asarray(sizes, jnp.int32),
+            share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
+            max_size=int(sizes.max()),
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return self.size.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all clients."""
+        return jax.tree.leaves(self.rows)[0].shape[0]
+
+    @property
+    def sizes(self) -> Array:
+        """Rows of each client, ``[num_clients]`` int32."""
+        return self.size
+
+    def client(self, index: Any, weight: Any = 1.0) -> Client:
+        """Return client `index` as a step sees it; `weight` is one over its probability.
+
+        With indices ``[n]`` every field but `rows` gets that axis; see `client_axes`.
+        """
+        index = jnp.asarray(index, jnp.int32)
+        share = self.share[index]
+        return Client(
+            self.rows,
+            self.start[index],
+            self.size[index],
+            index,
+            share,
+            jnp.broadcast_to(trees.cast(weight, share), share.shape),
+            self.max_size,
+        )
+
+    def client_axes(self) -> Client:
+        """Return the ``in_axes`` with which `jax.vmap` maps over ``client(indices)``."""
+        return Client(None, 0, 0, 0, 0, 0, self.max_size)  # type: ignore[arg-type]
+
+    def client_rows(self, index: int) -> ArrayTree:
+        """Return the rows of one client, leaves ``[n_c, ...]`` (outside of compiled code)."""
+        begin, end = int(self.start[index]), int(self.start[index] + self.size[index])
+        return jax.tree.map(lambda leaf: leaf[begin:end], self.rows)
+
+    def pooled(self) -> "FederatedData":
+        """Return the same rows as those of a single client."""
+        total = self.num_rows
+        return FederatedData(
+            self.rows,
+            jnp.zeros(1, jnp.int32),
+            jnp.full(1, total, jnp.int32),
+            jnp.ones(1, self.share.dtype),
+            total,
+        )
+
+
+def _num_rows(leaves: list[np.ndarray], where: str) -> int:
+    if not leaves:
+        raise ValueError(f"Rows must hold at least one array, {where} holds none.")
+    counts = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
+    if len(counts) != 1 or None in counts:
+        raise ValueError(
+            f"All arrays of {where} need the same number of rows on their first axis, got shapes "
+            f"{[leaf.shape for leaf in leaves]}."
+        )
+    return leaves[0].shape[0]
+
+
+def _check_finite(rows: ArrayTree, start: np.ndarray) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
+        if np.issubdtype(leaf.dtype, np.inexact):
+            finite = np.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+            if not finite.all():
+                bad = np.flatnonzero(~finite)
+                client = int(np.searchsorted(start, bad[0], side="right")) - 1
+                name = jax.tree_util.keystr(path) or "the rows"
+                raise ValueError(
+                    f"{bad.size} rows hold NaN or infinite values in {name}, first row "
+                    f"{bad[0] - start[client]} of client {client}. Drop or impute them, or pass "
+                    f"allow_nonfinite=True if the model handles them."
+                )
+
+
+def _as_device_array(leaf: np.ndarray) -> Array:
+    kind = {"f": float, "i": int, "u": None, "b": None, "c": complex}.get(leaf.dtype.kind, None)
+    if kind is float and leaf.dtype.itemsize == 8 or kind is int and leaf.dtype.itemsize == 8:
+        return jnp.asarray(leaf.astype(jnp.result_type(kind)))
+    return jnp.asarray(leaf)
+
+
+def single_chunk(client: Client) -> bool:
+    """Return whether a full pass takes one chunk whatever the client (static)."""
+    return client.max_size <= CHUNK_ROWS
+
+
+def gather(client: Client, offsets: Array) -> ArrayTree:
+    """Return the client's rows at `offsets` in ``[0, size)``, leaves ``[*offsets.shape, ...]``."""
+    return jax.tree.map(lambda leaf: leaf[client.start + offsets], client.rows)
+
+
+def own_rows(client: Client, first: Any = 0) -> tuple[ArrayTree, Array]:
+    """Return a chunk of the client's rows from `first` on, and the mask of those that exist.
+
+    The rows behind the client's last are copies of its first, so that a row of another client
+    never enters a computation, not even masked (a NaN would survive a mask in a gradient).
+    """
+    offsets = first + jnp.arange(min(client.max_size, CHUNK_ROWS))
+    mask = offsets < client.size
+    return gather(client, jnp.where(mask, offsets, 0)), mask
+
+
+def fold(fn: Callable[[ArrayTree, Array], ArrayTree], client: Client) -> ArrayTree:
+    """Return the sum of ``fn(rows, mask)`` over chunks of the client's rows.
+
+    Parameters
+    ----------
+    fn
+        Takes rows with leaves ``[chunk, ...]`` and a bool mask ``[chunk]``; must return a pytree
+        that is a sum over the rows where the mask holds.
+    client
+        Whose rows.
+    """
+    if single_chunk(client):
+        return fn(*own_rows(client))
+    num_chunks = (client.size + CHUNK_ROWS - 1) // CHUNK_ROWS
+    shapes = jax.eval_shape(fn, *jax.eval_shape(own_rows, client))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def body(i: Array, total: ArrayTree) -> ArrayTree:
+        return trees.add(total, fn(*own_rows(client, i * CHUNK_ROWS)))
+
+    return jax.lax.fori_loop(0, num_chunks, body, zeros)

@@ -1,0 +1,1 @@
+"""Families of servers: what a round of communication does."""

@@ -1,0 +1,188 @@
+"""Relay: one chain is handed from client to client, each moves it by local Langevin steps.
+
+Source: Ahn, Shahbaba and Welling (2014); El Mekkaoui et al. (2021), Algorithm 1, where the step
+size ``h`` is ``2 * step_size``. On Gaussian targets a round is a random affine map with Gaussian
+noise, so the stationary mean and covariance are known in closed form at the step size used.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import schedules, trees
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    FederatedState,
+    GradientEstimator,
+    Number,
+    Participation,
+    Posterior,
+    Static,
+    StepInfo,
+    as_functions,
+)
+from fedmcmc.data import FederatedData
+from fedmcmc.integrators import overdamped_langevin
+from fedmcmc.scaling import importance
+from fedmcmc.streams import normals, realise_normals
+
+__all__ = ["relay"]
+
+
+class _Parameters(NamedTuple):
+    posterior: Posterior
+    estimator: GradientEstimator
+    step_size: Any
+    temperature: Any
+    num_local_steps: Static
+
+
+class _Draws(NamedTuple):
+    noise: ArrayTree  # leaves [num_local_steps, *event], or keys [num_local_steps]
+    gradient: ArrayTree  # leaves [num_local_steps, ...]
+
+
+def relay(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    *,
+    participation: Participation,
+    step_size: Number,
+    num_local_steps: int = 1,
+    temperature: Number = 1.0,
+) -> FederatedKernel:
+    """Build a kernel that hands its chain to one client a round.
+
+    The client takes `num_local_steps` Langevin steps along
+    ``grad log prior + estimate / probability`` and returns how far it came.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    estimator
+        Of the gradient of a client's log likelihood.
+    participation
+        Must choose one client a round.
+    step_size, temperature
+        Numbers or schedules of the round; one step is
+        ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
+    num_local_steps
+        Steps between two communications.
+
+    Raises
+    ------
+    ValueError
+        On numbers out of range, and from `init` where the data does not fit.
+    """
+    if int(num_local_steps) != num_local_steps or num_local_steps < 1:
+        raise ValueError(f"num_local_steps must be a positive integer, got {num_local_steps!r}.")
+    parameters = as_functions(
+        _Parameters(
+            posterior,
+            estimator,
+            schedules.number(step_size, "step_size", minimum=0.0, strict=True),
+            schedules.number(temperature, "temperature", minimum=0.0),
+            Static(int(num_local_steps)),
+        )
+    )
+    return FederatedKernel(
+        init=Partial(_init, parameters.posterior, estimator, participation),
+        prepare=Partial(_prepare, estimator, parameters.num_local_steps),
+        step=Partial(_step, parameters),
+        aggregate=Partial(_aggregate),
+        draw=Partial(_draw),
+        participation=participation,
+        constrain_fn=parameters.posterior.constrain_fn,
+    )
+
+
+def _init(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    participation: Participation,
+    rng_key: Array,
+    position: ArrayTree,
+    data: FederatedData,
+) -> FederatedState:
+    del rng_key
+    participation.check(data.num_clients)
+    position = jax.tree.map(jnp.asarray, position)
+    estimator.check(position, data)
+    if (participation.cohort_size or data.num_clients) != 1:
+        raise ValueError("A relay hands its chain to one client a round; this cohort is larger.")
+    init_client = Partial(estimator.init, posterior.loglikelihood_fn, position)
+    everyone = data.client(jnp.arange(data.num_clients))
+    clients = jax.vmap(init_client, in_axes=(data.client_axes(),))(everyone)
+    return FederatedState(Broadcast(jnp.zeros((), jnp.int32), position), (), clients)
+
+
+def _prepare(
+    estimator: GradientEstimator,
+    num_local_steps: Static,
+    rng_key: Array,
+    like: Broadcast,
+    client: Client,
+) -> _Draws:
+    noise_key, gradient_key = jax.random.split(rng_key)
+    num = num_local_steps.value
+    return _Draws(
+        normals(noise_key, like.position, num),
+        estimator.prepare(gradient_key, like.position, client, num),
+    )
+
+
+def _step(
+    parameters: _Parameters,
+    draws: _Draws,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    posterior, estimator = parameters.posterior, parameters.estimator
+    loglikelihood_fn = posterior.loglikelihood_fn
+    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+    step_size = schedules.value(parameters.step_size, broadcast.round)
+    temperature = schedules.value(parameters.temperature, broadcast.round)
+
+    def local_step(
+        carry: tuple[ArrayTree, Array], draws_: _Draws
+    ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
+        position, squared_norm = carry
+        estimate = estimator.estimate(loglikelihood_fn, draws_.gradient, position, context, client)
+        gradient = trees.add(
+            jax.grad(posterior.logprior_fn)(position), importance(client, estimate)
+        )
+        noise = realise_normals(draws_.noise, position)
+        position = overdamped_langevin(position, gradient, noise, step_size, temperature)
+        return (position, squared_norm + trees.squared_norm(gradient)), position
+
+    num = parameters.num_local_steps.value
+    start = (broadcast.position, jnp.zeros((), jnp.float32))
+    (position, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
+    message = trees.subtract(position, broadcast.position)
+    info = StepInfo(
+        jnp.asarray(trees.num_bits(message), jnp.int32), jnp.sqrt(squared_norm / num), iterates
+    )
+    return message, client_state, info
+
+
+def _aggregate(
+    rng_key: Array, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+    del rng_key
+    moved = broadcast._replace(
+        round=broadcast.round + 1, position=trees.add(broadcast.position, total)
+    )
+    return moved, server_state, ()
+
+
+def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:
+    del rng_key
+    return state.broadcast.position

@@ -1,0 +1,150 @@
+"""Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, one at random."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc._types import Cohort, Participation, Static
+from fedmcmc.streams import distinct_integers, integers_below
+
+__all__ = ["bernoulli", "categorical", "full", "pooled", "uniform"]
+
+
+def full() -> Participation:
+    """Every client, every round.
+
+    Examples
+    --------
+    >>> full().prepare(jax.random.key(0), 3).index.tolist()
+    [0, 1, 2]
+    """
+    return Participation(Partial(_prepare_full), Partial(_fits_any), None)
+
+
+def pooled() -> Participation:
+    """One client that owns all rows: the centralised reference."""
+    return Participation(Partial(_prepare_full), Partial(_fits_any), None, pooled=True)
+
+
+def bernoulli(probability: float | Array) -> Participation:
+    """Each client by itself with its probability; its message is weighted by one over it.
+
+    Parameters
+    ----------
+    probability
+        ``[]``, or ``[num_clients]`` for one a client, in (0, 1].
+
+    Raises
+    ------
+    ValueError
+        If a probability is outside (0, 1].
+
+    Notes
+    -----
+    Every client is computed in a simulation, since the number of active ones is random; the
+    messages of the others are dropped.
+    """
+    p = jnp.asarray(probability, jnp.result_type(float))
+    if not isinstance(p, jax.core.Tracer) and not bool(jnp.all((p > 0) & (p <= 1))):
+        raise ValueError(f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}.")
+    return Participation(Partial(_prepare_bernoulli, p), Partial(_fits_probabilities, p), None)
+
+
+def uniform(cohort_size: int) -> Participation:
+    """`cohort_size` clients without replacement, each message weighted by b over `cohort_size`.
+
+    Raises
+    ------
+    ValueError
+        If `cohort_size` is not a positive integer, or larger than the number of clients.
+    """
+    if int(cohort_size) != cohort_size or cohort_size < 1:
+        raise ValueError(f"uniform needs a positive integer cohort_size, got {cohort_size!r}.")
+    size = int(cohort_size)
+    return Participation(
+        Partial(_prepare_uniform, Static(size)), Partial(_fits_cohort, Static(size)), size
+    )
+
+
+def categorical(probabilities: Array | None = None) -> Participation:
+    """One client a round, drawn with `probabilities` (uniform by default).
+
+    Its message is weighted by one over its probability. Kernels that hand one chain from client
+    to client put the weight into the gradient instead (``weighted=False``).
+
+    Parameters
+    ----------
+    probabilities
+        ``[num_clients]``, positive, summing to one.
+
+    Raises
+    ------
+    ValueError
+        If a probability is not positive or they do not sum to one.
+    """
+    if probabilities is None:
+        return Participation(Partial(_prepare_one), Partial(_fits_any), 1)
+    p = jnp.asarray(probabilities, jnp.result_type(float))
+    if p.ndim != 1:
+        raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
+    if not isinstance(p, jax.core.Tracer):
+        total = float(np.sum(np.asarray(p, np.float64)))
+        if not bool(jnp.all(p > 0)) or abs(total - 1.0) > 1e-4:
+            raise ValueError(
+                f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
+                f"smallest entry of {float(p.min()):.6g}."
+            )
+    return Participation(Partial(_prepare_categorical, p), Partial(_fits_probabilities, p), 1)
+
+
+def _prepare_full(rng_key: Array, num_clients: int) -> Cohort:
+    del rng_key
+    ones = jnp.ones(num_clients)
+    return Cohort(jnp.arange(num_clients, dtype=jnp.int32), ones, jnp.ones(num_clients, bool))
+
+
+def _prepare_bernoulli(p: Array, rng_key: Array, num_clients: int) -> Cohort:
+    probability = jnp.broadcast_to(p, (num_clients,))
+    active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
+    return Cohort(jnp.arange(num_clients, dtype=jnp.int32), 1 / probability, active)
+
+
+def _prepare_uniform(cohort_size: Static, rng_key: Array, num_clients: int) -> Cohort:
+    size = cohort_size.value
+    index = distinct_integers(rng_key, jnp.asarray(num_clients), (size,))
+    weight = jnp.full(size, num_clients / size, jnp.result_type(float))
+    return Cohort(index, weight, jnp.ones(size, bool))
+
+
+def _prepare_one(rng_key: Array, num_clients: int) -> Cohort:
+    index = integers_below(rng_key, jnp.asarray(num_clients), (1,))
+    weight = jnp.full(1, num_clients, jnp.result_type(float))
+    return Cohort(index, weight, jnp.ones(1, bool))
+
+
+def _prepare_categorical(p: Array, rng_key: Array, num_clients: int) -> Cohort:
+    edges = jnp.cumsum(p)
+    u = jax.random.uniform(rng_key, (1,), p.dtype) * edges[-1]
+    index = jnp.searchsorted(edges, u, side="right").clip(0, num_clients - 1).astype(jnp.int32)
+    return Cohort(index, 1 / p[index], jnp.ones(1, bool))
+
+
+def _fits_any(num_clients: int) -> None:
+    del num_clients
+
+
+def _fits_cohort(cohort_size: Static, num_clients: int) -> None:
+    if cohort_size.value > num_clients:
+        raise ValueError(
+            f"A cohort of {cohort_size.value} clients cannot be drawn without replacement from "
+            f"{num_clients} clients."
+        )
+
+
+def _fits_probabilities(p: Array, num_clients: int) -> None:
+    if p.ndim and p.shape[0] != num_clients:
+        raise ValueError(
+            f"Got probabilities for {p.shape[0]} clients, but the data has {num_clients} clients."
+        )

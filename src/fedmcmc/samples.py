@@ -1,0 +1,91 @@
+"""What a run returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree, FederatedState
+
+__all__ = ["Samples"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws of a run, and what is needed to go on from them.
+
+    Attributes
+    ----------
+    draws
+        Pytree of NumPy arrays, leaves ``[num_chains, num_draws, *event]``, unconstrained.
+    info
+        Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
+        round), ``num_active``, ``gradient_norm``, ``round``.
+    state
+        `FederatedState` of every chain, leaves ``[num_chains, ...]``; pass it to
+        ``sample(..., state=samples.state)`` with the same key to go on.
+    totals
+        Sums over all rounds of this run, kept or not, ``[num_chains]`` int64: ``bits_up``,
+        ``bits_down``, ``rounds``.
+    constrain_fn
+        Unconstrained position to the user's parameters, ``None`` for the identity.
+    """
+
+    draws: ArrayTree
+    info: dict[str, np.ndarray]
+    state: FederatedState
+    totals: dict[str, np.ndarray]
+    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains."""
+        return next(iter(self.info.values())).shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Number of kept draws a chain."""
+        return next(iter(self.info.values())).shape[1]
+
+    @property
+    def constrained(self) -> ArrayTree:
+        """The draws in the user's parameters, leaves ``[num_chains, num_draws, ...]``."""
+        if self.constrain_fn is None:
+            return self.draws
+        mapped = jax.jit(jax.vmap(jax.vmap(self.constrain_fn)))(self.draws)
+        return jax.tree.map(np.asarray, mapped)
+
+    def to_datatree(self, *, constrained: bool = True, **kwargs: Any) -> Any:
+        """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain`` and ``draw``.
+
+        Parameters
+        ----------
+        constrained
+            Whether to convert draws to the user's parameters.
+        **kwargs
+            Passed to ``arviz_base.from_dict`` (`coords`, `dims`, ...).
+
+        Raises
+        ------
+        ImportError
+            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+        """
+        try:
+            from arviz_base import from_dict
+        except ImportError as error:
+            raise ImportError(
+                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
+            ) from error
+        draws = self.constrained if constrained else self.draws
+        groups = {"posterior": named_leaves(draws), "sample_stats": dict(self.info)}
+        return from_dict(groups, **kwargs)
+
+
+def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
+    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
+    return named

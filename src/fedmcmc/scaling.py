@@ -1,0 +1,25 @@
+"""Every rescaling of a gradient, in one place.
+
+Log densities are sums over rows. A minibatch of ``m`` rows out of a client's ``n`` stands for
+``n / m`` times its own sum; a client that takes part with probability ``p`` stands for ``1 / p``
+times its own; the prior counts once for the whole federation.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree, Client
+
+__all__ = ["importance", "rows_over_batch"]
+
+
+def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree) -> ArrayTree:
+    """Scale a sum over `batch_size` of the client's rows to a sum over all of them."""
+    size = client.size.astype(client.share.dtype)
+    return trees.scale(size / jnp.asarray(batch_size).astype(size.dtype), gradient)
+
+
+def importance(client: Client, gradient: ArrayTree) -> ArrayTree:
+    """Scale a client's sum by one over its probability of taking part."""
+    return trees.scale(client.weight, gradient)

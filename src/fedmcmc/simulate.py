@@ -1,0 +1,203 @@
+"""One round of communication in simulation, and the `(init, step)` pair made of it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc import streams, trees
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    StepInfo,
+    as_functions,
+)
+from fedmcmc.data import FederatedData
+
+__all__ = ["RoundInfo", "Simulation", "simulate"]
+
+
+class RoundInfo(NamedTuple):
+    """What happened in one round.
+
+    Attributes
+    ----------
+    round
+        ``[]`` int32, counted from zero.
+    num_active
+        ``[]`` int32, clients whose messages were summed.
+    bits_up, bits_down
+        ``[]``, all messages of the round to and from the server, exact (int32) below ``2**31``
+        bits a round, else float32.
+    gradient_norm
+        ``[]``, root mean square over the active clients' gradient calls.
+    clients
+        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``.
+    server
+        Whatever the kernel's `aggregate` reports.
+    """
+
+    round: Array
+    num_active: Array
+    bits_up: Array
+    bits_down: Array
+    gradient_norm: Array
+    clients: StepInfo
+    server: ArrayTree
+
+
+class Simulation(NamedTuple):
+    """A kernel bound to data, in the shape of a BlackJAX sampling algorithm.
+
+    `init` is ``(position, rng_key=None) -> state``, `step` is
+    ``(rng_key, state) -> (state, RoundInfo)``.
+    """
+
+    init: Callable[..., FederatedState]
+    step: Callable[[Array, FederatedState], tuple[FederatedState, RoundInfo]]
+
+
+def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
+    """Bind `kernel` to `data`: one step is one round of communication.
+
+    Parameters
+    ----------
+    kernel
+        A federated kernel.
+    data
+        Every client's rows. A compiled caller holds them as constants; `fedmcmc.sample` passes
+        them as arguments.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> init, step = simulate(fedmcmc.sgld(posterior, step_size=0.05), data)
+    >>> state, info = jax.jit(step)(jax.random.key(0), init(jnp.array(0.0)))
+    >>> int(state.broadcast.round), int(info.num_active)
+    (1, 1)
+    """
+    kernel = as_functions(kernel)
+    rows = data.pooled() if kernel.participation.pooled else data
+
+    def init(position: ArrayTree, rng_key: Array | None = None) -> FederatedState:
+        key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+        return kernel.init(key, position, rows)
+
+    def step(rng_key: Array, state: FederatedState) -> tuple[FederatedState, RoundInfo]:
+        rng_key = as_key(rng_key)
+        prepared = prepare_round(kernel, rows, rng_key, state.broadcast, state.broadcast.round)
+        return run_round(kernel, rows, rng_key, state, *prepared)
+
+    return Simulation(init, step)
+
+
+def as_key(rng_key: Any) -> Array:
+    """Return a typed key, also from the raw words of `jax.random.PRNGKey`."""
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        return rng_key
+    return jax.random.wrap_key_data(rng_key)
+
+
+def prepare_round(
+    kernel: FederatedKernel, data: FederatedData, rng_key: Array, like: Broadcast, round_: Array
+) -> tuple[Cohort, ArrayTree]:
+    """Draw the cohort of a round and all that is random in its clients' steps."""
+    participation = kernel.participation
+    shapes = trees.shapes_of(like)
+    cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
+    clients = data.client(cohort.index, cohort.weight)
+    keys = jax.vmap(lambda i: streams.client_key(rng_key, round_, i))(cohort.index)
+
+    def prepare(key: Array, client: Any) -> ArrayTree:
+        return kernel.prepare(key, shapes, client)
+
+    if cohort.index.shape[0] == 1:
+        return cohort, prepare(keys[0], data.client(cohort.index[0], cohort.weight[0]))
+    return cohort, jax.vmap(prepare, in_axes=(0, data.client_axes()))(keys, clients)
+
+
+def run_round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    rng_key: Array,
+    state: FederatedState,
+    cohort: Cohort,
+    draws: ArrayTree,
+) -> tuple[FederatedState, RoundInfo]:
+    """Run one round: the cohort's steps, the sum of their messages, the server's update."""
+    broadcast, round_ = state.broadcast, state.broadcast.round
+    message, clients, step_info = _run_cohort(kernel, data, state, cohort, draws)
+    total = _sum_active(message, cohort, kernel.participation.weighted)
+    moved, server, server_info = kernel.aggregate(
+        streams.server_key(rng_key, round_), broadcast, state.server, total
+    )
+    num_active = jnp.sum(cohort.active.astype(jnp.int32))
+    down = trees.num_bits(broadcast)
+    square = jnp.where(cohort.active, step_info.gradient_norm**2, 0)
+    info = RoundInfo(
+        round=round_,
+        num_active=num_active,
+        bits_up=_sum_bits(jnp.where(cohort.active, step_info.bits, 0), trees.num_bits(message)),
+        bits_down=_sum_bits(jnp.where(cohort.active, down, 0), down * cohort.active.shape[0]),
+        gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1)),
+        clients=step_info,
+        server=server_info,
+    )
+    return FederatedState(moved, server, clients), info
+
+
+def _run_cohort(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    state: FederatedState,
+    cohort: Cohort,
+    draws: ArrayTree,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    everyone = kernel.participation.cohort_size is None
+    if everyone:
+        old = state.clients
+    else:
+        old = jax.tree.map(lambda leaf: leaf[cohort.index], state.clients)
+    if cohort.index.shape[0] == 1:
+        outputs = kernel.step(
+            draws,
+            state.broadcast,
+            jax.tree.map(lambda leaf: leaf[0], old),
+            data.client(cohort.index[0], cohort.weight[0]),
+        )
+        message, new, info = jax.tree.map(lambda leaf: leaf[None], outputs)
+    else:
+        step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes()))
+        clients = data.client(cohort.index, cohort.weight)
+        message, new, info = step(draws, state.broadcast, old, clients)
+    new = jax.tree.map(lambda a, b: jnp.where(_column(cohort.active, a), a, b), new, old)
+    if not everyone:
+        new = jax.tree.map(lambda all_, own: all_.at[cohort.index].set(own), state.clients, new)
+    return message, new, info
+
+
+def _sum_active(message: ArrayTree, cohort: Cohort, weighted: bool) -> ArrayTree:
+    def reduce(leaf: Array) -> Array:
+        if weighted:
+            leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
+        return jnp.sum(jnp.where(_column(cohort.active, leaf), leaf, 0), axis=0)
+
+    return jax.tree.map(reduce, message)
+
+
+def _column(vector: Array, leaf: Array) -> Array:
+    return vector.reshape(vector.shape + (1,) * (leaf.ndim - 1))
+
+
+def _sum_bits(bits: Array, bound: int) -> Array:
+    return jnp.sum(bits) if bound < 2**31 else jnp.sum(bits.astype(jnp.float32))

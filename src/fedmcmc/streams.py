@@ -1,0 +1,127 @@
+"""Random streams: which key belongs to whom, and bulk draws made from it.
+
+The key of a client's round is ``fold_in(fold_in(rng_key, round), client_id)``; the server and
+the choice of the cohort have ids that no client has. Hence a subset of clients, another order,
+a sharded run and a deployed run all draw the same numbers.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree
+
+__all__ = [
+    "client_key",
+    "cohort_key",
+    "distinct_integers",
+    "integers_below",
+    "normals",
+    "realise_normals",
+    "server_key",
+]
+
+_SERVER = 2**32 - 1
+_COHORT = 2**32 - 2
+_DRAW = 2**32 - 3
+MAX_PREPARED_NORMALS = 2**22
+"""Above this many numbers a client and round, a key a step is prepared instead of its normals."""
+
+
+def client_key(rng_key: Array, round_: Array, index: Array) -> Array:
+    """Return the key of client `index` in round `round_`."""
+    return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)
+
+
+def server_key(rng_key: Array, round_: Array) -> Array:
+    """Return the server's key in round `round_`."""
+    return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_SERVER))
+
+
+def cohort_key(rng_key: Array, round_: Array) -> Array:
+    """Return the key that chooses the cohort of round `round_`."""
+    return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_COHORT))
+
+
+def draw_key(rng_key: Array, round_: Array) -> Array:
+    """Return the key with which a kernel's `draw` is called after round `round_`."""
+    return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_DRAW))
+
+
+def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
+    """Draw `num` standard normal trees shaped as `like`: leaves ``[num, *event]``.
+
+    Where these would be more than `MAX_PREPARED_NORMALS` numbers, returns keys ``[num]`` from
+    which `realise_normals` draws one tree at a time. The choice depends on shapes alone.
+    """
+    if num * trees.num_elements(like) > MAX_PREPARED_NORMALS:
+        return jax.random.split(rng_key, num)
+    return _unravel(jax.random.normal(rng_key, (num, trees.num_elements(like))), like)
+
+
+def realise_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
+    """Return one standard normal tree from one entry of what `normals` returned."""
+    if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
+        return _unravel(jax.random.normal(draws, (trees.num_elements(like),)), like)
+    return draws
+
+
+def _unravel(flat: Array, like: ArrayTree) -> ArrayTree:
+    leaves, treedef = jax.tree.flatten(like)
+    if len(leaves) == 1:
+        pieces = [flat]
+    else:
+        ends = [sum(leaf.size for leaf in leaves[: i + 1]) for i in range(len(leaves) - 1)]
+        pieces = jnp.split(flat, ends, axis=-1)
+    shaped = [
+        piece.reshape(flat.shape[:-1] + leaf.shape).astype(leaf.dtype)
+        for piece, leaf in zip(pieces, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, shaped)
+
+
+def integers_below(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> Array:
+    """Draw integers uniform on ``[0, bound)``, int32, one 32-bit word each.
+
+    Takes the high half of the 64-bit product of a random word and `bound`, which is off from
+    uniform by less than ``bound / 2**32``; ``floor(uniform * bound)`` is off by
+    ``bound / 2**23`` in float32.
+    """
+    return _high_product(jax.random.bits(rng_key, shape, jnp.uint32), bound)
+
+
+def _high_product(words: Array, bound: Array) -> Array:
+    bound = jnp.asarray(bound).astype(jnp.uint32)
+    low, high = jnp.uint32(0xFFFF), jnp.uint32(16)
+    a, b = words & low, words >> high
+    c, d = bound & low, bound >> high
+    middle = b * c + ((a * c) >> high)
+    carry = a * d + (middle & low)
+    return (b * d + (middle >> high) + (carry >> high)).astype(jnp.int32)
+
+
+def distinct_integers(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> Array:
+    """Draw along the last axis distinct integers uniform on ``[0, bound)``, int32.
+
+    Every subset is equally likely; the order within one is not uniform. Where `bound` is below
+    the length of the axis, only its first `bound` entries are distinct and the rest are zero.
+
+    References
+    ----------
+    Bentley and Floyd (1987), Programming pearls: a sample of brilliance, algorithm F2.
+    """
+    num = shape[-1]
+    bound = jnp.asarray(bound, jnp.int32)
+    words = jnp.moveaxis(jax.random.bits(rng_key, shape, jnp.uint32), -1, 0)
+    take = jnp.minimum(num, bound)
+    slots = jnp.arange(num)
+
+    def pick(k: Array, chosen: Array) -> Array:
+        last = bound - take + k
+        candidate = _high_product(words[k], jnp.maximum(last + 1, 1))
+        taken = jnp.any((chosen == candidate[..., None]) & (slots < k), axis=-1)
+        entry = jnp.where(k < take, jnp.where(taken, last, candidate), 0)
+        return jnp.where(slots == k, entry[..., None], chosen)
+
+    return jax.lax.fori_loop(0, num, pick, jnp.zeros(shape, jnp.int32))

@@ -1,0 +1,103 @@
+"""Leafwise arithmetic on pytrees; scalars take the dtype of the leaf they meet."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree
+
+__all__ = [
+    "add",
+    "add_scaled",
+    "all_finite",
+    "cast",
+    "is_empty",
+    "num_bits",
+    "num_elements",
+    "scale",
+    "select",
+    "shapes_of",
+    "squared_norm",
+    "subtract",
+    "zeros_like",
+]
+
+
+def cast(number: Any, leaf: Array) -> Array:
+    """Return `number` in the dtype of `leaf`."""
+    return jnp.asarray(number).astype(leaf.dtype)
+
+
+def add(a: ArrayTree, b: ArrayTree) -> ArrayTree:
+    """Return ``a + b``."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: ArrayTree, b: ArrayTree) -> ArrayTree:
+    """Return ``a - b``."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(number: Any, tree: ArrayTree) -> ArrayTree:
+    """Return ``number * tree``."""
+    return jax.tree.map(lambda leaf: cast(number, leaf) * leaf, tree)
+
+
+def add_scaled(a: ArrayTree, number: Any, b: ArrayTree) -> ArrayTree:
+    """Return ``a + number * b``."""
+    return jax.tree.map(lambda x, y: x + cast(number, x) * y, a, b)
+
+
+def zeros_like(tree: ArrayTree) -> ArrayTree:
+    """Return zeros of the shapes and dtypes of `tree`."""
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def select(condition: Array, a: ArrayTree, b: ArrayTree) -> ArrayTree:
+    """Return `a` where the scalar `condition` holds, else `b`."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def squared_norm(tree: ArrayTree) -> Array:
+    """Return the squared Euclidean norm over all leaves, ``[]`` float32."""
+    terms = [jnp.sum(jnp.square(leaf)).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    return sum(terms, jnp.zeros((), jnp.float32))
+
+
+def all_finite(tree: ArrayTree) -> Array:
+    """Return whether every inexact leaf is finite, ``[]`` bool."""
+    finite = jnp.array(True)
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            finite = finite & jnp.all(jnp.isfinite(leaf))
+    return finite
+
+
+def shapes_of(tree: ArrayTree) -> ArrayTree:
+    """Return `tree` with each leaf replaced by its `jax.ShapeDtypeStruct`."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def is_empty(tree: ArrayTree) -> bool:
+    """Return whether `tree` holds no array."""
+    return not jax.tree.leaves(tree)
+
+
+def num_elements(tree: ArrayTree) -> int:
+    """Return the number of scalars in `tree` (arrays or shapes)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def num_bits(tree: ArrayTree) -> int:
+    """Return the bits of all inexact leaves of `tree`, uncompressed: 32 a float32.
+
+    Integers (a round number, a seed) steer a round and are not counted.
+    """
+    return sum(
+        8 * leaf.dtype.itemsize * math.prod(leaf.shape)
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    )
