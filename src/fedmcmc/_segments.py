@@ -120,9 +120,9 @@ def run_segment(
         def run_block(b: Array, carry: Segment) -> Segment:
             begin = b * block
             rounds = begin + jnp.arange(block, dtype=jnp.int32)
-            prepared = jax.vmap(
-                lambda r: prepare_round(kernel, data, key, start.broadcast, r)
-            )(rounds)
+            prepared = jax.vmap(lambda r: prepare_round(kernel, data, key, start.broadcast, r))(
+                rounds
+            )
 
             def one_round(round_: Array, carry: Segment) -> Segment:
                 drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
@@ -151,9 +151,7 @@ def _advance(
     # The state's own round number has a chain axis; with the loop's, which has none, a schedule or
     # a condition on the round stays one for all chains.
     broadcast = carry.state.broadcast._replace(round=round_)
-    state, info = run_round(
-        kernel, data, key, carry.state._replace(broadcast=broadcast), *drawn
-    )
+    state, info = run_round(kernel, data, key, carry.state._replace(broadcast=broadcast), *drawn)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
     slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)

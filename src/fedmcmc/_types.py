@@ -7,7 +7,7 @@ compiled program as arguments: two kernels that differ by numbers alone share on
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax import Array
@@ -37,12 +37,15 @@ Number = float | Array | Callable[[Array], Array]
 """A float, a traced scalar, or an optax schedule of the communication round."""
 
 
+T = TypeVar("T", bound=Hashable)
+
+
 @register_static
 @dataclass(frozen=True)
-class Static:
+class Static(Generic[T]):
     """A hashable value that is part of a kernel's structure, not of its numbers."""
 
-    value: Hashable
+    value: T
 
 
 @register_dataclass
@@ -150,12 +153,12 @@ class FederatedState(NamedTuple):
 class Cohort(NamedTuple):
     """Who takes part in one round.
 
-    `index` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
+    `ids` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
     taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
     (shapes are static) but never summed.
     """
 
-    index: Array
+    ids: Array
     weight: Array
     active: Array
 

@@ -8,7 +8,6 @@ client feels what the others would say.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial

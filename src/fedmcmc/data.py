@@ -66,8 +66,9 @@ class FederatedData:
         """
         if len(clients) == 0:
             raise ValueError("FederatedData needs at least one client, got none.")
-        treedef = jax.tree.structure(clients[0])
-        sizes, columns = [], [[] for _ in range(treedef.num_leaves)]
+        treedef: Any = jax.tree.structure(clients[0])
+        sizes: list[int] = []
+        columns: list[list[np.ndarray]] = [[] for _ in range(treedef.num_leaves)]
         for i, client in enumerate(clients):
             if jax.tree.structure(client) != treedef:
                 raise ValueError(
@@ -224,8 +225,8 @@ def _check_finite(rows: ArrayTree, start: np.ndarray) -> None:
 
 
 def _as_device_array(leaf: np.ndarray) -> Array:
-    kind = {"f": float, "i": int, "u": None, "b": None, "c": complex}.get(leaf.dtype.kind, None)
-    if kind is float and leaf.dtype.itemsize == 8 or kind is int and leaf.dtype.itemsize == 8:
+    kind = {"f": float, "i": int, "u": None, "b": None, "c": complex}.get(leaf.dtype.kind)
+    if (kind is float and leaf.dtype.itemsize == 8) or (kind is int and leaf.dtype.itemsize == 8):
         return jnp.asarray(leaf.astype(jnp.result_type(kind)))
     return jnp.asarray(leaf)
 

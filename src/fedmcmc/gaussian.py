@@ -170,7 +170,9 @@ class Gaussian:
     def mean(self) -> ArrayTree:
         """Return the mean; meaningful where the precision is invertible."""
         if self.structure == "scaled_identity":
-            return jax.tree.map(lambda eta: eta / trees.cast(self.precision, eta), self.precision_mean)
+            return jax.tree.map(
+                lambda eta: eta / trees.cast(self.precision, eta), self.precision_mean
+            )
         if self.structure == "diagonal":
             return jax.tree.map(jnp.divide, self.precision_mean, self.precision)
         flat, unravel = ravel_pytree(self.precision_mean)
@@ -180,7 +182,9 @@ class Gaussian:
         """Return the covariance over the raveled position, ``[d, d]``."""
         if self.structure == "dense":
             return jnp.linalg.inv(self.precision)
-        flat, _ = ravel_pytree(self.apply_precision(jax.tree.map(jnp.ones_like, self.precision_mean)))
+        flat, _ = ravel_pytree(
+            self.apply_precision(jax.tree.map(jnp.ones_like, self.precision_mean))
+        )
         return jnp.diag(1 / flat)
 
     def draw(self, rng_key: Array) -> ArrayTree:
@@ -204,7 +208,7 @@ class Gaussian:
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((num_clients, *jnp.shape(x)), jnp.float32), position
         )
-        if jax.tree.structure(self.precision_mean) != jax.tree.structure(like) or any(
+        if not trees.same_structure(self.precision_mean, like) or any(
             a.shape != b.shape
             for a, b in zip(
                 jax.tree.leaves(self.precision_mean), jax.tree.leaves(like), strict=True
@@ -225,14 +229,13 @@ def _as_float(x: Any) -> Array:
 
 
 def _as_matrix(mean: ArrayTree, covariance: Any) -> tuple[Array, bool] | None:
-    if jax.tree.structure(covariance) != jax.tree.structure(0):
+    if not trees.same_structure(covariance, 0):
         return None
     matrix = _as_float(covariance)
     leaves = jax.tree.leaves(mean)
     size = sum(leaf.size for leaf in leaves)
-    if size > 1 or matrix.ndim == 2:
-        if matrix.shape == (size, size):
-            return matrix, False
+    if matrix.shape == (size, size):
+        return matrix, False
     lead = {leaf.shape[:1] for leaf in leaves}
     if len(lead) == 1 and () not in lead:
         (num,) = lead.pop()
@@ -245,7 +248,7 @@ def _is_scaled(mean: ArrayTree, variance: Array) -> bool:
     if variance.ndim == 0:
         return True
     leaves = jax.tree.leaves(mean)
-    shaped = jax.tree.structure(mean) == jax.tree.structure(0) and variance.shape == leaves[0].shape
+    shaped = trees.same_structure(mean, 0) and variance.shape == leaves[0].shape
     return variance.ndim == 1 and not shaped and all(x.shape[:1] == variance.shape for x in leaves)
 
 

@@ -47,7 +47,7 @@ def _sum_gradient(
 
 
 def full_gradient() -> GradientEstimator:
-    """The exact gradient over all of the client's rows."""
+    """Use all of the client's rows, exactly."""
     return GradientEstimator(
         init=Partial(no_state),
         prepare=Partial(_prepare_nothing),
@@ -58,7 +58,7 @@ def full_gradient() -> GradientEstimator:
 
 
 def minibatch(batch_size: int, *, replace: bool = True) -> GradientEstimator:
-    """A sum over a random minibatch of the client's rows, times size over batch size.
+    """Use a random minibatch of the client's rows: their sum, times size over batch size.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def noisy(estimator: GradientEstimator, scale: Number) -> GradientEstimator:
 
 
 def no_state(loglikelihood_fn: Any, position: ArrayTree, client: Client) -> ArrayTree:
-    """The client keeps nothing between rounds."""
+    """Keep nothing between rounds."""
     del loglikelihood_fn, position, client
     return ()
 
@@ -154,7 +154,11 @@ class _Minibatch(NamedTuple):
 
 
 def _prepare_minibatch(
-    config: Static, rng_key: Array, like: ArrayTree, client: Client, num_calls: int
+    config: Static[tuple[int, bool]],
+    rng_key: Array,
+    like: ArrayTree,
+    client: Client,
+    num_calls: int,
 ) -> _Minibatch:
     del like
     batch_size, replace = config.value
@@ -167,7 +171,7 @@ def _prepare_minibatch(
 
 
 def _estimate_minibatch(
-    replace: Static,
+    replace: Static[bool],
     loglikelihood_fn: Callable[..., Array],
     draws: _Minibatch,
     position: ArrayTree,

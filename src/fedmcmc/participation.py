@@ -17,7 +17,7 @@ def full() -> Participation:
 
     Examples
     --------
-    >>> full().prepare(jax.random.key(0), 3).index.tolist()
+    >>> full().prepare(jax.random.key(0), 3).ids.tolist()
     [0, 1, 2]
     """
     return Participation(Partial(_prepare_full), Partial(_fits_any), None)
@@ -111,7 +111,7 @@ def _prepare_bernoulli(p: Array, rng_key: Array, num_clients: int) -> Cohort:
     return Cohort(jnp.arange(num_clients, dtype=jnp.int32), 1 / probability, active)
 
 
-def _prepare_uniform(cohort_size: Static, rng_key: Array, num_clients: int) -> Cohort:
+def _prepare_uniform(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:
     size = cohort_size.value
     index = distinct_integers(rng_key, jnp.asarray(num_clients), (size,))
     weight = jnp.full(size, num_clients / size, jnp.result_type(float))
@@ -135,7 +135,7 @@ def _fits_any(num_clients: int) -> None:
     del num_clients
 
 
-def _fits_cohort(cohort_size: Static, num_clients: int) -> None:
+def _fits_cohort(cohort_size: Static[int], num_clients: int) -> None:
     if cohort_size.value > num_clients:
         raise ValueError(
             f"A cohort of {cohort_size.value} clients cannot be drawn without replacement from "

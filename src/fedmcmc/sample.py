@@ -35,6 +35,7 @@ MAX_SEGMENT = 2**14
 SEGMENT_SECONDS = 0.5
 """Time that a segment should take, so that progress moves and an interrupt is heard."""
 
+
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
     """Collect all local iterates of the round, leaves ``[num_local_steps, *event]``.
 

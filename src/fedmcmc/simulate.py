@@ -115,14 +115,14 @@ def prepare_round(
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
-    clients = data.client(cohort.index, cohort.weight)
-    keys = jax.vmap(lambda i: streams.client_key(rng_key, round_, i))(cohort.index)
+    clients = data.client(cohort.ids, cohort.weight)
+    keys = jax.vmap(lambda i: streams.client_key(rng_key, round_, i))(cohort.ids)
 
     def prepare(key: Array, client: Any) -> ArrayTree:
         return kernel.prepare(key, shapes, client)
 
-    if cohort.index.shape[0] == 1:
-        return cohort, prepare(keys[0], data.client(cohort.index[0], cohort.weight[0]))
+    if cohort.ids.shape[0] == 1:
+        return cohort, prepare(keys[0], data.client(cohort.ids[0], cohort.weight[0]))
     return cohort, jax.vmap(prepare, in_axes=(0, data.client_axes()))(keys, clients)
 
 
@@ -167,22 +167,22 @@ def _run_cohort(
     if everyone:
         old = state.clients
     else:
-        old = jax.tree.map(lambda leaf: leaf[cohort.index], state.clients)
-    if cohort.index.shape[0] == 1:
+        old = jax.tree.map(lambda leaf: leaf[cohort.ids], state.clients)
+    if cohort.ids.shape[0] == 1:
         outputs = kernel.step(
             draws,
             state.broadcast,
             jax.tree.map(lambda leaf: leaf[0], old),
-            data.client(cohort.index[0], cohort.weight[0]),
+            data.client(cohort.ids[0], cohort.weight[0]),
         )
         message, new, info = jax.tree.map(lambda leaf: leaf[None], outputs)
     else:
         step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes()))
-        clients = data.client(cohort.index, cohort.weight)
+        clients = data.client(cohort.ids, cohort.weight)
         message, new, info = step(draws, state.broadcast, old, clients)
     new = jax.tree.map(lambda a, b: jnp.where(_column(cohort.active, a), a, b), new, old)
     if not everyone:
-        new = jax.tree.map(lambda all_, own: all_.at[cohort.index].set(own), state.clients, new)
+        new = jax.tree.map(lambda all_, own: all_.at[cohort.ids].set(own), state.clients, new)
     return message, new, info
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "is_empty",
     "num_bits",
     "num_elements",
+    "same_structure",
     "scale",
     "select",
     "shapes_of",
@@ -79,6 +80,12 @@ def all_finite(tree: ArrayTree) -> Array:
 def shapes_of(tree: ArrayTree) -> ArrayTree:
     """Return `tree` with each leaf replaced by its `jax.ShapeDtypeStruct`."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def same_structure(a: ArrayTree, b: ArrayTree) -> bool:
+    """Return whether `a` and `b` have the same tree structure, whatever their leaves."""
+    first: Any = jax.tree.structure(a)
+    return bool(first == jax.tree.structure(b))
 
 
 def is_empty(tree: ArrayTree) -> bool:

@@ -40,7 +40,7 @@ class _Parameters(NamedTuple):
     estimator: GradientEstimator
     step_size: Any
     temperature: Any
-    num_local_steps: Static
+    num_local_steps: Static[int]
 
 
 class _Draws(NamedTuple):
@@ -125,7 +125,7 @@ def _init(
 
 def _prepare(
     estimator: GradientEstimator,
-    num_local_steps: Static,
+    num_local_steps: Static[int],
     rng_key: Array,
     like: Broadcast,
     client: Client,
