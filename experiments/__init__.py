@@ -1,0 +1,17 @@
+"""Experiments: the published settings of each system, run through the public interface.
+
+An experiment is a module ``experiments/<paper>/<name>.py`` with
+
+- ``Config``, a frozen dataclass of plain fields (``int``, ``float``, ``bool``, ``str``, or
+  ``tuple[int, ...]`` and the like) whose defaults are the paper's own settings. Its
+  ``__post_init__`` checks ranges and raises `ValueError` with a message that names the field;
+- ``run(config, out) -> dict``, which writes figures and draws into the folder ``out`` and returns
+  metrics that JSON can hold. Two keys are known to the harness: ``table``, a list of rows (dicts
+  with equal keys) that is printed and goes into the report, and ``figures``, a list of
+  ``{"file": ..., "caption": ...}``;
+- for the report, optionally ``TITLE``, ``PAPER`` (what the paper shows, in our words; Markdown)
+  and ``commentary(metrics) -> str`` (where our run differs, and why; Markdown).
+
+A module without ``Config`` is a helper. ``configs/README.md`` says how a new one gets its
+settings files; ``python -m experiments.run experiment=<paper>/<name>`` runs it.
+"""

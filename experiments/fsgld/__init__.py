@@ -1,0 +1,1 @@
+"""Federated stochastic gradient Langevin dynamics, El Mekkaoui et al. (2021)."""

@@ -1,0 +1,138 @@
+"""What a run leaves behind: metrics, draws, tables."""
+
+import json
+import math
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import fedmcmc
+
+__all__ = [
+    "METRICS",
+    "environment",
+    "format_number",
+    "markdown_table",
+    "relative",
+    "save_draws",
+    "summary",
+    "text_table",
+    "write_metrics",
+]
+
+METRICS = "metrics.json"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, device and (in a git checkout) the commit, for `METRICS`."""
+    packages = ("jax", "jaxlib", "numpy", "numpyro", "hydra-core", "matplotlib")
+    versions = {"python": platform.python_version(), "fedmcmc": fedmcmc.__version__}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    device = jax.devices()[0]
+    return {
+        "versions": versions,
+        "device": f"{device.platform}: {device.device_kind}",
+        "x64": bool(jax.config.jax_enable_x64),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": _dirty(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _dirty() -> bool | None:
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "experiments")
+    return None if status is None else bool(status)
+
+
+def write_metrics(out: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `record` as JSON and return it as it will be read back.
+
+    Arrays become lists. Numbers that are not finite become ``null``: JSON has no others.
+    """
+    plain = _plain(dict(record))
+    (out / METRICS).write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return _plain(np.asarray(value).tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"metrics must be numbers, strings, lists and dicts, got {type(value)}.")
+
+
+def save_draws(samples: fedmcmc.Samples, path: Path, **kwargs: Any) -> None:
+    """Write draws as netCDF, to be read with ``arviz_base.from_netcdf`` or xarray."""
+    samples.to_datatree(**kwargs).to_netcdf(path, engine="h5netcdf")
+
+
+def format_number(value: Any) -> str:
+    """Format one cell: three significant digits, text as it is."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}"
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lay out rows with equal keys for a terminal."""
+    columns = list(rows[0])
+    cells = [columns] + [[format_number(row[c]) for c in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lay out rows with equal keys as a Markdown table."""
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(format_number(row[c]) for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """Return what a run prints at its end: its table, else its single numbers."""
+    metrics = record["metrics"]
+    if metrics.get("table"):
+        return text_table(metrics["table"])
+    scalars = {k: v for k, v in metrics.items() if isinstance(v, int | float | str)}
+    return text_table([{"metric": k, "value": v} for k, v in scalars.items()]) if scalars else ""
+
+
+def relative(path: Path) -> str:
+    """Return `path` relative to the working directory where it lies below it."""
+    path = path.resolve()
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -1,0 +1,98 @@
+"""The one entry for experiments: ``python -m experiments.run experiment=fsgld/gaussian key=value``.
+
+``--multirun`` sweeps over comma-separated values. Results go to ``results/<experiment>/`` (or
+``$FEDMCMC_RESULTS/<experiment>/``, or wherever ``hydra.run.dir=...`` says).
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from experiments import output, schemas
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+__all__ = ["available", "execute", "main"]
+
+
+def available(paper: str = "*") -> list[str]:
+    """Return the names that ``experiment=`` takes."""
+    folder = CONFIGS / "experiment"
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix()
+        for path in folder.glob(f"{paper}/*.yaml")
+    )
+
+
+def execute(
+    module: ModuleType,
+    cfg: DictConfig,
+    out: Path,
+    *,
+    experiment: str,
+    command: str,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run one experiment into the folder `out` and return what ``metrics.json`` holds.
+
+    Raises
+    ------
+    SettingsError
+        Before anything is written, if the settings are unknown or out of range.
+    """
+    config = schemas.build(cfg, module)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result behind
+    (out / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    begun = time.perf_counter()
+    metrics = module.run(config, out)
+    record = {
+        "experiment": experiment,
+        "command": command,
+        "overrides": list(overrides),
+        "wall_seconds": round(time.perf_counter() - begun, 2),
+        **output.environment(),
+        "config": OmegaConf.to_container(cfg, resolve=True),
+        "metrics": metrics,
+    }
+    return output.write_metrics(out, record)
+
+
+def _job(cfg: DictConfig) -> None:
+    runtime = HydraConfig.get().runtime
+    schema = schemas.name_of(cfg)
+    try:
+        record = execute(
+            schemas.modules()[schema],
+            cfg,
+            Path(runtime.output_dir),
+            experiment=runtime.choices["experiment"],
+            overrides=HydraConfig.get().overrides.task,
+            command=f"python -m experiments.run {shlex.join(sys.argv[1:])}",
+        )
+    except schemas.SettingsError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(output.summary(record))
+    print(f"{record['wall_seconds']} s; results in {output.relative(Path(runtime.output_dir))}")
+
+
+def main() -> None:
+    """Compose the settings from the command line and run."""
+    arguments = sys.argv[1:]
+    if not any(a.startswith("experiment=") for a in arguments):
+        names = "\n".join(f"  experiment={name}" for name in available())
+        raise SystemExit(f"Say which experiment to run, one of:\n{names}")
+    schemas.register()
+    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(_job)()
+
+
+if __name__ == "__main__":
+    main()

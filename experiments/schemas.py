@@ -1,0 +1,86 @@
+"""Typed settings: every experiment's ``Config``, registered with Hydra.
+
+Hydra checks names and types against the registered copy; ranges are checked by ``Config`` itself.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+import typing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+import experiments
+
+__all__ = ["SettingsError", "build", "modules", "name_of", "register"]
+
+
+class SettingsError(ValueError):
+    """Settings that no experiment accepts."""
+
+
+def modules() -> dict[str, ModuleType]:
+    """Import every experiment; names are ``<paper>/<module>``."""
+    found = {}
+    root = Path(experiments.__file__).parent
+    for paper in sorted(p.name for p in root.iterdir() if (p / "__init__.py").is_file()):
+        for info in pkgutil.iter_modules([str(root / paper)]):
+            module = importlib.import_module(f"experiments.{paper}.{info.name}")
+            if hasattr(module, "Config"):
+                found[f"{paper}/{info.name}"] = module
+    return found
+
+
+def register() -> dict[str, ModuleType]:
+    """Store a schema for every experiment in the group ``schema`` and return the experiments."""
+    found = modules()
+    store = ConfigStore.instance()
+    for name, module in found.items():
+        paper, leaf = name.split("/")
+        store.store(group=f"schema/{paper}", name=leaf, node=_editable(module.Config, name))
+    return found
+
+
+def _editable(config: type, name: str) -> type:
+    # OmegaConf takes a frozen dataclass as read-only, so that no value could be overridden.
+    hints = typing.get_type_hints(config)
+    fields: list[Any] = []
+    for item in dataclasses.fields(config):
+        if item.default is dataclasses.MISSING:
+            raise TypeError(f"{name}: the setting {item.name} needs a plain default.")
+        fields.append((item.name, hints[item.name], dataclasses.field(default=item.default)))
+    return dataclasses.make_dataclass(name, fields)
+
+
+def name_of(cfg: DictConfig) -> str:
+    """Return which experiment's schema `cfg` was composed with."""
+    schema = OmegaConf.get_type(cfg)
+    return schema.__name__
+
+
+def build(cfg: DictConfig, module: ModuleType) -> Any:
+    """Return the experiment's ``Config`` for what Hydra composed.
+
+    Raises
+    ------
+    SettingsError
+        On a setting that the experiment does not have (Hydra lets ``+name=value`` pass), or a
+        value out of range.
+    """
+    values: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    known = [item.name for item in dataclasses.fields(module.Config)]
+    for name in values:
+        if name not in known:
+            raise SettingsError(f"Unknown setting {name!r}; the settings are {', '.join(known)}.")
+    try:
+        return module.Config(**{name: _frozen(value) for name, value in values.items()})
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
