@@ -4,13 +4,11 @@ Sources: Welling and Teh (2011); Ahn, Shahbaba and Welling (2014); El Mekkaoui, 
 Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_size``.
 """
 
-from dataclasses import replace as replace_fields
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
+from fedmcmc._types import FederatedKernel, Number, Posterior
 from fedmcmc.corrections import conducive
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import for_batch_size
@@ -108,7 +106,7 @@ def dsgld(
     return relay(
         posterior,
         for_batch_size(batch_size, replace=replace),
-        participation=_unweighted(categorical(probabilities)),
+        participation=categorical(probabilities),
         step_size=step_size,
         num_local_steps=num_local_steps,
         temperature=temperature,
@@ -168,21 +166,15 @@ def fsgld(
     >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
     ((2, 100), 32)
     """
-    participation = categorical(probabilities)
     shares = _uniform_shares(surrogates) if probabilities is None else probabilities
     return relay(
         posterior,
         conducive(for_batch_size(batch_size, replace=replace), surrogates, alpha, shares=shares),
-        participation=_unweighted(participation),
+        participation=categorical(probabilities),
         step_size=step_size,
         num_local_steps=num_local_steps,
         temperature=temperature,
     )
-
-
-def _unweighted(participation: Participation) -> Participation:
-    # The weight of a visit is in the client's gradient, not in how far it moved the chain.
-    return replace_fields(participation, weighted=False)
 
 
 def _uniform_shares(surrogates: Gaussian) -> Array:

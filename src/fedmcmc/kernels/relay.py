@@ -5,6 +5,7 @@ size ``h`` is ``2 * step_size``. On Gaussian targets a round is a random affine 
 noise, so the stationary mean and covariance are known in closed form at the step size used.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +70,8 @@ def relay(
     estimator
         Of the gradient of a client's log likelihood.
     participation
-        Must choose one client a round.
+        Must choose one client a round; one over its probability scales the client's gradient, and
+        never how far it moved the chain.
     step_size, temperature
         Numbers or schedules of the round; one step is
         ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
@@ -92,6 +94,7 @@ def relay(
             Static(int(num_local_steps)),
         )
     )
+    participation = replace(participation, weighted=False)
     return FederatedKernel(
         init=Partial(_init, parameters.posterior, estimator, participation),
         prepare=Partial(_prepare, estimator, parameters.num_local_steps),
