@@ -58,8 +58,7 @@ def block_length(
     kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
 ) -> int:
     """Return how many rounds are prepared at a time; depends on shapes alone."""
-    broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
-    prepared = jax.eval_shape(partial(prepare_round, kernel, data), keys[0], broadcast, 0)
+    prepared = _first_prepared.trace(kernel, data, keys, state).out_info
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
     return int(min(max(PREPARED_BYTES // max(size * keys.shape[0], 1), 1), MAX_BLOCK))
 
@@ -87,13 +86,32 @@ def kept_shapes(
     collect: Collect | None,
 ) -> Kept:
     """Return the shapes of what one round of one chain keeps."""
+    return _first_kept.trace(kernel, data, keys, state, collect=collect).out_info
 
-    def one_round(key: Array, state_: FederatedState) -> Kept:
-        prepared = prepare_round(kernel, data, key, state_.broadcast, state_.broadcast.round)
-        state_, info = run_round(kernel, data, key, state_, *prepared)
-        return _keep(kernel, collect, key, state_, info)
 
-    return jax.eval_shape(one_round, keys[0], jax.tree.map(lambda leaf: leaf[0], state))
+@jax.jit
+def _first_prepared(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> ArrayTree:
+    # Never run: traced for its shapes, and jit remembers the trace.
+    broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
+    return prepare_round(kernel, data, keys[0], broadcast, broadcast.round)
+
+
+@partial(jax.jit, static_argnames=("collect",))
+def _first_kept(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    *,
+    collect: Collect | None,
+) -> Kept:
+    # Never run, as above.
+    first = jax.tree.map(lambda leaf: leaf[0], state)
+    prepared = prepare_round(kernel, data, keys[0], first.broadcast, first.broadcast.round)
+    first, info = run_round(kernel, data, keys[0], first, *prepared)
+    return _keep(kernel, collect, keys[0], first, info)
 
 
 @partial(jax.jit, static_argnames=("block", "capacity", "collect"))

@@ -1,0 +1,138 @@
+"""Run all benchmarks: ``python -m benchmarks`` (or some: ``python -m benchmarks toy clients``)."""
+
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from benchmarks import toy
+from benchmarks.timing import compare, row
+
+
+def bench_toy() -> None:
+    x = toy.rows()
+    for num_chains, rounds, few in ((1, 16384, 256), (30, 1020, 30)):
+        seconds = compare(
+            {
+                "fedmcmc": toy.ours(x, rounds, num_chains),
+                "fused": toy.fused(x, rounds, num_chains),
+                "usual": toy.usual(x, few, num_chains),
+            }
+        )
+        rates = {name: rounds * num_chains / s for name, s in seconds.items()}
+        rates["usual"] = few * num_chains / seconds["usual"]
+        ours, unit = rates["fedmcmc"], "chain-rounds/s"
+        print(row(f"toy, {num_chains} chains, fedmcmc", ours, unit, 1.0, ""))
+        for other, goal in (("fused", "goal: at least 0.8"), ("usual", "goal: at least 20")):
+            print(row(f"  over {other}", rates[other], unit, ours / rates[other], goal))
+
+
+def bench_blackjax() -> None:
+    x = toy.rows(1)
+    rounds, steps = 8192, 40960
+    one = fedmcmc.FederatedData.from_clients(list(x))
+    surrogates = fedmcmc.Gaussian.from_moments(jnp.asarray(x.mean(1)), variance=jnp.ones(1) / 200)
+    kernel = fedmcmc.fsgld(
+        toy.POSTERIOR, surrogates, step_size=toy.STEP, num_local_steps=100, batch_size=10
+    )
+    seconds = compare(
+        {
+            "fedmcmc": lambda: _draws(kernel, one, jnp.zeros(2), rounds),
+            "blackjax": toy.blackjax_sgld(
+                toy.POSTERIOR, jnp.asarray(x[0]), jnp.zeros(2), 10, toy.STEP, steps
+            ),
+        }
+    )
+    ours, peer = rounds * 100 / seconds["fedmcmc"], steps / seconds["blackjax"]
+    print(row("one client, toy: steps over blackjax.sgld", ours, "steps/s", ours / peer, "goal: 5"))
+
+    rng = np.random.default_rng(0)
+    rows = {
+        "x": rng.normal(size=(20000, 500)).astype(np.float32),
+        "y": rng.integers(0, 2, 20000).astype(np.float32),
+    }
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, b: -jax.nn.softplus(-(2 * b["y"] - 1) * (b["x"] @ theta)),
+    )
+    kernel = fedmcmc.dsgld(posterior, step_size=1e-6, num_local_steps=100, batch_size=1000)
+    data = fedmcmc.FederatedData.from_clients([rows])
+    start, steps = jnp.zeros(500), 500
+    store = jax.tree.map(jnp.asarray, rows)
+    seconds = compare(
+        {
+            "fedmcmc": lambda: _draws(kernel, data, start, steps // 100),
+            "blackjax": toy.blackjax_sgld(posterior, store, start, 1000, 1e-6, steps),
+        },
+        repeats=5,
+    )
+    ratio = seconds["blackjax"] / seconds["fedmcmc"]
+    print(
+        row(
+            "one client, 1000 x 500 batches: over blackjax",
+            steps / seconds["fedmcmc"],
+            "steps/s",
+            ratio,
+            "goal: 1",
+        )
+    )
+
+
+def bench_compile() -> None:
+    x = toy.rows()
+    data, kernel = fedmcmc.FederatedData.from_clients(list(x)), toy.kernel(x)
+    jax.clear_caches()
+    begun = time.perf_counter()
+    _draws(kernel, data, jnp.zeros(2), 1)
+    print(
+        f"{'first call of a new process, toy':<44}{time.perf_counter() - begun:>12.2f} s   goal: 5"
+    )
+
+
+def bench_clients() -> None:
+    rounds, work = 8192, {}
+    for num_clients in (10, 1_000, 100_000):
+        rng = np.random.default_rng(0)
+        store = rng.normal(size=(num_clients * 20, 2)).astype(np.float32)
+        data = fedmcmc.FederatedData.from_arrays(store, np.arange(len(store)) // 20)
+        surrogates = fedmcmc.Gaussian.from_moments(
+            jnp.zeros((num_clients, 2)), variance=jnp.full(num_clients, 1 / 20)
+        )
+        kernel = fedmcmc.fsgld(
+            toy.POSTERIOR,
+            surrogates,
+            step_size=0.1 / (20 * num_clients),
+            num_local_steps=100,
+            batch_size=10,
+        )
+        work[f"{num_clients:,} clients"] = lambda kernel=kernel, data=data: _draws(
+            kernel, data, jnp.zeros(2), rounds
+        )
+    seconds = compare(work)
+    base = seconds["10 clients"]
+    for name, s in seconds.items():
+        print(row(f"same rows a client, {name}", rounds / s, "rounds/s", s / base, "goal: 1.1"))
+
+
+def _draws(kernel, data, start, rounds):
+    return fedmcmc.sample(
+        jax.random.key(0), kernel, data, start, num_rounds=rounds, thinning=1, progress=False
+    ).draws
+
+
+BENCHMARKS = {
+    "toy": bench_toy,
+    "blackjax": bench_blackjax,
+    "compile": bench_compile,
+    "clients": bench_clients,
+}
+
+if __name__ == "__main__":
+    unknown = [name for name in sys.argv[1:] if name not in BENCHMARKS]
+    if unknown:
+        sys.exit(f"Unknown benchmark {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}.")
+    for name in sys.argv[1:] or BENCHMARKS:
+        BENCHMARKS[name]()
