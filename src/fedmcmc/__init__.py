@@ -20,6 +20,7 @@ from fedmcmc.gaussian import Gaussian as Gaussian
 from fedmcmc.gradients import full_gradient as full_gradient
 from fedmcmc.gradients import minibatch as minibatch
 from fedmcmc.gradients import noisy as noisy
+from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
 from fedmcmc.kernels.relay import relay as relay
 from fedmcmc.participation import bernoulli as bernoulli
 from fedmcmc.participation import categorical as categorical

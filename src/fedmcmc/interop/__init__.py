@@ -1,0 +1,1 @@
+"""Bridges to other libraries; import the module of the library you use."""

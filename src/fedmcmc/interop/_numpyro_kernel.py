@@ -1,0 +1,285 @@
+"""Federated kernels under `numpyro.infer.MCMC`: one MCMC step is one round of communication."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.infer.mcmc import MCMCKernel
+
+from fedmcmc import streams, trees
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
+from fedmcmc.data import FederatedData
+from fedmcmc.interop._numpyro_model import from_numpyro
+from fedmcmc.interop._numpyro_trace import call_model
+from fedmcmc.simulate import as_key, simulate
+
+__all__ = ["FederatedMCMCKernel", "FederatedMCMCState"]
+
+
+class FederatedMCMCState(NamedTuple):
+    """State of one chain; with vectorised chains every leaf has a leading chain axis.
+
+    Attributes
+    ----------
+    i
+        ``[]`` int32, rounds so far.
+    z
+        The draw, a dict of unconstrained latent sites.
+    federated
+        `FederatedState` of the kernel.
+    num_active, bits_up, bits_down, gradient_norm
+        ``[]``, of the last round, as in `fedmcmc.RoundInfo`.
+    diverging
+        ``[]`` bool, whether the draw is not finite, and so no draw after it: the step size is too
+        large (`fedmcmc.sample` stops there).
+    rng_key
+        The key of the chain. It stays as it is, since a round's numbers are a function of the key
+        and of the round.
+    """
+
+    i: Array
+    z: ArrayTree
+    federated: FederatedState
+    num_active: Array
+    bits_up: Array
+    bits_down: Array
+    gradient_norm: Array
+    diverging: Array
+    rng_key: Array
+
+
+class FederatedMCMCKernel(MCMCKernel):
+    """Run a federated kernel on a NumPyro model under `numpyro.infer.MCMC`.
+
+    ``MCMC(FederatedMCMCKernel(...), ...).run(rng_key, data)`` takes one `FederatedData`. Draws,
+    extra fields, `print_summary`, resumption (`post_warmup_state`), ArviZ and
+    `numpyro.infer.Predictive` work as for NumPyro's own kernels. Chains are ``"vectorized"`` or
+    ``"sequential"``. Warm-up rounds adapt nothing, they are burn-in.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model over one client's rows, see `fedmcmc.from_numpyro`.
+    kernel_fn
+        ``Posterior -> FederatedKernel``.
+    example
+        One client's rows for `fedmcmc.from_numpyro`; by default those of client 0 of the data.
+    init_radius, check_rows
+        As in `fedmcmc.from_numpyro`.
+
+    Raises
+    ------
+    ValueError
+        From `init`, where `fedmcmc.from_numpyro` or the kernel raise it, where the arguments of
+        ``run`` are not one `FederatedData`, or where initial parameters do not fit.
+
+    Notes
+    -----
+    A chain with key ``k`` draws the very numbers of a chain of `fedmcmc.sample` with that key.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpy as np
+    >>> import fedmcmc
+    >>> def model(x):
+    ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+    ...     with numpyro.plate("rows", x.shape[0]):
+    ...         numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+    >>> def kernel_fn(posterior):
+    ...     return fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=1)
+    >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(5)])
+    >>> mcmc = numpyro.infer.MCMC(
+    ...     FederatedMCMCKernel(model, kernel_fn),
+    ...     num_warmup=10,
+    ...     num_samples=20,
+    ...     num_chains=2,
+    ...     chain_method="vectorized",
+    ...     progress_bar=False,
+    ... )
+    >>> mcmc.run(jax.random.key(0), data)
+    >>> mcmc.get_samples(group_by_chain=True)["mean"].shape
+    (2, 20)
+    >>> int(mcmc.get_extra_fields()["bits_up"][0])
+    32
+    """
+
+    sample_field = "z"
+    default_fields = (
+        "z",
+        "num_active",
+        "bits_up",
+        "bits_down",
+        "gradient_norm",
+        "diverging",
+    )
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        kernel_fn: Callable[[Posterior], FederatedKernel],
+        *,
+        example: ArrayTree | FederatedData | None = None,
+        init_radius: float = 2.0,
+        check_rows: bool = True,
+    ) -> None:
+        self._model = model
+        self._kernel_fn = kernel_fn
+        self._example = example
+        self._options: dict[str, Any] = dict(init_radius=init_radius, check_rows=check_rows)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._structure: Any = None
+        self._posterior: Posterior | None = None
+        self._kernel: FederatedKernel | None = None
+        self._sample_fn: Callable[..., FederatedMCMCState] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is built from the model: functions that do not pickle."""
+        built = dict.fromkeys(("_structure", "_posterior", "_kernel", "_sample_fn"))
+        return {**self.__dict__, **built}
+
+    def model(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on the pooled rows of a `FederatedData`, or on plain arguments.
+
+        ArviZ and `numpyro.infer.Predictive` trace it with the arguments of ``run``.
+        """
+        if len(args) == 1 and not kwargs and isinstance(args[0], FederatedData):
+            return call_model(self._model, args[0].rows)
+        return self._model(*args, **kwargs)
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: ArrayTree | None,
+        model_args: tuple[Any, ...],
+        model_kwargs: dict[str, Any] | None,
+    ) -> FederatedMCMCState:
+        """Return the state of a chain, or of a batch of chains for a batch of keys."""
+        del num_warmup
+        data = _federated_data(model_args, model_kwargs)
+        self._prepare(data)
+        if as_key(rng_key).ndim == 0:
+            return self._start(rng_key, init_params, data)
+        start = jax.vmap(self._start, in_axes=(0, None if init_params is None else 0, None))
+        return start(rng_key, init_params, data)
+
+    def _prepare(self, data: FederatedData) -> None:
+        """Build posterior and kernel once for each structure of rows."""
+        structure = (
+            jax.tree.structure(data.rows),
+            [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(data.rows)],
+        )
+        if self._posterior is None or structure != self._structure:
+            example = data if self._example is None else self._example
+            self._posterior = from_numpyro(self._model, example=example, **self._options)
+            self._kernel = as_functions(self._kernel_fn(self._posterior))
+            self._structure = structure
+        self._sample_fn = self._step
+
+    def _start(
+        self, rng_key: Array, init_params: ArrayTree | None, data: FederatedData
+    ) -> FederatedMCMCState:
+        posterior, kernel = self._built()
+        # The streams in which `fedmcmc.sample` places and starts its chains.
+        place_key, init_key = (
+            streams.draw_key(as_key(rng_key), jnp.uint32(2**32 - 1 - i)) for i in range(2)
+        )
+        default = posterior.init_fn(place_key)  # type: ignore[misc]
+        position = default if init_params is None else _checked(init_params, default)
+        state = simulate(kernel, data).init(position, init_key)
+        # No round has run yet; the fields of the next one tell the types.
+        info = jax.eval_shape(simulate(kernel, data).step, as_key(rng_key), state)[1]
+        return FederatedMCMCState(
+            jnp.zeros((), jnp.int32),
+            position,
+            state,
+            jnp.zeros((), info.num_active.dtype),
+            jnp.zeros((), info.bits_up.dtype),
+            jnp.zeros((), info.bits_down.dtype),
+            jnp.zeros((), info.gradient_norm.dtype),
+            ~trees.all_finite(position),
+            rng_key,
+        )
+
+    def sample(
+        self,
+        state: FederatedMCMCState,
+        model_args: tuple[Any, ...],
+        model_kwargs: dict[str, Any] | None,
+    ) -> FederatedMCMCState:
+        """Run one round of communication."""
+        return self._step(state, _federated_data(model_args, model_kwargs))
+
+    def _step(self, state: FederatedMCMCState, data: FederatedData) -> FederatedMCMCState:
+        if state.i.ndim == 0:
+            return self._round(state.i, state, data)
+        # All chains are in the same round; without a chain axis of its own, a condition on the
+        # round stays one for all of them.
+        return jax.vmap(lambda one: self._round(state.i[0], one, data))(state)
+
+    def _round(
+        self, round_: Array, state: FederatedMCMCState, data: FederatedData
+    ) -> FederatedMCMCState:
+        kernel = self._built()[1]
+        key = as_key(state.rng_key)
+        broadcast = state.federated.broadcast._replace(round=round_)
+        federated, info = simulate(kernel, data).step(
+            key, state.federated._replace(broadcast=broadcast)
+        )
+        draw = kernel.draw(streams.draw_key(key, round_), federated)
+        return FederatedMCMCState(
+            round_ + 1,
+            draw,
+            federated,
+            info.num_active,
+            info.bits_up,
+            info.bits_down,
+            info.gradient_norm,
+            ~trees.all_finite(draw),
+            state.rng_key,
+        )
+
+    def _built(self) -> tuple[Posterior, FederatedKernel]:
+        if self._posterior is None or self._kernel is None:
+            raise RuntimeError("FederatedMCMCKernel.init must be called before.")
+        return self._posterior, self._kernel
+
+    def postprocess_fn(
+        self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+    ) -> Callable[[ArrayTree], ArrayTree]:
+        """Return the map from unconstrained draws to latent and row-free deterministic sites."""
+        del model_args, model_kwargs
+        return self._built()[0].constrain_fn  # type: ignore[return-value]
+
+    def get_diagnostics_str(self, state: FederatedMCMCState) -> str:
+        """Describe the last round for the progress bar."""
+        return (
+            f"|gradient| {float(state.gradient_norm):.2e}, {int(state.num_active)} active, "
+            f"{int(state.bits_up)} bits up"
+        )
+
+
+def _federated_data(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> FederatedData:
+    if len(args) != 1 or kwargs or not isinstance(args[0], FederatedData):
+        given = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs or {}]
+        raise ValueError(
+            f"run(rng_key, data) takes one FederatedData and nothing else, got {given}. Bind other "
+            f"arguments of the model with functools.partial."
+        )
+    return args[0]
+
+
+def _checked(init_params: ArrayTree, like: ArrayTree) -> ArrayTree:
+    shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (init_params, like))
+    if shapes != expected:
+        raise ValueError(
+            f"init_params holds the unconstrained latent sites of a chain, with shapes {expected}; "
+            f"got {shapes}."
+        )
+    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), init_params, like)

@@ -1,0 +1,255 @@
+"""From a NumPyro model over one client's rows to a `Posterior`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc.data import FederatedData
+from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._numpyro_structure import Structure, find_structure
+
+__all__ = ["from_numpyro"]
+
+START_ROWS = 256
+"""Rows of the example with which a start is checked to be finite."""
+MAX_STARTS = 100
+ROW_TOLERANCE = 1e-3
+"""Largest relative change of a row's log likelihood with the other rows of its batch."""
+
+Position = dict[str, Array]
+
+
+def from_numpyro(
+    model: Callable[..., Any],
+    *,
+    example: ArrayTree | FederatedData,
+    init_radius: float = 2.0,
+    check_rows: bool = True,
+) -> Posterior:
+    """Turn a NumPyro model, written for one client's rows, into a `Posterior`.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model. Rows that are a dict are passed as keyword arguments, a tuple or list as
+        positional arguments, anything else as the only argument. Bind other arguments with
+        `functools.partial`. It must run on any number of rows.
+    example
+        One client's rows, leaves ``[n, ...]``; of a `FederatedData` those of client 0.
+    init_radius
+        `init_fn` draws uniformly from ``(-init_radius, init_radius)`` in unconstrained space, as
+        NumPyro does, again (at most 100 times) where the log density of the example or its
+        gradient is not finite.
+    check_rows
+        Whether to compare the log likelihood of rows in a batch with that of each row alone,
+        which compiles a small program. It finds models that centre their covariates, rescale by
+        the number of rows, or otherwise let one row's term depend on the others.
+
+    Returns
+    -------
+    Posterior
+        With all five functions. A position is a dict, latent site to unconstrained float array.
+
+        - `logprior_fn` has the log densities of the latent sites and the log Jacobians of their
+          transformations, and of observed sites and factors that do not depend on the rows
+          (globals fixed by `numpyro.handlers.condition`): what counts once for the federation.
+        - `loglikelihood_fn` has the observed sites and factors with one term a row, summed over
+          all axes but that of the rows.
+        - `constrain_fn` returns the latent sites in their own space and the deterministic sites
+          that do not depend on the rows or on their number; others need rows
+          (`numpyro.infer.Predictive`).
+        - `resample_fn` draws observed sites, each after those that its distribution looks at,
+          and puts them where the rows hold them. It is ``None`` where that cannot be known: an
+          observed value that is not a leaf of the rows (up to its dtype), two sites with one
+          value, a likelihood with a factor or a scale, a site whose distribution looks at its own
+          outcome.
+
+    Raises
+    ------
+    ValueError
+        Naming the site, before anything compiles: a latent site in a plate over rows or of a
+        shape that grows with them, a discrete latent site, a prior that depends on the rows, an
+        observed site or factor that depends on the rows without one term a row, a plate that
+        subsamples, a `numpyro.param` that the density depends on; or a model that runs on no
+        other number of rows than the example's.
+
+    Notes
+    -----
+    Scales (`numpyro.handlers.scale`) and masks count as in `numpyro.infer.util.potential_energy`:
+    the log prior plus the sum of all rows' log likelihoods is minus the potential energy on the
+    pooled rows.
+
+    Examples
+    --------
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> import numpy as np
+    >>> def model(x, y):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1))
+    ...     with numpyro.plate("rows", x.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(slope * x, scale), obs=y)
+    >>> rows = {"x": np.array([1.0, 2.0, 3.0]), "y": np.array([0.9, 2.1, 2.8])}
+    >>> posterior = from_numpyro(model, example=rows)
+    >>> position = {"slope": np.float32(1.0), "scale": np.float32(-1.0)}
+    >>> posterior.loglikelihood_fn(position, rows).shape
+    (3,)
+    >>> round(float(posterior.constrain_fn(position)["scale"]), 3)
+    0.368
+    >>> sorted(posterior.init_fn(jax.random.key(0)))
+    ['scale', 'slope']
+    """
+    rows = _example_rows(example)
+    try:
+        structure = find_structure(model, rows)
+    except (TypeError, jax.errors.JAXTypeError) as error:
+        error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
+        raise
+    posterior = _build(model, structure, rows, float(init_radius))
+    if check_rows:
+        _check_rows(posterior, structure, rows)
+    return posterior
+
+
+def _example_rows(example: ArrayTree | FederatedData) -> ArrayTree:
+    tree = example.client_rows(0) if isinstance(example, FederatedData) else example
+    shapes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(shapes) != 1 or shapes & {(), (0,)}:
+        raise ValueError(
+            f"example must hold one client's rows, arrays with the same number of rows (at least "
+            f"one) on their first axis; got shapes {[np.shape(x) for x in jax.tree.leaves(tree)]}."
+        )
+    # NumPy arrays in the dtypes that rows have inside of kernels: functions that hold them can be
+    # traced anywhere.
+    return jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), tree)
+
+
+def _call(rows: ArrayTree) -> str:
+    if isinstance(rows, dict):
+        return f"keyword arguments {list(rows)}"
+    if isinstance(rows, (tuple, list)):
+        return f"{len(rows)} positional arguments"
+    return "one positional argument"
+
+
+def _first(rows: ArrayTree, count: int) -> ArrayTree:
+    return jax.tree.map(lambda leaf: leaf[:count], rows)
+
+
+def _build(
+    model: Callable[..., Any], structure: Structure, rows: ArrayTree, radius: float
+) -> Posterior:
+    # The prior and the transformations do not depend on rows, yet the model wants some.
+    any_row, start_rows = _first(rows, 1), _first(rows, START_ROWS)
+
+    def trace(position: Position, batch: ArrayTree) -> dict[str, dict[str, Any]]:
+        if position.keys() != structure.shapes.keys():
+            raise ValueError(
+                f"A position of this model has the sites {sorted(structure.shapes)}, got "
+                f"{sorted(position)}."
+            )
+        return tracing.trace_at(model, batch, position)
+
+    def logprior_fn(position: Position) -> Array:
+        sites = trace(position, any_row)
+        return _sum([jnp.sum(tracing.log_prob(sites[name])) for name in structure.prior])
+
+    def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
+        sites = trace(position, batch)
+        terms = []
+        for name, axis in structure.likelihood.items():
+            term = tracing.log_prob(sites[name])
+            terms.append(jnp.sum(term, axis=[i for i in range(term.ndim) if i != axis]))
+        return _sum(terms)
+
+    def resample_fn(rng_key: Array, position: Position, batch: ArrayTree) -> ArrayTree:
+        leaves, treedef = jax.tree.flatten(batch)
+        for i, (name, leaf) in enumerate(structure.outcomes or ()):
+            site = trace(position, jax.tree.unflatten(treedef, leaves))[name]
+            draw = tracing.draw_site(jax.random.fold_in(rng_key, i), site)
+            leaves[leaf] = draw.astype(leaves[leaf].dtype)
+        return jax.tree.unflatten(treedef, leaves)
+
+    def constrain_fn(position: Position) -> dict[str, Any]:
+        sites = trace(position, any_row)
+        names = (*structure.shapes, *structure.deterministic)
+        return {name: sites[name]["value"] for name in names}
+
+    def log_density(position: Position) -> Array:
+        return logprior_fn(position) + jnp.sum(loglikelihood_fn(position, start_rows))
+
+    return Posterior(
+        logprior_fn,
+        loglikelihood_fn,
+        None if structure.outcomes is None else resample_fn,
+        constrain_fn,
+        _starts(log_density, structure.shapes, radius),
+    )
+
+
+def _sum(terms: list[Array]) -> Array:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _starts(
+    log_density: Callable[[Position], Array], shapes: dict[str, tuple[int, ...]], radius: float
+) -> Callable[[Array], Position]:
+    names = sorted(shapes)
+
+    def draw(rng_key: Array, attempt: Array) -> Position:
+        keys = jax.random.split(jax.random.fold_in(rng_key, attempt), len(names))
+        return {
+            name: jax.random.uniform(key, shapes[name], minval=-radius, maxval=radius)
+            for name, key in zip(names, keys, strict=True)
+        }
+
+    def is_poor(state: tuple[Array, Position]) -> Array:
+        attempt, position = state
+        finite = trees.all_finite(jax.value_and_grad(log_density)(position))
+        return ~finite & (attempt < MAX_STARTS)
+
+    @jax.jit
+    def init_fn(rng_key: Array) -> Position:
+        def again(state: tuple[Array, Position]) -> tuple[Array, Position]:
+            return state[0] + 1, draw(rng_key, state[0] + 1)
+
+        zero = jnp.zeros((), jnp.int32)
+        return jax.lax.while_loop(is_poor, again, (zero, draw(rng_key, zero)))[1]
+
+    return init_fn
+
+
+def _check_rows(posterior: Posterior, structure: Structure, rows: ArrayTree) -> None:
+    few = jax.tree.map(lambda x: np.resize(x, (max(2, min(len(x), 8)), *x.shape[1:])), rows)
+
+    @jax.jit
+    def compare(position: Position, batch: ArrayTree) -> tuple[Array, Array]:
+        def alone(row: ArrayTree) -> Array:
+            single = jax.tree.map(lambda leaf: leaf[None], row)
+            return posterior.loglikelihood_fn(position, single)[0]
+
+        return posterior.loglikelihood_fn(position, batch), jax.vmap(alone)(batch)
+
+    dtype = jnp.result_type(float)
+    draws = np.random.default_rng(0)
+    position = {n: jnp.asarray(draws.normal(0, 0.3, s), dtype) for n, s in structure.shapes.items()}
+    together, alone = (np.asarray(x) for x in compare(position, few))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
+    if apart.any():
+        i = int(np.argmax(apart))
+        raise ValueError(
+            f"A row's log likelihood depends on the other rows of its batch: row {i} of example "
+            f"has {alone[i]:.6g} alone and {together[i]:.6g} among {len(together)}. Minibatches "
+            f"and clients would then disagree about it. Centre and scale the rows before, not in "
+            f"the model, and do not divide by their number (check_rows=False turns this off)."
+        )

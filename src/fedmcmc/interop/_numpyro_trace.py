@@ -1,0 +1,142 @@
+"""Running a NumPyro model on rows at an unconstrained position, with public handlers only."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array
+from numpyro import distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from fedmcmc._types import ArrayTree
+
+__all__ = [
+    "call_model",
+    "draw_site",
+    "is_factor",
+    "jacobian_name",
+    "log_prob",
+    "start_trace",
+    "trace_at",
+]
+
+Trace = dict[str, dict[str, Any]]
+
+
+def call_model(model: Callable[..., Any], rows: ArrayTree) -> Any:
+    """Call `model` on rows: a dict by keyword, a tuple or list by position, else as it is."""
+    if isinstance(rows, dict):
+        return model(**rows)
+    if isinstance(rows, (tuple, list)):
+        return model(*rows)
+    return model(rows)
+
+
+def jacobian_name(site: str) -> str:
+    """Name of the factor that holds the log Jacobian of a latent site.
+
+    Being a factor it looks observed, and plates, scales and masks around the latent site hold for
+    it too. Its own prefix keeps it apart from every site of the user's.
+    """
+    return f"_fedmcmc_log_det/{site}"
+
+
+def start_trace(model: Callable[..., Any], rows: ArrayTree) -> Trace:
+    """Trace `model` with every latent site at the image of the unconstrained zero.
+
+    Needs no position, so it is how the latent sites and their shapes become known. Discrete latent
+    sites, which have no unconstrained space, stay as the model draws them.
+    """
+    return _trace(model, rows, _place_at_zero)
+
+
+def trace_at(
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    position: dict[str, Array],
+    params: dict[str, Any] | None = None,
+) -> Trace:
+    """Trace `model` with its latent sites at an unconstrained `position`.
+
+    A latent site whose support is not the real line comes with a factor, `jacobian_name`, that
+    holds the log of the Jacobian of its transformation.
+    """
+    return _trace(model, rows, partial(_place, position, params or {}))
+
+
+def _trace(model: Callable[..., Any], rows: ArrayTree, place: Callable[[Any], Any]) -> Trace:
+    # The key serves values that a model draws outside of its sites (the first values of a network
+    # whose parameters all get priors); no latent site is drawn.
+    seeded = handlers.seed(model, jax.random.key(0))
+    placed = handlers.substitute(seeded, substitute_fn=place)
+    with handlers.trace() as trace:
+        call_model(placed, rows)
+    return trace
+
+
+def _is_latent(site: dict[str, Any]) -> bool:
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def _place_at_zero(site: dict[str, Any]) -> Array | None:
+    if not _is_latent(site) or site["fn"].support.is_discrete or site["value"] is not None:
+        return None
+    transform = biject_to(site["fn"].support)
+    shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def _place(
+    position: dict[str, Array], params: dict[str, Any], site: dict[str, Any]
+) -> Array | None:
+    name = site["name"]
+    if site["type"] == "param":
+        return params.get(name)
+    if not _is_latent(site) or name not in position:
+        return None
+    fn, unconstrained = site["fn"], position[name]
+    transform = biject_to(fn.support)
+    # In numpyro's scan the body sees one step, the position holds all of them.
+    step = site["infer"].get("_scan_current_index")
+    if step is not None and unconstrained.ndim > len(transform.inverse_shape(fn.shape())):
+        unconstrained = unconstrained[step]
+    support = getattr(fn.support, "base_constraint", fn.support)
+    if support is dist.constraints.real:
+        return unconstrained
+    value = transform(unconstrained)
+    log_det = transform.log_abs_det_jacobian(unconstrained, value)
+    # What is left of the event's axes is summed: one term for each element of the batch.
+    extra = jnp.ndim(log_det) - (jnp.ndim(value) - len(fn.event_shape))
+    log_det = jnp.sum(log_det, axis=tuple(range(-extra, 0))) if extra > 0 else log_det
+    numpyro.factor(jacobian_name(name), log_det)
+    return value
+
+
+def log_prob(site: dict[str, Any]) -> Array:
+    """Return the log density at a sample site, unsummed, with the scale of its handlers."""
+    if site["intermediates"]:
+        value = site["fn"].log_prob(site["value"], site["intermediates"])
+    else:
+        value = site["fn"].log_prob(site["value"])
+    return value if site["scale"] is None else site["scale"] * value
+
+
+def is_factor(site: dict[str, Any]) -> bool:
+    """Return whether the site is a `numpyro.factor`."""
+    fn = site["fn"]
+    while hasattr(fn, "base_dist"):  # expanded by a plate, or masked
+        fn = fn.base_dist
+    return isinstance(fn, dist.Unit)
+
+
+def draw_site(rng_key: Array, site: dict[str, Any]) -> Array:
+    """Draw a value for an observed site, of the shape of its value."""
+    fn, shape = site["fn"], jnp.shape(site["value"])
+    batch_shape = shape[: len(shape) - fn.event_dim]
+    if batch_shape != fn.batch_shape:
+        fn = fn.expand(batch_shape)
+    return fn.sample(rng_key)
