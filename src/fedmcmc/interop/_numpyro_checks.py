@@ -9,7 +9,7 @@ from numpyro import distributions as dist
 from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.interop._numpyro_trace import start_trace
+from fedmcmc.interop._numpyro_trace import log_prob, start_trace
 
 __all__ = ["abstract_start", "check_global", "check_sites", "row_shapes", "start_at"]
 
@@ -30,6 +30,8 @@ def abstract_start(model: Callable[..., Any], shapes: ArrayTree) -> Facts:
             facts[name] = _facts(site)
             if site["type"] == "param":
                 params[name] = site["value"]
+            elif facts[name]["observed"]:
+                log_prob(site)  # so that a value that does not fit its distribution fails here
         return params
 
     for name, value in jax.eval_shape(run, shapes).items():
@@ -44,6 +46,7 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         size, subsample_size = site["args"]
         facts["size"] = size
         facts["subsampled"] = subsample_size not in (None, size) or len(site["value"]) != size
+    facts["observed"] = site["type"] == "sample" and site["is_observed"]
     if site["type"] == "sample" and not site["is_observed"]:
         facts["latent"] = True
         facts["discrete"] = site["fn"].support.is_discrete
