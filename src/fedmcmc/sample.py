@@ -152,7 +152,9 @@ def _start(
     if callable(position):
         places = jax.vmap(position)(place_keys)
     else:
-        places = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * len(keys)), position)
+        places = jax.tree.map(
+            lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
+        )
     places = jax.tree.map(_as_float, places)
     if not bool(trees.all_finite(places)):
         raise ValueError("The start position holds NaN or infinite values.")
