@@ -1,0 +1,161 @@
+"""What the metric learning experiment measures: curves, distances to pooled NUTS, the figure."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax import Array
+from matplotlib.axes import Axes
+from numpyro import distributions as dist
+
+from experiments import figures
+from experiments.fsgld import repetitions
+from experiments.fsgld.metric_model import Pairs, loglikelihood
+
+__all__ = ["plot", "reference_draws", "score", "summarise"]
+
+
+def score(
+    draws: dict[str, np.ndarray], learn: Pairs, test: Pairs, burnin: int
+) -> dict[str, np.ndarray]:
+    """Return curves ``[num_repetitions, num_kept]`` over the draws.
+
+    ``learn`` and ``test`` are the average log likelihoods of each draw, ``*_predictive`` those of
+    the running average of the predictive probabilities from the end of burn-in on, ``*_accuracy``
+    the share of pairs that this average gets right.
+    """
+    curves: dict[str, np.ndarray] = {}
+    for name, pairs in (("learn", learn), ("test", test)):
+        single, predictive, accuracy = jax.lax.map(
+            lambda args: _curves(burnin, *args), (draws, pairs)
+        )
+        curves[name] = np.asarray(single)
+        curves[f"{name}_predictive"] = np.asarray(predictive)
+        curves[f"{name}_accuracy"] = np.asarray(accuracy)
+    return curves
+
+
+@jax.jit
+def _log_probabilities(draws: dict[str, Array], pairs: Pairs) -> Array:
+    return jax.vmap(loglikelihood, in_axes=(0, None))(draws, pairs)
+
+
+def _curves(burnin: int, draws: dict[str, Array], pairs: Pairs) -> tuple[Array, Array, Array]:
+    terms = _log_probabilities(draws, pairs)  # [num_kept, num_pairs]
+    kept = terms[burnin:]
+    counts = jnp.arange(1, kept.shape[0] + 1)[:, None]
+    running = jax.lax.cumlogsumexp(kept, axis=0) - jnp.log(counts)
+    right = running > jnp.log(0.5)
+    return terms.mean(axis=1), running.mean(axis=1), right.mean(axis=1)
+
+
+def reference_draws(
+    rng_key: Array, learn: Pairs, num_draws: int, prior_scale: float
+) -> dict[str, np.ndarray]:
+    """Draw from the posterior of all pairs pooled by NUTS, a repetition at a time."""
+
+    def model(features: Array, sign: Array) -> None:
+        normal = dist.Normal(0.0, prior_scale)
+        gamma = numpyro.sample("gamma", normal.expand([learn.features.shape[-1]]).to_event(1))
+        mu = numpyro.sample("mu", normal)
+        terms = loglikelihood({"gamma": gamma, "mu": mu}, Pairs(features, sign))
+        numpyro.factor("pairs", terms.sum())
+
+    mcmc = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(model),
+        num_warmup=num_draws,
+        num_samples=num_draws,
+        progress_bar=False,
+        jit_model_args=True,
+    )
+    draws = []
+    for i, key in enumerate(jax.random.split(rng_key, learn.sign.shape[0])):
+        mcmc.run(key, learn.features[i], learn.sign[i])
+        draws.append(mcmc.get_samples())
+    return jax.tree.map(np.asarray, repetitions.stack(draws))
+
+
+def summarise(
+    draws: dict[str, dict[str, np.ndarray]],
+    scores: dict[str, dict[str, np.ndarray]],
+    burnin: dict[str, int],
+) -> dict[str, Any]:
+    """Return the final values of every curve a repetition, and the distance to the reference.
+
+    The table has means and standard deviations over the repetitions that did not diverge.
+    """
+    methods: dict[str, dict[str, Any]] = {}
+    for name, curves in scores.items():
+        each = {k: curves[k][:, burnin[name] :].mean(axis=1) for k in ("learn", "test")}
+        methods[name] = each | {k: v[:, -1] for k, v in curves.items() if k not in each}
+        if "NUTS" in draws and name != "NUTS":
+            kept = _flat(draws[name])[:, burnin[name] :]
+            methods[name] |= _distance(kept, _flat(draws["NUTS"]))
+    table = []
+    for name, values in methods.items():
+        good = np.isfinite(_flat(draws[name])).all(axis=(1, 2))
+        row: dict[str, Any] = {"method": name}
+        for column in methods["FSGLD"]:
+            value = values[column][good] if column in values else np.array([])
+            row[column] = f"{value.mean():.4f} +- {value.std():.4f}" if value.size else "-"
+        table.append(row | {"diverged": int((~good).sum())})
+    return {"table": table, "methods": methods}
+
+
+def _flat(draws: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([draws["gamma"], draws["mu"][..., None]], axis=-1)
+
+
+def _distance(draws: np.ndarray, reference: np.ndarray) -> dict[str, np.ndarray]:
+    """Worst over parameters of each repetition: means in reference sds, and ratios of sds."""
+    sd = reference.std(axis=1)
+    gap = np.abs(draws.mean(axis=1) - reference.mean(axis=1)) / sd
+    ratio = draws.std(axis=1) / sd
+    return {
+        "mean_off_sds": gap.max(axis=1),
+        "sd_ratio_min": ratio.min(axis=1),
+        "sd_ratio_max": ratio.max(axis=1),
+    }
+
+
+def plot(
+    scores: dict[str, dict[str, np.ndarray]],
+    burnin: dict[str, int],
+    samples_per_draw: int,
+    path: pathlib.Path,
+) -> None:
+    """Draw average log likelihoods against the number of samples, as figure 5 of the paper."""
+    num_kept = scores["FSGLD"]["learn"].shape[1]
+    samples = np.arange(1, num_kept + 1) * samples_per_draw
+    with figures.figure(path, 2, 2, sharex=True) as (_, axes):
+        for column, pairs in enumerate(("learn", "test")):
+            for row, suffix in enumerate(("", "_predictive")):
+                for name, color in (("DSGLD", "red"), ("FSGLD", "blue")):
+                    _band(axes[row, column], samples, scores[name][pairs + suffix], name, color)
+                if "NUTS" in scores:
+                    curve = scores["NUTS"][pairs + suffix]
+                    level = curve[:, -1].mean() if suffix else curve.mean()
+                    axes[row, column].axhline(
+                        level, color="black", ls="--", lw=1, label="pooled NUTS"
+                    )
+                axes[row, column].axvline(burnin["FSGLD"] * samples_per_draw, color="grey", lw=0.6)
+        axes[0, 0].set_title("learning pairs")
+        axes[0, 1].set_title("held-out pairs")
+        axes[0, 0].set_ylabel("average log likelihood,\neach sample")
+        axes[1, 0].set_ylabel("log of the predictive probability\naveraged since burn-in")
+        for ax in axes[1]:
+            ax.set_xlabel("number of samples")
+        axes[0, 0].legend()
+
+
+def _band(ax: Axes, samples: np.ndarray, curves: np.ndarray, name: str, color: str) -> None:
+    """Draw the mean and one standard deviation over the repetitions that did not diverge."""
+    curves = curves[np.isfinite(curves).all(axis=1)]
+    if not len(curves):
+        return
+    at, mean, sd = samples[-curves.shape[1] :], curves.mean(axis=0), curves.std(axis=0)
+    ax.plot(at, mean, color=figures.COLORS[color], label=name)
+    ax.fill_between(at, mean - sd, mean + sd, color=figures.COLORS[color], alpha=0.2, lw=0)

@@ -1,0 +1,92 @@
+"""Repetitions of an experiment, each with data of its own, in one compiled program.
+
+`fedmcmc.sample` runs chains over the same data; here the data is vmapped too, which works because
+`FederatedData` is a pytree and a kernel may be built inside ``vmap``.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import fedmcmc
+
+__all__ = ["run", "stack", "visited_clients"]
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Stack pytrees of equal structure, leaves ``[len(trees), ...]``."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def run(
+    kernel_fn: Callable[[Any], fedmcmc.FederatedKernel],
+    arguments: Any,
+    data: fedmcmc.FederatedData,
+    keys: Array,
+    positions: Any,
+    *,
+    num_kept: int,
+    keep_every: int,
+    collect: Callable[[fedmcmc.FederatedState, fedmcmc.RoundInfo], Any],
+) -> Any:
+    """Run ``num_kept * keep_every`` rounds of every repetition.
+
+    Parameters
+    ----------
+    kernel_fn
+        Makes the kernel of one repetition of its `arguments`.
+    arguments, data, keys, positions
+        Leaves with a leading axis of repetitions.
+    num_kept, keep_every
+        What `collect` returns is kept of every `keep_every`-th round.
+    collect
+        ``(state, RoundInfo) -> pytree``.
+
+    Returns
+    -------
+    Pytree of NumPy arrays, leaves ``[num_repetitions, num_kept, ...]``.
+    """
+    step = partial(_repetition, kernel_fn, num_kept, keep_every, collect)
+    kept = jax.jit(jax.vmap(step))(arguments, data, keys, positions)
+    return jax.tree.map(np.asarray, kept)
+
+
+def _repetition(
+    kernel_fn: Callable[[Any], fedmcmc.FederatedKernel],
+    num_kept: int,
+    keep_every: int,
+    collect: Callable[..., Any],
+    arguments: Any,
+    data: fedmcmc.FederatedData,
+    key: Array,
+    position: Any,
+) -> Any:
+    init, step = fedmcmc.simulate(kernel_fn(arguments), data)
+
+    def keep(state: fedmcmc.FederatedState, _: None) -> tuple[fedmcmc.FederatedState, Any]:
+        state = jax.lax.fori_loop(0, keep_every - 1, lambda _, s: step(key, s)[0], state)
+        state, info = step(key, state)
+        return state, collect(state, info)
+
+    return jax.lax.scan(keep, init(position), None, length=num_kept)[1]
+
+
+def visited_clients(
+    kernel: fedmcmc.FederatedKernel, keys: Array, rounds: np.ndarray, num_clients: int
+) -> np.ndarray:
+    """Return which client a relay visited, ``[num_repetitions, len(rounds)]``.
+
+    The choice of a round is a function of the run's key and the round alone.
+    """
+
+    def one(key: Array, round_: Array) -> Array:
+        cohort_key = fedmcmc.streams.cohort_key(key, round_)
+        return kernel.participation.prepare(cohort_key, num_clients).index[0]
+
+    both = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))
+    return np.asarray(jax.jit(both)(keys, jnp.asarray(rounds, jnp.int32)))
