@@ -1,6 +1,7 @@
 """Bayesian federated learning by sampling: composable kernels for JAX."""
 
 from fedmcmc import partition as partition
+from fedmcmc import surrogates as surrogates
 from fedmcmc._types import Broadcast as Broadcast
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort

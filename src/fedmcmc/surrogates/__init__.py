@@ -1,0 +1,31 @@
+"""Gaussian surrogates of each client's likelihood, fitted for all clients in one compiled call.
+
+A surrogate stands for ``p(x_s | theta)`` as a function of theta, without the prior, up to a factor
+(El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` a client,
+leaves ``[num_clients, ...]``, made for `fedmcmc.fsgld` and `fedmcmc.conducive`. Rows enter the
+compiled program as arguments: refitting to other rows of the same shapes compiles nothing.
+
+========== ================================= ======================================================
+function   where ``grad log q_s`` is exact   a client needs
+========== ================================= ======================================================
+`analytic` everywhere, where the model is    one pass over its rows
+           Gaussian
+`taylor`   at the common centre; everywhere  one Hessian; a proper likelihood is not needed
+           for a quadratic log likelihood
+`laplace`  at the client's own maximum       an optimisation and one Hessian
+`sampled`  nowhere in particular             ``num_burnin + num_samples * thinning`` gradients
+========== ================================= ======================================================
+
+A dense structure holds ``d * d`` numbers a client. A Hessian takes ``d`` products with a vector,
+each about three gradients over the client's rows, dense or diagonal; the diagonal one takes 64 of
+them at a time and builds no ``d`` by ``d`` matrix above
+256 dimensions.
+"""
+
+from fedmcmc.surrogates._analytic import analytic as analytic
+from fedmcmc.surrogates._laplace import laplace as laplace
+from fedmcmc.surrogates._mode import Mode as Mode
+from fedmcmc.surrogates._mode import mode as mode
+from fedmcmc.surrogates._sampled import sampled as sampled
+from fedmcmc.surrogates._setup import setup_bits as setup_bits
+from fedmcmc.surrogates._taylor import taylor as taylor
