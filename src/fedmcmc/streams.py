@@ -5,6 +5,8 @@ the choice of the cohort have ids that no client has. Hence a subset of clients,
 a sharded run and a deployed run all draw the same numbers.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -57,7 +59,10 @@ def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
     """
     if num * trees.num_elements(like) > MAX_PREPARED_NORMALS:
         return jax.random.split(rng_key, num)
-    return _unravel(jax.random.normal(rng_key, (num, trees.num_elements(like))), like)
+    size = trees.num_elements(like)
+    # Drawn flat and reshaped: the same numbers, and half the compile time on CPU, where a short
+    # last axis is unrolled within the generator.
+    return _unravel(jax.random.normal(rng_key, (num * size,)).reshape(num, size), like)
 
 
 def realise_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
@@ -88,7 +93,12 @@ def integers_below(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> Arra
     uniform by less than ``bound / 2**32``; ``floor(uniform * bound)`` is off by
     ``bound / 2**23`` in float32.
     """
-    return _high_product(jax.random.bits(rng_key, shape, jnp.uint32), bound)
+    return _high_product(_words(rng_key, shape), bound)
+
+
+def _words(rng_key: Array, shape: tuple[int, ...]) -> Array:
+    # Flat and reshaped, as in `normals`.
+    return jax.random.bits(rng_key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
 def _high_product(words: Array, bound: Array) -> Array:
@@ -113,7 +123,7 @@ def distinct_integers(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> A
     """
     num = shape[-1]
     bound = jnp.asarray(bound, jnp.int32)
-    words = jnp.moveaxis(jax.random.bits(rng_key, shape, jnp.uint32), -1, 0)
+    words = jnp.moveaxis(_words(rng_key, shape), -1, 0)
     take = jnp.minimum(num, bound)
     slots = jnp.arange(num)
 
