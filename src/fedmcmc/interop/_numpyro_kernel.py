@@ -190,8 +190,12 @@ class FederatedMCMCKernel(MCMCKernel):
         place_key, init_key = (
             streams.draw_key(as_key(rng_key), jnp.uint32(2**32 - 1 - i)) for i in range(2)
         )
-        default = posterior.init_fn(place_key)  # type: ignore[misc]
-        position = default if init_params is None else _checked(init_params, default)
+        init_fn = posterior.init_fn
+        assert init_fn is not None  # from_numpyro gives one
+        if init_params is None:
+            position = init_fn(place_key)
+        else:
+            position = _checked(init_params, jax.eval_shape(init_fn, place_key))
         state = simulate(kernel, data).init(position, init_key)
         # No round has run yet; the fields of the next one tell the types.
         info = jax.eval_shape(simulate(kernel, data).step, as_key(rng_key), state)[1]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior
@@ -203,27 +204,25 @@ def _sum(terms: list[Array]) -> Array:
 def _starts(
     log_density: Callable[[Position], Array], shapes: dict[str, tuple[int, ...]], radius: float
 ) -> Callable[[Array], Position]:
-    names = sorted(shapes)
+    origin = {name: np.zeros(shape, jnp.result_type(float)) for name, shape in shapes.items()}
 
-    def draw(rng_key: Array, attempt: Array) -> Position:
-        keys = jax.random.split(jax.random.fold_in(rng_key, attempt), len(names))
-        return {
-            name: jax.random.uniform(key, shapes[name], minval=-radius, maxval=radius)
-            for name, key in zip(names, keys, strict=True)
-        }
-
-    def is_poor(state: tuple[Array, Position]) -> Array:
-        attempt, position = state
-        finite = trees.all_finite(jax.value_and_grad(log_density)(position))
-        return ~finite & (attempt < MAX_STARTS)
+    def draw(rng_key: Array) -> Position:
+        flat, unravel = ravel_pytree(origin)
+        return unravel(jax.random.uniform(rng_key, flat.shape, flat.dtype, -radius, radius))
 
     @jax.jit
     def init_fn(rng_key: Array) -> Position:
-        def again(state: tuple[Array, Position]) -> tuple[Array, Position]:
-            return state[0] + 1, draw(rng_key, state[0] + 1)
+        def is_poor(state: tuple[Array, Array, Position]) -> Array:
+            attempt, finite, _ = state
+            return ~finite & (attempt < MAX_STARTS)
 
-        zero = jnp.zeros((), jnp.int32)
-        return jax.lax.while_loop(is_poor, again, (zero, draw(rng_key, zero)))[1]
+        def again(state: tuple[Array, Array, Position]) -> tuple[Array, Array, Position]:
+            position = draw(jax.random.fold_in(rng_key, state[0]))
+            finite = trees.all_finite(jax.value_and_grad(log_density)(position))
+            return state[0] + 1, finite, position
+
+        start = (jnp.zeros((), jnp.int32), jnp.zeros((), bool), jax.tree.map(jnp.asarray, origin))
+        return jax.lax.while_loop(is_poor, again, start)[2]
 
     return init_fn
 

@@ -1,0 +1,339 @@
+"""Federated kernels under `numpyro.infer.MCMC`, and the tools that read its runs."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+
+import fedmcmc
+from fedmcmc.interop.numpyro import FederatedMCMCKernel
+
+STEP, LOCAL = 2e-4, 2
+CHAINS, WARMUP, DRAWS = 3, 4, 6
+START = {"b": jnp.zeros(2), "s": jnp.zeros(())}
+
+
+def model(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    numpyro.deterministic("variance", s**2)
+    with numpyro.plate("rows", x.shape[0]):
+        mean = numpyro.deterministic("mean", x @ b)
+        numpyro.sample("y", dist.Normal(mean, s), obs=y)
+
+
+def kernel_fn(posterior):
+    return fedmcmc.dsgld(posterior, step_size=STEP, num_local_steps=LOCAL)
+
+
+def client(rng, n):
+    x = rng.normal(size=(n, 2))
+    return {"x": x, "y": x @ np.array([1.0, -1.0]) + 0.5 * rng.normal(size=n)}
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    return fedmcmc.FederatedData.from_clients([client(rng, n) for n in (9, 1, 14)])
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """One kernel for all tests: the model is analysed once."""
+    return FederatedMCMCKernel(model, kernel_fn, init_radius=1.0, check_rows=False)
+
+
+def mcmc_of(kernel, *, chains=CHAINS, method="vectorized", draws=DRAWS, **options):
+    options = {"num_warmup": WARMUP, "progress_bar": False, **options}
+    return MCMC(kernel, num_samples=draws, num_chains=chains, chain_method=method, **options)
+
+
+@pytest.fixture(scope="module")
+def run(data, kernel):
+    mcmc = mcmc_of(kernel)
+    mcmc.run(jax.random.key(0), data, extra_fields=("i", "z.s", "federated.broadcast.round"))
+    return mcmc
+
+
+def test_vectorised_chains_draw_in_the_models_own_space(run):
+    samples = run.get_samples(group_by_chain=True)
+    shapes = {name: leaf.shape for name, leaf in samples.items()}
+    one = (CHAINS, DRAWS)
+    assert shapes == {"b": (*one, 2), "s": one, "variance": one}  # `mean` has a row axis
+    fields = run.get_extra_fields(group_by_chain=True)
+    np.testing.assert_allclose(samples["s"], np.exp(fields["z.s"]), rtol=1e-5)
+    np.testing.assert_allclose(samples["variance"], samples["s"] ** 2, rtol=1e-5)
+    assert len(np.unique(samples["s"])) == CHAINS * DRAWS
+    assert run.get_samples()["b"].shape == (CHAINS * DRAWS, 2)
+
+
+def test_extra_fields_tell_what_each_round_sent(run):
+    fields = run.get_extra_fields(group_by_chain=True)
+    rounds = np.tile(np.arange(WARMUP + 1, WARMUP + DRAWS + 1), (CHAINS, 1))
+    np.testing.assert_array_equal(fields["i"], rounds)
+    np.testing.assert_array_equal(fields["federated.broadcast.round"], rounds)
+    for name in ("bits_up", "bits_down"):
+        np.testing.assert_array_equal(fields[name], 3 * 32)
+    np.testing.assert_array_equal(fields["num_active"], 1)
+    assert (np.asarray(fields["gradient_norm"]) > 0).all() and not fields["diverging"].any()
+
+
+def test_print_summary_has_the_latent_sites(run, capsys):
+    run.print_summary()
+    printed = capsys.readouterr().out
+    assert "b[1]" in printed and "r_hat" in printed and "Number of divergences: 0" in printed
+    assert "variance" not in printed  # deterministic sites are left out by default
+
+
+@pytest.fixture(scope="module")
+def reference(data):
+    """Return the keys of two chains of `fedmcmc.sample` and their draws."""
+    posterior = fedmcmc.from_numpyro(model, example=data, init_radius=1.0, check_rows=False)
+    options = dict(num_rounds=WARMUP + DRAWS, num_burnin=WARMUP, num_chains=2, progress=False)
+    samples = fedmcmc.sample(
+        jax.random.key(5), kernel_fn(posterior), data, posterior.init_fn, **options
+    )
+    keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.key(5), c))(jnp.arange(2))
+    return keys, samples.constrained
+
+
+@pytest.mark.parametrize(
+    "method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)]
+)
+def test_a_chain_is_the_chain_of_sample_with_its_key(reference, data, kernel, method):
+    """The same streams, start included, with and without a chain axis, raw keys and typed."""
+    keys, expected = reference
+    mcmc = mcmc_of(kernel, chains=2, method=method)
+    mcmc.run(keys if method == "sequential" else jax.random.key_data(keys), data)
+    draws = mcmc.get_samples(group_by_chain=True)
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(draws[name], leaf, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_thinning_keeps_every_other_round(run, data, kernel):
+    thinned = mcmc_of(kernel, thinning=2)
+    thinned.run(jax.random.key(0), data)
+    full = run.get_samples(group_by_chain=True)
+    for name, leaf in thinned.get_samples(group_by_chain=True).items():
+        np.testing.assert_allclose(leaf, full[name][:, 1::2], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_stopped(run, data, kernel):
+    mcmc = mcmc_of(kernel, draws=DRAWS // 2, jit_model_args=True)
+    mcmc.warmup(jax.random.key(0), data)
+    halves = []
+    for _ in range(2):
+        mcmc.run(mcmc.post_warmup_state.rng_key, data)
+        halves.append(mcmc.get_samples(group_by_chain=True))
+        last = mcmc.post_warmup_state
+        mcmc.post_warmup_state = mcmc.last_state
+    for name, leaf in run.get_samples(group_by_chain=True).items():
+        joined = np.concatenate([half[name] for half in halves], axis=1)
+        np.testing.assert_allclose(joined, leaf, rtol=1e-4)
+    mcmc.post_warmup_state = last
+    mcmc.run(jax.random.key(77), data)  # another key: the same start, other numbers
+    other = mcmc.get_samples(group_by_chain=True)["s"]
+    assert not np.isclose(other, halves[1]["s"], rtol=1e-6).any()
+
+
+def test_start_of_each_chain_from_init_params(data, kernel):
+    start = {"b": jnp.arange(4.0).reshape(2, 2), "s": jnp.array([0.1, -0.1])}
+    state = kernel.init(jax.random.split(jax.random.key(0), 2), 0, start, (data,), {})
+    for tree in (state.z, state.federated.broadcast.position):
+        for name, leaf in start.items():
+            np.testing.assert_array_equal(tree[name], leaf)
+    with pytest.raises(ValueError, match="init_params holds the unconstrained latent sites"):
+        kernel.init(jax.random.key(0), 0, {"b": jnp.zeros(2)}, (data,), {})
+
+
+def test_arviz_reads_the_run_and_traces_the_model_on_all_rows(run, data):
+    arviz_base = pytest.importorskip("arviz_base")
+    tree = arviz_base.from_numpyro(run, log_likelihood=True)
+    assert tree["posterior"]["b"].shape == (CHAINS, DRAWS, 2)
+    assert tree["sample_stats"]["bits_up"].shape == (CHAINS, DRAWS)
+    np.testing.assert_allclose(tree["observed_data"]["y"], data.rows["y"])
+    expected = log_likelihood(model, run.get_samples(), **data.rows)["y"]
+    given = tree["log_likelihood"]["y"].values.reshape(expected.shape)
+    np.testing.assert_allclose(given, expected, rtol=1e-5)
+
+
+def test_predictive_takes_the_draws(run, data, kernel):
+    samples, x = run.get_samples(), np.array([[1.0, 0.0], [0.0, 2.0]])
+    drawn = Predictive(model, samples)(jax.random.key(1), x=x, y=None)
+    np.testing.assert_allclose(drawn["mean"], samples["b"] @ x.T, rtol=1e-5)
+    assert drawn["y"].shape == (CHAINS * DRAWS, 2)
+    # With the arguments of `run`, through the kernel's model.
+    fitted = Predictive(kernel.model, samples)(jax.random.key(1), data)
+    np.testing.assert_allclose(fitted["mean"], samples["b"] @ data.rows["x"].T, rtol=1e-4)
+
+
+def test_kernel_and_run_pickle(run, data):
+    copy = pickle.loads(pickle.dumps(run))
+    for name, leaf in run.get_samples().items():
+        np.testing.assert_array_equal(copy.get_samples()[name], leaf)
+    np.testing.assert_array_equal(copy.last_state.z["b"], run.last_state.z["b"])
+    assert copy.sampler._sample_fn is None  # so that the next run builds it again
+    state = copy.sampler.init(jax.random.key(3), 0, START, (data,), {})
+    assert state.z["b"].shape == (2,) and copy.sampler._sample_fn is not None
+
+
+def test_progress_bar_describes_the_round(data, kernel, monkeypatch, capsys):
+    for name in ("CI", "PYTEST_XDIST_WORKER"):  # under which NumPyro shows no bar
+        monkeypatch.delenv(name, raising=False)
+    mcmc = mcmc_of(kernel, chains=1, draws=2, progress_bar=True, jit_model_args=True)
+    mcmc.run(jax.random.key(0), data, init_params=START)
+    assert mcmc.get_samples()["b"].shape == (2, 2)
+    text = kernel.get_diagnostics_str(mcmc.last_state)
+    assert text.startswith("|gradient| ") and text.endswith("1 active, 96 bits up")
+    assert "96 bits up" in capsys.readouterr().err
+
+
+def test_other_data_of_the_same_kind_reuses_the_kernel(data, kernel):
+    kernel.init(jax.random.key(0), 0, START, (data,), {})
+    built = kernel._posterior
+    other = fedmcmc.FederatedData.from_clients([client(np.random.default_rng(1), 3)])
+    kernel.init(jax.random.key(0), 0, START, (other,), {})
+    assert kernel._posterior is built
+
+
+def test_pooled_kernels_and_schedules_of_the_round_run_too(data):
+    rounds = []
+
+    def schedule(round_):
+        rounds.append(jnp.shape(round_))
+        return 1e-3 / (1 + round_)
+
+    def pooled_fn(posterior):
+        return fedmcmc.sgld(posterior, step_size=schedule, batch_size=4)
+
+    kernel = FederatedMCMCKernel(model, pooled_fn, check_rows=False)
+    starts = jax.tree.map(lambda x: jnp.stack([x, x]), START)
+    states = kernel.init(jax.random.split(jax.random.key(0), 2), 0, starts, (data,), {})
+    states = jax.jit(kernel.sample)(states, (data,), {})
+    assert states.z["b"].shape == (2, 2) and (states.num_active == 1).all()
+    assert set(rounds) == {()}  # the round has no chain axis inside of a round
+
+
+def test_a_diverging_chain_is_marked(data, kernel):
+    state = kernel.init(jax.random.key(0), 0, START, (data,), {})
+    assert not state.diverging
+    # From here the residuals overflow.
+    state = kernel.init(jax.random.key(0), 0, dict(START, s=jnp.float32(-50.0)), (data,), {})
+    state = jax.jit(kernel.sample)(state, (data,), {})
+    assert state.diverging and int(state.i) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((np.ones(3),), {}), ((None, None), {}), ((), {"x": 1})]
+)
+def test_run_takes_one_federation(kernel, data, args, kwargs):
+    given = tuple(data if arg is None else arg for arg in args)
+    with pytest.raises(ValueError, match="takes one FederatedData and nothing else"):
+        kernel.init(jax.random.key(0), 0, None, given, kwargs)
+
+
+def test_a_model_that_does_not_fit_is_turned_away_in_init(data):
+    def local(x, y):
+        with numpyro.plate("rows", x.shape[0]):
+            own = numpyro.sample("own", dist.Normal(0, 1))
+            numpyro.sample("y", dist.Normal(own, 1), obs=y)
+
+    mcmc = mcmc_of(FederatedMCMCKernel(local, kernel_fn))
+    with pytest.raises(ValueError, match="'own' lies in the data plate"):
+        mcmc.run(jax.random.key(0), data)
+
+
+def test_a_kernel_for_another_federation_is_turned_away_in_init(data):
+    def kernel_fn(posterior):
+        probabilities = jnp.array([0.5, 0.5])
+        return fedmcmc.dsgld(
+            posterior, step_size=STEP, num_local_steps=1, probabilities=probabilities
+        )
+
+    kernel = FederatedMCMCKernel(model, kernel_fn, check_rows=False)
+    with pytest.raises(ValueError, match="probabilities for 2 clients"):
+        kernel.init(jax.random.key(0), 0, START, (data,), {})
+    with pytest.raises(RuntimeError, match="init must be called before"):
+        FederatedMCMCKernel(model, kernel_fn).postprocess_fn((data,), {})
+
+
+NOISE = 2.0
+
+
+def lognormal_rate(x, y):
+    """Gaussian in unconstrained space, with a constrained site."""
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    r = numpyro.sample("r", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ b + jnp.log(r), NOISE), obs=y)
+
+
+def summarise(draws):
+    """Return mean, sd and effective sample size of ``[num_chains, num_draws, d]``."""
+    return draws.mean((0, 1)), draws.std((0, 1)), effective_sample_size(draws)
+
+
+@pytest.mark.slow
+def test_fsgld_under_mcmc_agrees_with_nuts_on_the_pooled_rows():
+    """Means within 5 standard errors of both chains; sds too, once its known excess is taken off.
+
+    In ``z = (b, log r)`` the likelihood of client s is Gaussian with precision ``A_s`` and the
+    prior standard normal. With exact surrogates every local step is one of Langevin dynamics on
+    the posterior, whose law has the posterior's mean and covariance
+    ``inv(P (I - step_size P / 2))``, ``P = I + sum A_s``: a little wide, by a known factor.
+    """
+    rng = np.random.default_rng(3)
+    trees = []
+    for shift, n in ((-1.0, 8), (0.5, 15), (2.0, 6)):  # clients that disagree
+        x = rng.normal(size=(n, 2))
+        trees.append({"x": x, "y": x @ [1.0, -0.5] + shift + NOISE * rng.normal(size=n)})
+    designs = [np.column_stack([tree["x"], np.ones(len(tree["y"]))]) for tree in trees]
+    precisions = np.array([design.T @ design / NOISE**2 for design in designs])
+    means = np.array(
+        [np.linalg.lstsq(a, t["y"], rcond=None)[0] for a, t in zip(designs, trees, strict=True)]
+    )
+    surrogates = fedmcmc.Gaussian.from_moments(
+        {"b": means[:, :2], "r": means[:, 2]}, np.linalg.inv(precisions)
+    )
+    precision = np.eye(3) + precisions.sum(0)
+    step_size = 0.1 / np.linalg.eigvalsh(precision).max()
+    excess = np.sqrt(
+        np.diag(np.linalg.inv(precision @ (np.eye(3) - step_size * precision / 2)))
+        / np.diag(np.linalg.inv(precision))
+    )
+
+    def kernel_fn(posterior):
+        return fedmcmc.fsgld(posterior, surrogates, step_size=step_size, num_local_steps=10)
+
+    data = fedmcmc.FederatedData.from_clients(trees)
+    federated = MCMC(
+        FederatedMCMCKernel(lognormal_rate, kernel_fn),
+        num_warmup=100, num_samples=4000, num_chains=4, chain_method="vectorized",
+        progress_bar=False,
+    )  # fmt: skip
+    federated.run(jax.random.key(0), data)
+    pooled = MCMC(
+        NUTS(lognormal_rate),
+        num_warmup=300, num_samples=2000, num_chains=4, chain_method="vectorized",
+        progress_bar=False,
+    )  # fmt: skip
+    pooled.run(jax.random.key(1), **data.rows)
+
+    def draws(mcmc):
+        samples = mcmc.get_samples(group_by_chain=True)
+        return np.concatenate([samples["b"], np.log(samples["r"])[..., None]], axis=-1)
+
+    (mean, sd, ess), (mean_, sd_, ess_) = summarise(draws(federated)), summarise(draws(pooled))
+    assert ess.min() > 1000 and ess_.min() > 1000
+    z = (mean - mean_) / np.sqrt(sd**2 / ess + sd_**2 / ess_)
+    assert np.abs(z).max() < 5, z
+    z = (sd / excess - sd_) / np.sqrt(sd**2 / (2 * ess) + sd_**2 / (2 * ess_))
+    assert np.abs(z).max() < 5, z
