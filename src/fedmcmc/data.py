@@ -247,7 +247,7 @@ def own_rows(client: Client, first: Any = 0) -> tuple[ArrayTree, Array]:
     The rows behind the client's last are copies of its first, so that a row of another client
     never enters a computation, not even masked (a NaN would survive a mask in a gradient).
     """
-    offsets = first + jnp.arange(min(client.max_size, CHUNK_ROWS))
+    offsets = first + jnp.arange(min(client.max_size, CHUNK_ROWS), dtype=jnp.int32)
     mask = offsets < client.size
     return gather(client, jnp.where(mask, offsets, 0)), mask
 

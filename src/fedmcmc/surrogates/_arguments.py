@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc._types import ArrayTree, Posterior, as_functions
 
 __all__ = [
     "STRUCTURES",
     "as_float",
     "check_choice",
+    "densities",
     "fraction",
     "integer",
     "start_position",
@@ -21,6 +22,11 @@ __all__ = [
 ]
 
 STRUCTURES = ("dense", "diagonal")
+
+
+def densities(posterior: Posterior) -> Posterior:
+    """Return what fits use of a posterior, so that the rest cannot ask for another compilation."""
+    return as_functions(Posterior(posterior.logprior_fn, posterior.loglikelihood_fn))
 
 
 def start_position(rng_key: Array, posterior: Posterior, position: ArrayTree) -> ArrayTree:

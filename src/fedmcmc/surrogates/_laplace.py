@@ -7,12 +7,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.surrogates._arguments import (
     STRUCTURES,
     check_choice,
+    densities,
     fraction,
     integer,
     start_position,
@@ -102,7 +103,7 @@ def laplace(
     position = start_position(rng_key, posterior, position)
     with jax.default_matmul_precision("highest"):
         fitted, measured = _fit(
-            as_functions(posterior),
+            densities(posterior),
             data,
             position,
             fraction(prior_fraction),

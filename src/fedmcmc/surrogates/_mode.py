@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
-from fedmcmc.surrogates._arguments import as_float, integer
+from fedmcmc.surrogates._arguments import as_float, densities, integer
 from fedmcmc.surrogates._newton import Maximum, maximise
 from fedmcmc.surrogates._target import Target, value_and_gradient
 
@@ -76,7 +76,7 @@ def mode(
     max_steps = integer("max_steps", max_steps, 1)
     position = jax.tree.map(as_float, position)
     with jax.default_matmul_precision("highest"):
-        position, found = _fit(as_functions(posterior), data, position, max_steps, tolerance)
+        position, found = _fit(densities(posterior), data, position, max_steps, tolerance)
     norm = jnp.linalg.norm(found.gradient)
     if not np.isfinite(found.gain) or not np.isfinite(norm):
         raise ValueError(

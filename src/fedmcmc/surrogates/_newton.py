@@ -98,7 +98,9 @@ def maximise(
     def body(carry: tuple[Maximum, Array, Any]) -> tuple[Maximum, Array, Any]:
         now, value, (memory, search) = carry
         slope = -now.gradient
-        step, memory = quasi_newton.update(slope, memory, now.flat)
+        # optax adds an int32 to an int64 in here, which strict promotion forbids in x64.
+        with jax.numpy_dtype_promotion("standard"):
+            step, memory = quasi_newton.update(slope, memory, now.flat)
         updates, search = line_search.update(
             -step, search, now.flat, value=value, grad=slope, value_fn=loss
         )

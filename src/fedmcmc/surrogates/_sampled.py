@@ -9,13 +9,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc import trees
-from fedmcmc._types import ArrayTree, GradientEstimator, Posterior, as_functions
+from fedmcmc._types import ArrayTree, GradientEstimator, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import for_batch_size
 from fedmcmc.surrogates._arguments import (
     STRUCTURES,
     check_choice,
+    densities,
     fraction,
     integer,
     start_position,
@@ -124,7 +125,7 @@ def sampled(
     small = trees.num_elements(position) <= DENSE_LIMIT
     dense = structure == "dense" or (check != "ignore" and small)
     fitted, report = _fit(
-        as_functions(posterior),
+        densities(posterior),
         for_batch_size(batch_size),
         data,
         position,

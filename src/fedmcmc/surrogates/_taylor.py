@@ -8,13 +8,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc import trees
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.surrogates._arguments import (
     STRUCTURES,
     as_float,
     check_choice,
+    densities,
 )
 from fedmcmc.surrogates._newton import as_gaussian, expand
 from fedmcmc.surrogates._propriety import (
@@ -71,7 +72,7 @@ def taylor(
     check_choice("structure", structure, STRUCTURES)
     centre = jax.tree.map(as_float, centre)
     with jax.default_matmul_precision("highest"):
-        fitted, finite = _fit(as_functions(posterior), data, centre, structure=structure)
+        fitted, finite = _fit(densities(posterior), data, centre, structure=structure)
     if check != "ignore":
         text = "the log likelihood's gradient or Hessian at the centre is not finite"
         said = [None if good else text for good in np.asarray(finite)]
