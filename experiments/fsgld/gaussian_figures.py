@@ -88,7 +88,7 @@ def _draws(
                 ax.plot(*mean, "+", ms=10, mew=1.8, color=POSTERIOR, zorder=5)
             else:
                 inset = _inset(ax, mean, 4.5 * float(np.sqrt(np.trace(law[1]) / 2)))
-                inset.plot(*points, ".", ms=2, color="black", alpha=0.5, mew=0)
+                inset.plot(*points, ".", ms=2, color="black", alpha=0.35, mew=0)
                 _ellipses(inset, mean, variance, law)
             ax.set_title(f"{result.method.upper()} ({result.num_local_steps})")
         for ax in axes[-1]:
