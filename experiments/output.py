@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 
 def save_draws(samples: fedmcmc.Samples, path: Path, **kwargs: Any) -> None:
-    """Write draws as netCDF, to be read with ``arviz_base.from_netcdf`` or xarray."""
+    """Write draws as netCDF, to be read with ``xarray.open_datatree``."""
     samples.to_datatree(**kwargs).to_netcdf(path, engine="h5netcdf")
 
 

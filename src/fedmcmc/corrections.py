@@ -66,7 +66,7 @@ def conducive(
         prepare=estimator.prepare,
         start=Partial(_start, estimator.start, parameters),
         estimate=Partial(_estimate, estimator.estimate),
-        check=Partial(_check, estimator.check, surrogates),
+        check=Partial(_check, estimator.check, surrogates, parameters.shares),
     )
 
 
@@ -105,7 +105,16 @@ def _estimate(
 
 
 def _check(
-    inner: Callable[..., None], surrogates: Gaussian, position: ArrayTree, data: FederatedData
+    inner: Callable[..., None],
+    surrogates: Gaussian,
+    shares: PerClient | None,
+    position: ArrayTree,
+    data: FederatedData,
 ) -> None:
     inner(position, data)
     surrogates.check_clients(position, data.num_clients)
+    if shares is not None and shares.values.shape != (data.num_clients,):
+        raise ValueError(
+            f"shares must have shape ({data.num_clients},), one a client, got "
+            f"{shares.values.shape}."
+        )

@@ -83,8 +83,8 @@ class Gaussian:
                 return cls._from_covariance(mean, *matrix)
             variance = covariance
         variance = jax.tree.map(_as_float, variance)
-        _check_positive(variance)
         if isinstance(variance, Array) and _is_scaled(mean, variance):
+            _check_positive(variance)
             eta = jax.tree.map(lambda m: m / _expand(variance, m), mean)
             return cls(eta, 1 / variance, "scaled_identity")
         if trees.shapes_of(variance) != trees.shapes_of(mean):
@@ -92,6 +92,7 @@ class Gaussian:
                 f"The second argument is neither a covariance matrix over the raveled mean nor "
                 f"variances shaped as the mean: mean {_shapes(mean)}, got {_shapes(variance)}."
             )
+        _check_positive(variance)
         return cls(
             jax.tree.map(jnp.divide, mean, variance),
             jax.tree.map(lambda v: 1 / v, variance),

@@ -1,6 +1,7 @@
 """The loop: one compiled program a run, called in segments so that draws leave the device."""
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,12 @@ class _Run:
             try:
                 segment = self._segment(plan, capacity, at)
             except KeyboardInterrupt:
+                warnings.warn(
+                    f"Interrupted in or after round {at}; returning what was kept before. Go on "
+                    f"with sample(..., state=samples.state).",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
                 break
             took = time.perf_counter() - begun
             self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)

@@ -142,12 +142,14 @@ def run_round(
         streams.server_key(rng_key, round_), broadcast, state.server, total
     )
     num_active = jnp.sum(cohort.active.astype(jnp.int32))
-    down = trees.num_bits(broadcast)
+    # Pooled rows have no messages: the centralised reference sends nothing.
+    sends = 0 if kernel.participation.pooled else 1
+    down = sends * trees.num_bits(broadcast)
     square = jnp.where(cohort.active, step_info.gradient_norm**2, 0)
     info = RoundInfo(
         round=round_,
         num_active=num_active,
-        bits_up=_sum_bits(jnp.where(cohort.active, step_info.bits, 0), trees.num_bits(message)),
+        bits_up=_sum_bits(jnp.where(cohort.active, sends * step_info.bits, 0), trees.num_bits(message)),
         bits_down=_sum_bits(jnp.where(cohort.active, down, 0), down * cohort.active.shape[0]),
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1)),
         clients=step_info,

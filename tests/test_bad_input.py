@@ -1,0 +1,182 @@
+"""Bad input: one clear error that says what was given and what is expected, and nothing lost."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+
+POSTERIOR = fedmcmc.Posterior(
+    lambda theta: -0.5 * jnp.sum(theta**2),
+    lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
+)
+DATA = fedmcmc.FederatedData.from_clients([np.ones((3, 2)), np.zeros((2, 2))])
+
+
+def surrogates(num_clients=2, dim=2):
+    return fedmcmc.Gaussian.from_moments(
+        jnp.zeros((num_clients, dim)), variance=jnp.ones((num_clients, dim))
+    )
+
+
+def run(kernel, position=None, data=DATA, **settings):
+    settings = {"num_rounds": 4, "progress": False, **settings}
+    start = jnp.zeros(2) if position is None else position
+    return fedmcmc.sample(jax.random.key(0), kernel, data, start, **settings)
+
+
+def fsgld(q=None, **settings):
+    settings = {"step_size": 0.01, "num_local_steps": 2, **settings}
+    return fedmcmc.fsgld(POSTERIOR, surrogates() if q is None else q, **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: run(fsgld(surrogates(3))), r"2 clients.*\(3, 2\)"),
+        (lambda: run(fsgld(surrogates(2, 5))), r"positions of shapes \(2,\)"),
+        (lambda: fsgld(probabilities=jnp.array([0.5, 0.6])), "sum of 1.1"),
+        (lambda: fsgld(probabilities=jnp.array([1.5, -0.5])), "smallest entry of -0.5"),
+        (lambda: run(fsgld(probabilities=jnp.ones(3) / 3)), "3 clients.*2 clients"),
+        (lambda: fsgld(step_size=-1.0), "step_size must be a finite number above 0"),
+        (lambda: fsgld(step_size=jnp.ones(2)), r"step_size must be a scalar.*\(2,\)"),
+        (lambda: fsgld(step_size=float("nan")), "step_size must be a finite number"),
+        (lambda: fsgld(num_local_steps=0), "num_local_steps must be a positive integer"),
+        (lambda: fsgld(batch_size=2.5), "batch_size must be a positive integer"),
+        (lambda: fsgld(temperature=-1.0), "temperature must be a finite number at least 0"),
+        (lambda: run(fsgld(), position=jnp.array([jnp.nan, 0.0])), "start position holds NaN"),
+        (lambda: run(fsgld(), num_rounds=0), "num_rounds must be an integer of at least 1"),
+        (lambda: run(fsgld(), num_burnin=5), "num_rounds counts burn-in too"),
+        (lambda: run(fsgld(), thinning=0), "thinning must be"),
+        (lambda: fedmcmc.sample(jax.random.key(0), fsgld(), DATA, num_rounds=1), "Give a position"),
+        (lambda: fedmcmc.bernoulli(0.0), "probabilities in"),
+        (lambda: fedmcmc.uniform(0), "positive integer cohort_size"),
+        (
+            lambda: run(
+                fedmcmc.relay(
+                    POSTERIOR,
+                    fedmcmc.full_gradient(),
+                    participation=fedmcmc.full(),
+                    step_size=0.1,
+                )
+            ),
+            "one client a round",
+        ),
+        (
+            lambda: run(
+                fedmcmc.relay(
+                    POSTERIOR,
+                    fedmcmc.conducive(
+                        fedmcmc.full_gradient(), surrogates(), shares=jnp.ones(3) / 3
+                    ),
+                    participation=fedmcmc.categorical(),
+                    step_size=0.1,
+                )
+            ),
+            r"shares must have shape \(2,\)",
+        ),
+        (
+            lambda: run(
+                fedmcmc.dsgld(
+                    POSTERIOR._replace(loglikelihood_fn=lambda t, x: -jnp.sum((x - t) ** 2)),
+                    step_size=0.1,
+                    num_local_steps=1,
+                )
+            ),
+            r"one term a row, shape \(3,\), got \(\)",
+        ),
+    ],
+)
+def test_settings(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fedmcmc.FederatedData.from_clients([]), "at least one client"),
+        (
+            lambda: fedmcmc.FederatedData.from_clients([np.ones((2, 1)), np.ones((0, 1))]),
+            "client 1 has none",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_clients([np.ones((2, 1)), np.ones((2, 3))]),
+            r"\(1,\) at client 0, \(3,\) at client 1",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_clients([{"x": np.ones(2)}, {"y": np.ones(2)}]),
+            "same structure",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_clients([{"x": np.ones(2), "y": np.ones(3)}]),
+            r"same number of rows.*\(2,\), \(3,\)",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_clients(
+                [{"x": np.ones(2)}, {"x": np.array([1.0, np.nan, 2.0])}]
+            ),
+            r"\['x'\], first row 1 of client 1",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_arrays(np.ones(3), np.array([0, 2, 2])),
+            "client 1 has none",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_arrays(np.ones(3), np.array([0.0, 1.0, 1.0])),
+            "dtype float64",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_arrays(np.ones(3), np.array([0, -1, 1])),
+            r"must lie in \[0, 2\)",
+        ),
+        (
+            lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.array([[1.0, 2], [2, 1]])),
+            "smallest eigenvalue of -1",
+        ),
+        (lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.eye(3)), "neither a covariance"),
+        (lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2)), "either covariance= or variance="),
+        (
+            lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), variance=jnp.array([1.0, -1.0])),
+            "must be positive",
+        ),
+    ],
+)
+def test_data(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_diverging_step_size_keeps_the_draws_before():
+    kernel = fsgld(surrogates(), step_size=0.6)
+    with pytest.raises(fedmcmc.NonFiniteError, match="step size is too large") as caught:
+        run(kernel, position=jnp.ones(2), num_rounds=400, num_chains=2)
+    error = caught.value
+    assert 0 < error.samples.num_draws <= error.round
+    assert error.samples.draws.shape == (2, error.samples.num_draws, 2)
+    assert np.isfinite(error.samples.draws).all()
+    assert (error.samples.info["round"] < error.round).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.state))
+
+
+def test_interrupt_returns_what_was_kept(monkeypatch):
+    # The function hides the module of its name as an attribute of the package.
+    module = importlib.import_module("fedmcmc.sample")
+    real, calls = module.run_segment, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, "run_segment", interrupted)
+    monkeypatch.setattr(module, "MAX_SEGMENT", 1)
+    monkeypatch.setattr(module, "SEGMENT_SECONDS", 0.0)
+    with pytest.warns(RuntimeWarning, match="Interrupted"):
+        samples = run(fsgld(), num_rounds=5000)
+    assert 0 < samples.num_draws < 5000
+    assert int(samples.state.broadcast.round[0]) == samples.num_draws

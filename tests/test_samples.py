@@ -1,0 +1,95 @@
+"""What a run returns: draws, info, totals, ArviZ trees and what works on them."""
+
+import arviz_plots
+import arviz_stats
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray
+
+import fedmcmc
+
+SIZES = (5, 3, 1)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    rng = np.random.default_rng(0)
+    data = fedmcmc.FederatedData.from_clients([rng.normal(size=n) for n in SIZES])
+    posterior = fedmcmc.Posterior(
+        lambda p: -0.5 * jnp.sum(p["m"] ** 2) - jnp.exp(p["s"]) + p["s"],
+        lambda p, x: -0.5 * (x - p["m"][0]) ** 2 - 0.5 * (x - p["m"][1]) ** 2,
+        constrain_fn=lambda p: {"m": p["m"], "scale": jnp.exp(p["s"])},
+    )
+    kernel = fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=3)
+    return fedmcmc.sample(
+        jax.random.key(0),
+        kernel,
+        data,
+        {"m": jnp.zeros(2), "s": 0.0},
+        num_rounds=211,
+        num_burnin=10,
+        thinning=2,
+        num_chains=3,
+        progress=False,
+    )
+
+
+def test_shapes_info_and_totals(samples):
+    assert (samples.num_chains, samples.num_draws) == (3, 100)
+    assert samples.draws["m"].shape == (3, 100, 2)
+    assert samples.draws["s"].shape == (3, 100)
+    np.testing.assert_array_equal(samples.info["round"][0], 10 + 2 * np.arange(100) + 1)
+    # Three floats to one client and back.
+    for way in ("bits_up", "bits_down"):
+        assert (samples.info[way] == 3 * 32).all()
+        assert (samples.totals[way] == 3 * 32 * 211).all()
+    assert (samples.info["num_active"] == 1).all()
+    assert np.isfinite(samples.info["gradient_norm"]).all()
+    assert (samples.info["gradient_norm"] > 0).all()
+
+
+def test_constrained(samples):
+    np.testing.assert_allclose(samples.constrained["scale"], np.exp(samples.draws["s"]), rtol=1e-6)
+
+
+def test_arviz(samples, tmp_path):
+    tree = samples.to_datatree(dims={"m": ["coordinate"]})
+    assert dict(tree.posterior.sizes) == {"chain": 3, "draw": 100, "coordinate": 2}
+    np.testing.assert_array_equal(tree.posterior["m"].values, samples.draws["m"])
+    assert "bits_up" in tree.sample_stats
+    summary = arviz_stats.summary(tree)
+    assert list(summary.index) == ["m[0]", "m[1]", "scale"]
+    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as back:
+        np.testing.assert_array_equal(back["posterior"]["m"].values, samples.draws["m"])
+
+
+def test_trace_plot(samples, tmp_path):
+    plots = arviz_plots.plot_trace(samples.to_datatree(), backend="matplotlib")
+    plots.savefig(tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").stat().st_size > 10_000
+
+
+def test_names_of_leaves():
+    from fedmcmc.samples import named_leaves
+
+    tree = {"layer": [{"w": 1}, {"w": 2}], "b": 3}
+    assert named_leaves(tree) == {"layer.0.w": 1, "layer.1.w": 2, "b": 3}
+    assert named_leaves(np.ones(2)).keys() == {"theta"}
+
+
+def test_a_pooled_reference_sends_nothing():
+    data = fedmcmc.FederatedData.from_clients([np.zeros(2), np.ones(3)])
+    posterior = fedmcmc.Posterior(lambda t: -(t**2), lambda t, x: -((x - t) ** 2))
+    run = fedmcmc.sample(
+        jax.random.key(0),
+        fedmcmc.sgld(posterior, step_size=0.01),
+        data,
+        0.0,
+        num_rounds=3,
+        progress=False,
+    )
+    assert run.totals["bits_up"].tolist() == [0]
+    assert run.totals["rounds"].tolist() == [3]
