@@ -10,7 +10,8 @@ An experiment is a module ``experiments/<paper>/<name>.py`` with
   with equal keys) that is printed and goes into the report, and ``figures``, a list of
   ``{"file": ..., "caption": ...}``;
 - for the report, optionally ``TITLE``, ``PAPER`` (what the paper shows, in our words; Markdown)
-  and ``commentary(metrics) -> str`` (where our run differs, and why; Markdown).
+  and ``commentary(metrics) -> str`` (where our run differs, and why; Markdown). Figures and
+  commentary are shown for the first settings file (by name) that was run, tables for all.
 
 A module without ``Config`` is a helper. ``configs/README.md`` says how a new one gets its
 settings files; ``python -m experiments.run experiment=<paper>/<name>`` runs it.

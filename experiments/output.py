@@ -42,7 +42,7 @@ def environment() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "versions": versions,
-        "device": f"{device.platform}: {device.device_kind}",
+        "device": device.device_kind,
         "x64": bool(jax.config.jax_enable_x64),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": _dirty(),

@@ -91,7 +91,7 @@ def _run(
         f"{record['wall_seconds']:.0f} s on {record['device']}; fedmcmc {versions['fedmcmc']} "
         f"(commit {commit}{changed}), JAX {versions['jax']}, Python {versions['python']}.",
     ]
-    if hasattr(module, "commentary"):
+    if figures is not None and hasattr(module, "commentary"):
         parts.append(module.commentary(metrics))
     if metrics.get("table"):
         parts.append(output.markdown_table(metrics["table"]))
