@@ -21,7 +21,7 @@ def algorithm():
     rng = np.random.default_rng(0)
     data = fedmcmc.FederatedData.from_clients([rng.normal(size=(n, 2)) for n in (5, 1, 8)])
     surrogates = fedmcmc.Gaussian.from_moments(
-        jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), variance=jnp.full((3, 2), 0.3)
+        jnp.asarray(rng.normal(size=(3, 2))), variance=jnp.full((3, 2), 0.3)
     )
     kernel = fedmcmc.fsgld(posterior, surrogates, step_size=0.01, num_local_steps=3, batch_size=2)
     return fedmcmc.simulate(kernel, data)

@@ -1,7 +1,7 @@
 """Federated kernels under `numpyro.infer.MCMC`: one MCMC step is one round of communication."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,45 +9,18 @@ from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
 from fedmcmc import streams, trees
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
+from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.interop._numpyro_model import from_numpyro
+from fedmcmc.interop._numpyro_state import (
+    FederatedMCMCState,
+    checked_position,
+    federated_data,
+)
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.simulate import as_key, simulate
 
 __all__ = ["FederatedMCMCKernel", "FederatedMCMCState"]
-
-
-class FederatedMCMCState(NamedTuple):
-    """State of one chain; with vectorised chains every leaf has a leading chain axis.
-
-    Attributes
-    ----------
-    i
-        ``[]`` int32, rounds so far.
-    z
-        The draw, a dict of unconstrained latent sites.
-    federated
-        `FederatedState` of the kernel.
-    num_active, bits_up, bits_down, gradient_norm
-        ``[]``, of the last round, as in `fedmcmc.RoundInfo`.
-    diverging
-        ``[]`` bool, whether the draw is not finite, and so no draw after it: the step size is too
-        large (`fedmcmc.sample` stops there).
-    rng_key
-        The key of the chain. It stays as it is, since a round's numbers are a function of the key
-        and of the round.
-    """
-
-    i: Array
-    z: ArrayTree
-    federated: FederatedState
-    num_active: Array
-    bits_up: Array
-    bits_down: Array
-    gradient_norm: Array
-    diverging: Array
-    rng_key: Array
 
 
 class FederatedMCMCKernel(MCMCKernel):
@@ -162,7 +135,7 @@ class FederatedMCMCKernel(MCMCKernel):
     ) -> FederatedMCMCState:
         """Return the state of a chain, or of a batch of chains for a batch of keys."""
         del num_warmup
-        data = _federated_data(model_args, model_kwargs)
+        data = federated_data(model_args, model_kwargs)
         self._prepare(data)
         if as_key(rng_key).ndim == 0:
             return self._start(rng_key, init_params, data)
@@ -195,7 +168,7 @@ class FederatedMCMCKernel(MCMCKernel):
         if init_params is None:
             position = init_fn(place_key)
         else:
-            position = _checked(init_params, jax.eval_shape(init_fn, place_key))
+            position = checked_position(init_params, jax.eval_shape(init_fn, place_key))
         state = simulate(kernel, data).init(position, init_key)
         # No round has run yet; the fields of the next one tell the types.
         info = jax.eval_shape(simulate(kernel, data).step, as_key(rng_key), state)[1]
@@ -218,7 +191,7 @@ class FederatedMCMCKernel(MCMCKernel):
         model_kwargs: dict[str, Any] | None,
     ) -> FederatedMCMCState:
         """Run one round of communication."""
-        return self._step(state, _federated_data(model_args, model_kwargs))
+        return self._step(state, federated_data(model_args, model_kwargs))
 
     def _step(self, state: FederatedMCMCState, data: FederatedData) -> FederatedMCMCState:
         if state.i.ndim == 0:
@@ -267,23 +240,3 @@ class FederatedMCMCKernel(MCMCKernel):
             f"|gradient| {float(state.gradient_norm):.2e}, {int(state.num_active)} active, "
             f"{int(state.bits_up)} bits up"
         )
-
-
-def _federated_data(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> FederatedData:
-    if len(args) != 1 or kwargs or not isinstance(args[0], FederatedData):
-        given = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs or {}]
-        raise ValueError(
-            f"run(rng_key, data) takes one FederatedData and nothing else, got {given}. Bind other "
-            f"arguments of the model with functools.partial."
-        )
-    return args[0]
-
-
-def _checked(init_params: ArrayTree, like: ArrayTree) -> ArrayTree:
-    shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (init_params, like))
-    if shapes != expected:
-        raise ValueError(
-            f"init_params holds the unconstrained latent sites of a chain, with shapes {expected}; "
-            f"got {shapes}."
-        )
-    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), init_params, like)
