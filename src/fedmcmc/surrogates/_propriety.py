@@ -28,6 +28,7 @@ __all__ = [
     "describe_maximum",
     "scaled_eigen",
     "singular_below",
+    "warn_short_chain",
     "warn_shrinkage",
 ]
 
@@ -45,7 +46,8 @@ _MIN_DROP = 0.1 * _RADIUS**2 / 2  # nats; a Gaussian loses _RADIUS**2 / 2
 _MAX_DISTANCE = 0.1  # standard deviations between where an optimiser stopped and the maximum
 # In a flat direction a chain shows about 4 whatever its length (Brownian motion; above 30 once in
 # 1000 times), in one that is flat on one side about 6 (above 69 once in 1000, 93 in 10,000).
-_MIN_RELAXATIONS = 100.0
+_MIN_RELAXATIONS = 30.0
+_SAFE_RELAXATIONS = 100.0
 
 
 class Scaled(NamedTuple):
@@ -207,6 +209,20 @@ def complain(check: str, name: str, said: list[str | None], sizes: Any, remedies
     if check == "error":
         raise ValueError(message)
     warnings.warn(message, stacklevel=3)
+
+
+def warn_short_chain(relaxations: Any) -> None:
+    """Warn where a chain lasted long enough not to be a random walk, but not much longer."""
+    relaxations = np.asarray(relaxations)
+    short = np.flatnonzero(relaxations < _SAFE_RELAXATIONS)
+    if short.size:
+        warnings.warn(
+            f"sampled: the chains of {short.size} of {relaxations.size} clients lasted fewer than "
+            f"{_SAFE_RELAXATIONS:g} relaxation times of their slowest direction (client "
+            f"{short[0]}: {relaxations[short[0]]:.2g}), about half as many independent samples. "
+            f"Raise step_size or num_samples for a better fit.",
+            stacklevel=3,
+        )
 
 
 def warn_shrinkage(amount: Any) -> None:
