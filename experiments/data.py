@@ -34,7 +34,7 @@ def fetch_openml(name: str, version: int | str) -> tuple[np.ndarray, np.ndarray]
     from sklearn import datasets
 
     return datasets.fetch_openml(
-        name=name, version=version, as_frame=False, return_X_y=True, n_retries=1, parser="liac-arff"
+        name=name, version=version, as_frame=False, return_X_y=True, n_retries=0, parser="liac-arff"
     )
 
 

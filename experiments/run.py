@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import output, schemas
+from experiments.data import DataNotFound
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -78,7 +79,7 @@ def _job(cfg: DictConfig) -> None:
             overrides=HydraConfig.get().overrides.task,
             command=f"python -m experiments.run {shlex.join(sys.argv[1:])}",
         )
-    except schemas.SettingsError as error:
+    except (schemas.SettingsError, DataNotFound) as error:
         raise SystemExit(f"error: {error}") from error
     print(output.summary(record))
     print(f"{record['wall_seconds']} s; results in {output.relative(Path(runtime.output_dir))}")

@@ -14,8 +14,12 @@ from experiments import data
 from experiments.fsgld import metric_scores, repetitions
 from experiments.fsgld.metric_data import make_pairs, project
 from experiments.fsgld.metric_model import make_posterior
+from experiments.fsgld.metric_scores import PAPER, commentary
 from fedmcmc import surrogates
 
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+
+TITLE = "Section 5.2: metric learning"
 SURROGATES = ("sampled", "laplace", "taylor")
 
 
@@ -115,7 +119,12 @@ def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
     metric_scores.plot(
         scores, burnin, config.num_local_steps * config.keep_every, out / "log_likelihood.png"
     )
-    return metrics
+    caption = (
+        "Figure 5: average log likelihood against the number of samples, mean and standard "
+        "deviation over the repetitions; below, of the predictive probability averaged since "
+        "the end of burn-in (grey line)."
+    )
+    return metrics | {"figures": [{"file": "log_likelihood.png", "caption": caption}]}
 
 
 def fit(config: Config, data_: fedmcmc.FederatedData, rng_key: Array) -> fedmcmc.Gaussian:
@@ -168,8 +177,8 @@ def sample_both(
         [fit(config, f, k) for f, k in zip(federations, fit_keys, strict=True)]
     )
     kernels = {
-        "DSGLD": lambda q: fedmcmc.dsgld(posterior, **settings),
-        "FSGLD": lambda q: fedmcmc.fsgld(posterior, q, **settings),
+        "DSGLD": lambda model, q: fedmcmc.dsgld(model, **settings),
+        "FSGLD": lambda model, q: fedmcmc.fsgld(model, q, **settings),
     }
     zeros = {
         "gamma": jnp.zeros((len(federations), config.num_components)),
@@ -178,6 +187,7 @@ def sample_both(
     return {
         name: repetitions.run(
             kernel_fn,
+            posterior,
             fitted,
             repetitions.stack(federations),
             jax.random.split(run_key, len(federations)),

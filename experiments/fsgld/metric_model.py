@@ -44,4 +44,4 @@ def loglikelihood(position: dict[str, Array], pairs: Pairs) -> Array:
 def make_posterior(prior_scale: float) -> fedmcmc.Posterior:
     """Return the model, split for a federation."""
     prior = jax.tree_util.Partial(logprior, jnp.float32(prior_scale))
-    return fedmcmc.Posterior(prior, loglikelihood)
+    return fedmcmc.Posterior(prior, jax.tree_util.Partial(loglikelihood))

@@ -24,7 +24,8 @@ def stack(trees: Sequence[Any]) -> Any:
 
 
 def run(
-    kernel_fn: Callable[[Any], fedmcmc.FederatedKernel],
+    kernel_fn: Callable[[Any, Any], fedmcmc.FederatedKernel],
+    shared: Any,
     arguments: Any,
     data: fedmcmc.FederatedData,
     keys: Array,
@@ -39,7 +40,9 @@ def run(
     Parameters
     ----------
     kernel_fn
-        Makes the kernel of one repetition of its `arguments`.
+        Makes the kernel of one repetition of what is `shared` and its own `arguments`.
+    shared
+        What all repetitions have in common, such as the posterior.
     arguments, data, keys, positions
         Leaves with a leading axis of repetitions.
     num_kept, keep_every
@@ -52,21 +55,23 @@ def run(
     Pytree of NumPy arrays, leaves ``[num_repetitions, num_kept, ...]``.
     """
     step = partial(_repetition, kernel_fn, num_kept, keep_every, collect)
-    kept = jax.jit(jax.vmap(step))(arguments, data, keys, positions)
+    every = jax.vmap(step, in_axes=(None, 0, 0, 0, 0))
+    kept = jax.jit(every)(shared, arguments, data, keys, positions)
     return jax.tree.map(np.asarray, kept)
 
 
 def _repetition(
-    kernel_fn: Callable[[Any], fedmcmc.FederatedKernel],
+    kernel_fn: Callable[[Any, Any], fedmcmc.FederatedKernel],
     num_kept: int,
     keep_every: int,
     collect: Callable[..., Any],
+    shared: Any,
     arguments: Any,
     data: fedmcmc.FederatedData,
     key: Array,
     position: Any,
 ) -> Any:
-    init, step = fedmcmc.simulate(kernel_fn(arguments), data)
+    init, step = fedmcmc.simulate(kernel_fn(shared, arguments), data)
 
     def keep(state: fedmcmc.FederatedState, _: None) -> tuple[fedmcmc.FederatedState, Any]:
         state = jax.lax.fori_loop(0, keep_every - 1, lambda _, s: step(key, s)[0], state)
@@ -86,7 +91,7 @@ def visited_clients(
 
     def one(key: Array, round_: Array) -> Array:
         cohort_key = fedmcmc.streams.cohort_key(key, round_)
-        return kernel.participation.prepare(cohort_key, num_clients).index[0]
+        return kernel.participation.prepare(cohort_key, num_clients).ids[0]
 
     both = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))
     return np.asarray(jax.jit(both)(keys, jnp.asarray(rounds, jnp.int32)))
