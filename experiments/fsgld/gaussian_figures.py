@@ -108,7 +108,7 @@ def _draws(
         "file": "draws.png",
         "caption": "Figure 2: draws of one chain (black) over the shards' rows (one colour a "
         "shard), by local updates T (in parentheses). The insets magnify around the posterior. "
-        "The law is a mixture of one Gaussian a shard; the dashed ellipse shows its covariance.",
+        "DSGLD's law is not Gaussian; the dashed ellipse shows its covariance.",
     }
 
 

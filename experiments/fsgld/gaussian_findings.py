@@ -71,9 +71,10 @@ def commentary(metrics: dict[str, Any]) -> str:
         },
     ]
     checks = (
-        f"Against the exact law: the largest |z| of {2 * len(rows)} comparisons, of a variance or "
-        f"an error for each row below, is {largest:.1f}. Columns: variance a coordinate, measured and exact, and as a "
-        "multiple of the posterior's; distance of the exact mean from the posterior's; squared "
-        "error of a chain's average, measured over the repetitions and expected."
+        f"Against the exact law: the largest |z| of {2 * len(rows)} comparisons, of a variance and "
+        f"an error for each row below, is {largest:.1f}. Columns: variance a coordinate, measured "
+        "and exact, and as a multiple of the posterior's; distance of the exact mean from the "
+        "posterior's; squared error of a chain's average, measured over the repetitions and "
+        "expected."
     )
     return output.markdown_table(beside) + "\n\n" + checks
