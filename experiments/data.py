@@ -6,6 +6,7 @@ repository. OpenML is reached through scikit-learn, which keeps what it fetched.
 
 import os
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,9 +34,17 @@ def fetch_openml(name: str, version: int | str) -> tuple[np.ndarray, np.ndarray]
     """Fetch a numeric table from OpenML: features and labels."""
     from sklearn import datasets
 
-    return datasets.fetch_openml(
-        name=name, version=version, as_frame=False, return_X_y=True, n_retries=0, parser="liac-arff"
-    )
+    with warnings.catch_warnings():
+        # A failure is reported once, in our own words.
+        warnings.filterwarnings("ignore", message="A network error occurred")
+        return datasets.fetch_openml(
+            name=name,
+            version=version,
+            as_frame=False,
+            return_X_y=True,
+            n_retries=1,
+            parser="liac-arff",
+        )
 
 
 def isolet(fetch: Fetch = fetch_openml) -> Table:
