@@ -73,9 +73,10 @@ def _fused(key, x, theta, *, num_blocks, block):
         word = jax.random.bits(jax.random.fold_in(key_round, CLIENTS), (), jnp.uint32)
         s = (((word >> 16) * CLIENTS) >> 16).astype(jnp.int32)
         key_noise, key_rows = jax.random.split(jax.random.fold_in(key_round, s))
-        words = jax.random.bits(key_rows, (LOCAL, BATCH), jnp.uint32)
+        words = jax.random.bits(key_rows, (LOCAL * BATCH,), jnp.uint32).reshape(LOCAL, BATCH)
         index = (((words >> 16) * ROWS) >> 16).astype(jnp.int32) + s * ROWS
-        return s, jax.random.normal(key_noise, (LOCAL, DIM)), store[index]
+        noise = jax.random.normal(key_noise, (LOCAL * DIM,)).reshape(LOCAL, DIM)
+        return s, noise, store[index]
 
     def one_round(theta, drawn):
         s, noise, batches = drawn

@@ -18,7 +18,9 @@ from fedmcmc.streams import distinct_integers, integers_below, normals, realise_
 __all__ = ["client_gradient", "for_batch_size", "full_gradient", "minibatch", "noisy"]
 
 MAX_PREPARED_ROWS = 2**22
-"""Above this many numbers a client and round, indices of rows are prepared instead of rows."""
+"""Above this many numbers a client and round, offsets of rows are prepared instead of rows."""
+MAX_PREPARED_BATCH = 2**12
+"""Above this many numbers a minibatch, likewise: gathering large batches ahead only copies them."""
 
 
 def client_gradient(
@@ -165,7 +167,8 @@ def _prepare_minibatch(
     integers = integers_below if replace else distinct_integers
     offsets = integers(rng_key, client.size, (num_calls, batch_size))
     row_size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(client.rows))
-    if num_calls * batch_size * row_size > MAX_PREPARED_ROWS:
+    size = batch_size * row_size
+    if size > MAX_PREPARED_BATCH or num_calls * size > MAX_PREPARED_ROWS:
         return _Minibatch((), offsets)
     return _Minibatch(gather(client, offsets), ())
 
