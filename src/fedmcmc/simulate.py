@@ -149,7 +149,9 @@ def run_round(
     info = RoundInfo(
         round=round_,
         num_active=num_active,
-        bits_up=_sum_bits(jnp.where(cohort.active, sends * step_info.bits, 0), trees.num_bits(message)),
+        bits_up=_sum_bits(
+            jnp.where(cohort.active, sends * step_info.bits, 0), trees.num_bits(message)
+        ),
         bits_down=_sum_bits(jnp.where(cohort.active, down, 0), down * cohort.active.shape[0]),
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1)),
         clients=step_info,
