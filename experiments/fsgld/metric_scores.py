@@ -196,7 +196,7 @@ def commentary(metrics: dict[str, Any]) -> str:
         "Surrogates that are too sharp do so from the start (local samples with the relay's own "
         "step size, which in 3000 steps do not see how flat a nearly separable shard is). "
         "`metric_laplace` expands at the local maxima (appendix F.2), `metric_taylor` at the "
-        "maximum of all pairs, which was the most accurate here and cannot be improper."
+        "maximum of all pairs, which needs no proper local likelihood."
     )
 
 
