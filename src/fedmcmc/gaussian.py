@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
@@ -102,7 +103,8 @@ class Gaussian:
     @classmethod
     def _from_covariance(cls, mean: ArrayTree, matrix: Array, batched: bool) -> "Gaussian":
         if not isinstance(matrix, jax.core.Tracer):
-            smallest = float(jnp.min(jnp.linalg.eigvalsh(matrix)))
+            # In NumPy: inside jit the same in jax.numpy would be traced, concrete or not.
+            smallest = float(np.linalg.eigvalsh(np.asarray(matrix)).min())
             if not smallest > 0:
                 raise ValueError(
                     f"A covariance must be positive definite, got a smallest eigenvalue of "
@@ -259,8 +261,9 @@ def _expand(variance: Array, leaf: Array) -> Array:
 
 def _check_positive(variance: ArrayTree) -> None:
     for leaf in jax.tree.leaves(variance):
-        if not isinstance(leaf, jax.core.Tracer) and not bool(jnp.all(leaf > 0)):
-            raise ValueError(f"Variances must be positive, got a smallest one of {leaf.min():.3g}.")
+        if not isinstance(leaf, jax.core.Tracer) and not np.all(np.asarray(leaf) > 0):
+            smallest = np.asarray(leaf).min()
+            raise ValueError(f"Variances must be positive, got a smallest one of {smallest:.3g}.")
 
 
 def _shapes(tree: ArrayTree) -> Any:

@@ -47,7 +47,7 @@ def bernoulli(probability: float | Array) -> Participation:
     messages of the others are dropped.
     """
     p = jnp.asarray(probability, jnp.result_type(float))
-    if not isinstance(p, jax.core.Tracer) and not bool(jnp.all((p > 0) & (p <= 1))):
+    if not isinstance(p, jax.core.Tracer) and not _between(p, 1.0):
         raise ValueError(f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}.")
     return Participation(Partial(_prepare_bernoulli, p), Partial(_fits_probabilities, p), None)
 
@@ -91,12 +91,18 @@ def categorical(probabilities: Array | None = None) -> Participation:
         raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
     if not isinstance(p, jax.core.Tracer):
         total = float(np.sum(np.asarray(p, np.float64)))
-        if not bool(jnp.all(p > 0)) or abs(total - 1.0) > 1e-4:
+        if not _between(p, np.inf) or abs(total - 1.0) > 1e-4:
             raise ValueError(
                 f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
-                f"smallest entry of {float(p.min()):.6g}."
+                f"smallest entry of {float(np.asarray(p).min()):.6g}."
             )
     return Participation(Partial(_prepare_categorical, p), Partial(_fits_probabilities, p), 1)
+
+
+def _between(p: Array, most: float) -> bool:
+    # In NumPy: inside jit a comparison of concrete arrays in jax.numpy would be traced.
+    values = np.asarray(p)
+    return bool(np.all((values > 0) & (values <= most)))
 
 
 def _prepare_full(rng_key: Array, num_clients: int) -> Cohort:

@@ -182,8 +182,10 @@ class _Run:
     ) -> None:
         self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
         self.state = state
-        self.shapes = kept_shapes(kernel, data, keys, state, collect)
-        self.block = block_length(kernel, data, keys, state)
+        # Tabulated, so that another schedule is not traced again for the same shapes.
+        tabulated = schedules.tabulate(kernel, 0, 1)
+        self.shapes = kept_shapes(tabulated, data, keys, state, collect)
+        self.block = block_length(tabulated, data, keys, state)
         self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
         self.kept: list[Kept] = []
         zero = np.zeros(len(keys), np.int64)

@@ -5,6 +5,7 @@ instead evaluates schedules ahead, over the rounds of a segment, and hands the k
 another schedule then needs no other program.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,7 @@ def number(x: Number, name: str, *, minimum: float | None = None, strict: bool =
     if not isinstance(array, jax.core.Tracer):
         given = float(array)
         too_small = minimum is not None and (given <= minimum if strict else given < minimum)
-        if not jnp.isfinite(array) or too_small:
+        if not math.isfinite(given) or too_small:
             bound = "" if minimum is None else f" {'above' if strict else 'at least'} {minimum}"
             raise ValueError(f"{name} must be a finite number{bound}, got {given}.")
     return array.astype(jnp.result_type(float))
