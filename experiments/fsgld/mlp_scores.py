@@ -121,12 +121,14 @@ def commentary(metrics: dict[str, Any]) -> str:
     if pooled is not None:
         text += f"SGLD on all rows, with as many steps, gives {pooled['test']}. "
     return text + (
-        "Diagonal surrogates from 3000 local samples are poor here, for three reasons. The samples "
-        "do not leave the neighbourhood of their start in most directions, so variances are those "
-        "of a random walk of that length, the same for every shard. What differs between shards "
+        "Diagonal surrogates of local samples do not help here. What differs between shards "
         "of different label proportions is the difference of the two output biases, and a diagonal "
         "cannot see it: with a softmax of two outputs their sum is free, which makes both marginal "
-        "variances large. And the chain moves away from where the surrogates were fitted. "
+        "variances large. Most other variances are those of a random walk as long as the local "
+        "chain. The shorter that walk, the larger and noisier the precisions, and terms of opposite "
+        "signs at every visit drive the weights away: with `surrogate_step_size=3e-5` FSGLD's "
+        "networks decay to a coin toss (about what the paper's table has for FSGLD) on IID shards "
+        "as well. And the chain leaves the region where the surrogates were fitted. "
         "Stability is decided by the step size times the number of rows, "
         f"{metrics['step_size_times_rows']:.2g} in this run and 135 in the paper, where the "
         "gradient is that of 2.7 million rows. `mlp_paper_step` takes the paper's step size to "
