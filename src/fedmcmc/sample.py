@@ -245,9 +245,9 @@ class _Run:
             self._stop_non_finite(kept, first_bad)
         self.kept.append(kept)
         self.state = segment.state
-        for name, (high, low) in segment.bits.items():
-            exact = np.asarray(high, np.int64) * 2**16 + np.asarray(low)
-            self.totals[name] = self.totals[name] + exact
+        high, low = np.moveaxis(np.asarray(segment.bits, np.int64), 1, 0)
+        for name, bits in zip(("bits_up", "bits_down"), (high * 2**32 + low).T, strict=True):
+            self.totals[name] = self.totals[name] + bits
         self.totals["rounds"] = self.totals["rounds"] + (stop - at)
 
     def _stop_non_finite(self, kept: Kept, first_bad: np.ndarray) -> None:
