@@ -1,40 +1,22 @@
-"""The loop: one compiled program a run, called in segments so that draws leave the device."""
+"""`sample`: run a kernel on data and keep draws."""
 
-import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc import schedules, streams, trees
-from fedmcmc._segments import (
-    Collect,
-    Kept,
-    Plan,
-    Segment,
-    block_length,
-    kept_shapes,
-    run_segment,
-)
+from fedmcmc import streams, trees
+from fedmcmc._run import Run
+from fedmcmc._segments import Collect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import FederatedData
-from fedmcmc.errors import NonFiniteError
 from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
 
 __all__ = ["local_positions", "sample"]
-
-BUFFER_BYTES = 2**26
-"""Memory for the draws that wait on the device for the end of a segment."""
-MAX_SEGMENT = 2**14
-"""Rounds in a segment at most."""
-SEGMENT_SECONDS = 0.5
-"""Time that a segment should take, so that progress moves and an interrupt is heard."""
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
@@ -113,7 +95,7 @@ def sample(
     else:
         _check_state(state, num_chains)
     first = int(state.broadcast.round[0])
-    run = _Run(kernel, rows, keys, collect, state)
+    run = Run(kernel, rows, keys, collect, state)
     with tqdm(total=num_rounds, unit="round", disable=not progress) as bar:
         return run.go(first, first + num_burnin, first + num_rounds, thinning, bar)
 
@@ -167,115 +149,3 @@ def _as_float(leaf: Any) -> Array:
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     return array.astype(jnp.result_type(float))
-
-
-class _Run:
-    """A run on the host: calls segments, moves what they keep to the host, watches for trouble."""
-
-    def __init__(
-        self,
-        kernel: FederatedKernel,
-        data: FederatedData,
-        keys: Array,
-        collect: Collect | None,
-        state: FederatedState,
-    ) -> None:
-        self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
-        self.state = state
-        # Tabulated, so that another schedule is not traced again for the same shapes.
-        tabulated = schedules.tabulate(kernel, 0, 1)
-        self.shapes = kept_shapes(tabulated, data, keys, state, collect)
-        self.block = block_length(tabulated, data, keys, state)
-        self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
-        self.kept: list[Kept] = []
-        zero = np.zeros(len(keys), np.int64)
-        self.totals = {"bits_up": zero, "bits_down": zero, "rounds": zero}
-
-    def go(self, first: int, keep_from: int, end: int, thinning: int, bar: Any) -> Samples:
-        """Run rounds ``[first, end)`` and return what was kept."""
-        num_draws = (end - keep_from) // thinning
-        bytes_per_draw = sum(
-            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes)
-        )
-        budget = max(BUFFER_BYTES // max(bytes_per_draw * len(self.keys), 1), 1)
-        capacity = int(min(num_draws, budget, self.longest))
-        length, at = self.block, first
-        while at < end:
-            num_kept = max(at - keep_from, 0) // thinning
-            full = keep_from + (num_kept + max(capacity, 1)) * thinning
-            stop = min(at + min(length, self.longest), end, full)
-            plan = Plan(
-                *(jnp.asarray(x, jnp.int32) for x in (at, stop, keep_from, thinning, num_kept))
-            )
-            begun = time.perf_counter()
-            try:
-                segment = self._segment(plan, capacity, at)
-            except KeyboardInterrupt:
-                warnings.warn(
-                    f"Interrupted in or after round {at}; returning what was kept before. Go on "
-                    f"with sample(..., state=samples.state).",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                break
-            took = time.perf_counter() - begun
-            self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)
-            bar.update(stop - at)
-            length = self._next_length(length, stop - at, took)
-            at = stop
-        return self.samples()
-
-    def _segment(self, plan: Plan, capacity: int, at: int) -> Segment:
-        segment = run_segment(
-            schedules.tabulate(self.kernel, at, self.longest),
-            self.data,
-            self.keys,
-            self.state,
-            plan,
-            block=self.block,
-            capacity=capacity,
-            collect=self.collect,
-        )
-        return jax.block_until_ready(segment)
-
-    def _take(self, segment: Segment, at: int, stop: int, num_kept: int) -> None:
-        kept = jax.tree.map(lambda leaf: np.asarray(leaf[:, :num_kept]), segment.kept)
-        first_bad = np.asarray(segment.first_bad)
-        if (first_bad >= 0).any():
-            self._stop_non_finite(kept, first_bad)
-        self.kept.append(kept)
-        self.state = segment.state
-        high, low = np.moveaxis(np.asarray(segment.bits, np.int64), 1, 0)
-        for name, bits in zip(("bits_up", "bits_down"), (high * 2**32 + low).T, strict=True):
-            self.totals[name] = self.totals[name] + bits
-        self.totals["rounds"] = self.totals["rounds"] + (stop - at)
-
-    def _stop_non_finite(self, kept: Kept, first_bad: np.ndarray) -> None:
-        chains = np.flatnonzero(first_bad >= 0).tolist()
-        round_ = int(first_bad[first_bad >= 0].min())
-        good = int((kept.info["round"] < round_).all(axis=0).sum())
-        self.kept.append(jax.tree.map(lambda leaf: leaf[:, :good], kept))
-        samples = self.samples()
-        raise NonFiniteError(
-            f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
-            f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-            f"for this posterior, or a log density or gradient is not finite there. The "
-            f"{samples.num_draws} draws a chain from the rounds before are in `error.samples`.",
-            samples,
-            round_,
-            chains,
-        )
-
-    @staticmethod
-    def _next_length(length: int, ran: int, took: float) -> int:
-        # The first call of a program compiles, which only makes the next segment short.
-        return int(max(1, min(4 * length, ran * SEGMENT_SECONDS / max(took, 1e-6))))
-
-    def samples(self) -> Samples:
-        """Return what was kept so far."""
-        if self.kept:
-            kept = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.kept)
-        else:
-            lead = (len(self.keys), 0)
-            kept = jax.tree.map(lambda s: np.zeros(lead + s.shape, s.dtype), self.shapes)
-        return Samples(kept.draw, kept.info, self.state, self.totals, self.kernel.constrain_fn)
