@@ -188,7 +188,7 @@ def _estimate_minibatch(
         gradient = _sum_gradient(loglikelihood_fn, position, rows)
         return rows_over_batch(client, batch_size, gradient)
     used = jnp.minimum(batch_size, client.size)
-    mask = jnp.arange(batch_size) < used
+    mask = jnp.arange(batch_size, dtype=jnp.int32) < used
     return rows_over_batch(client, used, _sum_gradient(loglikelihood_fn, position, rows, mask))
 
 

@@ -153,7 +153,7 @@ def run_round(
             jnp.where(cohort.active, sends * step_info.bits, 0), trees.num_bits(message)
         ),
         bits_down=_sum_bits(jnp.where(cohort.active, down, 0), down * cohort.active.shape[0]),
-        gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1)),
+        gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
         clients=step_info,
         server=server_info,
     )

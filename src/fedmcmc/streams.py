@@ -125,7 +125,7 @@ def distinct_integers(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> A
     bound = jnp.asarray(bound, jnp.int32)
     words = jnp.moveaxis(_words(rng_key, shape), -1, 0)
     take = jnp.minimum(num, bound)
-    slots = jnp.arange(num)
+    slots = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
 
     def pick(k: Array, chosen: Array) -> Array:
         last = bound - take + k
