@@ -159,6 +159,12 @@ def compare(
     return table
 
 
+def readable(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the table as it is printed."""
+    formats = {"mean - NUTS, sds": "+.3f", "sd / NUTS": ".3f", "ESS": ",.0f", "R-hat": ".3f"}
+    return row | {name: format(row[name], spec) for name, spec in formats.items()}
+
+
 def draw_figures(all_draws: dict[str, dict[str, np.ndarray]], out: Path) -> None:
     """Write the marginal densities and the traces."""
     named = {method: quantities(draws) for method, draws in all_draws.items()}
@@ -201,7 +207,7 @@ def main(arguments: list[str]) -> None:
     all_draws = {name: s.constrained for name, s in samples.items()}
     all_draws["pooled NUTS"] = run_pooled(config, data)
     table = compare(all_draws, megabits)
-    print("\n" + text_table(table))
+    print("\n" + text_table([readable(row) for row in table]))
     draw_figures(all_draws, out)
     for name, s in samples.items():
         save_draws(s, out / f"draws_{name.lower()}.nc")
