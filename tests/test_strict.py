@@ -1,0 +1,103 @@
+"""Lanes in processes of their own, because each sets JAX's global configuration.
+
+The key-reuse check traces programs anew, so it cannot share a process with tests that count traces.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np
+import fedmcmc
+
+def logprior(position):
+    return -0.5 * jnp.sum(position["mean"] ** 2) - 0.5 * position["shift"] ** 2
+
+def loglikelihood(position, rows):
+    gap = rows["x"] - (position["mean"] + position["shift"])[None]
+    return -0.5 * jnp.sum(gap**2, axis=-1)
+
+rng = np.random.default_rng(0)
+data = fedmcmc.FederatedData.from_clients([{"x": rng.normal(size=(n, 2))} for n in (5, 1, 8)])
+posterior = fedmcmc.Posterior(logprior, loglikelihood)
+position = {"mean": jnp.zeros(2), "shift": jnp.zeros(())}
+means = jax.tree.map(lambda leaf: jnp.zeros((3, *leaf.shape)), position)
+ones = jax.tree.map(jnp.ones_like, means)
+f = jnp.array([0.5, 0.2, 0.3])
+dense = fedmcmc.Gaussian.from_moments(means, jnp.stack([jnp.eye(3)] * 3))
+diagonal = fedmcmc.Gaussian.from_moments(means, variance=ones)
+scaled = fedmcmc.Gaussian.from_moments(means, variance=jnp.ones(3))
+relay = dict(step_size=0.01, num_local_steps=2)
+kernels = [
+    fedmcmc.sgld(posterior, step_size=0.01),
+    fedmcmc.dsgld(posterior, batch_size=2, probabilities=f, **relay),
+    fedmcmc.fsgld(posterior, diagonal, batch_size=2, replace=False, **relay),
+    fedmcmc.fsgld(posterior, dense, alpha=lambda r: 1 / (1 + r), probabilities=f, **relay),
+    fedmcmc.fsgld(posterior, scaled, alpha=0.5, temperature=0.5, **relay),
+    fedmcmc.relay(posterior, fedmcmc.noisy(fedmcmc.minibatch(2), 0.1),
+                  participation=fedmcmc.categorical(f), step_size=0.01),
+]
+for kernel in kernels:
+    samples = fedmcmc.sample(
+        jax.random.key(0), kernel, data, position,
+        num_rounds=4, num_chains=2, thinning=2, progress=False,
+    )
+    for leaf in jax.tree.leaves(samples.draws):
+        assert np.isfinite(leaf).all()
+        assert leaf.dtype == jnp.result_type(float), leaf.dtype
+    local = fedmcmc.sample(
+        jax.random.key(0), kernel, data, position, num_rounds=2,
+        collect=fedmcmc.local_positions, state=None, progress=False,
+    )
+    assert np.isfinite(local.draws["mean"]).all()
+for participation in (fedmcmc.full(), fedmcmc.bernoulli(0.5), fedmcmc.uniform(2)):
+    cohort = jax.jit(lambda key: participation.prepare(key, 3))(jax.random.key(1))
+    assert np.isfinite(cohort.weight).all()
+print("done", jnp.result_type(float))
+"""
+LANES = {
+    "x64": {"JAX_ENABLE_X64": "1"},
+    "strict-promotion": {
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+    },
+    "strict-promotion-x64": {
+        "JAX_ENABLE_X64": "1",
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+    },
+    "key-reuse": {"JAX_DEBUG_KEY_REUSE": "1"},
+}
+SOURCE = Path(__file__).parent.parent / "src"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", LANES)
+def test_kernels_run_clean(lane):
+    environment = {**os.environ, **LANES[lane], "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["done", "float64" if "x64" in lane else "float32"]
+
+
+def test_the_key_reuse_lane_notices_a_reused_key():
+    script = "import jax; k = jax.random.key(0); jax.random.normal(k); jax.random.normal(k)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **LANES["key-reuse"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0 and "KeyReuseError" in done.stderr
