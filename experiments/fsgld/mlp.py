@@ -30,7 +30,8 @@ class Config:
     It does not state `prior_scale` and how the surrogates' samples were drawn. Its step size
     ``h = 1e-4`` is twice our `step_size`. A client's own likelihood is `num_shards` times flatter
     than what a visit of the relay sees, so `surrogate_step_size` is larger by as much or more:
-    3000 samples have a long way to go. A network's local likelihood is improper, hence `prior_fraction` of the prior, divided out again.
+    3000 samples have a long way to go. A network's local likelihood is improper, hence
+    `prior_fraction` of the prior, divided out again.
 
     `table` is ``susy`` or ``covtype`` (lodgepole pine, its class 2, against the rest). `pooled`
     adds SGLD on all rows. Scores are computed from `num_evaluated` rows a shard and the held-out

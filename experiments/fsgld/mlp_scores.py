@@ -125,7 +125,7 @@ def commentary(metrics: dict[str, Any]) -> str:
         "of different label proportions is the difference of the two output biases, and a diagonal "
         "cannot see it: with a softmax of two outputs their sum is free, which makes both marginal "
         "variances large. Most other variances are those of a random walk as long as the local "
-        "chain. The shorter that walk, the larger and noisier the precisions, and terms of opposite "
+        "chain. The shorter that walk, the larger and noisier the precisions, and terms of other "
         "signs at every visit drive the weights away: with `surrogate_step_size=3e-5` FSGLD's "
         "networks decay to a coin toss (about what the paper's table has for FSGLD) on IID shards "
         "as well. And the chain leaves the region where the surrogates were fitted. "
