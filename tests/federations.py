@@ -79,7 +79,10 @@ class Federation:
         return laws.relay(precisions, means, noises=noises, **prior, **kwargs)
 
     def surrogates(self, structure, seed=0):
-        """Return an inexact surrogate a client: `Gaussian` and its ``(precisions, means)``."""
+        """Return a surrogate a client, inexact but for "exact", and its ``(precisions, means)``."""
+        if structure == "exact":
+            q = fedmcmc.Gaussian.from_moments(self.means, np.linalg.inv(self.precisions))
+            return q, (self.precisions, self.means)
         rng = np.random.default_rng(seed)
         means = self.means + 0.3 * rng.normal(size=self.means.shape)
         if structure == "dense":

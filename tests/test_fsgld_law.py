@@ -19,10 +19,16 @@ STEP_SIZE = 0.006
 FIVE = dict(num_local_steps=5, probabilities=F)
 CASES = {
     "sgld": ("sgld", None, {}),
-    "sgld-minibatch-cool": ("sgld", None, dict(batch=5, temperature=0.5)),
-    "dsgld-one-step-uniform": ("dsgld", None, dict(num_local_steps=1, batch=3)),
+    "sgld-minibatch-cool": ("sgld", None, dict(batch=5, temperature=0.05)),
+    "dsgld-one-step-uniform": ("dsgld", None, dict(num_local_steps=1, batch=3, temperature=0.05)),
     "dsgld-hot": ("dsgld", None, dict(**FIVE, temperature=2.0)),
     "dsgld-distinct-rows": ("dsgld", None, dict(**FIVE, batch=3, replace=False)),
+    # Cold and without heterogeneity, so that nothing hides the gradient noise.
+    "fsgld-exact-distinct-rows": (
+        "fsgld",
+        "exact",
+        dict(**FIVE, batch=3, replace=False, temperature=0.02),
+    ),
     "fsgld-one-step": ("fsgld", "dense", dict(num_local_steps=1, probabilities=F)),
     "fsgld-dense-half": ("fsgld", "dense", dict(**FIVE, batch=3, alpha=0.5)),
     "fsgld-diagonal": ("fsgld", "diagonal", dict(**FIVE, temperature=0.5)),
@@ -110,8 +116,7 @@ def test_stationary_law(case):
 
 
 def test_exact_surrogates_make_the_law_independent_of_the_number_of_local_steps():
-    exact = (FEDERATION.precisions, FEDERATION.means)
-    surrogates = fedmcmc.Gaussian.from_moments(exact[1], np.linalg.inv(exact[0]))
+    surrogates, exact = FEDERATION.surrogates("exact")
     kernel = fedmcmc.fsgld(FEDERATION.posterior, surrogates, step_size=STEP_SIZE, **FIVE)
     target = laws.posterior(*exact, FEDERATION.prior_precision, FEDERATION.prior_mean)
     plain = laws.single(np.linalg.inv(target.covariance), target.mean, step_size=STEP_SIZE)

@@ -1,0 +1,141 @@
+"""The mutation guard: a copy of the source with one seeded bug must fail a law test."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+FSGLD = "test_law_after_six_and_twelve_rounds[fsgld-dense-half]"
+DISTINCT = "test_law_after_six_and_twelve_rounds[fsgld-exact-distinct-rows]"
+HOT = "test_law_after_six_and_twelve_rounds[dsgld-hot]"
+MUTATIONS = {
+    "noise off by sqrt 2": (
+        "integrators.py",
+        "jnp.sqrt(2 * jnp.asarray(step_size)",
+        "jnp.sqrt(jnp.asarray(step_size)",
+        FSGLD,
+    ),
+    "temperature ignored": (
+        "kernels/relay.py",
+        "overdamped_langevin(position, gradient, noise, step_size, temperature)",
+        "overdamped_langevin(position, gradient, noise, step_size)",
+        HOT,
+    ),
+    "prior counted once per client": (
+        "kernels/relay.py",
+        "jax.grad(posterior.logprior_fn)(position), importance(client, estimate)",
+        "importance(client, jax.grad(posterior.logprior_fn)(position)), "
+        "importance(client, estimate)",
+        FSGLD,
+    ),
+    "one key for all rounds": (
+        "streams.py",
+        "return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)",
+        "return jax.random.fold_in(rng_key, index)",
+        FSGLD,
+    ),
+    "one key for all local steps": (
+        "kernels/relay.py",
+        "noise = realise_normals(draws_.noise, position)",
+        "noise = realise_normals(jax.tree.map(lambda z: z[0], draws.noise), position)",
+        FSGLD,
+    ),
+    "one key for all chains": (
+        "sample.py",
+        "jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))",
+        "jax.random.fold_in(as_key(rng_key), c))(0 * jnp.arange(num_chains))",
+        FSGLD,
+    ),
+    "importance weight dropped": (
+        "scaling.py",
+        "return trees.scale(client.weight, gradient)",
+        "return gradient",
+        FSGLD,
+    ),
+    "a visit weighted twice": (
+        "kernels/relay.py",
+        "replace(participation, weighted=False)",
+        "replace(participation, weighted=True)",
+        FSGLD,
+    ),
+    "probabilities ignored where the client is drawn": (
+        "participation.py",
+        'jnp.searchsorted(edges, u, side="right")',
+        'jnp.searchsorted(jnp.arange(1, num_clients + 1) / num_clients, u, side="right")',
+        FSGLD,
+    ),
+    "alpha ignored": (
+        "corrections.py",
+        "correction ** schedules.value(parameters.alpha, broadcast.round)",
+        "correction",
+        FSGLD,
+    ),
+    "conducive term divided by f twice": (
+        "corrections.py",
+        "/ parameters.own.of(client)\n",
+        "/ parameters.own.of(client) ** (1 / share)\n",
+        FSGLD,
+    ),
+    "minibatch not scaled to the client's rows": (
+        "scaling.py",
+        "return trees.scale(size / jnp.asarray(batch_size).astype(size.dtype), gradient)",
+        "return gradient",
+        FSGLD,
+    ),
+    "distinct rows drawn with replacement": (
+        "gradients.py",
+        "integers_below if replace else distinct_integers",
+        "integers_below",
+        DISTINCT,
+    ),
+}
+
+
+def run_law_test(folder, test):
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, f"tests/test_fsgld_law.py::{test}"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a copy of the source and of the law tests."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").mkdir()
+    for name in ("conftest.py", "laws.py", "federations.py", "test_fsgld_law.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("test", [FSGLD, DISTINCT, HOT])
+def test_the_copy_without_a_bug_passes(copy, test):
+    done = run_law_test(copy, test)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("bug", MUTATIONS)
+def test_a_seeded_bug_is_noticed(copy, bug):
+    file, before, after, test = MUTATIONS[bug]
+    path = copy / "src" / "fedmcmc" / file
+    source = path.read_text()
+    assert source.count(before) == 1, f"{file} has changed: renew this mutation"
+    path.write_text(source.replace(before, after))
+    done = run_law_test(copy, test)
+    assert done.returncode == 1, done.stdout[-2000:]
+    # The law itself must be what failed, not a program that no longer runs.
+    assert "< LIMIT" in done.stdout and "1 failed" in done.stdout, done.stdout[-2000:]
+    assert "Error" not in done.stdout.replace("AssertionError", ""), done.stdout[-2000:]
