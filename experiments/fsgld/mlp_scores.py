@@ -131,7 +131,7 @@ def commentary(metrics: dict[str, Any]) -> str:
         "as well. And the chain leaves the region where the surrogates were fitted. "
         "Stability is decided by the step size times the number of rows, "
         f"{metrics['step_size_times_rows']:.2g} in this run and 135 in the paper, where the "
-        "gradient is that of 2.7 million rows. `mlp_paper_step` takes the paper's step size to "
+        "gradient is that of 2.7 million rows. `mlp_small_paper_step` takes the paper's step size to "
         "these shards. Already there almost all networks ignore their input: on IID shards DSGLD "
         "is a coin toss, and on non-IID shards it repeats the label proportion of the shard "
         "visited, with about the paper's numbers for DSGLD. (Whoever knows the proportions, "
