@@ -34,42 +34,37 @@ scaled = fedmcmc.Gaussian.from_moments(means, variance=jnp.ones(3))
 relay = dict(step_size=0.01, num_local_steps=2)
 kernels = [
     fedmcmc.sgld(posterior, step_size=0.01),
-    fedmcmc.dsgld(posterior, batch_size=2, probabilities=f, **relay),
-    fedmcmc.fsgld(posterior, diagonal, batch_size=2, replace=False, **relay),
+    fedmcmc.fsgld(posterior, scaled, batch_size=2, replace=False, temperature=0.5, **relay),
     fedmcmc.fsgld(posterior, dense, alpha=lambda r: 1 / (1 + r), probabilities=f, **relay),
-    fedmcmc.fsgld(posterior, scaled, alpha=0.5, temperature=0.5, **relay),
-    fedmcmc.relay(posterior, fedmcmc.noisy(fedmcmc.minibatch(2), 0.1),
-                  participation=fedmcmc.categorical(f), step_size=0.01),
+    fedmcmc.relay(
+        posterior,
+        fedmcmc.conducive(fedmcmc.noisy(fedmcmc.minibatch(2), 0.1), diagonal, 0.5),
+        participation=fedmcmc.categorical(f),
+        step_size=0.01,
+    ),
 ]
-for kernel in kernels:
+for kernel, collect in zip(kernels, (None, fedmcmc.local_positions, None, None)):
     samples = fedmcmc.sample(
-        jax.random.key(0), kernel, data, position,
-        num_rounds=4, num_chains=2, thinning=2, progress=False,
+        jax.random.key(0), kernel, data, position, num_rounds=4, num_chains=2, thinning=2,
+        collect=collect, progress=False,
     )
     for leaf in jax.tree.leaves(samples.draws):
         assert np.isfinite(leaf).all()
         assert leaf.dtype == jnp.result_type(float), leaf.dtype
-    local = fedmcmc.sample(
-        jax.random.key(0), kernel, data, position, num_rounds=2,
-        collect=fedmcmc.local_positions, state=None, progress=False,
-    )
-    assert np.isfinite(local.draws["mean"]).all()
+samples = fedmcmc.sample(
+    jax.random.key(0), fedmcmc.dsgld(posterior, batch_size=2, probabilities=f, **relay), data,
+    lambda key: jax.tree.map(jnp.ones_like, position), num_rounds=2, progress=False,
+)
+assert np.isfinite(samples.draws["mean"]).all()
 for participation in (fedmcmc.full(), fedmcmc.bernoulli(0.5), fedmcmc.uniform(2)):
     cohort = jax.jit(lambda key: participation.prepare(key, 3))(jax.random.key(1))
     assert np.isfinite(cohort.weight).all()
 print("done", jnp.result_type(float))
 """
+STRICT = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
 LANES = {
-    "x64": {"JAX_ENABLE_X64": "1"},
-    "strict-promotion": {
-        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
-        "JAX_NUMPY_RANK_PROMOTION": "raise",
-    },
-    "strict-promotion-x64": {
-        "JAX_ENABLE_X64": "1",
-        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
-        "JAX_NUMPY_RANK_PROMOTION": "raise",
-    },
+    "strict": STRICT,
+    "strict-x64": {"JAX_ENABLE_X64": "1", **STRICT},
     "key-reuse": {"JAX_DEBUG_KEY_REUSE": "1"},
 }
 SOURCE = Path(__file__).parent.parent / "src"
