@@ -54,6 +54,14 @@ def fsgld(q=None, **settings):
         (lambda: fedmcmc.bernoulli(0.0), "probabilities in"),
         (lambda: fedmcmc.uniform(0), "positive integer cohort_size"),
         (
+            lambda: fsgld(fedmcmc.Gaussian.from_moments(0.0, variance=1.0)),
+            "with a leading client axis",
+        ),
+        (
+            lambda: fsgld(fedmcmc.Gaussian.from_moments(jnp.full((2, 2), jnp.nan), variance=1.0)),
+            "NaN or infinite natural parameters",
+        ),
+        (
             lambda: run(
                 fedmcmc.relay(
                     POSTERIOR,
@@ -133,6 +141,15 @@ def test_settings(call, message):
             r"must lie in \[0, 2\)",
         ),
         (
+            lambda: fedmcmc.FederatedData.from_clients([{"id": np.array([2**40, 5])}]),
+            r"\['id'\] do not fit into int32",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_clients([np.array([1e300, 0.0])]),
+            "first row 0 of client 0",
+        ),
+        (lambda: fedmcmc.FederatedData.from_clients([np.array(["a"])]), "must be numbers"),
+        (
             lambda: fedmcmc.Gaussian.from_moments(jnp.zeros(2), jnp.array([[1.0, 2], [2, 1]])),
             "smallest eigenvalue of -1",
         ),
@@ -159,6 +176,50 @@ def test_diverging_step_size_keeps_the_draws_before():
     assert np.isfinite(error.samples.draws).all()
     assert (error.samples.info["round"] < error.round).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.state))
+
+
+def test_what_a_diverged_run_returns_belongs_together():
+    kernel = fedmcmc.dsgld(
+        POSTERIOR, step_size=lambda r: jnp.where(r < 300, 0.01, 50.0), num_local_steps=2
+    )
+    with pytest.raises(fedmcmc.NonFiniteError) as caught:
+        run(kernel, num_rounds=1000)
+    samples = caught.value.samples
+    assert caught.value.round > 300
+    assert samples.num_draws == samples.totals["rounds"][0] == caught.value.round
+    assert int(samples.state.broadcast.round[0]) == caught.value.round
+    np.testing.assert_array_equal(samples.state.broadcast.position[0], samples.draws[0, -1])
+
+
+def test_a_state_must_fit_like_a_fresh_start():
+    kernel = fsgld()
+    samples = run(kernel, num_chains=2)
+    again = run(kernel, state=samples.state)
+    assert again.num_chains == 2
+    for other in (fsgld(surrogates(3)), fsgld(surrogates(2, 5))):
+        with pytest.raises(ValueError, match="one Gaussian a client"):
+            run(other, state=samples.state)
+    with pytest.raises(ValueError, match="state does not fit"):
+        run(kernel, state=samples.state, num_chains=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fedmcmc.sample(0, fsgld(), DATA, jnp.zeros(2), num_rounds=1), "rng_key must be"),
+        (lambda: run(fedmcmc.fsgld), "kernel must be a FederatedKernel, got function"),
+        (lambda: run(fsgld(), data=[np.ones(2)]), "data must be a FederatedData"),
+        (lambda: fsgld([surrogates()]), "surrogates must be one fedmcmc.Gaussian"),
+    ],
+)
+def test_types(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_no_such_client():
+    with pytest.raises(IndexError, match="no client 2, only 0 to 1"):
+        DATA.client(2)
 
 
 def test_interrupt_returns_what_was_kept(monkeypatch):

@@ -54,6 +54,36 @@ def test_constrained(samples):
     np.testing.assert_allclose(samples.constrained["scale"], np.exp(samples.draws["s"]), rtol=1e-6)
 
 
+def test_constrained_local_positions():
+    data = fedmcmc.FederatedData.from_clients([np.zeros((3, 2)), np.ones((2, 2))])
+    posterior = fedmcmc.Posterior(
+        lambda t: -0.5 * jnp.sum(t**2),
+        lambda t, x: -0.5 * jnp.sum((x - t) ** 2, axis=-1),
+        constrain_fn=lambda t: {"norm": jnp.sqrt(t @ t)},
+    )
+    kernel = fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=4)
+
+    def run(collect):
+        return fedmcmc.sample(
+            jax.random.key(0),
+            kernel,
+            data,
+            jnp.zeros(2),
+            num_rounds=5,
+            collect=collect,
+            progress=False,
+        )
+
+    samples = run(fedmcmc.local_positions)
+    assert samples.draws.shape == (1, 5, 4, 2)
+    norms = np.linalg.norm(samples.draws, axis=-1)
+    np.testing.assert_allclose(samples.constrained["norm"], norms, rtol=1e-5)
+    other = run(lambda state, info: {"first": state.broadcast.position[0]})
+    with pytest.raises(ValueError, match="are not positions"):
+        other.constrained  # noqa: B018
+    assert other.to_datatree(constrained=False).posterior["first"].shape == (1, 5)
+
+
 def test_arviz(samples, tmp_path):
     tree = samples.to_datatree(dims={"m": ["coordinate"]})
     assert dict(tree.posterior.sizes) == {"chain": 3, "draw": 100, "coordinate": 2}
@@ -93,3 +123,47 @@ def test_a_pooled_reference_sends_nothing():
     )
     assert run.totals["bits_up"].tolist() == [0]
     assert run.totals["rounds"].tolist() == [3]
+
+
+def test_one_program_for_any_number_of_draws():
+    data = fedmcmc.FederatedData.from_clients([np.zeros(2), np.ones(3)])
+    traces = []
+
+    def loglikelihood(t, x):
+        traces.append(None)
+        return -((x - t) ** 2)
+
+    posterior = fedmcmc.Posterior(lambda t: -(t**2), loglikelihood)
+    kernel = fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=2)
+    counts = []
+    for num_rounds, num_burnin, thinning in ((200, 0, 1), (201, 0, 1), (250, 20, 1), (500, 7, 2)):
+        samples = fedmcmc.sample(
+            jax.random.key(0),
+            kernel,
+            data,
+            0.0,
+            num_rounds=num_rounds,
+            num_burnin=num_burnin,
+            thinning=thinning,
+            progress=False,
+        )
+        assert samples.num_draws == (num_rounds - num_burnin) // thinning
+        counts.append(len(traces))
+    assert counts == counts[:1] * 4
+
+
+def test_visits_of_many_clients_have_their_probabilities():
+    num_clients, num_rounds = 50_000, 400_000
+    # The last tenth of the probability is spread over very many clients, where sums of float32
+    # round most.
+    p = np.r_[np.full(10, 0.09), np.full(num_clients - 10, 0.1 / (num_clients - 10))]
+    rare = p[-1] * 1000
+    participation = fedmcmc.categorical(p / p.sum())
+    ids = jax.jit(jax.vmap(lambda key: participation.prepare(key, num_clients).ids[0]))(
+        jax.random.split(jax.random.key(0), num_rounds)
+    )
+    ids = np.asarray(ids)
+    for low, high in ((num_clients - 1000, num_clients), (10, 1010), (25_000, 26_000)):
+        count = ((ids >= low) & (ids < high)).sum()
+        assert abs(count - num_rounds * rare) / np.sqrt(num_rounds * rare) < 5.5
+    assert abs((ids == 3).mean() - 0.09) / np.sqrt(0.09 * 0.91 / num_rounds) < 5.5

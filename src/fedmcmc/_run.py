@@ -63,34 +63,33 @@ class Run:
             leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes)
         )
         budget = max(BUFFER_BYTES // max(bytes_per_draw * len(self.keys), 1), 1)
-        capacity = int(min(num_draws, budget, self.longest))
+        # A power of two, so that another number of draws runs the same program.
+        capacity = int(min(2 ** max(num_draws - 1, 0).bit_length(), budget, self.longest))
         length, at = self.block, first
-        while at < end:
-            num_kept = max(at - keep_from, 0) // thinning
-            full = keep_from + (num_kept + max(capacity, 1)) * thinning
-            stop = min(at + min(length, self.longest), end, full)
-            plan = Plan(
-                *(jnp.asarray(x, jnp.int32) for x in (at, stop, keep_from, thinning, num_kept))
+        try:
+            while at < end:
+                num_kept = max(at - keep_from, 0) // thinning
+                full = keep_from + (num_kept + capacity) * thinning
+                stop = min(at + min(length, self.longest), end, full)
+                begun = time.perf_counter()
+                segment = self._segment(at, stop, keep_from, thinning, capacity)
+                took = time.perf_counter() - begun
+                self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)
+                bar.update(stop - at)
+                length = self._next_length(length, stop - at, took)
+                at = stop
+        except KeyboardInterrupt:
+            warnings.warn(
+                f"Interrupted in or after round {at}; returning what was kept before. Go on with "
+                f"sample(..., state=samples.state).",
+                RuntimeWarning,
+                stacklevel=3,
             )
-            begun = time.perf_counter()
-            try:
-                segment = self._segment(plan, capacity, at)
-            except KeyboardInterrupt:
-                warnings.warn(
-                    f"Interrupted in or after round {at}; returning what was kept before. Go on "
-                    f"with sample(..., state=samples.state).",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                break
-            took = time.perf_counter() - begun
-            self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)
-            bar.update(stop - at)
-            length = self._next_length(length, stop - at, took)
-            at = stop
         return self.samples()
 
-    def _segment(self, plan: Plan, capacity: int, at: int) -> Segment:
+    def _segment(self, at: int, stop: int, keep_from: int, thinning: int, capacity: int) -> Segment:
+        num_kept = max(at - keep_from, 0) // thinning
+        plan = Plan(*(jnp.asarray(x, jnp.int32) for x in (at, stop, keep_from, thinning, num_kept)))
         segment = run_segment(
             schedules.tabulate(self.kernel, at, self.longest),
             self.data,
@@ -101,25 +100,29 @@ class Run:
             capacity=capacity,
             collect=self.collect,
         )
-        return jax.block_until_ready(segment)
+        first_bad = np.asarray(segment.first_bad)
+        if (first_bad >= 0).any():
+            self._stop(first_bad, at, keep_from, thinning, capacity)
+        return segment
 
     def _take(self, segment: Segment, at: int, stop: int, num_kept: int) -> None:
         kept = jax.tree.map(lambda leaf: np.asarray(leaf[:, :num_kept]), segment.kept)
-        first_bad = np.asarray(segment.first_bad)
-        if (first_bad >= 0).any():
-            self._stop_non_finite(kept, first_bad)
-        self.kept.append(kept)
-        self.state = segment.state
         high, low = np.moveaxis(np.asarray(segment.bits, np.int64), 1, 0)
-        for name, bits in zip(("bits_up", "bits_down"), (high * 2**32 + low).T, strict=True):
-            self.totals[name] = self.totals[name] + bits
-        self.totals["rounds"] = self.totals["rounds"] + (stop - at)
+        up, down = (high * 2**32 + low).T
+        new = {"bits_up": up, "bits_down": down, "rounds": stop - at}
+        totals = {name: total + new[name] for name, total in self.totals.items()}
+        self.kept, self.state, self.totals = [*self.kept, kept], segment.state, totals
 
-    def _stop_non_finite(self, kept: Kept, first_bad: np.ndarray) -> None:
+    def _stop(
+        self, first_bad: np.ndarray, at: int, keep_from: int, thinning: int, capacity: int
+    ) -> None:
         chains = np.flatnonzero(first_bad >= 0).tolist()
         round_ = int(first_bad[first_bad >= 0].min())
-        good = int((kept.info["round"] < round_).all(axis=0).sum())
-        self.kept.append(jax.tree.map(lambda leaf: leaf[:, :good], kept))
+        if round_ > at:
+            # Once more up to the last good round: draws, state and totals then belong together.
+            segment = self._segment(at, round_, keep_from, thinning, capacity)
+            num_kept = [max(r - keep_from, 0) // thinning for r in (at, round_)]
+            self._take(segment, at, round_, num_kept[1] - num_kept[0])
         samples = self.samples()
         raise NonFiniteError(
             f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "

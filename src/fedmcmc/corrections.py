@@ -8,7 +8,9 @@ client feels what the others would say.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
@@ -24,7 +26,7 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 
-__all__ = ["conducive"]
+__all__ = ["as_surrogates", "conducive"]
 
 
 def conducive(
@@ -55,6 +57,7 @@ def conducive(
     ``g_s = grad log q - grad log q_s / f_s``. Here the kernel divides the whole gradient by
     ``f_s``, hence ``f_s * grad log q - grad log q_s``.
     """
+    surrogates = as_surrogates(surrogates)
     parameters = _Conducive(
         PerClient(surrogates),
         surrogates.sum(),
@@ -68,6 +71,25 @@ def conducive(
         estimate=Partial(_estimate, estimator.estimate),
         check=Partial(_check, estimator.check, surrogates, parameters.shares),
     )
+
+
+def as_surrogates(surrogates: Gaussian) -> Gaussian:
+    """Return `surrogates` with a client axis on every leaf.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not one `Gaussian` with a leading client axis and finite natural parameters.
+    """
+    if not isinstance(surrogates, Gaussian):
+        raise TypeError(
+            f"surrogates must be one fedmcmc.Gaussian with a leading client axis, got "
+            f"{type(surrogates).__name__}."
+        )
+    for leaf in jax.tree.leaves(surrogates):
+        if not isinstance(leaf, jax.core.Tracer) and not np.isfinite(leaf).all():
+            raise ValueError("The surrogates hold NaN or infinite natural parameters.")
+    return surrogates.one_a_client()
 
 
 class _Conducive(NamedTuple):

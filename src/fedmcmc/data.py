@@ -134,10 +134,11 @@ class FederatedData:
                 + (f" (nor have {empty.size - 1} others)." if empty.size > 1 else ".")
             )
         start = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        rows = jax.tree_util.tree_map_with_path(_as_row_type, rows)
         if not allow_nonfinite:
             _check_finite(rows, start)
         return cls(
-            rows=jax.tree.map(_as_device_array, rows),
+            rows=jax.tree.map(jnp.asarray, rows),
             start=jnp.asarray(start, jnp.int32),
             size=jnp.asarray(sizes, jnp.int32),
             share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
@@ -164,6 +165,8 @@ class FederatedData:
 
         With indices ``[n]`` every field but `rows` gets that axis; see `client_axes`.
         """
+        if isinstance(index, int) and not 0 <= index < self.num_clients:
+            raise IndexError(f"There is no client {index}, only 0 to {self.num_clients - 1}.")
         index = jnp.asarray(index, jnp.int32)
         share = self.share[index]
         return Client(
@@ -224,11 +227,21 @@ def _check_finite(rows: ArrayTree, start: np.ndarray) -> None:
                 )
 
 
-def _as_device_array(leaf: np.ndarray) -> Array:
-    kind = {"f": float, "i": int, "u": None, "b": None, "c": complex}.get(leaf.dtype.kind)
-    if (kind is float and leaf.dtype.itemsize == 8) or (kind is int and leaf.dtype.itemsize == 8):
-        return jnp.asarray(leaf.astype(jnp.result_type(kind)))
-    return jnp.asarray(leaf)
+def _as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
+    # What JAX would do on its own (64-bit numbers to its default width), but not in silence.
+    if leaf.dtype.kind not in "fiubc" and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        name = jax.tree_util.keystr(path) or "the rows"
+        raise ValueError(f"Rows must be numbers, got dtype {leaf.dtype} in {name}: encode it.")
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    with np.errstate(over="ignore"):
+        cast = leaf.astype(dtype)
+    if leaf.dtype.kind in "iu" and not np.array_equal(cast, leaf):
+        name = jax.tree_util.keystr(path) or "the rows"
+        raise ValueError(
+            f"Integers in {name} do not fit into {dtype}: [{leaf.min()}, {leaf.max()}]. Renumber "
+            f"them, or enable 64 bits in JAX (jax_enable_x64)."
+        )
+    return cast
 
 
 def single_chunk(client: Client) -> bool:

@@ -5,7 +5,7 @@ quotients subtract and powers scale natural parameters, so surrogates of likelih
 of expectation propagation are the same objects, proper or not.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -77,13 +77,13 @@ class Gaussian:
         """
         if (covariance is None) == (variance is None):
             raise ValueError("Give either covariance= or variance=, and not both.")
-        mean = jax.tree.map(_as_float, mean)
+        mean = jax.tree.map(trees.as_float, mean)
         if covariance is not None:
             matrix = _as_matrix(mean, covariance)
             if matrix is not None:
                 return cls._from_covariance(mean, *matrix)
             variance = covariance
-        variance = jax.tree.map(_as_float, variance)
+        variance = jax.tree.map(trees.as_float, variance)
         if isinstance(variance, Array) and _is_scaled(mean, variance):
             _check_positive(variance)
             eta = jax.tree.map(lambda m: m / _expand(variance, m), mean)
@@ -206,38 +206,58 @@ class Gaussian:
             mean, unravel(jax.scipy.linalg.solve_triangular(factor.T, flat, lower=False))
         )
 
+    @property
+    def num_clients(self) -> int:
+        """Length of the leading client axis.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        leaves = jax.tree.leaves(self.precision_mean)
+        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
+        if len(lengths) != 1 or None in lengths:
+            raise ValueError(
+                f"Need one Gaussian a client, with a leading client axis; precision_mean has "
+                f"shapes {_shapes(self.precision_mean)}."
+            )
+        return leaves[0].shape[0]
+
+    def one_a_client(self) -> "Gaussian":
+        """Return this with a client axis on the precision too, where one number serves all."""
+        num_clients = self.num_clients
+        if self.structure == "scaled_identity" and self.precision.ndim == 0:
+            return replace(self, precision=jnp.broadcast_to(self.precision, (num_clients,)))
+        return self
+
     def check_clients(self, position: ArrayTree, num_clients: int) -> None:
         """Raise `ValueError` unless this is one Gaussian a client over positions as `position`."""
-        like = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((num_clients, *jnp.shape(x)), jnp.float32), position
-        )
-        if not trees.same_structure(self.precision_mean, like) or any(
-            a.shape != b.shape
-            for a, b in zip(
-                jax.tree.leaves(self.precision_mean), jax.tree.leaves(like), strict=True
-            )
-        ):
+        wanted = jax.tree.map(lambda x: (num_clients, *jnp.shape(x)), position)
+        size = trees.num_elements(jax.tree.map(jnp.asarray, position))
+        precisions = {
+            "scaled_identity": (num_clients,),
+            "diagonal": wanted,
+            "dense": (num_clients, size, size),
+        }
+        found = _shapes(self.precision_mean), _shapes(self.precision)
+        if found != (wanted, precisions[self.structure]):
             raise ValueError(
                 f"Need one Gaussian a client: {num_clients} clients with positions of shapes "
-                f"{_shapes(position)}; the surrogates' precision_mean has shapes "
-                f"{_shapes(self.precision_mean)} (the first axis is the client)."
+                f"{_shapes(position)}; the surrogates ({self.structure}) have precision_mean of "
+                f"shapes {found[0]} and precision of shapes {found[1]} (the first axis is the "
+                f"client)."
             )
-
-
-def _as_float(x: Any) -> Array:
-    array = jnp.asarray(x)
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    return array.astype(jnp.result_type(float))
 
 
 def _as_matrix(mean: ArrayTree, covariance: Any) -> tuple[Array, bool] | None:
     if not trees.same_structure(covariance, 0):
         return None
-    matrix = _as_float(covariance)
+    matrix = trees.as_float(covariance)
     leaves = jax.tree.leaves(mean)
     size = sum(leaf.size for leaf in leaves)
-    if matrix.shape == (size, size):
+    shaped = len(leaves) == 1 and leaves[0].ndim > 1 and leaves[0].shape == matrix.shape
+    if matrix.shape == (size, size) and not shaped:
         return matrix, False
     lead = {leaf.shape[:1] for leaf in leaves}
     if len(lead) == 1 and () not in lead:

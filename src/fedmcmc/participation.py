@@ -96,7 +96,20 @@ def categorical(probabilities: Array | None = None) -> Participation:
                 f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
                 f"smallest entry of {float(np.asarray(p).min()):.6g}."
             )
-    return Participation(Partial(_prepare_categorical, p), Partial(_fits_probabilities, p), 1)
+    return Participation(
+        Partial(_prepare_categorical, p, _edges(p)), Partial(_fits_probabilities, p), 1
+    )
+
+
+def _edges(p: Array) -> Array:
+    # Where one client ends and the next begins, in 32-bit words. In float32 sums and uniforms the
+    # frequencies of 100,000 clients would be off by up to a tenth.
+    if isinstance(p, jax.core.Tracer):
+        share = jnp.cumsum(p)[:-1] / jnp.sum(p)
+        return (jnp.minimum(share, 1 - 2.0**-24) * 2.0**32).astype(jnp.uint32)
+    total = np.cumsum(np.asarray(p, np.float64))
+    words = np.minimum(np.rint(total[:-1] / total[-1] * 2.0**32), 2.0**32 - 1)
+    return jnp.asarray(words.astype(np.uint32))
 
 
 def _between(p: Array, most: float) -> bool:
@@ -130,10 +143,10 @@ def _prepare_one(rng_key: Array, num_clients: int) -> Cohort:
     return Cohort(index, weight, jnp.ones(1, bool))
 
 
-def _prepare_categorical(p: Array, rng_key: Array, num_clients: int) -> Cohort:
-    edges = jnp.cumsum(p)
-    u = jax.random.uniform(rng_key, (1,), p.dtype) * edges[-1]
-    index = jnp.searchsorted(edges, u, side="right").clip(0, num_clients - 1).astype(jnp.int32)
+def _prepare_categorical(p: Array, edges: Array, rng_key: Array, num_clients: int) -> Cohort:
+    del num_clients
+    word = jax.random.bits(rng_key, (1,), jnp.uint32)
+    index = jnp.searchsorted(edges, word, side="right").astype(jnp.int32)
     return Cohort(index, 1 / p[index], jnp.ones(1, bool))
 
 

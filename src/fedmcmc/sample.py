@@ -38,7 +38,7 @@ def sample(
     num_rounds: int,
     num_burnin: int = 0,
     thinning: int = 1,
-    num_chains: int = 1,
+    num_chains: int | None = None,
     collect: Collect | None = None,
     progress: bool = True,
     state: FederatedState | None = None,
@@ -65,15 +65,15 @@ def sample(
         Of the rest every `thinning`-th round is kept (the last of each group):
         ``num_draws = (num_rounds - num_burnin) // thinning``.
     num_chains
-        Chains, vmapped.
+        Chains, vmapped; by default one, or as many as `state` holds.
     collect
         ``(state, RoundInfo) -> pytree``, what is kept of a round; by default the kernel's draw.
         `fedmcmc.local_positions` keeps all local iterates.
     progress
         Whether to show a progress bar.
     state
-        ``samples.state`` of an earlier run to go on from. With the same key the two runs give
-        the very draws of an uninterrupted one.
+        ``samples.state`` of an earlier run to go on from, instead of `position`. With the same
+        key the two runs give the very draws of an uninterrupted one.
 
     Returns
     -------
@@ -81,45 +81,73 @@ def sample(
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         On settings or data that do not fit, before anything is compiled.
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
     """
-    _check_counts(num_rounds, num_burnin, thinning, num_chains)
+    _check_types(kernel, data)
+    if num_chains is None:
+        num_chains = 1 if state is None else jnp.size(state.broadcast.round)
+    num_rounds, num_burnin, thinning, num_chains = _check_counts(
+        num_rounds=num_rounds, num_burnin=num_burnin, thinning=thinning, num_chains=num_chains
+    )
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if state is None:
         state = _start(kernel, rows, keys, position)
     else:
-        _check_state(state, num_chains)
+        _check_state(kernel, rows, keys, state)
     first = int(state.broadcast.round[0])
     run = Run(kernel, rows, keys, collect, state)
     with tqdm(total=num_rounds, unit="round", disable=not progress) as bar:
         return run.go(first, first + num_burnin, first + num_rounds, thinning, bar)
 
 
-def _check_counts(num_rounds: int, num_burnin: int, thinning: int, num_chains: int) -> None:
-    given = dict(
-        num_rounds=num_rounds, num_burnin=num_burnin, thinning=thinning, num_chains=num_chains
-    )
+def _check_types(kernel: Any, data: Any) -> None:
+    if not isinstance(kernel, FederatedKernel):
+        raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
+    if not isinstance(data, FederatedData):
+        raise TypeError(
+            f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
+        )
+
+
+def _check_counts(**given: Any) -> tuple[int, ...]:
     for name, count in given.items():
         least = 0 if name == "num_burnin" else 1
         if int(count) != count or count < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}.")
-    if num_burnin > num_rounds:
+    if given["num_burnin"] > given["num_rounds"]:
         raise ValueError(
-            f"num_rounds counts burn-in too: got num_rounds={num_rounds}, num_burnin={num_burnin}."
+            f"num_rounds counts burn-in too: got num_rounds={given['num_rounds']}, "
+            f"num_burnin={given['num_burnin']}."
         )
+    return tuple(int(count) for count in given.values())
 
 
-def _check_state(state: FederatedState, num_chains: int) -> None:
-    shape = jnp.shape(state.broadcast.round)
-    if shape != (num_chains,):
+def _check_state(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> None:
+    if jnp.shape(state.broadcast.round) != (len(keys),):
         raise ValueError(
-            f"state must hold {num_chains} chains on the first axis of every leaf, as in "
-            f"Samples.state; its round has shape {shape}."
+            f"state does not fit {len(keys)} chains: its leaves need a first axis of that length, "
+            f"as in Samples.state; its round has shape {jnp.shape(state.broadcast.round)}."
+        )
+    # Also runs the kernel's own checks of the data, as a fresh start would.
+    init = jax.vmap(kernel.init, in_axes=(0, 0, None))
+    wanted = jax.eval_shape(
+        lambda keys_, place: init(keys_, place, data), keys, state.broadcast.position
+    )
+    found = trees.shapes_of(state)
+    if not trees.same_structure(wanted, found) or any(
+        (a.shape, a.dtype) != (b.shape, b.dtype)
+        for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True)
+    ):
+        raise ValueError(
+            f"state does not fit this kernel, data and {len(keys)} chains: expected {wanted}, got "
+            f"{found}."
         )
 
 
@@ -138,14 +166,7 @@ def _start(
         places = jax.tree.map(
             lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
         )
-    places = jax.tree.map(_as_float, places)
+    places = jax.tree.map(trees.as_float, places)
     if not bool(trees.all_finite(places)):
         raise ValueError("The start position holds NaN or infinite values.")
     return jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, data)
-
-
-def _as_float(leaf: Any) -> Array:
-    array = jnp.asarray(leaf)
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    return array.astype(jnp.result_type(float))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedmcmc import trees
 from fedmcmc._types import ArrayTree, FederatedState
 
 __all__ = ["Samples"]
@@ -51,11 +52,36 @@ class Samples:
 
     @property
     def constrained(self) -> ArrayTree:
-        """The draws in the user's parameters, leaves ``[num_chains, num_draws, ...]``."""
+        """The draws in the user's parameters, leaves ``[num_chains, num_draws, ...]``.
+
+        Raises
+        ------
+        ValueError
+            If what was collected are not positions.
+        """
         if self.constrain_fn is None:
             return self.draws
-        mapped = jax.jit(jax.vmap(jax.vmap(self.constrain_fn)))(self.draws)
-        return jax.tree.map(np.asarray, mapped)
+        mapped = self.constrain_fn
+        for _ in range(self._num_axes()):
+            mapped = jax.vmap(mapped)
+        return jax.tree.map(np.asarray, jax.jit(mapped)(self.draws))
+
+    def _num_axes(self) -> int:
+        # Chain and draw, and one more where local positions were collected.
+        position = self.state.broadcast.position
+        lead: set[int | None] = set()
+        if trees.same_structure(position, self.draws):
+            for draw, place in zip(
+                jax.tree.leaves(self.draws), jax.tree.leaves(position), strict=True
+            ):
+                num = draw.ndim - place.ndim + 1
+                lead.add(num if draw.shape[num:] == place.shape[1:] else None)
+        if len(lead) == 1 and None not in lead:
+            return int(lead.pop() or 0)
+        raise ValueError(
+            "What was collected are not positions, so they cannot be constrained: use .draws, or "
+            "to_datatree(constrained=False)."
+        )
 
     def to_datatree(self, *, constrained: bool = True, **kwargs: Any) -> Any:
         """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain`` and ``draw``.

@@ -103,6 +103,10 @@ def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
 
 def as_key(rng_key: Any) -> Array:
     """Return a typed key, also from the raw words of `jax.random.PRNGKey`."""
+    if not isinstance(rng_key, jax.Array):
+        raise TypeError(
+            f"rng_key must be a JAX key, as from jax.random.key(0), got {type(rng_key).__name__}."
+        )
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         return rng_key
     return jax.random.wrap_key_data(rng_key)

@@ -13,6 +13,7 @@ __all__ = [
     "add",
     "add_scaled",
     "all_finite",
+    "as_float",
     "cast",
     "is_empty",
     "num_bits",
@@ -30,6 +31,14 @@ __all__ = [
 def cast(number: Any, leaf: Array) -> Array:
     """Return `number` in the dtype of `leaf`."""
     return jnp.asarray(number).astype(leaf.dtype)
+
+
+def as_float(leaf: Any) -> Array:
+    """Return `leaf` as a floating-point array; integers take the default float type."""
+    array = jnp.asarray(leaf)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(jnp.result_type(float))
 
 
 def add(a: ArrayTree, b: ArrayTree) -> ArrayTree:

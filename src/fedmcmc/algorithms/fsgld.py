@@ -4,12 +4,11 @@ Sources: Welling and Teh (2011); Ahn, Shahbaba and Welling (2014); El Mekkaoui, 
 Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_size``.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import FederatedKernel, Number, Posterior
-from fedmcmc.corrections import conducive
+from fedmcmc.corrections import as_surrogates, conducive
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels.relay import relay
@@ -166,6 +165,7 @@ def fsgld(
     >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
     ((2, 100), 32)
     """
+    surrogates = as_surrogates(surrogates)
     shares = _uniform_shares(surrogates) if probabilities is None else probabilities
     return relay(
         posterior,
@@ -178,5 +178,4 @@ def fsgld(
 
 
 def _uniform_shares(surrogates: Gaussian) -> Array:
-    num_clients = jax.tree.leaves(surrogates.precision_mean)[0].shape[0]
-    return jnp.full(num_clients, 1 / num_clients)
+    return jnp.full(surrogates.num_clients, 1 / surrogates.num_clients)

@@ -116,7 +116,7 @@ def _init(
 ) -> FederatedState:
     del rng_key
     participation.check(data.num_clients)
-    position = jax.tree.map(jnp.asarray, position)
+    position = jax.tree.map(trees.as_float, position)
     estimator.check(position, data)
     if (participation.cohort_size or data.num_clients) != 1:
         raise ValueError("A relay hands its chain to one client a round; this cohort is larger.")

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior, as_functions
 
 __all__ = [
     "STRUCTURES",
-    "as_float",
     "check_choice",
     "densities",
     "fraction",
@@ -37,16 +37,7 @@ def start_position(rng_key: Array, posterior: Posterior, position: ArrayTree) ->
                 "This posterior has no init_fn that would say where to start: pass position=."
             )
         position = posterior.init_fn(rng_key)
-    return jax.tree.map(as_float, position)
-
-
-def as_float(leaf: Any) -> Array:
-    """Return an array of a float dtype."""
-    # An explicit dtype makes a Python number as strong as an array: one compilation for both.
-    dtype = jnp.result_type(leaf)
-    return jnp.asarray(
-        leaf, dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
-    )
+    return jax.tree.map(trees.as_float, position)
 
 
 def fraction(prior_fraction: Any) -> Any:
@@ -67,7 +58,7 @@ def integer(name: str, value: Any, least: int) -> int:
 
 def step_sizes(step_size: Any, num_clients: int) -> Array:
     """Return one step size a client."""
-    steps = as_float(step_size)
+    steps = trees.as_float(step_size)
     if steps.shape not in ((), (num_clients,)):
         raise ValueError(
             f"step_size must be a number or one a client, ({num_clients},), got {steps.shape}."

@@ -8,9 +8,10 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
-from fedmcmc.surrogates._arguments import as_float, densities, integer
+from fedmcmc.surrogates._arguments import densities, integer
 from fedmcmc.surrogates._newton import Maximum, maximise
 from fedmcmc.surrogates._target import Target, value_and_gradient
 
@@ -74,7 +75,7 @@ def mode(
     0.5
     """
     max_steps = integer("max_steps", max_steps, 1)
-    position = jax.tree.map(as_float, position)
+    position = jax.tree.map(trees.as_float, position)
     with jax.default_matmul_precision("highest"):
         position, found = _fit(densities(posterior), data, position, max_steps, tolerance)
     norm = jnp.linalg.norm(found.gradient)

@@ -32,7 +32,6 @@ from fedmcmc.surrogates._propriety import (
     describe_chain,
     scaled_eigen,
     singular_below,
-    warn_short_chain,
     warn_shrinkage,
 )
 from fedmcmc.surrogates._target import DENSE_LIMIT, Target, over_clients
@@ -91,10 +90,11 @@ def sampled(
     check
         ``"error"``, ``"warn"`` or ``"ignore"``: what to do with samples that are not finite or not
         stationary, as those of an improper likelihood, along which the chain walks off. The chain
-        must have lasted 30 relaxation times in its slowest direction (dimensions above 256: in its
-        slowest coordinate, unless dense), and there is a warning below 100, that is about 50
-        independent samples; raise `step_size` or `num_samples` where a proper likelihood fails.
-        ``"ignore"`` also leaves the warnings out.
+        must have lasted 20 relaxation times in its slowest direction (dimensions above 256: in its
+        slowest coordinate, unless dense), about as many as 10 independent samples; raise
+        `step_size` or `num_samples` where a proper likelihood fails, and for a good fit aim at
+        hundreds. A random walk lasts that long in about one per cent of chains. ``"ignore"`` also
+        leaves the warning about shrinkage out.
 
     Raises
     ------
@@ -140,7 +140,6 @@ def sampled(
     if check != "ignore":
         said = describe_chain(report.finite, report.moved, report.relaxations)
         complain(check, "sampled", said, data.size, REMEDIES)
-        warn_short_chain(report.relaxations)
         if shrinkage is None:
             warn_shrinkage(report.shrinkage)
     return fitted

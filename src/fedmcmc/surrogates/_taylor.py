@@ -13,7 +13,6 @@ from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.surrogates._arguments import (
     STRUCTURES,
-    as_float,
     check_choice,
     densities,
 )
@@ -70,7 +69,7 @@ def taylor(
     """
     check_choice("check", check, CHECKS)
     check_choice("structure", structure, STRUCTURES)
-    centre = jax.tree.map(as_float, centre)
+    centre = jax.tree.map(trees.as_float, centre)
     with jax.default_matmul_precision("highest"):
         fitted, finite = _fit(densities(posterior), data, centre, structure=structure)
     if check != "ignore":
