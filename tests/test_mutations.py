@@ -65,8 +65,8 @@ MUTATIONS = {
     ),
     "probabilities ignored where the client is drawn": (
         "participation.py",
-        'jnp.searchsorted(edges, u, side="right")',
-        'jnp.searchsorted(jnp.arange(1, num_clients + 1) / num_clients, u, side="right")',
+        'jnp.searchsorted(edges, word, side="right")',
+        "(word % jnp.uint32(p.shape[0]))",
         FSGLD,
     ),
     "alpha ignored": (
