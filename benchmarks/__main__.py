@@ -14,7 +14,7 @@ from benchmarks.timing import compare, row
 
 def bench_toy() -> None:
     x = toy.rows()
-    for num_chains, rounds, few in ((1, 16384, 256), (30, 1020, 30)):
+    for num_chains, rounds, few in ((1, 65536, 256), (30, 2040, 30)):
         seconds = compare(
             {
                 "fedmcmc": toy.ours(x, rounds, num_chains),
