@@ -27,10 +27,10 @@ demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
 	$(BIN)/python -m experiments.demo $(ARGS)
 
 test: $(STAMP) ## the fast lane of the tests
-	$(BIN)/python -m pytest -m "not slow" -n 2 $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not data" -n 2 $(ARGS)
 
-test-slow: $(STAMP) ## statistical and end-to-end tests
-	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
+test-slow: $(STAMP) ## statistical and end-to-end tests, and those on data sets of FEDMCMC_DATA
+	$(BIN)/python -m pytest -m "slow or data" -n 2 $(ARGS)
 
 lint: $(STAMP) ## style, also of docstrings
 	$(BIN)/ruff check .

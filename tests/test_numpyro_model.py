@@ -216,6 +216,7 @@ def test_positions_with_other_sites_are_an_error():
         posterior.logprior_fn({"theta": jnp.zeros(())})
 
 
+@pytest.mark.slow
 def test_networks_come_in_through_random_flax_module():
     linen = pytest.importorskip("flax.linen")
     from numpyro.contrib.module import random_flax_module
