@@ -16,6 +16,7 @@ from experiments.fsgld import mlp_scores, repetitions
 from experiments.fsgld.mlp_model import Shards, make_posterior, make_shards, standardise, start
 from experiments.fsgld.mlp_scores import PAPER, commentary
 from fedmcmc import surrogates
+from fedmcmc.samples import named_leaves
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -80,9 +81,9 @@ class Config:
 
 
 def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
-    """Run all methods on IID and non-IID shards; write figures and scores of all draws."""
+    """Run all methods on IID and non-IID shards; write figures, scores and draws."""
     table = load(config.table)
-    scores = {split: run_split(config, table, split) for split in SPLITS}
+    scores = {split: run_split(config, table, split, out) for split in SPLITS}
     curves = {
         f"{split}_{method}_{name}": curve
         for split, methods in scores.items()
@@ -115,8 +116,13 @@ def load(name: str) -> Table:
     return Table(standardise(table.features), (table.labels == 2).astype(np.int32))
 
 
-def run_split(config: Config, table: Table, split: str) -> dict[str, dict[str, np.ndarray]]:
-    """Return the scores of every method on shards of one kind, new ones for each repetition."""
+def run_split(
+    config: Config, table: Table, split: str, out: pathlib.Path
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the scores of every method on shards of one kind, new ones for each repetition.
+
+    Writes the position at the end of every kept round, ``[num_repetitions, num_kept, ...]``.
+    """
     key = jax.random.fold_in(jax.random.key(config.seed), SPLITS.index(split))
     shard_key, start_key, fit_key, run_key = jax.random.split(key, 4)
     num = config.num_repetitions
@@ -160,6 +166,8 @@ def run_split(config: Config, table: Table, split: str) -> dict[str, dict[str, n
             keep_every=config.keep_every,
             collect=four_local_states,
         )
+        positions = {leaf: x[:, :, -1] for leaf, x in named_leaves(draws).items()}
+        np.savez_compressed(out / f"draws_{split}_{name.replace(' ', '_')}.npz", **positions)
         scores[name] = mlp_scores.score(posterior, draws, shards)
         if name != "pooled SGLD":
             kernel = fedmcmc.dsgld(posterior, **settings)
