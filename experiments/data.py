@@ -1,7 +1,8 @@
 """Data sets of the experiments: from a folder, else from OpenML, else one line of advice.
 
 The folder is the environment variable ``FEDMCMC_DATA``, by default ``../shared/data`` beside the
-repository. OpenML is reached through scikit-learn, which keeps what it fetched.
+repository. OpenML is reached through scikit-learn, which keeps what it fetched. Here are tables;
+images are in `experiments.images`.
 """
 
 import os
@@ -12,7 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["DataNotFound", "Table", "covtype", "isolet", "susy"]
+__all__ = [
+    "DataNotFound",
+    "Fetch",
+    "Table",
+    "covtype",
+    "fetch_openml",
+    "folder",
+    "isolet",
+    "not_found",
+    "susy",
+]
 
 DEFAULT_FOLDER = pathlib.Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
 
@@ -28,6 +39,21 @@ class Table(NamedTuple):
 
     features: np.ndarray
     labels: np.ndarray
+
+
+def folder() -> pathlib.Path:
+    """Return the folder that is looked into first."""
+    return pathlib.Path(os.environ.get("FEDMCMC_DATA") or DEFAULT_FOLDER)
+
+
+def not_found(name: str, files: str, error: Exception) -> DataNotFound:
+    """Return what to raise where `files` are not in the folder and OpenML failed with `error`."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataNotFound(
+        f"Data set {name!r} not found: no {files} in the folder FEDMCMC_DATA "
+        f"({os.path.normpath(folder())}) and OpenML did not answer ({reason}); run once with "
+        f"internet access, or put {files} there (see experiments/data.py)."
+    )
 
 
 def fetch_openml(name: str, version: int | str) -> tuple[np.ndarray, np.ndarray]:
@@ -106,20 +132,14 @@ def _load(
     name: str,
     version: int | str,
 ) -> Table:
-    folder = pathlib.Path(os.environ.get("FEDMCMC_DATA") or DEFAULT_FOLDER)
-    path = folder / f"{file}.npz"
+    path = folder() / f"{file}.npz"
     if path.is_file():
         with np.load(path, allow_pickle=False) as arrays:
             return read(dict(arrays))
     try:
         return _table(*fetch(name, version))
     except (ImportError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataNotFound(
-            f"Data set {name!r} not found: no {file}.npz in the folder FEDMCMC_DATA "
-            f"({os.path.normpath(folder)}) and OpenML did not answer ({reason}); run once with "
-            f"internet access, or put a {file}.npz there (see experiments/data.py)."
-        ) from error
+        raise not_found(name, f"{file}.npz", error) from error
 
 
 def _count_from(first: int, table: Table) -> Table:

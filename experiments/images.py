@@ -1,0 +1,231 @@
+"""Image data sets of the experiments, from the same places as the tables of `experiments.data`.
+
+Pixels stay ``uint8``; `scale_pixels` makes numbers of them.
+"""
+
+import gzip
+import io
+import itertools
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments import data
+from experiments.data import DataNotFound, Fetch
+
+__all__ = [
+    "CIFAR10_MOMENTS",
+    "MNIST_MOMENTS",
+    "Images",
+    "cifar10",
+    "emnist_digits",
+    "fashion_mnist",
+    "mnist",
+    "scale_pixels",
+]
+
+MNIST_MOMENTS = (0.1307, 0.3081)
+"""Mean and standard deviation of MNIST's training pixels on [0, 1], as commonly rounded."""
+
+CIFAR10_MOMENTS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+"""The same for CIFAR-10, a channel."""
+
+
+class Images(NamedTuple):
+    """A training and a test set.
+
+    `x_train` and `x_test` are ``[num, height, width]`` or ``[num, height, width, 3]`` uint8,
+    `y_train` and `y_test` ``[num]`` int32 from 0 to 9.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+
+def mnist(fetch: Fetch = data.fetch_openml) -> Images:
+    """MNIST: 60000 + 10000 handwritten digits, 28 by 28, in the original order.
+
+    Source: LeCun, Cortes and Burges (CC BY-SA 3.0).
+
+    Raises
+    ------
+    DataNotFound
+        If the data is neither in the folder nor to be fetched.
+    """
+    found = _read("mnist")
+    if found is not None:
+        return _images(*(found[name] for name in Images._fields))
+    return _fetched(fetch, "mnist_784", "mnist.npz", 60_000, _grey)
+
+
+def fashion_mnist(fetch: Fetch = data.fetch_openml) -> Images:
+    """Fashion-MNIST: 60000 + 10000 articles of clothing, 28 by 28, in the original order.
+
+    Source: Xiao, Rasul and Vollgraf (2017) (MIT).
+
+    Raises
+    ------
+    DataNotFound
+        If the data is neither in the folder nor to be fetched.
+    """
+    parts = [_read(f"fashion_mnist_{part}") for part in ("train_0", "train_1", "test")]
+    first, second, test = parts
+    if first is not None and second is not None and test is not None:
+        x, y = (np.concatenate([first[name], second[name]]) for name in ("x_train", "y_train"))
+        return _images(x, y, test["x_test"], test["y_test"])
+    files = "fashion_mnist_{train_0,train_1,test}.npz"
+    return _fetched(fetch, "Fashion-MNIST", files, 60_000, _grey)
+
+
+def cifar10(fetch: Fetch = data.fetch_openml, *, jpeg_test: bool = True) -> Images:
+    """CIFAR-10: photographs of ten kinds of things, 32 by 32 by 3, training in original order.
+
+    The folder has the first 30000 images for training; OpenML has all 50000. For testing the
+    folder has all 10000 images as JPEG of quality 75 (about 30 dB from the originals), sorted by
+    class, or with ``jpeg_test=False`` the first 1000 exactly; OpenML has all of them exactly.
+    Source: Krizhevsky (2009).
+
+    Raises
+    ------
+    DataNotFound
+        If the data is neither in the folder nor to be fetched.
+    """
+    shards = [_read(f"cifar10_train_{shard}") for shard in range(3)]
+    test = _read("cifar10_test_jpeg" if jpeg_test else "cifar10_test1000")
+    train = [shard for shard in shards if shard is not None]
+    if len(train) == len(shards) and test is not None:
+        x = np.concatenate([_from_residuals(shard["x_resid"]) for shard in train])
+        y = np.concatenate([shard["y"] for shard in train])
+        x_test = _from_jpeg(test) if jpeg_test else _from_residuals(test["x_resid"])
+        return _images(x, y, x_test, test["y"])
+    files = "cifar10_{train_0,train_1,train_2,test_jpeg,test1000}.npz"
+    return _fetched(fetch, "CIFAR_10", files, 50_000, _planes)
+
+
+def emnist_digits() -> Images:
+    """EMNIST's split "digits": 240000 + 40000 handwritten digits, 28 by 28.
+
+    No package ships it and OpenML has other splits only. Put into the folder either
+    ``emnist_digits.npz`` (arrays `x_train`, `y_train`, `x_test`, `y_test`) or the four files
+    ``emnist-digits-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`` of NIST's ``gzip.zip``,
+    whose images lie on their side and are turned here. Source: Cohen et al. (2017).
+
+    Raises
+    ------
+    DataNotFound
+        If the files are not in the folder.
+    """
+    found = _read("emnist_digits")
+    if found is not None:
+        return _images(*(found[name] for name in Images._fields))
+    folder = data.folder()
+    names = [
+        f"emnist-digits-{part}-{kind}-ubyte.gz"
+        for part in ("train", "test")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataNotFound(
+            f"Data set 'EMNIST digits' not found: put emnist_digits.npz, or {', '.join(names)} of "
+            f"NIST's gzip.zip (nist.gov, the EMNIST dataset), into the folder FEDMCMC_DATA "
+            f"({os.path.normpath(folder)}); use MNIST to do without."
+        )
+    x, y, x_test, y_test = (_read_idx(folder / name) for name in names)
+    return _images(x.transpose(0, 2, 1), y, x_test.transpose(0, 2, 1), y_test)
+
+
+def scale_pixels(
+    pixels: np.ndarray, scaling: str, moments: tuple[Any, Any] = MNIST_MOMENTS
+) -> np.ndarray:
+    """Return `pixels` as numbers.
+
+    Parameters
+    ----------
+    pixels
+        uint8, any shape; a last axis of channels where `moments` are a channel.
+    scaling
+        ``"unit"``: float32 on [0, 1]; ``"standard"``: that, minus the mean, over the standard
+        deviation; ``"raw"``: `pixels` as they are.
+    moments
+        Mean and standard deviation on [0, 1].
+    """
+    if scaling == "raw":
+        return pixels
+    unit = pixels.astype(np.float32) / np.float32(255)
+    if scaling == "unit":
+        return unit
+    if scaling == "standard":
+        mean, deviation = (np.asarray(moment, np.float32) for moment in moments)
+        return (unit - mean) / deviation
+    raise ValueError(f"scaling must be 'unit', 'standard' or 'raw', got {scaling!r}.")
+
+
+def _read(name: str) -> dict[str, np.ndarray] | None:
+    path = data.folder() / f"{name}.npz"
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _fetched(
+    fetch: Fetch, name: str, files: str, num_train: int, shape: Callable[[np.ndarray], np.ndarray]
+) -> Images:
+    # OpenML keeps the original order, training images first.
+    try:
+        features, labels = fetch(name, 1)
+        x, y = shape(np.asarray(features).astype(np.uint8)), np.asarray(labels).astype(np.int32)
+    except (ImportError, OSError, ValueError) as error:
+        raise data.not_found(name, files, error) from error
+    if len(x) != num_train + 10_000:
+        raise data.not_found(name, files, ValueError(f"it gave {len(x)} images"))
+    return _images(x[:num_train], y[:num_train], x[num_train:], y[num_train:])
+
+
+def _images(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> Images:
+    return Images(x, y.astype(np.int32), x_test, y_test.astype(np.int32))
+
+
+def _grey(features: np.ndarray) -> np.ndarray:
+    return features.reshape(-1, 28, 28)
+
+
+def _planes(features: np.ndarray) -> np.ndarray:
+    return features.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+def _from_residuals(residuals: np.ndarray) -> np.ndarray:
+    """Undo the folder's coding, ``[3, num, 32, 32]`` to ``[num, 32, 32, 3]``, modulo 256.
+
+    Planes are green, red minus green and blue minus green, each less what its left, upper and
+    upper left neighbours predict: the differences along both axes.
+    """
+    rows = np.cumsum(residuals, axis=2, dtype=np.uint8)
+    green, red, blue = np.cumsum(rows, axis=3, dtype=np.uint8)
+    return np.stack([red + green, green, blue + green], axis=-1)
+
+
+def _from_jpeg(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    from PIL import Image
+
+    code, offset = arrays["jpeg"].tobytes(), arrays["offset"].tolist()
+    files = (io.BytesIO(code[a:b]) for a, b in itertools.pairwise(offset))
+    return np.stack([np.asarray(Image.open(file)) for file in files])
+
+
+def _read_idx(path: pathlib.Path) -> np.ndarray:
+    """Read an IDX file of bytes: two zeros, the type 8, the rank, big-endian sizes, the bytes."""
+    with gzip.open(path) as file:
+        content = file.read()
+    if content[:3] != b"\0\0\x08":
+        raise ValueError(f"{path.name} must be an IDX file of bytes, its head is {content[:4]!r}.")
+    rank = content[3]
+    shape = tuple(np.frombuffer(content, ">i4", rank, 4).tolist())
+    return np.frombuffer(content, np.uint8, math.prod(shape), 4 + 4 * rank).reshape(shape)
