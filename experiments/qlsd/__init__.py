@@ -1,0 +1,1 @@
+"""Quantised Langevin stochastic dynamics, Vono et al. (2022)."""
