@@ -1,6 +1,9 @@
 """Bayesian federated learning by sampling: composable kernels for JAX."""
 
+from fedmcmc import compression as compression
+from fedmcmc import metrics as metrics
 from fedmcmc import partition as partition
+from fedmcmc import preconditioners as preconditioners
 from fedmcmc import surrogates as surrogates
 from fedmcmc._types import Broadcast as Broadcast
 from fedmcmc._types import Client as Client
@@ -10,10 +13,28 @@ from fedmcmc._types import FederatedState as FederatedState
 from fedmcmc._types import GradientEstimator as GradientEstimator
 from fedmcmc._types import Participation as Participation
 from fedmcmc._types import Posterior as Posterior
+from fedmcmc._types import Reference as Reference
 from fedmcmc._types import StepInfo as StepInfo
 from fedmcmc.algorithms.fsgld import dsgld as dsgld
 from fedmcmc.algorithms.fsgld import fsgld as fsgld
 from fedmcmc.algorithms.fsgld import sgld as sgld
+from fedmcmc.algorithms.qlsd import lsd as lsd
+from fedmcmc.algorithms.qlsd import lsd_pp as lsd_pp
+from fedmcmc.algorithms.qlsd import lsd_star as lsd_star
+from fedmcmc.algorithms.qlsd import psgld as psgld
+from fedmcmc.algorithms.qlsd import qlsd as qlsd
+from fedmcmc.algorithms.qlsd import qlsd_pp as qlsd_pp
+from fedmcmc.algorithms.qlsd import qlsd_star as qlsd_star
+from fedmcmc.compression import Compressor as Compressor
+from fedmcmc.compression import chain as chain
+from fedmcmc.compression import clip as clip
+from fedmcmc.compression import identity as identity
+from fedmcmc.compression import memory as memory
+from fedmcmc.compression import quantize as quantize
+from fedmcmc.compression import sparsify as sparsify
+from fedmcmc.compression import top_k as top_k
+from fedmcmc.control_variates import fixed_point as fixed_point
+from fedmcmc.control_variates import svrg as svrg
 from fedmcmc.corrections import conducive as conducive
 from fedmcmc.data import FederatedData as FederatedData
 from fedmcmc.errors import NonFiniteError as NonFiniteError
@@ -22,6 +43,8 @@ from fedmcmc.gradients import full_gradient as full_gradient
 from fedmcmc.gradients import minibatch as minibatch
 from fedmcmc.gradients import noisy as noisy
 from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
+from fedmcmc.kernels.compressed import compress as compress
+from fedmcmc.kernels.langevin import langevin as langevin
 from fedmcmc.kernels.relay import relay as relay
 from fedmcmc.participation import bernoulli as bernoulli
 from fedmcmc.participation import categorical as categorical

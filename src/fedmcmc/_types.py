@@ -25,6 +25,7 @@ __all__ = [
     "Participation",
     "PerClient",
     "Posterior",
+    "Reference",
     "Static",
     "StepInfo",
     "as_functions",
@@ -189,6 +190,25 @@ class Participation:
     pooled: bool = field(default=False, metadata={"static": True})
 
 
+class Reference(NamedTuple):
+    """What an estimator needs every client to know besides the position (a snapshot).
+
+    The kernel's server keeps it in `Broadcast.extra`.
+
+    Attributes
+    ----------
+    update
+        ``(round, position, previous) -> reference``: the reference of `round`, whose position is
+        given; `previous` is that of the round before, ``None`` for the first.
+    missing
+        ``(broadcast, state) -> [] bool``: whether a client with this state has to be sent the
+        reference besides the position.
+    """
+
+    update: Callable[..., ArrayTree]
+    missing: Callable[..., Array]
+
+
 class GradientEstimator(NamedTuple):
     """An estimate of the gradient of one client's log likelihood (a sum over its rows).
 
@@ -209,6 +229,8 @@ class GradientEstimator(NamedTuple):
         ``(loglikelihood_fn, draws, position, context, client) -> gradient``, deterministic.
     check
         ``(position, data) -> None``, raises `ValueError` where the estimator does not fit.
+    reference
+        What has to be broadcast besides the position, if anything.
     """
 
     init: Callable[..., ArrayTree]
@@ -216,6 +238,7 @@ class GradientEstimator(NamedTuple):
     start: Callable[..., tuple[ArrayTree, ArrayTree]]
     estimate: Callable[..., ArrayTree]
     check: Callable[..., None]
+    reference: Reference | None = None
 
 
 class StepInfo(NamedTuple):
@@ -223,13 +246,15 @@ class StepInfo(NamedTuple):
 
     `bits` is ``[]`` int32, the size of the message; `gradient_norm` ``[]``, the root mean square
     over the round's gradient calls; `local_positions` the client's iterates, leaves
-    ``[num_local_steps, ...]`` (or ``()``); `extra` anything else.
+    ``[num_local_steps, ...]`` (or ``()``); `extra` anything else; `bits_down` ``[]`` int32, what
+    had to be sent to the client, where that is not the whole broadcast.
     """
 
     bits: Array
     gradient_norm: Array
     local_positions: ArrayTree = ()
     extra: ArrayTree = ()
+    bits_down: ArrayTree = ()
 
 
 class FederatedKernel(NamedTuple):
@@ -247,13 +272,20 @@ class FederatedKernel(NamedTuple):
         ``(draws, broadcast, client_state, client) -> (message, client_state, StepInfo)``,
         deterministic. A message is a pytree of differences that the server only ever sums.
     aggregate
-        ``(rng_key, broadcast, server_state, total) -> (broadcast, server_state, info)``.
+        ``(rng_key, broadcast, server_state, total) -> (broadcast, server_state, info)``; instead
+        of the key it also takes what `prepare_server` made of it.
     draw
         ``(rng_key, state) -> position``: the chain's position, or a draw from a fitted Gaussian.
     participation
         Who takes part in a round.
     constrain_fn
         Unconstrained position to the user's parameters, if the posterior has one.
+    prepare_server
+        ``(rng_key, like) -> draws``: all that is random in `aggregate`, so that the runner can
+        draw it ahead too; ``None`` where `aggregate` needs nothing but its key.
+    message_fn
+        ``like -> shapes`` of a message, from the broadcast's shapes; ``None`` where a message is
+        shaped as the position.
     """
 
     init: Callable[..., FederatedState]
@@ -263,6 +295,8 @@ class FederatedKernel(NamedTuple):
     draw: Callable[..., ArrayTree]
     participation: Participation
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
+    prepare_server: Callable[..., ArrayTree] | None = None
+    message_fn: Callable[..., ArrayTree] | None = None
 
 
 def as_functions(tree: ArrayTree) -> ArrayTree:

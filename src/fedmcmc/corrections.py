@@ -70,6 +70,7 @@ def conducive(
         start=Partial(_start, estimator.start, parameters),
         estimate=Partial(_estimate, estimator.estimate),
         check=Partial(_check, estimator.check, surrogates, parameters.shares),
+        reference=estimator.reference,
     )
 
 

@@ -10,12 +10,28 @@ from jax import Array
 from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
-from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Number, Static
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    GradientEstimator,
+    Number,
+    Reference,
+    Static,
+)
 from fedmcmc.data import FederatedData, fold, gather, own_rows, single_chunk
 from fedmcmc.scaling import rows_over_batch
 from fedmcmc.streams import distinct_integers, integers_below, normals, realise_normals
 
-__all__ = ["client_gradient", "for_batch_size", "full_gradient", "minibatch", "noisy"]
+__all__ = [
+    "client_gradient",
+    "first_reference",
+    "for_batch_size",
+    "full_gradient",
+    "minibatch",
+    "next_broadcast",
+    "noisy",
+]
 
 MAX_PREPARED_ROWS = 2**22
 """Above this many numbers a client and round, offsets of rows are prepared instead of rows."""
@@ -46,6 +62,23 @@ def _sum_gradient(
         return jnp.sum(terms if mask is None else jnp.where(mask, terms, 0))
 
     return jax.grad(total)(position)
+
+
+def first_reference(estimator: GradientEstimator, position: ArrayTree) -> ArrayTree:
+    """Return what the first round broadcasts besides the position."""
+    if estimator.reference is None:
+        return ()
+    return estimator.reference.update(jnp.zeros((), jnp.int32), position, None)
+
+
+def next_broadcast(
+    reference: Reference | None, broadcast: Broadcast, position: ArrayTree
+) -> Broadcast:
+    """Return the next round's broadcast, with the position the server moved to."""
+    round_ = broadcast.round + 1
+    if reference is None:
+        return broadcast._replace(round=round_, position=position)
+    return Broadcast(round_, position, reference.update(round_, position, broadcast.extra))
 
 
 def full_gradient() -> GradientEstimator:
@@ -103,6 +136,7 @@ def noisy(estimator: GradientEstimator, scale: Number) -> GradientEstimator:
         start=Partial(_start_noisy, estimator.start, sd),
         estimate=Partial(_estimate_noisy, estimator.estimate),
         check=estimator.check,
+        reference=estimator.reference,
     )
 
 

@@ -1,5 +1,7 @@
 """Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, one at random."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,18 +30,25 @@ def pooled() -> Participation:
     return Participation(Partial(_prepare_full), Partial(_fits_any), None, pooled=True)
 
 
-def bernoulli(probability: float | Array) -> Participation:
+def bernoulli(
+    probability: float | Array, *, rescale: Literal["probability", "realised"] = "probability"
+) -> Participation:
     """Each client by itself with its probability; its message is weighted by one over it.
 
     Parameters
     ----------
     probability
         ``[]``, or ``[num_clients]`` for one a client, in (0, 1].
+    rescale
+        What messages are multiplied by: ``"probability"``, one over the client's probability; or
+        ``"realised"``, the number of clients over the number that take part, given that anyone
+        does (the round's clients are drawn so). Both leave the expectation of the sum alone, the
+        second for one probability that all share.
 
     Raises
     ------
     ValueError
-        If a probability is outside (0, 1].
+        If a probability is outside (0, 1], or one a client is given with ``"realised"``.
 
     Notes
     -----
@@ -49,6 +58,15 @@ def bernoulli(probability: float | Array) -> Participation:
     p = jnp.asarray(probability, jnp.result_type(float))
     if not isinstance(p, jax.core.Tracer) and not _between(p, 1.0):
         raise ValueError(f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}.")
+    if rescale not in ("probability", "realised"):
+        raise ValueError(f'rescale must be "probability" or "realised", got {rescale!r}.')
+    if rescale == "realised":
+        if p.ndim:
+            raise ValueError(
+                "rescale='realised' needs one probability that all clients share, got shape "
+                f"{p.shape}: with different ones the weighted sum would be biased."
+            )
+        return Participation(Partial(_prepare_realised, p), Partial(_fits_any), None)
     return Participation(Partial(_prepare_bernoulli, p), Partial(_fits_probabilities, p), None)
 
 
@@ -128,6 +146,21 @@ def _prepare_bernoulli(p: Array, rng_key: Array, num_clients: int) -> Cohort:
     probability = jnp.broadcast_to(p, (num_clients,))
     active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
     return Cohort(jnp.arange(num_clients, dtype=jnp.int32), 1 / probability, active)
+
+
+def _prepare_realised(p: Array, rng_key: Array, num_clients: int) -> Cohort:
+    # Given that anyone takes part, the first who does is geometric, truncated, and those behind
+    # are independent. With u uniform, P(first <= j) = (1 - q^(j+1)) / (1 - q^b), inverted.
+    first_key, rest_key = jax.random.split(rng_key)
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
+    reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
+    u = jax.random.uniform(first_key, (), p.dtype)
+    first = jnp.sum((reached <= u).astype(jnp.int32))
+    active = jax.random.uniform(rest_key, (num_clients,), p.dtype) < p
+    active = jnp.where(ids > first, active, ids == first)
+    weight = num_clients / jnp.sum(active.astype(p.dtype))
+    return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
 
 
 def _prepare_uniform(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:

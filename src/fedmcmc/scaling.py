@@ -11,7 +11,7 @@ from jax import Array
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client
 
-__all__ = ["importance", "rows_over_batch"]
+__all__ = ["importance", "prior_share", "rows_over_batch"]
 
 
 def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree) -> ArrayTree:
@@ -23,3 +23,8 @@ def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree
 def importance(client: Client, gradient: ArrayTree) -> ArrayTree:
     """Scale a client's sum by one over its probability of taking part."""
     return trees.scale(client.weight, gradient)
+
+
+def prior_share(client: Client, gradient: ArrayTree) -> ArrayTree:
+    """Scale the prior's gradient to the client's part of it: its share of all rows."""
+    return trees.scale(client.share, gradient)

@@ -51,6 +51,13 @@ class RoundInfo(NamedTuple):
     server: ArrayTree
 
 
+class RoundDraws(NamedTuple):
+    """All that is random in a round, besides its cohort."""
+
+    clients: ArrayTree  # of `prepare`, leaves [cohort_size, ...] (no axis where that is one)
+    server: ArrayTree  # of `prepare_server`; without one, () until the round's key is needed
+
+
 class Simulation(NamedTuple):
     """A kernel bound to data, in the shape of a BlackJAX sampling algorithm.
 
@@ -114,8 +121,8 @@ def as_key(rng_key: Any) -> Array:
 
 def prepare_round(
     kernel: FederatedKernel, data: FederatedData, rng_key: Array, like: Broadcast, round_: Array
-) -> tuple[Cohort, ArrayTree]:
-    """Draw the cohort of a round and all that is random in its clients' steps."""
+) -> tuple[Cohort, RoundDraws]:
+    """Draw the cohort of a round and all that is random in its steps and at the server."""
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
@@ -125,9 +132,14 @@ def prepare_round(
     def prepare(key: Array, client: Any) -> ArrayTree:
         return kernel.prepare(key, shapes, client)
 
+    server: ArrayTree = ()
+    if kernel.prepare_server is not None:
+        server = kernel.prepare_server(streams.server_key(rng_key, round_), shapes)
     if cohort.ids.shape[0] == 1:
-        return cohort, prepare(keys[0], data.client(cohort.ids[0], cohort.weight[0]))
-    return cohort, jax.vmap(prepare, in_axes=(0, data.client_axes()))(keys, clients)
+        only = data.client(cohort.ids[0], cohort.weight[0])
+        return cohort, RoundDraws(prepare(keys[0], only), server)
+    draws = jax.vmap(prepare, in_axes=(0, data.client_axes()))(keys, clients)
+    return cohort, RoundDraws(draws, server)
 
 
 def run_round(
@@ -136,27 +148,32 @@ def run_round(
     rng_key: Array,
     state: FederatedState,
     cohort: Cohort,
-    draws: ArrayTree,
+    draws: RoundDraws,
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     broadcast, round_ = state.broadcast, state.broadcast.round
-    message, clients, step_info = _run_cohort(kernel, data, state, cohort, draws)
+    message, clients, step_info = _run_cohort(kernel, data, state, cohort, draws.clients)
     total = _sum_active(message, cohort, kernel.participation.weighted)
-    moved, server, server_info = kernel.aggregate(
-        streams.server_key(rng_key, round_), broadcast, state.server, total
-    )
+    if kernel.prepare_server is None:
+        draws = draws._replace(server=streams.server_key(rng_key, round_))
+    moved, server, server_info = kernel.aggregate(draws.server, broadcast, state.server, total)
     num_active = jnp.sum(cohort.active.astype(jnp.int32))
     # Pooled rows have no messages: the centralised reference sends nothing.
     sends = 0 if kernel.participation.pooled else 1
-    down = sends * trees.num_bits(broadcast)
+    most_down = trees.num_bits(broadcast)
+    down = most_down if trees.is_empty(step_info.bits_down) else step_info.bits_down
     square = jnp.where(cohort.active, step_info.gradient_norm**2, 0)
     info = RoundInfo(
         round=round_,
         num_active=num_active,
         bits_up=_sum_bits(
-            jnp.where(cohort.active, sends * step_info.bits, 0), trees.num_bits(message)
+            # A code is at most twice as long as the numbers it codes.
+            jnp.where(cohort.active, sends * step_info.bits, 0),
+            2 * trees.num_bits(message),
         ),
-        bits_down=_sum_bits(jnp.where(cohort.active, down, 0), down * cohort.active.shape[0]),
+        bits_down=_sum_bits(
+            jnp.where(cohort.active, sends * down, 0), most_down * cohort.active.shape[0]
+        ),
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
         clients=step_info,
         server=server_info,

@@ -20,7 +20,9 @@ __all__ = [
     "distinct_integers",
     "integers_below",
     "normals",
+    "random_words",
     "realise_normals",
+    "realise_words",
     "server_key",
 ]
 
@@ -69,6 +71,25 @@ def realise_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
     """Return one standard normal tree from one entry of what `normals` returned."""
     if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
         return _unravel(jax.random.normal(draws, (trees.num_elements(like),)), like)
+    return draws
+
+
+def random_words(rng_key: Array, like: ArrayTree) -> ArrayTree:
+    """Draw a tree shaped as `like` of 32 random bits each, uint32.
+
+    Where these would be more than `MAX_PREPARED_NORMALS` words, returns the key, from which
+    `realise_words` draws them.
+    """
+    if trees.num_elements(like) > MAX_PREPARED_NORMALS:
+        return rng_key
+    return realise_words(rng_key, like)
+
+
+def realise_words(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
+    """Return the tree of words that `random_words` drew, or would have drawn."""
+    if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
+        words = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.uint32), like)
+        return _unravel(_words(draws, (trees.num_elements(like),)), words)
     return draws
 
 

@@ -24,11 +24,13 @@ from fedmcmc._types import (
     Number,
     Participation,
     Posterior,
+    Reference,
     Static,
     StepInfo,
     as_functions,
 )
 from fedmcmc.data import FederatedData
+from fedmcmc.gradients import first_reference, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
 from fedmcmc.scaling import importance
 from fedmcmc.streams import normals, realise_normals
@@ -99,7 +101,7 @@ def relay(
         init=Partial(_init, parameters.posterior, estimator, participation),
         prepare=Partial(_prepare, estimator, parameters.num_local_steps),
         step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate),
+        aggregate=Partial(_aggregate, estimator.reference),
         draw=Partial(_draw),
         participation=participation,
         constrain_fn=parameters.posterior.constrain_fn,
@@ -123,7 +125,8 @@ def _init(
     init_client = Partial(estimator.init, posterior.loglikelihood_fn, position)
     everyone = data.client(jnp.arange(data.num_clients))
     clients = jax.vmap(init_client, in_axes=(data.client_axes(),))(everyone)
-    return FederatedState(Broadcast(jnp.zeros((), jnp.int32), position), (), clients)
+    broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
+    return FederatedState(broadcast, (), clients)
 
 
 def _prepare(
@@ -177,13 +180,15 @@ def _step(
 
 
 def _aggregate(
-    rng_key: Array, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+    reference: Reference | None,
+    rng_key: Array,
+    broadcast: Broadcast,
+    server_state: ArrayTree,
+    total: ArrayTree,
 ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
     del rng_key
-    moved = broadcast._replace(
-        round=broadcast.round + 1, position=trees.add(broadcast.position, total)
-    )
-    return moved, server_state, ()
+    position = trees.add(broadcast.position, total)
+    return next_broadcast(reference, broadcast, position), server_state, ()
 
 
 def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:

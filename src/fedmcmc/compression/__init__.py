@@ -1,0 +1,15 @@
+"""Compressors of messages, with the bits they cost."""
+
+from fedmcmc.compression._codes import Dense as Dense
+from fedmcmc.compression._codes import Quantized as Quantized
+from fedmcmc.compression._codes import Sparse as Sparse
+from fedmcmc.compression._elias import code_length as code_length
+from fedmcmc.compression._elias import message_bits as message_bits
+from fedmcmc.compression._memory import memory as memory
+from fedmcmc.compression._quantize import quantize as quantize
+from fedmcmc.compression._simple import chain as chain
+from fedmcmc.compression._simple import clip as clip
+from fedmcmc.compression._simple import identity as identity
+from fedmcmc.compression._sparse import sparsify as sparsify
+from fedmcmc.compression._sparse import top_k as top_k
+from fedmcmc.compression._types import Compressor as Compressor

@@ -1,0 +1,130 @@
+"""Memory: a client compresses the difference between its message and what it said before."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree, Client, PerClient, Static
+from fedmcmc.compression._sparse import trees_of_zeros
+from fedmcmc.compression._types import (
+    Compressor,
+    Memory,
+    check_number,
+    of_client,
+    per_client_number,
+)
+
+__all__ = ["memory"]
+
+
+class _Config(NamedTuple):
+    inner: Compressor
+    rate: Any  # [], PerClient of [num_clients], or None
+
+
+class _State(NamedTuple):
+    memory: ArrayTree
+    inner: ArrayTree
+
+
+def memory(
+    compressor: Compressor,
+    rate: float | Array | None = None,
+    *,
+    of: Literal["all", "active"] | None = None,
+) -> Compressor:
+    """Compress the difference between a message and the client's memory of its messages.
+
+    Client ``i`` sends ``g_i = C(m_i - eta_i)`` and moves its memory,
+    ``eta_i <- eta_i + rate * g_i``, so that what is compressed shrinks as the messages settle.
+
+    Parameters
+    ----------
+    compressor
+        Of the difference.
+    rate
+        ``[]``, or ``[num_clients]`` where clients differ, in [0, 1]; ``None`` for
+        ``1 / (1 + omega)``.
+    of
+        Whose memory the server adds to what it received: that of ``"all"`` clients
+        (``sum_i eta_i + sum_active w_i g_i``, PP2 of Philippenko and Dieuleveut, 2020) or of the
+        ``"active"`` ones (``sum_active w_i (eta_i + g_i)``, PP1). Where everyone takes part the
+        two are the same. Only the first removes the noise that partial participation makes of
+        the clients' heterogeneity. ``None`` (default) is all of them where a kernel weights its
+        messages by one over the probability of taking part, and the active ones where it does
+        not (a relay).
+
+    Raises
+    ------
+    ValueError
+        If a rate is outside [0, 1], if `rate` is ``None`` for a biased compressor, which has no
+        such rate, or if `compressor` has a memory already.
+
+    References
+    ----------
+    Mishchenko et al. (2019), DIANA; Algorithm 2 of Vono et al. (2022).
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> compressor = memory(fedmcmc.quantize(16))
+    >>> round(1 / (1 + float(compressor.omega(jnp.zeros(784)))), 3)  # its rate
+    0.364
+    """
+    if compressor.memory is not None:
+        raise ValueError("memory goes around a compressor that has no memory of its own.")
+    if rate is None and not compressor.unbiased.value:
+        raise ValueError(
+            "memory needs a rate for a biased compressor: 1 / (1 + omega) is for unbiased ones."
+        )
+    if of not in ("all", "active", None):
+        raise ValueError(f'of must be "all", "active" or None, got {of!r}.')
+    given = None if rate is None else per_client_number(rate, "rate", low=0.0, high=1.0)
+    config = _Config(compressor, given)
+    return Compressor(
+        init=Partial(_init, config),
+        prepare=compressor.prepare,
+        encode=Partial(_encode, config),
+        decode=compressor.decode,
+        omega=compressor.omega,
+        check=Partial(_check, config),
+        unbiased=compressor.unbiased,
+        memory=Memory(Partial(_recall), Partial(_change, config), Static(of)),
+    )
+
+
+def _init(config: _Config, like: ArrayTree) -> _State:
+    return _State(trees_of_zeros(like), config.inner.init(like))
+
+
+def _rate(config: _Config, like: ArrayTree, client: Client) -> Array:
+    if config.rate is not None:
+        return of_client(config.rate, client)
+    omega = config.inner.omega(like)
+    return 1 / (1 + of_client(PerClient(omega) if jnp.ndim(omega) else omega, client))
+
+
+def _encode(
+    config: _Config, draws: ArrayTree, message: ArrayTree, state: _State, client: Client
+) -> tuple[ArrayTree, _State]:
+    difference = trees.subtract(message, state.memory)
+    code, inner = config.inner.encode(draws, difference, state.inner, client)
+    change = _change(config, code, client)
+    return code, _State(trees.add(state.memory, change), inner)
+
+
+def _recall(state: _State) -> ArrayTree:
+    return state.memory
+
+
+def _change(config: _Config, code: ArrayTree, client: Client) -> ArrayTree:
+    said = config.inner.decode(code, client)
+    return trees.scale(_rate(config, said, client), said)
+
+
+def _check(config: _Config, like: ArrayTree, num_clients: int) -> None:
+    config.inner.check(like, num_clients)
+    check_number(config.rate, "rate", num_clients)

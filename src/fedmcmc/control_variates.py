@@ -1,0 +1,249 @@
+"""Gradient estimates relative to a point where the gradient is known: fixed, or refreshed."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import trees
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    GradientEstimator,
+    Reference,
+    Static,
+)
+from fedmcmc.branches import where_any
+from fedmcmc.data import FederatedData
+from fedmcmc.gradients import client_gradient
+
+__all__ = ["fixed_point", "svrg"]
+
+
+def fixed_point(
+    estimator: GradientEstimator, centre: ArrayTree, *, centred: bool = False
+) -> GradientEstimator:
+    """Estimate the difference to the gradient at `centre`, with the same rows at both.
+
+    ``H(theta) - H(centre) + grad log p(rows | centre)``, the last term by a full pass over the
+    client's rows before the first round.
+
+    Parameters
+    ----------
+    estimator
+        Gives ``H``.
+    centre
+        Shaped as the position; best near the mode, where estimates are needed most.
+    centred
+        Leave the last term out. Each client is then off by its own gradient at the centre, all
+        together by the sum of them, which whoever sums the clients must add; it is zero where the
+        centre maximises the likelihood.
+
+    References
+    ----------
+    Baker et al. (2019), Control variates for SGMCMC, eq. 5; centred, Vono et al. (2022),
+    Algorithm S1.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> estimator = fixed_point(fedmcmc.minibatch(10), jnp.zeros(3))
+    """
+    if estimator.reference is not None:
+        raise ValueError("fixed_point goes around an estimator that needs no reference of its own.")
+    centre = jax.tree.map(trees.as_float, centre)
+    return GradientEstimator(
+        init=Partial(_init_fixed, estimator, centre, Static(bool(centred))),
+        prepare=estimator.prepare,
+        start=Partial(_start_fixed, estimator),
+        estimate=Partial(_estimate_fixed, estimator, centre),
+        check=Partial(_check_fixed, estimator, centre),
+    )
+
+
+def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
+    """Estimate the difference to the gradient at a snapshot, which is renewed every so often.
+
+    ``H(theta) - H(zeta) + grad log p(rows | zeta)`` with ``zeta`` the position at the last round
+    that is a multiple of `refresh_every`. The last term is a full pass over the client's rows, in
+    the first round after a refresh in which the client takes part, and in no other.
+
+    Parameters
+    ----------
+    estimator
+        Gives ``H``, with the same rows at both places.
+    refresh_every
+        Rounds between snapshots.
+
+    Raises
+    ------
+    ValueError
+        If `refresh_every` is not a positive integer.
+
+    References
+    ----------
+    Johnson and Zhang (2013); Dubey et al. (2016); Algorithm 2 of Vono et al. (2022), where
+    `refresh_every` is ``l``.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> estimator = svrg(fedmcmc.minibatch(10), refresh_every=100)
+    """
+    if int(refresh_every) != refresh_every or refresh_every < 1:
+        raise ValueError(f"refresh_every must be a positive integer, got {refresh_every!r}.")
+    if estimator.reference is not None:
+        raise ValueError("svrg goes around an estimator that needs no reference of its own.")
+    period = Static(int(refresh_every))
+    return GradientEstimator(
+        init=Partial(_init_svrg, estimator),
+        prepare=estimator.prepare,
+        start=Partial(_start_svrg, estimator, period),
+        estimate=Partial(_estimate_svrg, estimator),
+        check=estimator.check,
+        reference=Reference(Partial(_update, period), Partial(_missing, period)),
+    )
+
+
+def _difference(
+    estimator: GradientEstimator,
+    loglikelihood_fn: Any,
+    draws: ArrayTree,
+    position: ArrayTree,
+    other: ArrayTree,
+    context: ArrayTree,
+    client: Client,
+) -> ArrayTree:
+    # Both places in one call: linear algebra on the rows is then done once, on twice the columns.
+    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other)
+    gradients = jax.vmap(lambda x: estimator.estimate(loglikelihood_fn, draws, x, context, client))(
+        both
+    )
+    return jax.tree.map(lambda g: g[0] - g[1], gradients)
+
+
+# A fixed point
+
+
+def _init_fixed(
+    estimator: GradientEstimator,
+    centre: ArrayTree,
+    centred: Static[bool],
+    loglikelihood_fn: Any,
+    position: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree]:
+    known = () if centred.value else client_gradient(loglikelihood_fn, centre, client)
+    return known, estimator.init(loglikelihood_fn, position, client)
+
+
+def _start_fixed(
+    estimator: GradientEstimator,
+    loglikelihood_fn: Any,
+    broadcast: Broadcast,
+    state: tuple[ArrayTree, ArrayTree],
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree]:
+    context, inner = estimator.start(loglikelihood_fn, broadcast, state[1], client)
+    return (context, state[0]), (state[0], inner)
+
+
+def _estimate_fixed(
+    estimator: GradientEstimator,
+    centre: ArrayTree,
+    loglikelihood_fn: Any,
+    draws: ArrayTree,
+    position: ArrayTree,
+    context: tuple[ArrayTree, ArrayTree],
+    client: Client,
+) -> ArrayTree:
+    inner, known = context
+    gradient = _difference(estimator, loglikelihood_fn, draws, position, centre, inner, client)
+    return gradient if trees.is_empty(known) else trees.add(gradient, known)
+
+
+def _check_fixed(
+    estimator: GradientEstimator, centre: ArrayTree, position: ArrayTree, data: FederatedData
+) -> None:
+    estimator.check(position, data)
+    given, expected = trees.shapes_of(centre), trees.shapes_of(position)
+    same = trees.same_structure(given, expected) and all(
+        a.shape == b.shape
+        for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True)
+    )
+    if not same:
+        raise ValueError(
+            f"centre must be shaped as the position, {jax.tree.map(lambda x: x.shape, expected)}, "
+            f"got {jax.tree.map(lambda x: x.shape, given)}."
+        )
+
+
+# A snapshot
+
+
+class _Snapshot(NamedTuple):
+    round: Array  # [] int32, the round of the snapshot whose gradient is known, -1 for none
+    gradient: ArrayTree
+
+
+def _init_svrg(
+    estimator: GradientEstimator, loglikelihood_fn: Any, position: ArrayTree, client: Client
+) -> tuple[_Snapshot, ArrayTree]:
+    known = _Snapshot(jnp.full((), -1, jnp.int32), trees.zeros_like(position))
+    return known, estimator.init(loglikelihood_fn, position, client)
+
+
+def _snapshot_round(period: Static[int], round_: Array) -> Array:
+    return round_ - round_ % period.value
+
+
+def _update(
+    period: Static[int], round_: Array, position: ArrayTree, previous: ArrayTree
+) -> ArrayTree:
+    if previous is None:
+        return position
+    return trees.select(round_ % period.value == 0, position, previous)
+
+
+def _missing(period: Static[int], broadcast: Broadcast, state: tuple[_Snapshot, Any]) -> Array:
+    # In a round of refresh the snapshot is the position itself.
+    latest = _snapshot_round(period, broadcast.round)
+    return (state[0].round != latest) & (broadcast.round != latest)
+
+
+def _start_svrg(
+    estimator: GradientEstimator,
+    period: Static[int],
+    loglikelihood_fn: Any,
+    broadcast: Broadcast,
+    state: tuple[_Snapshot, ArrayTree],
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree]:
+    known, inner = state
+    context, inner = estimator.start(loglikelihood_fn, broadcast, inner, client)
+    latest = _snapshot_round(period, broadcast.round)
+    gradient = where_any(
+        known.round != latest,
+        client_gradient,
+        known.gradient,
+        loglikelihood_fn,
+        broadcast.extra,
+        client,
+    )
+    return (context, broadcast.extra, gradient), (_Snapshot(latest, gradient), inner)
+
+
+def _estimate_svrg(
+    estimator: GradientEstimator,
+    loglikelihood_fn: Any,
+    draws: ArrayTree,
+    position: ArrayTree,
+    context: tuple[ArrayTree, ArrayTree, ArrayTree],
+    client: Client,
+) -> ArrayTree:
+    inner, snapshot, known = context
+    gradient = _difference(estimator, loglikelihood_fn, draws, position, snapshot, inner, client)
+    return trees.add(gradient, known)

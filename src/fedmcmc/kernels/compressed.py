@@ -1,0 +1,182 @@
+"""Compression of a kernel's messages: a transform of any kernel."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import trees
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    FederatedState,
+    Static,
+    StepInfo,
+)
+from fedmcmc.compression import Compressor, message_bits
+from fedmcmc.data import FederatedData
+from fedmcmc.scaling import importance
+
+__all__ = ["compress"]
+
+
+class _Draws(NamedTuple):
+    kernel: ArrayTree
+    compressor: ArrayTree
+
+
+class _Clients(NamedTuple):
+    kernel: ArrayTree
+    compressor: ArrayTree
+
+
+class _Server(NamedTuple):
+    kernel: ArrayTree
+    memory: ArrayTree  # the sum of all clients' memories, or ()
+
+
+class _Message(NamedTuple):
+    said: ArrayTree  # weighted, where the kernel's messages are
+    change: ArrayTree  # of the client's memory, never weighted
+
+
+class _Parts(NamedTuple):
+    kernel: FederatedKernel
+    compressor: Compressor
+    pooled_memory: Static[bool]
+
+
+def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel:
+    """Compress the messages of `kernel`.
+
+    A client encodes what its step returns, the server sums what it decodes. With a memory, the
+    server adds the sum of the clients' memories, which it moves by what the clients said.
+    `RoundInfo.bits_up` counts the bits of the codes, exactly as `fedmcmc.wire` writes them.
+
+    Parameters
+    ----------
+    kernel
+        Any kernel.
+    compressor
+        See `fedmcmc.quantize`, `sparsify`, `top_k`, `clip`, `chain`, `memory`, `identity`.
+
+    Returns
+    -------
+    FederatedKernel
+        Its ``state.clients`` and ``state.server`` hold the kernel's own as ``.kernel``.
+
+    Raises
+    ------
+    ValueError
+        If all clients' memories are to be added where messages are not weighted by one over the
+        probability of taking part; and from `init` where the compressor does not fit the data.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * jnp.sum(theta**2),
+    ...     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 100)), jnp.zeros((5, 100))])
+    >>> kernel = compress(fedmcmc.lsd(posterior, step_size=0.01), fedmcmc.quantize(4))
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, jnp.zeros(100), num_rounds=10, progress=False
+    ... )
+    >>> bool(samples.info["bits_up"].max() < 2 * 32 * 100 / 5)
+    True
+    """
+    memory, weighted = compressor.memory, kernel.participation.weighted
+    pooled = memory is not None and memory.of.value != "active"
+    if pooled and not weighted:
+        if memory is not None and memory.of.value == "all":
+            raise ValueError(
+                "This kernel's messages are not weighted by one over the probability of taking "
+                "part, so the memory of clients that are silent cannot stand for them: "
+                'use of="active".'
+            )
+        pooled = False
+    parts = _Parts(kernel, compressor, Static(pooled))
+    participation = replace(kernel.participation, weighted=weighted and not pooled)
+    return FederatedKernel(
+        init=Partial(_init, parts),
+        prepare=Partial(_prepare, parts),
+        step=Partial(_step, parts),
+        aggregate=Partial(_aggregate, parts),
+        draw=Partial(_draw, parts),
+        participation=participation,
+        constrain_fn=kernel.constrain_fn,
+        prepare_server=kernel.prepare_server,
+        message_fn=Partial(_shapes, parts) if pooled else kernel.message_fn,
+    )
+
+
+def _message_like(kernel: FederatedKernel, like: Broadcast) -> ArrayTree:
+    return like.position if kernel.message_fn is None else kernel.message_fn(like)
+
+
+def _shapes(parts: _Parts, like: Broadcast) -> ArrayTree:
+    message = _message_like(parts.kernel, like)
+    return _Message(message, message)
+
+
+def _init(
+    parts: _Parts, rng_key: Array, position: ArrayTree, data: FederatedData
+) -> FederatedState:
+    kernel, compressor = parts.kernel, parts.compressor
+    state = kernel.init(rng_key, position, data)
+    like = trees.shapes_of(_message_like(kernel, trees.shapes_of(state.broadcast)))
+    compressor.check(like, data.num_clients)
+    own = compressor.init(like)
+    own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_clients, *leaf.shape)), own)
+    total: Any = ()
+    if parts.pooled_memory.value:
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return FederatedState(
+        state.broadcast, _Server(state.server, total), _Clients(state.clients, own)
+    )
+
+
+def _prepare(parts: _Parts, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+    # The kernel draws what it draws uncompressed.
+    own_key = jax.random.fold_in(rng_key, 1)
+    message = trees.shapes_of(_message_like(parts.kernel, like))
+    drawn = parts.compressor.prepare(own_key, message, client)
+    return _Draws(parts.kernel.prepare(rng_key, like, client), drawn)
+
+
+def _step(
+    parts: _Parts, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
+) -> tuple[ArrayTree, _Clients, StepInfo]:
+    kernel, compressor = parts.kernel, parts.compressor
+    message, kept, info = kernel.step(draws.kernel, broadcast, client_state.kernel, client)
+    code, own = compressor.encode(draws.compressor, message, client_state.compressor, client)
+    said = compressor.decode(code, client)
+    info = info._replace(bits=message_bits(code))
+    state = _Clients(kept, own)
+    if compressor.memory is None:
+        return said, state, info
+    if not parts.pooled_memory.value:
+        return trees.add(compressor.memory.recall(client_state.compressor), said), state, info
+    return _Message(importance(client, said), compressor.memory.change(code, client)), state, info
+
+
+def _aggregate(
+    parts: _Parts, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: ArrayTree
+) -> tuple[Broadcast, _Server, ArrayTree]:
+    memory = server_state.memory
+    if parts.pooled_memory.value:
+        total, memory = trees.add(memory, total.said), trees.add(memory, total.change)
+    moved, server, info = parts.kernel.aggregate(rng_key, broadcast, server_state.kernel, total)
+    return moved, _Server(server, memory), info
+
+
+def _draw(parts: _Parts, rng_key: Array, state: FederatedState) -> ArrayTree:
+    inner = FederatedState(state.broadcast, state.server.kernel, state.clients.kernel)
+    return parts.kernel.draw(rng_key, inner)
