@@ -92,13 +92,14 @@ def full_gradient() -> GradientEstimator:
     )
 
 
-def minibatch(batch_size: int, *, replace: bool = True) -> GradientEstimator:
+def minibatch(batch_size: int | float, *, replace: bool = True) -> GradientEstimator:
     """Use a random minibatch of the client's rows: their sum, times size over batch size.
 
     Parameters
     ----------
     batch_size
-        Rows a call.
+        Rows a call; or, between zero and one, the fraction of a client's rows, rounded down to
+        at least one row.
     replace
         Draw rows with replacement (default), else without: then a client with fewer rows than
         `batch_size` uses each of its rows once.
@@ -106,20 +107,25 @@ def minibatch(batch_size: int, *, replace: bool = True) -> GradientEstimator:
     Raises
     ------
     ValueError
-        If `batch_size` is not a positive integer.
+        If `batch_size` is neither a positive integer nor a fraction.
     """
-    if int(batch_size) != batch_size or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}.")
+    is_fraction = 0 < batch_size < 1
+    if not is_fraction and (int(batch_size) != batch_size or batch_size < 1):
+        raise ValueError(
+            f"batch_size must be a positive integer, or a fraction between 0 and 1, got "
+            f"{batch_size!r}."
+        )
+    config = _Config(float(batch_size) if is_fraction else int(batch_size), bool(replace))
     return GradientEstimator(
         init=Partial(no_state),
-        prepare=Partial(_prepare_minibatch, Static((int(batch_size), bool(replace)))),
+        prepare=Partial(_prepare_minibatch, Static(config)),
         start=Partial(no_context),
-        estimate=Partial(_estimate_minibatch, Static(bool(replace))),
+        estimate=Partial(_estimate_minibatch, Static(config)),
         check=Partial(no_check),
     )
 
 
-def for_batch_size(batch_size: int | None, *, replace: bool = True) -> GradientEstimator:
+def for_batch_size(batch_size: int | float | None, *, replace: bool = True) -> GradientEstimator:
     """Return `full_gradient` for ``None``, else `minibatch`."""
     return full_gradient() if batch_size is None else minibatch(batch_size, replace=replace)
 
@@ -184,31 +190,57 @@ def _estimate_full(
     return _sum_gradient(loglikelihood_fn, position, *context)
 
 
+class _Config(NamedTuple):
+    batch_size: int | float  # a float is a fraction
+    replace: bool
+
+
 class _Minibatch(NamedTuple):
     rows: ArrayTree  # leaves [num_calls, batch_size, ...], or () where only offsets are prepared
     offsets: ArrayTree  # [num_calls, batch_size], or () where rows are prepared
 
 
+def _rows_used(config: _Config, size: Any) -> Any:
+    """Return how many rows of a client of this size a minibatch uses."""
+    if isinstance(config.batch_size, int):
+        return config.batch_size if config.replace else jnp.minimum(config.batch_size, size)
+    # In float32 a tenth of 190 may be a little below 19.
+    size = jnp.asarray(size, jnp.float32)
+    rows = jnp.floor(size * jnp.float32(config.batch_size) * jnp.float32(1 + 2**-20))
+    return jnp.maximum(rows, 1).astype(jnp.int32)
+
+
 def _prepare_minibatch(
-    config: Static[tuple[int, bool]],
+    config: Static[_Config],
     rng_key: Array,
     like: ArrayTree,
     client: Client,
     num_calls: int,
 ) -> _Minibatch:
     del like
-    batch_size, replace = config.value
-    integers = integers_below if replace else distinct_integers
-    offsets = integers(rng_key, client.size, (num_calls, batch_size))
+    given, replace = config.value
+    if isinstance(given, int):
+        most = given
+    else:
+        with jax.ensure_compile_time_eval():
+            most = int(_rows_used(config.value, client.max_size))
+    if not replace:
+        take = _rows_used(config.value, client.size)
+        offsets = distinct_integers(rng_key, client.size, (num_calls, most), take)
+    elif isinstance(given, int):
+        offsets = integers_below(rng_key, client.size, (num_calls, most))
+    else:
+        # Transposed, so that what a client draws does not depend on the largest client.
+        offsets = integers_below(rng_key, client.size, (most, num_calls)).T
     row_size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(client.rows))
-    size = batch_size * row_size
+    size = most * row_size
     if size > MAX_PREPARED_BATCH or num_calls * size > MAX_PREPARED_ROWS:
         return _Minibatch((), offsets)
     return _Minibatch(gather(client, offsets), ())
 
 
 def _estimate_minibatch(
-    replace: Static[bool],
+    config: Static[_Config],
     loglikelihood_fn: Callable[..., Array],
     draws: _Minibatch,
     position: ArrayTree,
@@ -217,12 +249,11 @@ def _estimate_minibatch(
 ) -> ArrayTree:
     del context
     rows = gather(client, draws.offsets) if trees.is_empty(draws.rows) else draws.rows
-    batch_size = jax.tree.leaves(rows)[0].shape[0]
-    if replace.value:
-        gradient = _sum_gradient(loglikelihood_fn, position, rows)
-        return rows_over_batch(client, batch_size, gradient)
-    used = jnp.minimum(batch_size, client.size)
-    mask = jnp.arange(batch_size, dtype=jnp.int32) < used
+    most = jax.tree.leaves(rows)[0].shape[0]
+    if config.value == (most, True):
+        return rows_over_batch(client, most, _sum_gradient(loglikelihood_fn, position, rows))
+    used = _rows_used(config.value, client.size)
+    mask = jnp.arange(most, dtype=jnp.int32) < used
     return rows_over_batch(client, used, _sum_gradient(loglikelihood_fn, position, rows, mask))
 
 

@@ -132,11 +132,14 @@ def _high_product(words: Array, bound: Array) -> Array:
     return (b * d + (middle >> high) + (carry >> high)).astype(jnp.int32)
 
 
-def distinct_integers(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> Array:
+def distinct_integers(
+    rng_key: Array, bound: Array, shape: tuple[int, ...], take: Array | None = None
+) -> Array:
     """Draw along the last axis distinct integers uniform on ``[0, bound)``, int32.
 
-    Every subset is equally likely; the order within one is not uniform. Where `bound` is below
-    the length of the axis, only its first `bound` entries are distinct and the rest are zero.
+    Every subset is equally likely; the order within one is not uniform. Where `take` (by default
+    `bound`) is below the length of the axis, only its first `take` entries are distinct and the
+    rest are zero.
 
     References
     ----------
@@ -144,8 +147,9 @@ def distinct_integers(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> A
     """
     num = shape[-1]
     bound = jnp.asarray(bound, jnp.int32)
-    words = jnp.moveaxis(_words(rng_key, shape), -1, 0)
-    take = jnp.minimum(num, bound)
+    # Along the first axis, so that a longer one begins with the same words.
+    words = _words(rng_key, (num, *shape[:-1]))
+    take = jnp.minimum(num, bound if take is None else take)
     slots = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
 
     def pick(k: Array, chosen: Array) -> Array:

@@ -21,7 +21,7 @@ def sgld(
     posterior: Posterior,
     *,
     step_size: Number,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     temperature: Number = 1.0,
     replace: bool = True,
 ) -> FederatedKernel:
@@ -71,7 +71,7 @@ def dsgld(
     *,
     step_size: Number,
     num_local_steps: int,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     probabilities: Array | None = None,
     temperature: Number = 1.0,
     replace: bool = True,
@@ -89,7 +89,7 @@ def dsgld(
         the clients' tempered posteriors, proportional to
         ``prior * likelihood_s ** (1 / probabilities[s])``.
     batch_size
-        Rows a gradient, ``None`` for all of the client's.
+        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     probabilities
         ``[num_clients]``, how often each client is visited; uniform by default.
     temperature
@@ -118,7 +118,7 @@ def fsgld(
     *,
     step_size: Number,
     num_local_steps: int,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     probabilities: Array | None = None,
     alpha: Number = 1.0,
     temperature: Number = 1.0,

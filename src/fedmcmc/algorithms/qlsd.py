@@ -27,7 +27,7 @@ def lsd(
     posterior: Posterior,
     *,
     step_size: Number,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     participation: Participation | None = None,
     temperature: Number = 1.0,
     prior: Prior = "server",
@@ -42,7 +42,7 @@ def lsd(
     step_size
         Number or schedule of the round.
     batch_size
-        Rows a gradient, ``None`` for all of the client's.
+        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     participation
         Who sends a gradient, everyone by default; see `bernoulli` (weights ``1 / p``, or
         ``b / |A|``) and `uniform` (weights ``b / a``).
@@ -87,7 +87,7 @@ def qlsd(
     *,
     step_size: Number,
     compressor: Compressor,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     participation: Participation | None = None,
     temperature: Number = 1.0,
     prior: Prior = "server",
@@ -147,7 +147,7 @@ def lsd_star(
     centre: ArrayTree,
     *,
     step_size: Number,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     participation: Participation | None = None,
     temperature: Number = 1.0,
     prior: Prior = "server",
@@ -224,7 +224,7 @@ def lsd_pp(
     posterior: Posterior,
     *,
     step_size: Number,
-    batch_size: int | None,
+    batch_size: int | float | None,
     refresh_every: int,
     participation: Participation | None = None,
     temperature: Number = 1.0,
@@ -323,7 +323,7 @@ def psgld(
     posterior: Posterior,
     *,
     step_size: Number,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     decay: Number = 0.95,
     damping: Number = 1e-8,
     num_noiseless: int = 0,
