@@ -65,7 +65,9 @@ def gap_lengths(sent: Array) -> Array:
     ``d / 32`` words, so that all windows together cost less than reading `sent` does.
     """
     words = _packed(sent)
-    num_windows = max(sent.shape[0] - 1, 0).bit_length()
+    if sent.shape[0] < 2:  # no gap is longer than one
+        return _count(words)
+    num_windows = (sent.shape[0] - 1).bit_length()
     lengths = [_length(2**m) for m in range(num_windows + 1)]
     added = jnp.asarray(np.diff(lengths), jnp.int32)
 
