@@ -5,6 +5,7 @@ from fedmcmc import metrics as metrics
 from fedmcmc import partition as partition
 from fedmcmc import preconditioners as preconditioners
 from fedmcmc import surrogates as surrogates
+from fedmcmc import wire as wire
 from fedmcmc._types import Broadcast as Broadcast
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort

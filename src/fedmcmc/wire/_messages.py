@@ -1,0 +1,211 @@
+"""Codes of compressors to bytes and back."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.compression._codes import Dense, Quantized, Sparse
+from fedmcmc.compression._elias import SMALLEST_NORM, as_vectors
+from fedmcmc.wire._bits import as_words, big_endian, float_bits, num_omega_bits, omega_bits
+from fedmcmc.wire._reader import Reader
+
+__all__ = ["decode", "encode"]
+
+Code = Dense | Quantized | Sparse
+ZERO, ONE = np.zeros(1, np.uint8), np.ones(1, np.uint8)
+
+
+def encode(code: Code) -> bytes:
+    """Return the bit string of one message, ``ceil(bits / 8)`` bytes.
+
+    `bits` is what the compressor reports for it (``StepInfo.bits``).
+
+    Parameters
+    ----------
+    code
+        What a compressor's `encode` returns for one client: arrays on the host or on a device.
+
+    Raises
+    ------
+    ValueError
+        If `code` is not one message: its norms not ``[]`` float32, its levels not int32, its
+        numbers not floating point.
+
+    Examples
+    --------
+    >>> from fedmcmc.compression import Quantized
+    >>> code = Quantized(norm=np.float32(1.5), levels=np.array([0, 2, 0, -1], np.int32))
+    >>> message = encode(code)
+    >>> len(message)
+    6
+    >>> decode(message, code).levels.tolist()
+    [0, 2, 0, -1]
+    """
+    _check(code)
+    host = jax.tree.map(np.asarray, code)
+    if isinstance(host, Dense):
+        return b"".join(map(big_endian, jax.tree.leaves(host.values)))
+    if isinstance(host, Sparse):
+        parts = _sparse_bits(jax.tree.leaves(host.values))
+    else:
+        parts = []
+        for norm, levels in as_vectors(host):
+            parts += _quantized_bits(norm, np.concatenate([leaf.reshape(-1) for leaf in levels]))
+    return np.packbits(np.concatenate(parts)).tobytes()
+
+
+def decode(data: bytes, like: Code) -> Code:
+    """Return the message that `encode` wrote, with NumPy arrays as leaves.
+
+    Every bit is as it was sent, but for what carries no information: a negative zero of a `Sparse`
+    message may come back as zero, and levels under a norm that is zero do.
+
+    Parameters
+    ----------
+    data
+        All bytes of the message.
+    like
+        A code of the same structure, shapes and types: arrays or `jax.ShapeDtypeStruct`.
+
+    Raises
+    ------
+    ValueError
+        If `data` is cut short, too long or damaged, or was written for other shapes than those of
+        `like`, as far as it then does not come out to the bit.
+
+    Examples
+    --------
+    >>> from fedmcmc.compression import Dense
+    >>> like = Dense(jax.ShapeDtypeStruct((2,), np.float32))
+    >>> decode(encode(Dense(np.array([1.0, -2.0], np.float32))), like).values.tolist()
+    [1.0, -2.0]
+    """
+    _check(like)
+    numbers = like.levels if isinstance(like, Quantized) else like.values
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(numbers)]
+    reader = Reader(data, f"{type(like).__name__} numbers of shapes {shapes}")
+    code: Code
+    if isinstance(like, Dense):
+        code = Dense(_read_all(reader, like.values))
+    elif isinstance(like, Sparse):
+        read = _read_some if reader.flags(1)[0] else _read_all
+        code = Sparse(read(reader, like.values))
+    else:
+        code = _read_quantized(reader, like)
+    reader.finish()
+    return code
+
+
+def _check(code: Any) -> None:
+    if not isinstance(code, (Dense, Quantized, Sparse)):
+        raise ValueError(f"A message is Dense, Quantized or Sparse, got {type(code).__name__}.")
+    strange = [x for x in jax.tree.leaves(code) if not hasattr(x, "dtype")]
+    if strange:
+        raise ValueError(f"A message is made of arrays, got {type(strange[0]).__name__}.")
+    if not isinstance(code, Quantized):
+        for leaf in jax.tree.leaves(code.values):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(f"A message's numbers must be floating point, got {leaf.dtype}.")
+        return
+    for norm, levels in as_vectors(code):
+        if norm.shape != () or norm.dtype != jnp.float32:
+            raise ValueError(
+                f"A message's norms must be [] float32, got {list(norm.shape)} {norm.dtype}; "
+                "several messages are written one by one."
+            )
+        for leaf in levels:
+            if leaf.dtype != jnp.int32:
+                raise ValueError(f"A message's levels must be int32, got {leaf.dtype}.")
+
+
+def _gaps(places: np.ndarray) -> np.ndarray:
+    return np.diff(places, prepend=-1).astype(np.uint32)
+
+
+def _count(places: np.ndarray) -> np.ndarray:
+    return np.array([places.size + 1], np.uint32)
+
+
+def _quantized_bits(norm: np.ndarray, levels: np.ndarray) -> list[np.ndarray]:
+    head = float_bits([norm])
+    if abs(norm) < SMALLEST_NORM:
+        return head
+    places = np.flatnonzero(levels)
+    sizes = np.abs(levels).view(np.uint32)
+    negative = (levels[places] < 0).view(np.uint8)
+    dense = [sizes + 1]
+    sparse = [_count(places), _gaps(places), sizes[places]]
+    if sum(map(num_omega_bits, sparse)) < sum(map(num_omega_bits, dense)):
+        count, gaps, values = map(omega_bits, sparse)
+        return [*head, ONE, *count, *gaps, negative, *values]
+    return [*head, ZERO, *omega_bits(dense[0]), negative]
+
+
+def _sparse_bits(leaves: list[np.ndarray]) -> list[np.ndarray]:
+    # By the bits, as they are counted: -0.0 is a zero, subnormal numbers are not.
+    sent = [as_words(leaf) << 1 != 0 for leaf in leaves]
+    kept = [leaf.reshape(-1)[flags] for leaf, flags in zip(leaves, sent, strict=True)]
+    places = np.flatnonzero(np.concatenate([ZERO[:0].view(bool), *sent]))
+    where = [_count(places), _gaps(places)]
+    num_sparse = sum(map(num_omega_bits, where)) + 8 * sum(leaf.nbytes for leaf in kept)
+    if num_sparse < 8 * sum(leaf.nbytes for leaf in leaves):
+        count, gaps = map(omega_bits, where)
+        return [ONE, *count, *gaps, *float_bits(kept)]
+    return [ZERO, *float_bits(leaves)]
+
+
+def _read_quantized(reader: Reader, like: Quantized) -> Quantized:
+    norms, levels = [], []
+    for _, leaves in as_vectors(like):
+        sizes = [math.prod(leaf.shape) for leaf in leaves]
+        norms.append(reader.floats(1, np.dtype(np.float32))[0])
+        flat = np.zeros(sum(sizes), np.int32)
+        if not abs(norms[-1]) < SMALLEST_NORM:
+            _read_levels(reader, flat)
+        parts = np.split(flat, np.cumsum(sizes)[:-1])
+        levels += [x.reshape(leaf.shape) for x, leaf in zip(parts, leaves, strict=True)]
+    return Quantized(
+        jax.tree.unflatten(jax.tree.structure(like.norm), norms),
+        jax.tree.unflatten(jax.tree.structure(like.levels), levels),
+    )
+
+
+def _read_levels(reader: Reader, levels: np.ndarray) -> None:
+    if reader.flags(1)[0]:
+        places = reader.places(levels.size)
+        negative = reader.flags(places.size)
+        sizes = reader.omega(places.size)
+    else:
+        every = reader.omega(levels.size) - 1
+        places = np.flatnonzero(every)
+        negative = reader.flags(places.size)
+        sizes = every[places]
+    if sizes.size and sizes.max() > np.iinfo(np.int32).max:
+        reader.fail("a level of it does not fit int32")
+    levels[places] = np.where(negative, -sizes.view(np.int32), sizes.view(np.int32))
+
+
+def _read_all(reader: Reader, like: ArrayTree) -> ArrayTree:
+    def read(leaf: Any) -> np.ndarray:
+        return reader.floats(math.prod(leaf.shape), np.dtype(leaf.dtype)).reshape(leaf.shape)
+
+    return jax.tree.map(read, like)
+
+
+def _read_some(reader: Reader, like: ArrayTree) -> ArrayTree:
+    places = reader.places(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)))
+    begin = 0
+
+    def read(leaf: Any) -> np.ndarray:
+        nonlocal begin
+        values = np.zeros(math.prod(leaf.shape), leaf.dtype)
+        own = places[np.searchsorted(places, begin) : np.searchsorted(places, begin + values.size)]
+        values[own - begin] = reader.floats(own.size, values.dtype)
+        begin += values.size
+        return values.reshape(leaf.shape)
+
+    return jax.tree.map(read, like)
