@@ -17,6 +17,7 @@ from fedmcmc._types import ArrayTree
 __all__ = [
     "client_key",
     "cohort_key",
+    "compressor_key",
     "distinct_integers",
     "integers_below",
     "normals",
@@ -29,6 +30,7 @@ __all__ = [
 _SERVER = 2**32 - 1
 _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3
+_COMPRESSOR = 2**32 - 4
 MAX_PREPARED_NORMALS = 2**22
 """Above this many numbers a client and round, a key a step is prepared instead of its normals."""
 
@@ -46,6 +48,16 @@ def server_key(rng_key: Array, round_: Array) -> Array:
 def cohort_key(rng_key: Array, round_: Array) -> Array:
     """Return the key that chooses the cohort of round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_COHORT))
+
+
+def compressor_key(rng_key: Array, depth: int) -> Array:
+    """Return the key of a compressor from the key of a client's round.
+
+    `depth` counts the compressors around the kernel further in. The ids are none that
+    `jax.random.split` uses, whose keys are those of `jax.random.fold_in` with 0, 1, 2, ...: a
+    kernel that splits its key, and a compressor with such an id, would draw the same bits.
+    """
+    return jax.random.fold_in(rng_key, jnp.uint32(_COMPRESSOR - depth))
 
 
 def draw_key(rng_key: Array, round_: Array) -> Array:
@@ -74,23 +86,33 @@ def realise_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
     return draws
 
 
-def random_words(rng_key: Array, like: ArrayTree) -> ArrayTree:
-    """Draw a tree shaped as `like` of 32 random bits each, uint32.
+def random_words(rng_key: Array, like: ArrayTree) -> Array:
+    """Draw 32 random bits for each number of `like`, in a form that `realise_words` unfolds.
 
-    Where these would be more than `MAX_PREPARED_NORMALS` words, returns the key, from which
-    `realise_words` draws them.
+    Where these would be more than `MAX_PREPARED_NORMALS` words, returns the key.
     """
-    if trees.num_elements(like) > MAX_PREPARED_NORMALS:
-        return rng_key
-    return realise_words(rng_key, like)
+    size = trees.num_elements(like)
+    return rng_key if size > MAX_PREPARED_NORMALS else _half_words(rng_key, size)
 
 
-def realise_words(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
-    """Return the tree of words that `random_words` drew, or would have drawn."""
-    if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
-        words = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.uint32), like)
-        return _unravel(_words(draws, (trees.num_elements(like),)), words)
-    return draws
+def realise_words(draws: Array, like: ArrayTree) -> ArrayTree:
+    """Return a tree shaped as `like` of uniform 32-bit words, uint32.
+
+    The second half of the words are those of the first with their 16-bit halves exchanged, for
+    half the price. Each word is exactly uniform; events of the form ``word < threshold`` for two
+    words of a pair differ from independent ones by less than ``2**-16`` in probability.
+    """
+    size = trees.num_elements(like)
+    if jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
+        draws = _half_words(draws, size)
+    half = jnp.uint32(16)
+    flat = jnp.concatenate([draws, (draws << half) | (draws >> half)])[:size]
+    words = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.uint32), like)
+    return _unravel(flat, words)
+
+
+def _half_words(rng_key: Array, size: int) -> Array:
+    return jax.random.bits(rng_key, ((size + 1) // 2,), jnp.uint32)
 
 
 def _unravel(flat: Array, like: ArrayTree) -> ArrayTree:

@@ -15,7 +15,9 @@ __all__ = [
     "all_finite",
     "as_float",
     "cast",
+    "cast_like",
     "is_empty",
+    "norm",
     "num_bits",
     "num_elements",
     "same_structure",
@@ -24,6 +26,7 @@ __all__ = [
     "shapes_of",
     "squared_norm",
     "subtract",
+    "widen",
     "zeros_like",
 ]
 
@@ -31,6 +34,11 @@ __all__ = [
 def cast(number: Any, leaf: Array) -> Array:
     """Return `number` in the dtype of `leaf`."""
     return jnp.asarray(number).astype(leaf.dtype)
+
+
+def cast_like(tree: ArrayTree, like: ArrayTree) -> ArrayTree:
+    """Return `tree` with each leaf in the dtype of its counterpart in `like`."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
 def as_float(leaf: Any) -> Array:
@@ -73,8 +81,25 @@ def select(condition: Array, a: ArrayTree, b: ArrayTree) -> ArrayTree:
 
 def squared_norm(tree: ArrayTree) -> Array:
     """Return the squared Euclidean norm over all leaves, ``[]`` float32."""
-    terms = [jnp.sum(jnp.square(leaf)).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    terms = [jnp.sum(jnp.square(widen(leaf))).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     return sum(terms, jnp.zeros((), jnp.float32))
+
+
+def norm(tree: ArrayTree) -> Array:
+    """Return the Euclidean norm over all leaves, ``[]`` float32; not finite if an entry is not.
+
+    Squares are of entries relative to the largest, so none overflows, and the norm of one number
+    is that number, exactly.
+    """
+    leaves = [widen(leaf) for leaf in jax.tree.leaves(tree)]
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in leaves]))
+    safe = jnp.where(largest > 0, largest, 1)
+    return largest * jnp.sqrt(squared_norm([x / cast(safe, x) for x in leaves]))
+
+
+def widen(leaf: Array) -> Array:
+    """Return `leaf` in float32 at least: sums of squares of sixteen bits overflow."""
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def all_finite(tree: ArrayTree) -> Array:

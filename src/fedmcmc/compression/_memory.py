@@ -112,7 +112,7 @@ def _encode(
 ) -> tuple[ArrayTree, _State]:
     difference = trees.subtract(message, state.memory)
     code, inner = config.inner.encode(draws, difference, state.inner, client)
-    change = _change(config, code, client)
+    change = trees.cast_like(_change(config, code, client), state.memory)
     return code, _State(trees.add(state.memory, change), inner)
 
 

@@ -122,8 +122,9 @@ def _encode_clipped(
     bound: Any, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
 ) -> tuple[Dense, ArrayTree]:
     del draws, client
-    norm = jnp.sqrt(trees.squared_norm(message))
-    return Dense(trees.scale(jnp.where(norm > bound, bound / norm, 1), message)), state
+    norm = trees.norm(message)
+    most = bound.astype(norm.dtype)
+    return Dense(trees.scale(jnp.where(norm > most, most / norm, 1), message)), state
 
 
 def _decode_dense(code: Dense, client: Client) -> ArrayTree:
@@ -158,7 +159,7 @@ def _encode_chain(
     code: ArrayTree = None
     for i, inner in enumerate(compressors):
         code, new = inner.encode(draws[i], message, state[i], client)
-        message = inner.decode(code, client)
+        message = trees.cast_like(inner.decode(code, client), message)
         states.append(new)
     return code, tuple(states)
 

@@ -124,7 +124,9 @@ def _encode_random(
     def leafwise(x: Array, words: Array) -> Array:
         # 24 bits of a word are a uniform on [0, 1) that float32 holds exactly.
         uniform = (words >> 8).astype(jnp.float32) * 2.0**-24
-        return jnp.where(uniform < fraction, x / trees.cast(fraction, x), 0)
+        # What is not finite is always sent, so that it does not go unnoticed.
+        sent = (uniform < fraction.astype(jnp.float32)) | ~jnp.isfinite(x)
+        return jnp.where(sent, x / trees.cast(fraction, x), 0)
 
     return Sparse(jax.tree.map(leafwise, message, realise_words(draws, message))), state
 

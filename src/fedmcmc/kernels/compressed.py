@@ -21,6 +21,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Compressor, message_bits
 from fedmcmc.data import FederatedData
 from fedmcmc.scaling import importance
+from fedmcmc.streams import compressor_key
 
 __all__ = ["compress"]
 
@@ -49,6 +50,7 @@ class _Parts(NamedTuple):
     kernel: FederatedKernel
     compressor: Compressor
     pooled_memory: Static[bool]
+    depth: Static[int]  # compressions of the kernel itself
 
 
 def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel:
@@ -102,7 +104,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
                 'use of="active".'
             )
         pooled = False
-    parts = _Parts(kernel, compressor, Static(pooled))
+    parts = _Parts(kernel, compressor, Static(pooled), Static(_depth(kernel)))
     participation = replace(kernel.participation, weighted=weighted and not pooled)
     return FederatedKernel(
         init=Partial(_init, parts),
@@ -115,6 +117,14 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
         prepare_server=kernel.prepare_server,
         message_fn=Partial(_shapes, parts) if pooled else kernel.message_fn,
     )
+
+
+def _depth(kernel: FederatedKernel) -> int:
+    step = kernel.step
+    if not isinstance(step, Partial) or step.func is not _step:
+        return 0
+    inner: _Parts = step.args[0]
+    return inner.depth.value + 1
 
 
 def _message_like(kernel: FederatedKernel, like: Broadcast) -> ArrayTree:
@@ -145,7 +155,7 @@ def _init(
 
 def _prepare(parts: _Parts, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
     # The kernel draws what it draws uncompressed.
-    own_key = jax.random.fold_in(rng_key, 1)
+    own_key = compressor_key(rng_key, parts.depth.value)
     message = trees.shapes_of(_message_like(parts.kernel, like))
     drawn = parts.compressor.prepare(own_key, message, client)
     return _Draws(parts.kernel.prepare(rng_key, like, client), drawn)
@@ -157,14 +167,15 @@ def _step(
     kernel, compressor = parts.kernel, parts.compressor
     message, kept, info = kernel.step(draws.kernel, broadcast, client_state.kernel, client)
     code, own = compressor.encode(draws.compressor, message, client_state.compressor, client)
-    said = compressor.decode(code, client)
+    said = trees.cast_like(compressor.decode(code, client), message)
     info = info._replace(bits=message_bits(code))
     state = _Clients(kept, own)
     if compressor.memory is None:
         return said, state, info
     if not parts.pooled_memory.value:
         return trees.add(compressor.memory.recall(client_state.compressor), said), state, info
-    return _Message(importance(client, said), compressor.memory.change(code, client)), state, info
+    change = trees.cast_like(compressor.memory.change(code, client), message)
+    return _Message(importance(client, said), change), state, info
 
 
 def _aggregate(
