@@ -181,6 +181,8 @@ class Participation:
         Whether messages are multiplied by the cohort's weights before they are summed.
     pooled
         Whether all rows are treated as those of one client.
+    drops
+        Whether a cohort may hold clients that are not active.
     """
 
     prepare: Callable[[Array, int], Cohort]
@@ -188,6 +190,7 @@ class Participation:
     cohort_size: int | None = field(metadata={"static": True})
     weighted: bool = field(default=True, metadata={"static": True})
     pooled: bool = field(default=False, metadata={"static": True})
+    drops: bool = field(default=True, metadata={"static": True})
 
 
 class Reference(NamedTuple):

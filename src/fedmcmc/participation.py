@@ -22,12 +22,12 @@ def full() -> Participation:
     >>> full().prepare(jax.random.key(0), 3).ids.tolist()
     [0, 1, 2]
     """
-    return Participation(Partial(_prepare_full), Partial(_fits_any), None)
+    return Participation(Partial(_prepare_full), Partial(_fits_any), None, drops=False)
 
 
 def pooled() -> Participation:
     """One client that owns all rows: the centralised reference."""
-    return Participation(Partial(_prepare_full), Partial(_fits_any), None, pooled=True)
+    return Participation(Partial(_prepare_full), Partial(_fits_any), None, pooled=True, drops=False)
 
 
 def bernoulli(
@@ -82,7 +82,10 @@ def uniform(cohort_size: int) -> Participation:
         raise ValueError(f"uniform needs a positive integer cohort_size, got {cohort_size!r}.")
     size = int(cohort_size)
     return Participation(
-        Partial(_prepare_uniform, Static(size)), Partial(_fits_cohort, Static(size)), size
+        Partial(_prepare_uniform, Static(size)),
+        Partial(_fits_cohort, Static(size)),
+        size,
+        drops=False,
     )
 
 
@@ -103,7 +106,7 @@ def categorical(probabilities: Array | None = None) -> Participation:
         If a probability is not positive or they do not sum to one.
     """
     if probabilities is None:
-        return Participation(Partial(_prepare_one), Partial(_fits_any), 1)
+        return Participation(Partial(_prepare_one), Partial(_fits_any), 1, drops=False)
     p = jnp.asarray(probabilities, jnp.result_type(float))
     if p.ndim != 1:
         raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
@@ -115,7 +118,7 @@ def categorical(probabilities: Array | None = None) -> Participation:
                 f"smallest entry of {float(np.asarray(p).min()):.6g}."
             )
     return Participation(
-        Partial(_prepare_categorical, p, _edges(p)), Partial(_fits_probabilities, p), 1
+        Partial(_prepare_categorical, p, _edges(p)), Partial(_fits_probabilities, p), 1, drops=False
     )
 
 

@@ -14,6 +14,7 @@ from fedmcmc._types import (
     Cohort,
     FederatedKernel,
     FederatedState,
+    Participation,
     StepInfo,
     as_functions,
 )
@@ -153,7 +154,7 @@ def run_round(
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     broadcast, round_ = state.broadcast, state.broadcast.round
     message, clients, step_info = _run_cohort(kernel, data, state, cohort, draws.clients)
-    total = _sum_active(message, cohort, kernel.participation.weighted)
+    total = _sum_active(message, cohort, kernel.participation)
     if kernel.prepare_server is None:
         draws = draws._replace(server=streams.server_key(rng_key, round_))
     moved, server, server_info = kernel.aggregate(draws.server, broadcast, state.server, total)
@@ -205,17 +206,20 @@ def _run_cohort(
         step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes()))
         clients = data.client(cohort.ids, cohort.weight)
         message, new, info = step(draws, state.broadcast, old, clients)
-    new = jax.tree.map(lambda a, b: jnp.where(_column(cohort.active, a), a, b), new, old)
+    if kernel.participation.drops:
+        new = jax.tree.map(lambda a, b: jnp.where(_column(cohort.active, a), a, b), new, old)
     if not everyone:
         new = jax.tree.map(lambda all_, own: all_.at[cohort.ids].set(own), state.clients, new)
     return message, new, info
 
 
-def _sum_active(message: ArrayTree, cohort: Cohort, weighted: bool) -> ArrayTree:
+def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:
     def reduce(leaf: Array) -> Array:
-        if weighted:
+        if participation.weighted:
             leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
-        return jnp.sum(jnp.where(_column(cohort.active, leaf), leaf, 0), axis=0)
+        if participation.drops:
+            leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
+        return jnp.sum(leaf, axis=0)
 
     return jax.tree.map(reduce, message)
 

@@ -10,7 +10,9 @@ from jax.tree_util import Partial
 
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, PerClient, Static
+from fedmcmc.branches import where_any
 from fedmcmc.compression._codes import Quantized
+from fedmcmc.compression._elias import SMALLEST_NORM
 from fedmcmc.compression._types import (
     Compressor,
     check_number,
@@ -85,12 +87,24 @@ def _prepare(rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
 
 
 def _norm(leaves: list[Array]) -> Array:
-    # Relative to the largest entry: nothing overflows, and the norm of a vector with one entry is
-    # that entry, exactly.
+    norm = _plain_norm(leaves)
+    # Squares of numbers beyond these do not fit into a float32.
+    safe = (norm > 1e-15) & (norm < 1e15)
+    norm = where_any(~safe, _relative_norm, norm, leaves)
+    # A subnormal norm is sent as zero. One that is not finite stays so, and then no decoded
+    # number is finite.
+    return jnp.where(norm < SMALLEST_NORM, 0, norm)
+
+
+def _plain_norm(leaves: list[Array]) -> Array:
+    squares = [jnp.sum(jnp.square(x)).astype(jnp.float32) for x in leaves]
+    return jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+
+
+def _relative_norm(leaves: list[Array]) -> Array:
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in leaves]))
-    safe = jnp.where(largest > 0, largest, 1)
-    squares = [jnp.sum(jnp.square(x / trees.cast(safe, x))).astype(jnp.float32) for x in leaves]
-    return largest * jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+    scale = jnp.where(largest > 0, largest, 1)
+    return largest * _plain_norm([x / trees.cast(scale, x) for x in leaves])
 
 
 def _round(x: Array, words: Array, norm: Array, num_levels: Array) -> Array:
@@ -109,6 +123,8 @@ def _encode(
 ) -> tuple[Quantized, ArrayTree]:
     num_levels = of_client(config.num_levels, client)
     words = realise_words(draws, message)
+    # Sixteen bits hold neither the norm nor the levels.
+    message = jax.tree.map(trees.widen, message)
     if config.per_leaf.value:
         norm = jax.tree.map(lambda x: _norm([x]), message)
         levels = jax.tree.map(lambda x, w, n: _round(x, w, n, num_levels), message, words, norm)
