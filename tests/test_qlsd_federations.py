@@ -8,6 +8,7 @@ from experiments import data, images
 from experiments.data import Table
 from experiments.images import Images
 from experiments.qlsd import federations, image_federations
+from experiments.qlsd.federations import Rows
 
 KEY = jax.random.key(5)
 TOY_SIZES = [192, 109, 44, 90, 86, 40, 162, 14, 94, 15, 49, 166, 190, 141, 156, 47, 116, 77, 135]
@@ -15,9 +16,9 @@ DIGIT_SIZES = [74, 54, 95, 96, 50, 83, 44, 82, 24, 25]
 
 
 def clients(federation):
-    split = federation.data
-    rows = [split.client_rows(c) for c in range(split.num_clients)]
-    return [jax.tree.map(np.asarray, r) for r in rows]
+    ends = np.cumsum(federation.data.sizes)[:-1]
+    columns = [np.split(np.asarray(leaf), ends) for leaf in federation.data.rows]
+    return [Rows(*parts) for parts in zip(*columns, strict=True)]
 
 
 def numbered_images(num, num_test=30, side=2):
