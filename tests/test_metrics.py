@@ -202,6 +202,12 @@ def test_a_label_of_probability_zero_costs_infinity():
     assert metrics.negative_log_likelihood(ONE_HOT, (LABELS + 1) % 5) == np.inf
 
 
+def test_probabilities_that_rounding_moved_out_of_their_interval():
+    rounded, certain = np.array([[1 + 1e-7, -1e-9]]), np.array([[1.0, 0.0]])
+    assert metrics.negative_log_likelihood(rounded, np.array([1])) == np.inf
+    assert metrics.predictive_entropy(rounded) == metrics.predictive_entropy(certain) == 0
+
+
 @given(scores, scores)
 @properties
 def test_auc_counts_all_pairs_and_half_of_the_ties(a, b):

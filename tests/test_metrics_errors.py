@@ -85,7 +85,7 @@ BAD = {
     ),
     "indefinite": (
         lambda: metrics.gaussian_w2(np.zeros(2), EYE, np.zeros(2), EYE - 2 * np.diag([1.0, 0])),
-        "other_covariance must be finite and positive semidefinite",
+        "other_covariance must be positive semidefinite, got a smallest eigenvalue of -1",
     ),
     "asymmetric": (
         lambda: metrics.gaussian_w2(np.zeros(2), np.array([[1, 0.5], [0, 1]]), np.zeros(2), EYE),
@@ -93,7 +93,11 @@ BAD = {
     ),
     "negative variance": (
         lambda: metrics.gaussian_w2(np.zeros(2), -np.ones(2), np.zeros(2), np.ones(2)),
-        "a smallest variance of -1",
+        "covariance must not be negative, got a variance of -1",
+    ),
+    "infinite covariance": (
+        lambda: metrics.gaussian_w2(np.zeros(2), EYE * np.nan, np.zeros(2), EYE),
+        "covariance must be finite",
     ),
     "truth": (lambda: metrics.estimation_error(EYE, np.ones(3)), "same last axis"),
     "window": (lambda: metrics.best_running_mean(ONES, window=5), "at most the 4 rounds"),
@@ -115,6 +119,8 @@ def test_shapes_are_checked_while_tracing_and_so_are_constants():
         jax.jit(lambda p: metrics.accuracy(p, Y[0] + 4))(P[0])
     with pytest.raises(ValueError, match="must be a static integer"):
         jax.jit(metrics.expected_calibration_error)(P[0], Y[0], 4)
+    with pytest.raises(ValueError, match="alpha must lie"):
+        jax.jit(lambda u: metrics.hpd_threshold(u, 1.0))(ONES)
 
 
 def test_an_invalid_covariance_is_not_let_through_for_being_nearly_valid():

@@ -132,7 +132,7 @@ def credibility_accuracy_curve(
     """Return the accuracy on rows whose confidence is at least a threshold.
 
     Thresholds are equally spaced on ``[0, 1]``, both ends included; at 0 all rows are kept (the
-    "accuracy versus confidence" curve of Lakshminarayanan et al. 2017, section 3.5).
+    "accuracy versus confidence" curve of Lakshminarayanan et al. 2017).
 
     Parameters
     ----------

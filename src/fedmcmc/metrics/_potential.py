@@ -115,8 +115,8 @@ def hpd_threshold(potentials: Any, alpha: Any = 0.01) -> Array:
 def hpd_error(potentials: Any, reference: Any, alpha: Any = 0.01) -> Array:
     """Return the relative error of the highest-posterior-density threshold.
 
-    ``|eta_alpha - eta_alpha^ref| / |eta_alpha^ref|`` with `hpd_threshold` (Vono et al. 2022,
-    section 5), which says how far a sampler's region of probability ``1 - alpha`` is from a
+    ``|eta_alpha - eta_alpha^ref| / |eta_alpha^ref|`` with `hpd_threshold` (Vono et al. 2022),
+    which says how far a sampler's region of probability ``1 - alpha`` is from a
     reference sampler's. Both need the potential of the same posterior and data: the ratio depends
     on its additive constant. The default is the region of 99 %. The figures published under that
     name are at quantile level 0.4975 (``alpha=0.5025``), about the median of the potential.
