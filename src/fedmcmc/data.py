@@ -1,7 +1,7 @@
 """Federated data: all rows in one flat store, sorted by client, without padding."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,10 +13,37 @@ from jax.tree_util import register_dataclass
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client
 
-__all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
+__all__ = ["CHUNK_ROWS", "Buckets", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
 
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Buckets:
+    """Clients grouped by size.
+
+    Attributes
+    ----------
+    order
+        ``[num_clients]`` int32, ids from the smallest client to the largest.
+    place
+        ``[num_clients]`` int32, where each client stands in `order`.
+    bounds
+        Static, one ``(end, max_size)`` a bucket: it holds ``order[previous end:end]``.
+    """
+
+    order: Array
+    place: Array
+    bounds: tuple[tuple[int, int], ...] = field(metadata={"static": True})
+
+    def groups(self) -> list[tuple[Array, int]]:
+        """Return the ids in each bucket and the size of its largest client."""
+        ends = [end for end, _ in self.bounds]
+        starts = [0, *ends[:-1]]
+        sizes = [size for _, size in self.bounds]
+        return [(self.order[a:b], size) for a, b, size in zip(starts, ends, sizes, strict=True)]
 
 
 @register_dataclass
@@ -36,6 +63,8 @@ class FederatedData:
         ``[num_clients]``, ``size / num_rows``.
     max_size
         The size of the largest client, static.
+    buckets
+        Clients grouped by size, if `bucketed`.
 
     Examples
     --------
@@ -50,6 +79,7 @@ class FederatedData:
     size: Array
     share: Array
     max_size: int = field(metadata={"static": True})
+    buckets: Buckets | None = None
 
     @classmethod
     def from_clients(
@@ -160,10 +190,43 @@ class FederatedData:
         """Rows of each client, ``[num_clients]`` int32."""
         return self.size
 
-    def client(self, index: Any, weight: Any = 1.0) -> Client:
+    def bucketed(self, num_buckets: int = 4) -> "FederatedData":
+        """Return the same data with clients grouped by size, to be computed group by group.
+
+        Where all clients take part in a round and what they compute grows with their size (full
+        gradients, minibatches that are a fraction of the rows), each is padded to the largest of
+        its group instead of the largest of all. A client's draws are the same; sums over its rows
+        differ by rounding. Each group adds to the compile time.
+
+        Parameters
+        ----------
+        num_buckets
+            At most; the groups' ends are chosen so that the padded rows are fewest.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> data = FederatedData.from_clients([np.ones(n) for n in (900, 10, 12, 11)])
+        >>> [(ids.tolist(), size) for ids, size in data.bucketed(2).buckets.groups()]
+        [([1, 3, 2], 12), ([0], 900)]
+        """
+        if int(num_buckets) != num_buckets or num_buckets < 1:
+            raise ValueError(f"num_buckets must be a positive integer, got {num_buckets!r}.")
+        sizes = np.asarray(self.size)
+        order = np.argsort(sizes, kind="stable").astype(np.int32)
+        ends = _cheapest_ends(sizes[order], int(num_buckets))
+        buckets = Buckets(
+            order=jnp.asarray(order),
+            place=jnp.asarray(np.argsort(order).astype(np.int32)),
+            bounds=tuple((end, int(sizes[order[end - 1]])) for end in ends),
+        )
+        return replace(self, buckets=buckets)
+
+    def client(self, index: Any, weight: Any = 1.0, max_size: int | None = None) -> Client:
         """Return client `index` as a step sees it; `weight` is one over its probability.
 
-        With indices ``[n]`` every field but `rows` gets that axis; see `client_axes`.
+        With indices ``[n]`` every field but `rows` gets that axis; see `client_axes`. `max_size`
+        is a smaller bound on their sizes, where one is known.
         """
         if isinstance(index, int) and not 0 <= index < self.num_clients:
             raise IndexError(f"There is no client {index}, only 0 to {self.num_clients - 1}.")
@@ -176,12 +239,13 @@ class FederatedData:
             index,
             share,
             jnp.broadcast_to(trees.cast(weight, share), share.shape),
-            self.max_size,
+            self.max_size if max_size is None else max_size,
         )
 
-    def client_axes(self) -> Client:
+    def client_axes(self, max_size: int | None = None) -> Client:
         """Return the ``in_axes`` with which `jax.vmap` maps over ``client(indices)``."""
-        return Client(None, 0, 0, 0, 0, 0, self.max_size)  # type: ignore[arg-type]
+        bound = self.max_size if max_size is None else max_size
+        return Client(None, 0, 0, 0, 0, 0, bound)  # type: ignore[arg-type]
 
     def client_rows(self, index: int) -> ArrayTree:
         """Return the rows of one client, leaves ``[n_c, ...]`` (outside of compiled code)."""
@@ -198,6 +262,25 @@ class FederatedData:
             jnp.ones(1, self.share.dtype),
             total,
         )
+
+
+def _cheapest_ends(sizes: np.ndarray, num_buckets: int) -> list[int]:
+    """Return where to cut ascending `sizes` so that ``sum(count * largest)`` is least."""
+    # Candidates: the last client of each distinct size, thinned to a few dozen.
+    last = np.flatnonzero(np.append(np.diff(sizes) > 0, True)) + 1
+    ends = np.unique(np.append(last[:: max(len(last) // 64, 1)], len(sizes)))
+    cost = sizes[ends - 1] * ends.astype(np.int64)  # of one bucket up to each end
+    cuts: list[list[int]] = [[int(end)] for end in ends]
+    for _ in range(min(num_buckets, len(ends)) - 1):
+        width = ends[:, None] - ends[None, :]
+        total = np.where(
+            width > 0, cost[None, :] + sizes[ends - 1][:, None] * width, cost.max() + 1
+        )
+        best = total.argmin(axis=1)
+        better = total[np.arange(len(ends)), best] < cost
+        cuts = [[*cuts[best[i]], int(end)] if better[i] else cuts[i] for i, end in enumerate(ends)]
+        cost = np.minimum(cost, total[np.arange(len(ends)), best])
+    return cuts[-1]
 
 
 def _num_rows(leaves: list[np.ndarray], where: str) -> int:

@@ -1,5 +1,6 @@
 """One round of communication in simulation, and the `(init, step)` pair made of it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class RoundInfo(NamedTuple):
 class RoundDraws(NamedTuple):
     """All that is random in a round, besides its cohort."""
 
-    clients: ArrayTree  # of `prepare`, leaves [cohort_size, ...] (no axis where that is one)
+    clients: list[ArrayTree]  # of `prepare`, one a group, leaves [size, ...] (no axis for one)
     server: ArrayTree  # of `prepare_server`; without one, () until the round's key is needed
 
 
@@ -127,20 +128,35 @@ def prepare_round(
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
-    clients = data.client(cohort.ids, cohort.weight)
-    keys = jax.vmap(lambda i: streams.client_key(rng_key, round_, i))(cohort.ids)
+    server: ArrayTree = ()
+    if kernel.prepare_server is not None:
+        server = kernel.prepare_server(streams.server_key(rng_key, round_), shapes)
 
     def prepare(key: Array, client: Any) -> ArrayTree:
         return kernel.prepare(key, shapes, client)
 
-    server: ArrayTree = ()
-    if kernel.prepare_server is not None:
-        server = kernel.prepare_server(streams.server_key(rng_key, round_), shapes)
-    if cohort.ids.shape[0] == 1:
-        only = data.client(cohort.ids[0], cohort.weight[0])
-        return cohort, RoundDraws(prepare(keys[0], only), server)
-    draws = jax.vmap(prepare, in_axes=(0, data.client_axes()))(keys, clients)
+    def prepare_group(ids: Array, weight: Array, bound: int) -> ArrayTree:
+        keys = jax.vmap(lambda i: streams.client_key(rng_key, round_, i))(ids)
+        if ids.shape[0] == 1:
+            return prepare(keys[0], data.client(ids[0], weight[0], bound))
+        axes = (0, data.client_axes(bound))
+        return jax.vmap(prepare, in_axes=axes)(keys, data.client(ids, weight, bound))
+
+    groups = _groups(kernel, data, cohort)
+    draws = [prepare_group(group.ids, group.weight, bound) for group, bound in groups]
     return cohort, RoundDraws(draws, server)
+
+
+def _groups(
+    kernel: FederatedKernel, data: FederatedData, cohort: Cohort
+) -> list[tuple[Cohort, int]]:
+    """Return the parts of the cohort that are computed together, each with a bound on sizes."""
+    if kernel.participation.cohort_size is not None or data.buckets is None:
+        return [(cohort, data.max_size)]
+    return [
+        (jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
+        for ids, bound in data.buckets.groups()
+    ]
 
 
 def run_round(
@@ -153,8 +169,7 @@ def run_round(
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     broadcast, round_ = state.broadcast, state.broadcast.round
-    message, clients, step_info = _run_cohort(kernel, data, state, cohort, draws.clients)
-    total = _sum_active(message, cohort, kernel.participation)
+    total, clients, step_info, most_up = _run_cohort(kernel, data, state, cohort, draws.clients)
     if kernel.prepare_server is None:
         draws = draws._replace(server=streams.server_key(rng_key, round_))
     moved, server, server_info = kernel.aggregate(draws.server, broadcast, state.server, total)
@@ -170,7 +185,7 @@ def run_round(
         bits_up=_sum_bits(
             # A code is at most twice as long as the numbers it codes.
             jnp.where(cohort.active, sends * step_info.bits, 0),
-            2 * trees.num_bits(message),
+            2 * most_up,
         ),
         bits_down=_sum_bits(
             jnp.where(cohort.active, sends * down, 0), most_down * cohort.active.shape[0]
@@ -187,30 +202,55 @@ def _run_cohort(
     data: FederatedData,
     state: FederatedState,
     cohort: Cohort,
-    draws: ArrayTree,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    everyone = kernel.participation.cohort_size is None
-    if everyone:
+    draws: list[ArrayTree],
+) -> tuple[ArrayTree, ArrayTree, StepInfo, int]:
+    """Return the sum of messages, all clients' states, the cohort's infos, uncompressed bits."""
+    totals, kept, bits = [], [], 0
+    groups = _groups(kernel, data, cohort)
+    for (group, bound), drawn in zip(groups, draws, strict=True):
+        whole = len(groups) == 1 and kernel.participation.cohort_size is None
         old = state.clients
+        if not whole:
+            old = jax.tree.map(lambda leaf, ids=group.ids: leaf[ids], old)
+        message, new, info = _run_group(kernel, data, state, group, bound, drawn, old)
+        if kernel.participation.drops:
+            active = group.active
+            new = jax.tree.map(
+                lambda a, b, active=active: jnp.where(_column(active, a), a, b), new, old
+            )
+        totals.append(_sum_active(message, group, kernel.participation))
+        kept.append((new, info))
+        bits += trees.num_bits(message)
+    total = functools.reduce(trees.add, totals)
+    if len(groups) > 1 and data.buckets is not None:
+        place = data.buckets.place
+        new, info = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[place], *kept)
     else:
-        old = jax.tree.map(lambda leaf: leaf[cohort.ids], state.clients)
-    if cohort.ids.shape[0] == 1:
+        new, info = kept[0]
+        if kernel.participation.cohort_size is not None:
+            new = jax.tree.map(lambda all_, own: all_.at[cohort.ids].set(own), state.clients, new)
+    return total, new, info, bits
+
+
+def _run_group(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    state: FederatedState,
+    group: Cohort,
+    bound: int,
+    draws: ArrayTree,
+    old: ArrayTree,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    if group.ids.shape[0] == 1:
         outputs = kernel.step(
             draws,
             state.broadcast,
             jax.tree.map(lambda leaf: leaf[0], old),
-            data.client(cohort.ids[0], cohort.weight[0]),
+            data.client(group.ids[0], group.weight[0], bound),
         )
-        message, new, info = jax.tree.map(lambda leaf: leaf[None], outputs)
-    else:
-        step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes()))
-        clients = data.client(cohort.ids, cohort.weight)
-        message, new, info = step(draws, state.broadcast, old, clients)
-    if kernel.participation.drops:
-        new = jax.tree.map(lambda a, b: jnp.where(_column(cohort.active, a), a, b), new, old)
-    if not everyone:
-        new = jax.tree.map(lambda all_, own: all_.at[cohort.ids].set(own), state.clients, new)
-    return message, new, info
+        return jax.tree.map(lambda leaf: leaf[None], outputs)
+    step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes(bound)))
+    return step(draws, state.broadcast, old, data.client(group.ids, group.weight, bound))
 
 
 def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:
