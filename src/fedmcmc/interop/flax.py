@@ -1,0 +1,222 @@
+"""Flax modules, linen or nnx, as Bayesian networks: a Gaussian prior and a likelihood of outputs.
+
+Flax is an optional dependency (``pip install "fedmcmc[flax]"``), imported when it is used.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc._types import ArrayTree, Posterior, Static, as_functions
+from fedmcmc.data import FederatedData
+from fedmcmc.interop._flax_likelihood import LIKELIHOODS, check_name
+from fedmcmc.interop._flax_module import Network, Shapes, check_call, read_module
+from fedmcmc.interop._flax_prior import logprior, positive, prior_scales
+from fedmcmc.interop._flax_rows import Column, Columns, check_rows, check_terms, example_rows
+
+__all__ = ["from_flax", "predictive"]
+
+Name = Literal["categorical", "bernoulli", "gaussian"]
+
+
+def from_flax(
+    module: Any,
+    *,
+    example: ArrayTree | FederatedData,
+    prior_scale: Any,
+    likelihood: Name | Callable[[ArrayTree, ArrayTree], Array],
+    noise_scale: Any = None,
+    inputs: Column | Sequence[Column] = "x",
+    outcome: Column = "y",
+    options: Mapping[str, Hashable] | None = None,
+    check: bool = True,
+) -> Posterior:
+    """Turn a Flax module into a `Posterior` over its parameters.
+
+    Parameters
+    ----------
+    module
+        A `flax.linen` module, or what constructs a `flax.nnx` module when called as
+        ``module(rngs=nnx.Rngs(...))``: its class, or a `functools.partial` of it.
+    example
+        Some rows, a dict or a tuple with leaves ``[n, ...]``; of a `FederatedData` those of
+        client 0.
+    prior_scale
+        Standard deviation of the normal prior of every parameter: a number; a tree prefix of the
+        position with numbers, or arrays that broadcast to the leaf; or a function
+        ``(path, leaf) -> number or array``, called once a leaf with a name like
+        ``"Dense_0.kernel"`` and its `jax.ShapeDtypeStruct`.
+    likelihood
+        ``"categorical"``: outputs are logits ``[n, num_classes]``, outcomes integers ``[n]``.
+        ``"bernoulli"``: outputs are logits of the outcomes' shape, outcomes 0 or 1.
+        ``"gaussian"``: outputs are means of the outcomes' shape. For the last two a last axis of
+        length one is taken off the outputs. Log densities are summed over all axes but that of
+        the rows. Or a function ``(outputs, batch) -> [n]``.
+    noise_scale
+        Standard deviation of the outcomes of a ``"gaussian"`` likelihood, a number or an array
+        that broadcasts to one outcome.
+    inputs, outcome
+        Keys of the rows: of the module's argument (or arguments, in their order), and of what
+        the likelihood is of. For rows that are a pair, 0 and 1.
+    options
+        Keyword arguments of the module's call with fixed values, such as ``{"train": False}``.
+    check
+        Whether to compare the log likelihood of rows in a batch with that of each row alone,
+        which compiles a small program.
+
+    Returns
+    -------
+    Posterior
+        Over positions that are the nested dict of the parameters (for nnx that of
+        `flax.nnx.to_pure_dict`). The prior is normalised. `init_fn` draws the module's own
+        initialisation; `resample_fn` is ``None`` where the likelihood is a function. Posteriors
+        of equal modules share compilations, whatever their scales; modules with attributes that
+        cannot be hashed, and likelihoods that are functions, do so where they are the same object.
+
+    Raises
+    ------
+    ImportError
+        If flax is not installed.
+    TypeError, ValueError
+        If the module needs more than its parameters (batch statistics, random numbers), rows
+        depend on each other, or shapes, keys, outcomes or scales do not fit.
+
+    Examples
+    --------
+    >>> import jax, numpy as np
+    >>> from flax import linen as nn
+    >>> network = nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(3)])
+    >>> rows = {"x": np.ones((5, 4), np.float32), "y": np.array([0, 2, 1, 1, 0])}
+    >>> posterior = from_flax(network, example=rows, prior_scale=1.0, likelihood="categorical")
+    >>> position = posterior.init_fn(jax.random.key(0))
+    >>> posterior.loglikelihood_fn(position, rows).shape
+    (5,)
+    >>> predictive(network, likelihood="categorical")(position, rows).shape
+    (5, 3)
+    """
+    network = read_module(module, options)
+    rows = example_rows(example)
+    columns = Columns.of(inputs, outcome)
+    columns.check(rows)
+    shapes = columns.input_shapes(rows)
+    position, outputs = check_call(network, shapes, columns.arguments(rows))
+    numbers = _read_likelihood(likelihood, noise_scale, rows[outcome].shape[1:])
+    setup = Static((network, columns))
+    if callable(likelihood):
+        terms, draw = Partial(_given_terms, setup, as_functions(likelihood)), None
+    else:
+        LIKELIHOODS[likelihood].check(outputs, rows[outcome])
+        terms = Partial(_terms, setup, Static(likelihood), numbers)
+        draw = Partial(_resample, setup, Static(likelihood), numbers)
+    posterior = Posterior(
+        logprior_fn=Partial(logprior, prior_scales(prior_scale, position)),
+        loglikelihood_fn=terms,
+        resample_fn=draw,
+        init_fn=Partial(_init, Static((network, shapes))),
+    )
+    check_terms(posterior, position, rows)
+    if check:
+        check_rows(posterior, rows)
+    return posterior
+
+
+def predictive(
+    module: Any,
+    *,
+    likelihood: Name | None = None,
+    inputs: Column | Sequence[Column] = "x",
+    options: Mapping[str, Hashable] | None = None,
+) -> Callable[[ArrayTree, ArrayTree], ArrayTree]:
+    """Return ``(position, batch) -> mean of the outcomes`` given one position.
+
+    Average it over draws for the posterior predictive.
+
+    Parameters
+    ----------
+    module, inputs, options
+        As in `from_flax`.
+    likelihood
+        ``"categorical"`` for probabilities of the classes ``[n, num_classes]``, ``"bernoulli"``
+        for those of outcome 1, ``"gaussian"`` for means; in the shape of the module's outputs.
+        ``None`` for the outputs themselves.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> predict = predictive(nn.Dense(3), likelihood="categorical")
+    >>> draws = {"kernel": jnp.ones((10, 4, 3)), "bias": jnp.zeros((10, 3))}
+    >>> each = jax.vmap(predict, (0, None))(draws, {"x": jnp.ones((2, 4))})
+    >>> print(each.mean(axis=0).round(3))
+    [[0.333 0.333 0.333]
+     [0.333 0.333 0.333]]
+    """
+    if likelihood is not None:
+        check_name(likelihood)
+    columns = Columns.of(inputs, None)
+    return Partial(_predict, Static((read_module(module, options), columns)), Static(likelihood))
+
+
+Setup = Static[tuple[Network, Columns]]
+
+
+def _terms(
+    setup: Setup, name: Static[Name], numbers: tuple[Array, ...], position: ArrayTree, batch: Any
+) -> Array:
+    network, columns = setup.value
+    outputs = network.apply(position, columns.arguments(batch))
+    terms = LIKELIHOODS[name.value].term(outputs, batch[columns.outcome], *numbers)
+    return jnp.sum(terms, axis=tuple(range(1, terms.ndim)))
+
+
+def _given_terms(
+    setup: Setup, likelihood: Callable[..., Array], position: ArrayTree, batch: Any
+) -> Array:
+    network, columns = setup.value
+    return likelihood(network.apply(position, columns.arguments(batch)), batch)
+
+
+def _resample(
+    setup: Setup,
+    name: Static[Name],
+    numbers: tuple[Array, ...],
+    rng_key: Array,
+    position: ArrayTree,
+    batch: Any,
+) -> ArrayTree:
+    network, columns = setup.value
+    outputs = network.apply(position, columns.arguments(batch))
+    shape = batch[columns.outcome].shape
+    drawn = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *numbers)
+    return columns.replace_outcome(batch, drawn)
+
+
+def _predict(setup: Setup, name: Static[Name | None], position: ArrayTree, batch: Any) -> ArrayTree:
+    network, columns = setup.value
+    outputs = network.apply(position, columns.arguments(batch))
+    return outputs if name.value is None else LIKELIHOODS[name.value].mean(outputs)
+
+
+@jax.jit
+def _init(setup: Static[tuple[Network, Shapes]], rng_key: Array) -> ArrayTree:
+    network, shapes = setup.value
+    return network.init(rng_key, shapes)
+
+
+def _read_likelihood(
+    likelihood: Any, noise_scale: Any, event: tuple[int, ...]
+) -> tuple[Array, ...]:
+    """Return the likelihood's numbers, for outcomes of shape `event` a row."""
+    if not callable(likelihood):
+        check_name(likelihood)
+    if likelihood != "gaussian":
+        if noise_scale is not None:
+            raise ValueError(f"noise_scale belongs to likelihood='gaussian', not {likelihood!r}.")
+        return ()
+    if noise_scale is None:
+        raise ValueError("likelihood='gaussian' needs a noise_scale.")
+    return (positive(noise_scale, event, "noise_scale"),)
