@@ -43,6 +43,7 @@ from fedmcmc.gaussian import Gaussian as Gaussian
 from fedmcmc.gradients import full_gradient as full_gradient
 from fedmcmc.gradients import minibatch as minibatch
 from fedmcmc.gradients import noisy as noisy
+from fedmcmc.interop.flax import from_flax as from_flax
 from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
 from fedmcmc.kernels.compressed import compress as compress
 from fedmcmc.kernels.langevin import langevin as langevin
