@@ -17,6 +17,7 @@ from fedmcmc._segments import (
     Segment,
     block_length,
     kept_shapes,
+    needs_canonical,
     run_segment,
 )
 from fedmcmc._types import FederatedKernel, FederatedState
@@ -50,6 +51,7 @@ class Run:
         # Tabulated, so that another schedule is not traced again for the same shapes.
         tabulated = schedules.tabulate(kernel, 0, 1)
         self.shapes = kept_shapes(tabulated, data, keys, state, collect)
+        self.canonical = needs_canonical(tabulated, data, keys, state, collect)
         self.block = block_length(tabulated, data, keys, state)
         self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
         self.kept: list[Kept] = []
@@ -99,6 +101,7 @@ class Run:
             block=self.block,
             capacity=capacity,
             collect=self.collect,
+            canonical=self.canonical,
         )
         first_bad = np.asarray(segment.first_bad)
         if (first_bad >= 0).any():

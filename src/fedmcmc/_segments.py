@@ -13,12 +13,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc import streams, trees
+from fedmcmc import convolutions, streams, trees
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.simulate import RoundInfo, prepare_round, run_round
 
-__all__ = ["Collect", "Kept", "Plan", "Segment", "block_length", "kept_shapes", "run_segment"]
+__all__ = [
+    "Collect",
+    "Kept",
+    "Plan",
+    "Segment",
+    "block_length",
+    "kept_shapes",
+    "needs_canonical",
+    "run_segment",
+]
 
 PREPARED_BYTES = 2**22
 """Memory for the draws of the rounds that are prepared ahead, all chains together."""
@@ -89,6 +98,20 @@ def kept_shapes(
     return _first_kept.trace(kernel, data, keys, state, collect=collect).out_info
 
 
+def needs_canonical(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+) -> bool:
+    """Return whether a round holds convolutions and runs where a loop makes those slow."""
+    if {device.platform for device in keys.devices()} != {"cpu"}:
+        return False
+    round_ = _first_kept.trace(kernel, data, keys, state, collect=collect)
+    return convolutions.holds_convolution(round_.jaxpr)
+
+
 @jax.jit
 def _first_prepared(
     kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
@@ -114,7 +137,7 @@ def _first_kept(
     return _keep(kernel, collect, key, first, info)
 
 
-@partial(jax.jit, static_argnames=("block", "capacity", "collect"))
+@partial(jax.jit, static_argnames=("block", "capacity", "collect", "canonical"))
 def run_segment(
     kernel: FederatedKernel,
     data: FederatedData,
@@ -125,9 +148,16 @@ def run_segment(
     block: int,
     capacity: int,
     collect: Collect | None,
+    canonical: bool,
 ) -> Segment:
-    """Run the rounds of `plan` for all chains; `keys` and `state` have a leading chain axis."""
+    """Run the rounds of `plan` for all chains; `keys` and `state` have a leading chain axis.
+
+    With `canonical`, which `needs_canonical` tells, convolutions are rewritten, and clients and
+    chains run one after the other.
+    """
     shapes = kept_shapes(kernel, data, keys, state, collect)
+    if canonical:
+        kernel = convolutions.one_client_at_a_time(kernel)
 
     def chain(key: Array, start: FederatedState) -> Segment:
         kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
@@ -150,6 +180,9 @@ def run_segment(
         first_block, last_block = plan.first // block, (plan.last + block - 1) // block
         return jax.lax.fori_loop(first_block, last_block, run_block, carry)
 
+    if canonical:
+        run = convolutions.canonical(chain)
+        return jax.lax.map(lambda pair: run(*pair), (keys, state))
     if keys.shape[0] == 1:
         # An axis of length one costs a fifth of the speed on small models.
         only = chain(keys[0], jax.tree.map(lambda leaf: leaf[0], state))

@@ -1,0 +1,360 @@
+"""Convolutions are rewritten to the same numbers, everywhere, and a run with them is a run."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+
+import fedmcmc
+from fedmcmc import _run, _segments
+from fedmcmc._types import Broadcast, FederatedKernel, FederatedState, StepInfo
+from fedmcmc.convolutions import canonical, holds_convolution, one_client_at_a_time
+
+LAYOUTS = {
+    1: [("NCH", "OIH", "NCH")],
+    2: [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CWNH", "IWOH", "HNWC")],
+    3: [("CNWHD", "WOIDH", "DCHNW")],
+}
+
+
+def orders(jaxpr):
+    """Return the dimension numbers of all convolutions of a jaxpr, inner ones included."""
+    found = []
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if eqn.primitive.name == "conv_general_dilated":
+            found.append(tuple(eqn.params["dimension_numbers"]))
+        for inner in jax.tree.leaves(
+            [v for v in eqn.params.values() if isinstance(v, (list, tuple)) or hasattr(v, "eqns")],
+            is_leaf=lambda v: hasattr(v, "eqns"),
+        ):
+            if hasattr(inner, "eqns"):
+                found += orders(inner)
+    return found
+
+
+def all_canonical(jaxpr):
+    found = orders(jaxpr)
+    assert found
+    rank = len(found[0][0])
+    activation, kernel = (0, rank - 1, *range(1, rank - 1)), (rank - 1, rank - 2, *range(rank - 2))
+    return all(order == (activation, kernel, activation) for order in found)
+
+
+def convolved(x, w, *, groups, padding, stride, dilation):
+    """Convolve ``[batch, *space, in]`` with ``[*window, in / groups, out]``, by its definition."""
+    x = np.pad(x, [(0, 0), *padding, (0, 0)])
+    window, rank = w.shape[:-2], w.ndim - 2
+    steps = [
+        (size - (k - 1) * d - 1) // s + 1
+        for size, k, s, d in zip(x.shape[1:-1], window, stride, dilation, strict=True)
+    ]
+    out = np.zeros((len(x), *steps, w.shape[-1]))
+    per_in, per_out = w.shape[-2], w.shape[-1] // groups
+    for at in itertools.product(*map(range, steps)):
+        for tap in itertools.product(*map(range, window)):
+            place = tuple(at[i] * stride[i] + tap[i] * dilation[i] for i in range(rank))
+            for g in range(groups):
+                mine = slice(g * per_out, (g + 1) * per_out)
+                seen = x[(slice(None), *place, slice(g * per_in, (g + 1) * per_in))]
+                out[(slice(None), *at, mine)] += seen @ w[(*tap, slice(None), mine)]
+    return out
+
+
+@pytest.mark.parametrize("rank, groups", [(1, 1), (2, 2), (3, 1)])
+def test_any_order_of_axes_is_the_same_convolution(rank, groups):
+    rng = np.random.default_rng(0)
+    names, space, window = "HWD"[:rank], (6, 5, 4)[:rank], (3, 2, 1)[:rank]
+    x = rng.normal(size=(3, *space, 2 * groups)).astype(np.float32)
+    w = rng.normal(size=(*window, 2, 3 * groups)).astype(np.float32)
+    options = dict(
+        padding=[(2, 1), (0, 1), (1, 0)][:rank], stride=(2, 1, 1)[:rank], dilation=(1, 2, 1)[:rank]
+    )
+    expected = convolved(x, w, groups=groups, **options)
+    weights = rng.normal(size=expected.shape).astype(np.float32)
+    for of_x, of_w, of_out in LAYOUTS[rank]:
+        # What is said of space is said in the order in which the window has it.
+        at = [names.index(c) for c in of_w if c in names]
+        back = [of_out.index(c) for c in f"N{names}C"]
+
+        def fn(lhs, rhs, specs=(of_x, of_w, of_out), at=at):
+            return jax.lax.conv_general_dilated(
+                lhs,
+                rhs,
+                [options["stride"][i] for i in at],
+                [options["padding"][i] for i in at],
+                rhs_dilation=[options["dilation"][i] for i in at],
+                dimension_numbers=specs,
+                feature_group_count=groups,
+            )
+
+        def both(lhs, rhs, fn=fn, back=back):
+            # Gradients are convolutions with dilated inputs, reversed windows, groups of batches.
+            def total(*given):
+                return jnp.sum(weights * jnp.transpose(fn(*given), back) ** 2)
+
+            return jnp.transpose(fn(lhs, rhs), back), jax.grad(total, (0, 1))(lhs, rhs)
+
+        lhs = x.transpose([f"N{names}C".index(c) for c in of_x])
+        rhs = w.transpose([f"{names}IO".index(c) for c in of_w])
+        assert all_canonical(jax.make_jaxpr(canonical(both))(lhs, rhs))
+        (found, gradients), (_, plain) = (jax.jit(f)(lhs, rhs) for f in (canonical(both), both))
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        for a, b in zip(gradients, plain, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
+
+
+X = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 5, 5)), jnp.float32)
+
+
+def conv(w):
+    return jnp.sum(jax.lax.conv(X, w, (1, 1), "VALID") ** 2)
+
+
+@jax.custom_vjp
+def with_vjp(w):
+    return conv(w)
+
+
+with_vjp.defvjp(lambda w: (conv(w), w), lambda w, g: (jax.grad(conv)(w) * g,))
+
+
+@jax.custom_jvp
+def with_jvp(w):
+    return conv(w)
+
+
+with_jvp.defjvp(lambda w, t: (conv(w[0]), jnp.vdot(jax.grad(conv)(w[0]), t[0])))
+
+
+@jax.custom_batching.custom_vmap
+def with_vmap(w):
+    return conv(w)
+
+
+with_vmap.def_vmap(lambda size, batched, w: (jax.lax.map(conv, w), True))
+
+
+def descend(w):
+    return w - 1e-3 * jax.grad(conv)(w)
+
+
+PLACES = {
+    "jit": lambda w, n: jax.jit(descend)(w),
+    "scan": lambda w, n: jax.lax.scan(lambda c, x: (descend(c) + x, c), w, jnp.arange(3.0)),
+    "scan back": lambda w, n: jax.lax.scan(
+        lambda c, x: (descend(c) + x, c[0]), w, jnp.arange(3.0), reverse=True, unroll=2
+    ),
+    "while": lambda w, n: jax.lax.fori_loop(0, n, lambda i, c: descend(c) * i, w),
+    "condition of while": lambda w, n: jax.lax.while_loop(lambda c: conv(c) > 1, descend, w),
+    "cond": lambda w, n: jax.lax.cond(n > 2, descend, lambda w: 2 * w, w),
+    "switch": lambda w, n: jax.lax.switch(n, [jnp.sin, descend, lambda w: descend(-w)], w),
+    "nested": lambda w, n: jax.lax.map(
+        lambda r: jax.lax.fori_loop(0, r, lambda i, c: jax.lax.cond(i > 0, descend, jnp.sin, c), w),
+        n - jnp.arange(3),
+    ),
+    "checkpoint": lambda w, n: jax.grad(jax.checkpoint(conv))(w),
+    "custom_vjp": lambda w, n: (with_vjp(w), jax.grad(with_vjp)(w)),
+    "custom_jvp": lambda w, n: (with_jvp(w), jax.grad(with_jvp)(w)),
+    "custom_vmap": lambda w, n: with_vmap(w),
+    "vmap": lambda w, n: jax.vmap(descend)(jnp.stack([w, 2 * w, -w])),
+    "key": lambda w, n: descend(w) + jax.random.normal(jax.random.key(n), (48,)).reshape(w.shape),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_convolutions_are_found_wherever_they_stand(place):
+    fn, w = PLACES[place], 0.1 * jnp.asarray(np.random.default_rng(2).normal(size=(4, 3, 2, 2)))
+    w, n = w.astype(jnp.float32), jnp.int32(3)
+    assert not all_canonical(jax.make_jaxpr(fn)(w, n))
+    assert all_canonical(jax.make_jaxpr(canonical(fn))(w, n))
+    expected, found = jax.jit(fn)(w, n), jax.jit(canonical(fn))(w, n)
+    assert jax.tree.structure(expected) == jax.tree.structure(found)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_a_function_without_convolutions_is_called_as_it_is():
+    def fn(tree):
+        return {"y": jax.lax.fori_loop(0, tree["n"], lambda i, c: jnp.sin(c), tree["x"])}
+
+    given = {"x": jnp.ones(3), "n": 4}
+    assert not holds_convolution(jax.make_jaxpr(fn)(given))
+    assert str(jax.make_jaxpr(canonical(fn))(given)) == str(jax.make_jaxpr(fn)(given))
+
+
+# Runs
+
+SIZES, LENGTH = (5, 2, 4), 7
+
+
+def rows():
+    rng = np.random.default_rng(3)
+    return [
+        {"x": rng.normal(size=(n, 2, LENGTH)), "y": rng.normal(size=(n, LENGTH - 2))} for n in SIZES
+    ]
+
+
+def by_convolution(w, batch):
+    fitted = jax.lax.conv_general_dilated(batch["x"], w[None], (1,), "VALID")[:, 0]
+    return -0.5 * jnp.sum((batch["y"] - fitted) ** 2, axis=-1)
+
+
+def by_product(w, batch):
+    windows = jnp.stack([batch["x"][:, :, i : i + 3] for i in range(LENGTH - 2)], axis=1)
+    fitted = jnp.einsum("nlck,ck->nl", windows, w)
+    return -0.5 * jnp.sum((batch["y"] - fitted) ** 2, axis=-1)
+
+
+@functools.cache
+def posterior(loglikelihood):
+    return fedmcmc.Posterior(lambda w: -0.5 * jnp.sum(w**2), loglikelihood)
+
+
+def relay(loglikelihood, **changed):
+    settings = dict(step_size=0.01, num_local_steps=3, batch_size=2) | changed
+    return fedmcmc.dsgld(posterior(loglikelihood), **settings)
+
+
+def walk(loglikelihood, participation):
+    """Build clients that each descend from a place of their own: grouped convolutions if batched.
+
+    A client's state is its place; its message is the step it took.
+    """
+
+    def init(rng_key, position, data):
+        del rng_key
+        places = position + jnp.arange(1.0, 1 + data.num_clients)[:, None, None]
+        return FederatedState(Broadcast(jnp.zeros((), jnp.int32), position), (), places)
+
+    def step(draws, broadcast, place, client):
+        def total(w):
+            kept = fedmcmc.data.fold(
+                lambda batch, mask: jnp.sum(jnp.where(mask, loglikelihood(w, batch), 0)), client
+            )
+            return kept - jnp.sum((w - broadcast.position) ** 2)
+
+        def local(i, w):
+            return w + 0.01 * jax.grad(total)(w) + 0.1 * draws[i]
+
+        new = jax.lax.fori_loop(0, 2, local, place)
+        info = StepInfo(jnp.int32(32), jnp.linalg.norm(new))
+        return 0.1 * (new - place), new, info
+
+    def aggregate(rng_key, broadcast, server, total):
+        del rng_key
+        return Broadcast(broadcast.round + 1, broadcast.position + total), server, ()
+
+    return FederatedKernel(
+        init=Partial(init),
+        prepare=Partial(lambda key, like, client: jax.random.normal(key, (12,)).reshape(2, 2, 3)),
+        step=Partial(step),
+        aggregate=Partial(aggregate),
+        draw=Partial(lambda key, state: state.broadcast.position),
+        participation=participation,
+    )
+
+
+def run(kernel, **changed):
+    # Eight draws in every run, so that runs of one kernel share their program.
+    settings = dict(position=jnp.zeros((2, 3)), num_rounds=8, num_chains=2) | changed
+    data = fedmcmc.FederatedData.from_clients(rows())
+    return fedmcmc.sample(jax.random.key(0), kernel, data, progress=False, **settings)
+
+
+@functools.cache
+def built(name, loglikelihood):
+    if name == "relay":
+        return relay(loglikelihood)
+    if name == "pooled":
+        return fedmcmc.sgld(posterior(loglikelihood), step_size=0.01)
+    participation = fedmcmc.full() if name == "full" else fedmcmc.uniform(2)
+    return walk(loglikelihood, participation)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cohort",
+        pytest.param("relay", marks=pytest.mark.slow),
+        pytest.param("full", marks=pytest.mark.slow),
+        pytest.param("pooled", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_is_that_of_the_same_model_without_convolutions(name):
+    ours, plain = (
+        run(built(name, loglikelihood), num_rounds=19, num_burnin=3, thinning=2)
+        for loglikelihood in (by_convolution, by_product)
+    )
+    assert ours.draws.shape == (2, 8, 2, 3)
+    # The two models sum in another order, which is all they differ by.
+    np.testing.assert_allclose(ours.draws, plain.draws, rtol=1e-4, atol=1e-5)
+    assert ours.info.keys() == plain.info.keys()
+    for field, values in plain.info.items():
+        np.testing.assert_allclose(ours.info[field], values, rtol=1e-4)
+    for field, values in plain.totals.items():
+        np.testing.assert_array_equal(ours.totals[field], values)
+    for a, b in zip(jax.tree.leaves(ours.state), jax.tree.leaves(plain.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_continued_run_is_the_same_to_the_last_bit():
+    kernel = built("relay", by_convolution)
+    whole, first = run(kernel, num_rounds=16, thinning=2), run(kernel)
+    rest = run(kernel, state=first.state, position=None)
+    draws = np.concatenate([first.draws, rest.draws], axis=1)
+    np.testing.assert_array_equal(draws[:, 1::2], whole.draws)
+
+
+@pytest.mark.slow
+def test_a_chain_is_the_same_to_the_last_bit_beside_others():
+    kernel = built("cohort", by_convolution)
+    np.testing.assert_array_equal(run(kernel, num_chains=1).draws[0], run(kernel).draws[0])
+
+
+def test_a_non_finite_round_is_told():
+    with pytest.raises(fedmcmc.NonFiniteError) as caught:
+        run(relay(by_convolution, step_size=1e30))
+    assert caught.value.samples.num_draws == caught.value.round
+    assert np.isfinite(caught.value.samples.draws).all()
+
+
+def traced_segment(loglikelihood, collect=None):
+    kernel = fedmcmc._types.as_functions(walk(loglikelihood, fedmcmc.full()))
+    data = fedmcmc.FederatedData.from_clients(rows())
+    keys = jax.random.split(jax.random.key(0), 2)
+    state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)
+    work = _run.Run(kernel, data, keys, collect, state)
+    plan = _segments.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
+    options = dict(block=2, capacity=4, collect=collect, canonical=work.canonical)
+    return work.canonical, _segments.run_segment.trace(
+        kernel, data, keys, state, plan, **options
+    ).jaxpr
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="Convolutions are rewritten on CPU.")
+def test_a_run_holds_nothing_but_canonical_convolutions_of_one_client():
+    on, jaxpr = traced_segment(by_convolution)
+    assert on and all_canonical(jaxpr)
+    assert "feature_group_count=2" not in str(jaxpr) and "feature_group_count=3" not in str(jaxpr)
+    assert not traced_segment(by_product)[0]
+
+    def fitted(state, info):
+        return jax.lax.conv(X, X[:, :, :2, :2], (1, 1), "VALID") * state.broadcast.position[0, 0]
+
+    on, jaxpr = traced_segment(by_product, fitted)
+    assert on and all_canonical(jaxpr)
+
+
+def test_one_client_at_a_time_takes_steps_that_hold_arrays():
+    scale = jnp.array([1.0, 2.0])
+    kernel = walk(by_product, fedmcmc.full())._replace(
+        step=Partial(lambda s, x, y: s * x + y, scale)
+    )
+    step = one_client_at_a_time(kernel).step
+    found = jax.jit(jax.vmap(step, in_axes=(0, None)))(jnp.arange(6.0).reshape(3, 2), jnp.ones(2))
+    np.testing.assert_array_equal(found, np.arange(6.0).reshape(3, 2) * [1, 2] + 1)
