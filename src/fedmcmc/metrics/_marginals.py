@@ -19,8 +19,8 @@ def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -
 
     ``ME = (1 / (2 d)) sum_j int |mu_j(x) - nu_j(x)| dx`` (one minus the accuracy of Faes et al.
     2011), with both densities replaced by histograms: `num_bins` bins of equal width on the range
-    of the coordinate in `reference`, and one for all that lies below and one for all above. So
-    bins do not depend on the sampler that is judged, and nothing falls outside of them.
+    of the coordinate in `reference`, and one for all that lies outside, where `reference` has
+    nothing. So bins do not depend on the sampler that is judged, and no draw is left out.
     Histograms of different draws of the same law differ: compare with `marginal_error_floor`.
 
     Parameters
@@ -29,8 +29,8 @@ def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -
         Positions, leaves ``[num_draws, *event]`` and ``[num_reference, *event]``; numbers of draws
         may differ. For a batch of samplers use `jax.vmap`.
     num_bins
-        Bins between the two open ones, static. The value depends on it: fewer hide differences,
-        more raise the floor.
+        Bins within the range of `reference`, static. The value depends on it: fewer hide
+        differences, more raise the floor.
 
     Returns
     -------
@@ -153,13 +153,12 @@ def _shapes(tree: ArrayTree) -> list[tuple[int, ...]]:
 
 
 def _histogram(values: Array, low: Array, high: Array, num_bins: int) -> Array:
-    """Return counts of ``[num_draws]`` values in ``num_bins`` bins and the two around them."""
+    """Return counts of ``[num_draws]`` values in ``num_bins`` bins, and outside of them."""
     width = high - low
     place = (values - low) / jnp.where(width > 0, width, jnp.ones_like(width)) * num_bins
-    inside = 1 + jnp.clip(place.astype(jnp.int32), 0, num_bins - 1)
-    outer = jnp.where(values < low, jnp.zeros_like(inside), jnp.full_like(inside, num_bins + 1))
-    index = jnp.where((values >= low) & (values <= high), inside, outer)
-    counts = jnp.zeros(num_bins + 2, jnp.int32).at[index].add(1)
+    index = jnp.clip(place.astype(jnp.int32), 0, num_bins - 1)
+    index = jnp.where((values >= low) & (values <= high), index, jnp.full_like(index, num_bins))
+    counts = jnp.zeros(num_bins + 1, jnp.int32).at[index].add(1)
     return counts.astype(values.dtype)
 
 
