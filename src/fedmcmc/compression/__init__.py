@@ -1,5 +1,6 @@
 """Compressors of messages, with the bits they cost."""
 
+from fedmcmc.compression._bounds import bound_bits as bound_bits
 from fedmcmc.compression._codes import Dense as Dense
 from fedmcmc.compression._codes import Quantized as Quantized
 from fedmcmc.compression._codes import Sparse as Sparse

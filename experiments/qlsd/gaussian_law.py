@@ -1,0 +1,82 @@
+"""The law of LSD and QLSD on the Gaussian federation, as far as it is closed.
+
+All potentials are isotropic, so the law is ``mean + isotropic noise`` if the noise of compression
+is; its variance a coordinate solves one linear equation.
+"""
+
+import numpy as np
+
+from experiments.qlsd.federations import GaussianFederation
+
+__all__ = ["average_error", "stationary_variance"]
+
+NUM_DIRECTIONS = 4000
+
+
+def stationary_variance(
+    federation: GaussianFederation,
+    *,
+    step_size: float,
+    batch_fraction: float,
+    num_levels: int | None,
+    centred: bool,
+    seed: int,
+) -> float:
+    """Return the stationary variance a coordinate, averaged over coordinates.
+
+    With ``g`` the step size, ``L`` the number of rows and ``x`` the distance from the mean,
+    ``E |x'|^2 = (1 - g L)^2 E |x|^2 + 2 g d + g^2 sum_i (E |H_i - E H_i|^2 + E q(H_i))`` where
+    ``q(v) = |v|^2 / s^2 * sum_j f_j (1 - f_j)`` is the quantiser's variance, ``f_j`` the fraction
+    by which ``s |v_j| / |v|`` is above an integer, and ``H_i`` client i's message.
+
+    Notes
+    -----
+    Centred messages are ``N_i x``, without noise of the minibatch as all rows have the same
+    Hessian: ``q(N_i x) = N_i^2 |x|^2 E q(direction)``, and the equation is solved for ``E |x|^2``.
+    The mean of ``q`` over directions is taken by simulation and the direction as independent of
+    the length; without compression the law is exact. Messages that are not centred are
+    ``N_i (mean of the minibatch - theta)``, which depend on ``x`` so little that ``q`` is taken at
+    its mean over ``x = 0`` and minibatches.
+    """
+    rng = np.random.default_rng(seed)
+    rows, start = np.asarray(federation.data.rows, np.float64), np.asarray(federation.data.start)
+    sizes = np.asarray(federation.data.sizes)
+    dim = rows.shape[1]
+    contraction = (1 - step_size * federation.precision) ** 2
+    constant = 2 * step_size * dim
+    if centred:
+        direction = rng.standard_normal((NUM_DIRECTIONS, dim))
+        direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+        ratio = 0.0 if num_levels is None else quantiser_variance(direction, num_levels).mean()
+        growth = contraction + step_size**2 * ratio * float((sizes.astype(float) ** 2).sum())
+        return constant / (1 - growth) / dim
+    noise = 0.0
+    for first, size in zip(start, sizes, strict=True):
+        own = rows[first : first + size]
+        num = max(int(np.floor(size * batch_fraction + 1e-9)), 1)
+        noise += size**2 / num * own.var(axis=0).sum()
+        if num_levels is not None:
+            index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))
+            messages = size * (own[index].mean(axis=1) - federation.mean)
+            noise += quantiser_variance(messages, num_levels).mean()
+    return (constant + step_size**2 * noise) / (1 - contraction) / dim
+
+
+def quantiser_variance(vectors: np.ndarray, num_levels: int) -> np.ndarray:
+    """Return ``E |C(v) - v|^2`` of each vector ``[num, d]``, exactly."""
+    norm = np.linalg.norm(vectors, axis=1)
+    scaled = num_levels * np.abs(vectors) / norm[:, None]
+    fraction = scaled - np.floor(scaled)
+    return (norm / num_levels) ** 2 * (fraction * (1 - fraction)).sum(axis=1)
+
+
+def average_error(variance: float, contraction: float, num: np.ndarray) -> np.ndarray:
+    """Return the variance of averages of `num` states of a stationary chain.
+
+    Its autocorrelation at lag k is ``contraction**k``.
+    """
+    lags = np.arange(1, int(num.max()))
+    powers = contraction**lags
+    first, second = np.cumsum(powers), np.cumsum(lags * powers)
+    pairs = np.array([n * first[n - 2] - second[n - 2] if n > 1 else 0.0 for n in num])
+    return variance * (num + 2 * pairs) / num.astype(float) ** 2
