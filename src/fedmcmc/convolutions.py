@@ -127,7 +127,7 @@ def _rewrite(param: Any) -> Any:
         return param  # with mutable arrays, which no shape stands for
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     new = jax.make_jaxpr(lambda *arguments: _evaluate(param, arguments))(*shapes)
-    if param is not _open(param):
+    if hasattr(param, "consts"):
         return new
     # An open jaxpr has no place for constants; without any it is the same thing.
     return param if new.consts else new.jaxpr
