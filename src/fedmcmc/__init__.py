@@ -16,6 +16,8 @@ from fedmcmc._types import Participation as Participation
 from fedmcmc._types import Posterior as Posterior
 from fedmcmc._types import Reference as Reference
 from fedmcmc._types import StepInfo as StepInfo
+from fedmcmc.algorithms.dg_sgld import dg_sgld as dg_sgld
+from fedmcmc.algorithms.fed_be import fed_be as fed_be
 from fedmcmc.algorithms.fsgld import dsgld as dsgld
 from fedmcmc.algorithms.fsgld import fsgld as fsgld
 from fedmcmc.algorithms.fsgld import sgld as sgld
@@ -46,6 +48,11 @@ from fedmcmc.gradients import noisy as noisy
 from fedmcmc.interop.flax import from_flax as from_flax
 from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
 from fedmcmc.kernels.compressed import compress as compress
+from fedmcmc.kernels.consensus import consensus as consensus
+from fedmcmc.kernels.distillation import distillation as distillation
+from fedmcmc.kernels.ensemble import dirichlet_ensemble as dirichlet_ensemble
+from fedmcmc.kernels.ensemble import ensemble as ensemble
+from fedmcmc.kernels.ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels.langevin import langevin as langevin
 from fedmcmc.kernels.relay import relay as relay
 from fedmcmc.participation import bernoulli as bernoulli

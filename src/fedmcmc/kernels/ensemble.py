@@ -1,0 +1,258 @@
+"""Ensembles: clients train models, the server fits a distribution to them and draws from it.
+
+Source: Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated
+learning.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import schedules, trees
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    FederatedState,
+    GradientEstimator,
+    Number,
+    Participation,
+    Posterior,
+    Static,
+    StepInfo,
+    as_functions,
+)
+from fedmcmc.data import FederatedData
+from fedmcmc.gradients import first_reference, next_broadcast
+from fedmcmc.kernels._ensembles import Ensemble
+from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
+from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels._shared import bits_down, first_estimator_states, positive_integer
+from fedmcmc.participation import full
+from fedmcmc.scaling import prior_share
+
+__all__ = ["Ensemble", "dirichlet_ensemble", "ensemble", "gaussian_ensemble"]
+
+Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
+"""``(rng_key, mean, members) -> position``, members with leaves ``[num_models, *event]``."""
+
+
+class _Parameters(NamedTuple):
+    posterior: Posterior
+    estimator: GradientEstimator
+    family: Ensemble
+    optimizer: Any
+    learning_rate: Any
+    num_local_steps: Static[int]
+    distill: Any
+
+
+class _Draws(NamedTuple):
+    gradient: ArrayTree  # leaves [num_local_steps, ...]
+    family: ArrayTree
+
+
+def ensemble(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    family: Ensemble,
+    *,
+    client_optimizer: optax.GradientTransformation,
+    num_local_steps: int,
+    learning_rate: Number = 1.0,
+    participation: Participation | None = None,
+    distill: Distiller | None = None,
+) -> FederatedKernel:
+    """Build a kernel whose clients train models and whose server fits a distribution to them.
+
+    In a round each client of the cohort takes `num_local_steps` of its optimiser from the
+    broadcast position and sends what `family` needs of its model. The kernel's draws are members
+    of the fitted ensemble.
+
+    Parameters
+    ----------
+    posterior
+        The model. A client minimises minus the mean over its rows of the log likelihood and of
+        its share of the log prior (``log prior / num_rows``, the same for all).
+    estimator
+        Of the gradient of a client's log likelihood.
+    family
+        `gaussian_ensemble` or `dirichlet_ensemble`.
+    client_optimizer
+        As from optax. Its state starts anew in every round, so a schedule in it counts local
+        steps.
+    num_local_steps
+        Steps of the optimiser a round.
+    learning_rate
+        Multiplies the optimiser's updates: a number, or a schedule of the round. Another one
+        needs no new compilation, another optimiser does.
+    participation
+        Everyone by default. Messages are weighted by one over the probability of taking part,
+        which cancels where all have the same: means are over those who take part. If nobody
+        does, the ensemble stays.
+    distill
+        ``(rng_key, mean, members) -> position`` makes one model of the ensemble, which is
+        broadcast next; see `fedmcmc.distillation`. By default that is the weighted mean of the
+        clients' models, as in federated averaging.
+
+    Returns
+    -------
+    FederatedKernel
+        ``state.server`` is the fitted ensemble: ``.mean``, and ``.scale`` or ``.models``. Its
+        members are not those of the clients themselves, which the server never sees.
+
+    Raises
+    ------
+    TypeError
+        If `client_optimizer` is not one of optax, or `distill` not a function.
+    ValueError
+        On numbers out of range, and from `init` where they do not fit the data.
+
+    Notes
+    -----
+    The weights of a weighted mean are part of a message. A compressor that treats a message as
+    one vector adds noise to them too, and a quotient of two sums with noise has a bias of second
+    order; with ``quantize(num_levels, per_leaf=True)`` the one weight of the Gaussian ensemble
+    crosses exactly, and its mean is unbiased.
+    """
+    if not isinstance(client_optimizer, optax.GradientTransformation):
+        raise TypeError(
+            "client_optimizer must be an optax.GradientTransformation, got "
+            f"{type(client_optimizer).__name__}."
+        )
+    if not isinstance(family, Ensemble):
+        raise TypeError(
+            "family must be an Ensemble (gaussian_ensemble, dirichlet_ensemble), got "
+            f"{type(family).__name__}."
+        )
+    if distill is not None and not callable(distill):
+        raise TypeError(f"distill must be a function or None, got {type(distill).__name__}.")
+    participation = full() if participation is None else participation
+    parameters = as_functions(
+        _Parameters(
+            posterior,
+            estimator,
+            family,
+            client_optimizer,
+            schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True),
+            Static(positive_integer(num_local_steps, "num_local_steps")),
+            distill,
+        )
+    )
+    return FederatedKernel(
+        init=Partial(_init, parameters, participation),
+        prepare=Partial(_prepare, parameters),
+        step=Partial(_step, parameters),
+        aggregate=Partial(_aggregate, parameters),
+        draw=Partial(_draw, parameters.family),
+        participation=participation,
+        constrain_fn=parameters.posterior.constrain_fn,
+        message_fn=Partial(_shapes, parameters.family),
+    )
+
+
+def _init(
+    parameters: _Parameters,
+    participation: Participation,
+    rng_key: Array,
+    position: ArrayTree,
+    data: FederatedData,
+) -> FederatedState:
+    del rng_key
+    participation.check(data.num_clients)
+    posterior, estimator = parameters.posterior, parameters.estimator
+    position = jax.tree.map(trees.as_float, position)
+    estimator.check(position, data)
+    clients = first_estimator_states(posterior, estimator, position, data)
+    broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
+    return FederatedState(broadcast, parameters.family.init(position), clients)
+
+
+def _shapes(family: Ensemble, like: Broadcast) -> ArrayTree:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    share = jax.ShapeDtypeStruct((), jnp.result_type(float))
+
+    def message(rng_key: Array, share_: Array, moved: ArrayTree) -> ArrayTree:
+        return family.message(family.prepare(rng_key), share_, moved)
+
+    return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
+
+
+def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+    family_key, gradient_key = jax.random.split(rng_key)
+    num = parameters.num_local_steps.value
+    return _Draws(
+        parameters.estimator.prepare(gradient_key, like.position, client, num),
+        parameters.family.prepare(family_key),
+    )
+
+
+def _step(
+    parameters: _Parameters,
+    draws: _Draws,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    posterior, estimator, optimizer = (
+        parameters.posterior,
+        parameters.estimator,
+        parameters.optimizer,
+    )
+    loglikelihood_fn = posterior.loglikelihood_fn
+    down = bits_down(estimator, broadcast, client_state)
+    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+    learning_rate = schedules.value(parameters.learning_rate, broadcast.round)
+    per_row = -1 / client.size.astype(client.share.dtype)  # to a mean, and to a loss
+
+    def local_step(
+        carry: tuple[ArrayTree, ArrayTree, Array], drawn: ArrayTree
+    ) -> tuple[tuple[ArrayTree, ArrayTree, Array], None]:
+        position, optimizer_state, squared_norm = carry
+        estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
+        prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
+        gradient = trees.scale(per_row, trees.add(estimate, prior))
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, position)
+        position = trees.add_scaled(position, learning_rate, updates)
+        return (position, optimizer_state, squared_norm + trees.squared_norm(gradient)), None
+
+    num = parameters.num_local_steps.value
+    position = broadcast.position
+    start = (position, optimizer.init(position), jnp.zeros((), jnp.float32))
+    (trained, _, squared_norm), _ = jax.lax.scan(local_step, start, draws.gradient, length=num)
+    moved = trees.subtract(trained, position)
+    message = parameters.family.message(draws.family, client.share, moved)
+    info = StepInfo(
+        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+        gradient_norm=jnp.sqrt(squared_norm / num),
+        bits_down=down,
+    )
+    return message, client_state, info
+
+
+def _aggregate(
+    parameters: _Parameters,
+    rng_key: Array,
+    broadcast: Broadcast,
+    server_state: Any,
+    total: ArrayTree,
+) -> tuple[Broadcast, Any, ArrayTree]:
+    family = parameters.family
+    fitted = family.fit(broadcast.position, total, server_state)
+    position = fitted.mean
+    if parameters.distill is not None:
+        members_key, distill_key = jax.random.split(rng_key)
+        members = family.members(members_key, fitted)
+        position = parameters.distill(distill_key, fitted.mean, members)
+    reference = parameters.estimator.reference
+    return next_broadcast(reference, broadcast, position), fitted, ()
+
+
+def _draw(family: Ensemble, rng_key: Array, state: FederatedState) -> ArrayTree:
+    return family.draw(rng_key, state.server)
