@@ -193,7 +193,7 @@ def cold_at_first(round_):
     return jnp.where(round_ == 0, 0.0, 0.5)
 
 
-@pytest.mark.parametrize("rates", [np.zeros(4), RATES], ids=["no memory", "memory"])
+@pytest.mark.parametrize("rates", [np.zeros(4), RATES], ids=["forgetful", "memory"])
 def test_law_of_two_quantised_rounds(rates):
     """Rounding to levels of the norm; the first round has no other noise but participation."""
     kernel = fedmcmc.qlsd_pp(
