@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import toy
+from benchmarks import convolution, toy, wire
 from benchmarks.timing import compare, row
 
 
@@ -128,6 +128,8 @@ BENCHMARKS = {
     "blackjax": bench_blackjax,
     "compile": bench_compile,
     "clients": bench_clients,
+    "wire": wire.bench,
+    "convolution": convolution.bench,
 }
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmcmc import trees, wire
+from fedmcmc import compression, trees, wire
 from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -114,11 +114,58 @@ def test_as_long_as_counted_inside_jit(largest):
         comes_back(jax.tree.map(lambda x, i=i: x[i], codes), int(bits[i]))
 
 
+COMPRESSORS = {
+    "quantize": compression.quantize(16),
+    "per leaf": compression.quantize(300, per_leaf=True),
+    "sparsify": compression.sparsify(0.1),
+    "top_k": compression.top_k(0.05),
+    "chain": compression.chain(compression.sparsify(0.1), compression.quantize(4)),
+    "memory": compression.memory(compression.quantize(1)),
+    "clip": compression.clip(1.0),
+    "identity": compression.identity(),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_receiver_of_the_bytes_understands_the_same(name):
+    compressor = COMPRESSORS[name]
+
+    @jax.jit
+    def send(rng_key):
+        keys = jax.random.split(rng_key, 3)
+        v = {"b": jax.random.normal(keys[0], (13, 9)), "a": jax.random.normal(keys[1], (41,))}
+        draws = compressor.prepare(keys[2], trees.shapes_of(v), None)
+        code = compressor.encode(draws, v, compressor.init(trees.shapes_of(v)), None)[0]
+        return code, message_bits(code), compressor.decode(code, None)
+
+    code, bits, understood = send(jax.random.key(0))
+    data = wire.encode(code)
+    assert len(data) == -(-int(bits) // 8)
+    received = wire.decode(data, trees.shapes_of(code))
+    same_bits(jax.jit(lambda c: compressor.decode(c, None))(received), understood)
+
+
 def test_the_bits_of_a_dense_code():
     # The norm; 0; first bits of 1, 3, 1, 2; what remains of 3, 2; their ends; signs.
     expected = f"{0x3FC00000:032b}" + "0" + "0101" + "10" + "00" + "01"
     code = Quantized(np.float32(1.5), np.array([0, 2, 0, -1], np.int32))
     assert "".join(f"{byte:08b}" for byte in wire.encode(code)) == expected + "00000"
+
+
+def test_of_two_codes_of_one_length_the_dense_one_is_sent():
+    code = Quantized(np.float32(1), np.ones(6, np.int32))
+    dense, sparse = "100" * 6 + "+" * 6, omega.places(code.levels) + "+" * 6 + "0" * 6
+    assert len(dense) == len(sparse)
+    # The flag; first bits of six 2 = 10 0; what remains of 10; their ends; signs.
+    expected = f"{0x3F800000:032b}" + "0" + "1" * 6 + "0" * 6 + "0" * 6 + "0" * 6
+    assert "".join(f"{byte:08b}" for byte in wire.encode(code))[: len(expected)] == expected
+
+
+def test_of_two_ways_of_one_length_all_numbers_are_sent():
+    values = np.ones(10, np.float16)
+    values[-1] = 0
+    assert len(omega.places(values)) == 16  # what the zero saves
+    assert wire.encode(Sparse(values))[0] >> 7 == 0
 
 
 def test_the_bits_of_a_sparse_code():
