@@ -10,9 +10,28 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-FSGLD = "test_law_after_six_and_twelve_rounds[fsgld-dense-half]"
-DISTINCT = "test_law_after_six_and_twelve_rounds[fsgld-exact-distinct-rows]"
-HOT = "test_law_after_six_and_twelve_rounds[dsgld-hot]"
+RELAY = "test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
+FSGLD = f"{RELAY}[fsgld-dense-half]"
+DISTINCT = f"{RELAY}[fsgld-exact-distinct-rows]"
+HOT = f"{RELAY}[dsgld-hot]"
+SUM = "test_qlsd_law.py::test_law_of_every_round"
+LSD = f"{SUM}[lsd-split-minibatch]"
+COHORT = f"{SUM}[lsd-cohort-distinct-rows]"
+SPARSE = f"{SUM}[qlsd-sparse-realised]"
+STAR = f"{SUM}[star-off-the-mode]"
+MEMORY = f"{SUM}[pp-memory-of-all]"
+QUANTISED = "test_qlsd_law.py::test_law_of_two_quantised_rounds[forgetful]"
+TESTS = [FSGLD, DISTINCT, HOT, LSD, COHORT, SPARSE, STAR, MEMORY, QUANTISED]
+FILES = [
+    "conftest.py",
+    "laws.py",
+    "laws_qlsd.py",
+    "laws_quantised.py",
+    "federations.py",
+    "federations_qlsd.py",
+    "test_fsgld_law.py",
+    "test_qlsd_law.py",
+]
 MUTATIONS = {
     "noise off by sqrt 2": (
         "integrators.py",
@@ -93,6 +112,104 @@ MUTATIONS = {
         "integers_below",
         DISTINCT,
     ),
+    "noise of the server off by sqrt 2": (
+        "kernels/langevin.py",
+        "overdamped_langevin(position, gradient, noise, step_size, temperature)",
+        "overdamped_langevin(position, gradient, noise, step_size, temperature / 2)",
+        LSD,
+    ),
+    "all of the prior at every client": (
+        "scaling.py",
+        "return trees.scale(client.share, gradient)",
+        "return gradient",
+        LSD,
+    ),
+    "messages not divided by the probability": (
+        "participation.py",
+        "1 / probability, active)",
+        "jnp.ones_like(probability), active)",
+        LSD,
+    ),
+    "a cohort that stands for itself alone": (
+        "participation.py",
+        "weight = jnp.full(size, num_clients / size,",
+        "weight = jnp.full(size, 1.0,",
+        COHORT,
+    ),
+    "the number of active clients ignored": (
+        "participation.py",
+        "weight = num_clients / jnp.sum(active.astype(p.dtype))",
+        "weight = 1 / p",
+        SPARSE,
+    ),
+    "what is sent not divided by its probability": (
+        "compression/_sparse.py",
+        "x / trees.cast(fraction, x), 0)",
+        "x, 0)",
+        SPARSE,
+    ),
+    "one client's randomness for all": (
+        "streams.py",
+        "return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)",
+        "return jax.random.fold_in(rng_key, round_)",
+        SPARSE,
+    ),
+    "compressed twice": (
+        "kernels/compressed.py",
+        "    info = info._replace(bits=message_bits(code))\n",
+        "    info = info._replace(bits=message_bits(code))\n"
+        "    code, _ = compressor.encode(draws.compressor, said, client_state.compressor, client)\n"
+        "    said = compressor.decode(code, client)\n",
+        QUANTISED,
+    ),
+    "rounded to the nearest level": (
+        "compression/_quantize.py",
+        "up = words < ((exact - below) * 2.0**32).astype(jnp.uint32)",
+        "up = exact - below > 0.5",
+        QUANTISED,
+    ),
+    "the prior's gradient at the centre missing": (
+        "kernels/langevin.py",
+        "            jax.grad(posterior.logprior_fn)(centre),\n",
+        "            trees.zeros_like(centre),\n",
+        STAR,
+    ),
+    "the rows' gradient at the centre missing": (
+        "kernels/langevin.py",
+        "            client_gradient(posterior.loglikelihood_fn, centre, pooled),\n",
+        "            trees.zeros_like(centre),\n",
+        STAR,
+    ),
+    "memory of the active clients alone": (
+        "kernels/compressed.py",
+        'memory.of.value != "active"',
+        'memory.of.value == "no one"',
+        MEMORY,
+    ),
+    "memory of the server not moved": (
+        "kernels/compressed.py",
+        "trees.add(memory, total.change)",
+        "memory",
+        MEMORY,
+    ),
+    "memory of the server moved by weighted messages": (
+        "kernels/compressed.py",
+        "_Message(importance(client, said), change)",
+        "_Message(importance(client, said), importance(client, change))",
+        MEMORY,
+    ),
+    "a snapshot one round late": (
+        "control_variates.py",
+        "trees.select(round_ % period.value == 0, position, previous)",
+        "trees.select(round_ % period.value == 1, position, previous)",
+        MEMORY,
+    ),
+    "the gradient of an old snapshot": (
+        "control_variates.py",
+        "known.round != latest,",
+        "known.round < 0,",
+        MEMORY,
+    ),
 }
 
 
@@ -100,7 +217,7 @@ def run_law_test(folder, test):
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [*command, f"tests/test_fsgld_law.py::{test}"],
+        [*command, f"tests/{test}"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -115,13 +232,13 @@ def copy(tmp_path):
     """Return a copy of the source and of the law tests."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "laws.py", "federations.py", "test_fsgld_law.py"):
+    for name in FILES:
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("test", [FSGLD, DISTINCT, HOT])
+@pytest.mark.parametrize("test", TESTS)
 def test_the_copy_without_a_bug_passes(copy, test):
     done = run_law_test(copy, test)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
