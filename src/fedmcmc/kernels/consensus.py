@@ -239,19 +239,19 @@ def _aggregate(
     parameters: _Parameters,
     rng_key: Array,
     broadcast: Broadcast,
-    num_clients: Array,
+    server_state: Array,  # the number of clients
     total: ArrayTree,
 ) -> tuple[Broadcast, Array, ArrayTree]:
     tolerance = parameters.tolerance
     if isinstance(tolerance, PerClient):
         variance = 1 / jnp.sum(1 / tolerance.values)
     else:
-        variance = schedules.value(tolerance, broadcast.round) / num_clients
+        variance = schedules.value(tolerance, broadcast.round) / server_state
     temperature = schedules.value(parameters.temperature, broadcast.round)
     position = trees.add_scaled(broadcast.position, variance, total)
     noise = realise_normals(rng_key, position)
     position = trees.add_scaled(position, jnp.sqrt(variance * temperature), noise)
-    return next_broadcast(reference, broadcast, position), num_clients, ()
+    return next_broadcast(reference, broadcast, position), server_state, ()
 
 
 def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:

@@ -1,0 +1,248 @@
+"""What every kernel promises."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract_tables import (
+    DATA,
+    KERNELS,
+    KEY,
+    POSITIONS,
+    Given,
+    arguments,
+    loglikelihood,
+    logprior,
+    make_data,
+    shapes,
+)
+from jax.flatten_util import ravel_pytree
+
+import fedmcmc
+from fedmcmc import trees
+
+NESTED = POSITIONS["nested"]
+
+
+@cache
+def kernel_of(name, position="nested"):
+    return KERNELS[name](POSITIONS[position], Given())
+
+
+def rows_of(kernel, data=DATA):
+    return data.pooled() if kernel.participation.pooled else data
+
+
+@jax.jit
+def visit(kernel, data, state, key, index, weight):
+    """Return what client `index` computes by itself: its message, its state and its report."""
+    client = data.client(index, weight)
+    own = jax.tree.map(lambda leaf: leaf[index], state.clients)
+    draws = kernel.prepare(key, state.broadcast, client)
+    return kernel.step(draws, state.broadcast, own, client)
+
+
+def first_message(kernel, data, key=KEY, index=2, position=NESTED):
+    rows = rows_of(kernel, data)
+    index = 0 if kernel.participation.pooled else index
+    state = kernel.init(KEY, position, rows)
+    return visit(kernel, rows, state, key, index, 1.5)[0]
+
+
+def flat(tree):
+    return np.asarray(ravel_pytree(tree)[0])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_functions_take_the_documented_arguments(name):
+    kernel = kernel_of(name)
+    documented = {
+        "init": ["rng_key", "position", "data"],
+        "prepare": ["rng_key", "like", "client"],
+        "step": ["draws", "broadcast", "client_state", "client"],
+        "aggregate": ["rng_key", "broadcast", "server_state", "total"],
+        "draw": ["rng_key", "state"],
+        "prepare_server": ["rng_key", "like"],
+        "message_fn": ["like"],
+    }
+    for field, expected in documented.items():
+        function = getattr(kernel, field)
+        if function is not None:
+            assert arguments(function) == expected, field
+    assert kernel.prepare_server is None or field in documented
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_structure_shapes_and_dtypes_are_kept(name, position):
+    kernel, position = kernel_of(name, position), POSITIONS[position]
+    rows = rows_of(kernel)
+
+    def program(key):
+        state = kernel.init(key, position, rows)
+        message, own, info = visit(kernel, rows, state, key, 0, 1.5)
+        moved = kernel.aggregate(key, state.broadcast, state.server, message)[:2]
+        return state, message, own, info, moved, kernel.draw(key, state)
+
+    state, message, own, info, moved, drawn = jax.eval_shape(program, KEY)
+    for leaf, before in zip(jax.tree.leaves(own), jax.tree.leaves(state.clients), strict=True):
+        assert (rows.num_clients, *leaf.shape) == before.shape and leaf.dtype == before.dtype
+    assert jax.tree.structure(own) == jax.tree.structure(state.clients)
+    assert shapes(moved) == shapes((state.broadcast, state.server))
+    declared = position if kernel.message_fn is None else kernel.message_fn(state.broadcast)
+    assert shapes(message) == shapes(declared)
+    assert isinstance(info, fedmcmc.StepInfo)
+    for bits in (info.bits, *jax.tree.leaves(info.bits_down)):
+        assert (bits.shape, bits.dtype) == ((), jnp.int32)
+    assert shapes(drawn) == shapes(position)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_messages_are_finite_and_move_with_the_key(name):
+    kernel = kernel_of(name)
+    messages = [flat(first_message(kernel, DATA, key)) for key in jax.random.split(KEY, 4)]
+    assert np.isfinite(messages).all()
+    assert len(np.unique(messages, axis=0)) > 1
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_message_depends_on_the_clients_own_rows_alone(name):
+    kernel = kernel_of(name)
+    if kernel.participation.pooled:
+        pytest.skip("all rows are one client's")
+    message = flat(first_message(kernel, DATA))
+    np.testing.assert_array_equal(flat(first_message(kernel, make_data(spoilt=(0, 1)))), message)
+    np.testing.assert_array_equal(flat(first_message(kernel, make_data(sizes=(1, 5, 4)))), message)
+    changed = flat(first_message(kernel, make_data(shifted=(2,))))
+    assert np.abs(changed - message).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_relabelled_clients_send_the_same_messages(name):
+    kernel, order = kernel_of(name), (2, 0, 1)
+    if kernel.participation.pooled:
+        pytest.skip("all rows are one client's")
+    data = make_data(order=order)
+    relabelled = KERNELS[name](NESTED, Given(order=order))
+    for new, old in enumerate(order):
+        messages = [
+            flat(first_message(k, rows, jax.random.fold_in(KEY, old), i))
+            for k, rows, i in ((relabelled, data, new), (kernel, DATA, old))
+        ]
+        np.testing.assert_allclose(messages[0], messages[1], rtol=1e-5, atol=1e-6)
+
+
+# A run
+
+
+def fold(key, *ids):
+    for i in ids:
+        key = jax.random.fold_in(key, jnp.uint32(i))
+    return key
+
+
+def deploy(kernel, rows, rng_key, state):
+    """One round, client by client, each with its documented key; what `simulate` must compute."""
+    broadcast, round_ = state.broadcast, int(state.broadcast.round)
+    cohort = kernel.participation.prepare(fold(rng_key, round_, 2**32 - 2), rows.num_clients)
+    like = broadcast.position if kernel.message_fn is None else kernel.message_fn(broadcast)
+    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    clients, bits = state.clients, np.zeros(2, int)
+    for i, weight, active in zip(cohort.ids, cohort.weight, cohort.active, strict=True):
+        if not active:
+            continue
+        message, own, info = visit(kernel, rows, state, fold(rng_key, round_, i), i, weight)
+        clients = jax.tree.map(lambda every, new, i=i: every.at[i].set(new), clients, own)
+        factor = weight if kernel.participation.weighted else 1.0
+        total = jax.tree.map(lambda a, b, factor=factor: a + factor * b, total, message)
+        whole = trees.num_bits(broadcast)
+        bits += np.array([info.bits, info.bits_down if jax.tree.leaves(info.bits_down) else whole])
+    key = fold(rng_key, round_, 2**32 - 1)
+    moved, server, _ = kernel.aggregate(key, broadcast, state.server, total)
+    if kernel.prepare_server is not None and round_ == 0:
+        draws = kernel.prepare_server(key, trees.shapes_of(broadcast))
+        again = kernel.aggregate(draws, broadcast, state.server, total)[:2]
+        jax.tree.map(np.testing.assert_array_equal, again, (moved, server))
+    if kernel.participation.pooled:
+        bits = np.zeros(2, int)
+    return fedmcmc.FederatedState(moved, server, clients), bits
+
+
+def close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_simulated_round_is_a_deployed_one(name):
+    """Clients alone or vectorised, with documented keys, over rounds that refresh and do not."""
+    kernel = kernel_of(name)
+    rows = rows_of(kernel)
+    init, step = fedmcmc.simulate(kernel, DATA)
+    step, state = jax.jit(step), init(NESTED)
+    for round_ in range(4):
+        moved, info = step(KEY, state)
+        state, bits = deploy(kernel, rows, KEY, state)
+        close(moved, state)
+        assert int(state.broadcast.round) == round_ + 1
+        np.testing.assert_array_equal([info.bits_up, info.bits_down], bits)
+
+
+def some(*fast):
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in KERNELS if name not in fast]
+    return [*fast, *slow]
+
+
+@pytest.mark.parametrize("name", some("langevin", "qlsd_pp", "compress: relay, top_k"))
+def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
+    kernel = kernel_of(name)
+
+    def run(num_rounds, **settings):
+        return fedmcmc.sample(
+            KEY, kernel, DATA, NESTED, num_rounds=num_rounds, progress=False, **settings
+        )
+
+    # With the burn-in all three keep as many draws, so that they share a compilation.
+    whole = run(12, num_burnin=4, num_chains=2)
+    first = run(6, num_chains=2)
+    second = run(6, state=jax.tree.map(np.array, first.state))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, 2:]), second.draws, whole.draws)
+    jax.tree.map(np.testing.assert_array_equal, second.state, whole.state)
+
+    moves = np.diff(jax.vmap(jax.vmap(lambda x: ravel_pytree(x)[0]))(whole.draws), axis=1)
+    moves = moves.reshape(-1, 3)
+    gaps = np.abs(moves[:, None] - moves[None]).max(-1)
+    assert gaps[~np.eye(len(moves), dtype=bool)].min() > 0
+
+    init, step = fedmcmc.simulate(kernel, DATA)
+    step, state = jax.jit(step), init(NESTED)
+    for round_ in range(6):
+        state, _ = step(fold(KEY, 1), state)
+        drawn = kernel.draw(fold(KEY, 1, round_, 2**32 - 3), state)
+        close(jax.tree.map(lambda x, r=round_: x[1, r], first.draws), drawn)
+    close(state, jax.tree.map(lambda leaf: leaf[1], first.state))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_one_trace_serves_all_numbers(name):
+    traces = []
+
+    def counted(position, rows):
+        traces.append(None)
+        return loglikelihood(position, rows)
+
+    given = Given(fedmcmc.Posterior(logprior, counted))
+
+    @jax.jit
+    def program(kernel, key):
+        init, step = fedmcmc.simulate(kernel, DATA)
+        return step(key, init(NESTED))[0].broadcast.position
+
+    first, second = (KERNELS[name](NESTED, given._replace(scale=s)) for s in (1, 2))
+    program.trace(first, KEY)
+    num = len(traces)
+    program.trace(second, KEY)
+    assert len(traces) == num > 0
+    leaves = [jax.tree.leaves(kernel) for kernel in (first, second)]
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*leaves, strict=True))
