@@ -29,6 +29,7 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient, first_reference, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
+from fedmcmc.kernels._shared import bits_down, first_estimator_states
 from fedmcmc.participation import full
 from fedmcmc.preconditioners import Preconditioner
 from fedmcmc.scaling import prior_share
@@ -134,9 +135,7 @@ def _init(
     participation.check(data.num_clients)
     position = jax.tree.map(trees.as_float, position)
     estimator.check(position, data)
-    init_client = Partial(estimator.init, posterior.loglikelihood_fn, position)
-    everyone = data.client(jnp.arange(data.num_clients))
-    clients = jax.vmap(init_client, in_axes=(data.client_axes(),))(everyone)
+    clients = first_estimator_states(posterior, estimator, position, data)
     at_centre: ArrayTree = ()
     if not trees.is_empty(parameters.centre):
         centre = parameters.centre
@@ -179,10 +178,7 @@ def _step(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     posterior, estimator = parameters.posterior, parameters.estimator
     loglikelihood_fn, position = posterior.loglikelihood_fn, broadcast.position
-    down = jnp.asarray(trees.num_bits(position), jnp.int32)
-    if estimator.reference is not None:
-        missing = estimator.reference.missing(broadcast, client_state)
-        down = down + jnp.where(missing, trees.num_bits(broadcast.extra), 0)
+    down = bits_down(estimator, broadcast, client_state)
     context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
     message = estimator.estimate(loglikelihood_fn, draws, position, context, client)
     if parameters.split_prior.value:
@@ -190,7 +186,7 @@ def _step(
     info = StepInfo(
         bits=jnp.asarray(trees.num_bits(message), jnp.int32),
         gradient_norm=jnp.sqrt(trees.squared_norm(message)),
-        bits_down=down.astype(jnp.int32),
+        bits_down=down,
     )
     return message, client_state, info
 

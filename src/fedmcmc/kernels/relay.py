@@ -32,6 +32,7 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
+from fedmcmc.kernels._shared import bits_down, first_estimator_states, positive_integer
 from fedmcmc.scaling import importance
 from fedmcmc.streams import normals, realise_normals
 
@@ -85,15 +86,13 @@ def relay(
     ValueError
         On numbers out of range, and from `init` where the data does not fit.
     """
-    if int(num_local_steps) != num_local_steps or num_local_steps < 1:
-        raise ValueError(f"num_local_steps must be a positive integer, got {num_local_steps!r}.")
     parameters = as_functions(
         _Parameters(
             posterior,
             estimator,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            Static(int(num_local_steps)),
+            Static(positive_integer(num_local_steps, "num_local_steps")),
         )
     )
     participation = replace(participation, weighted=False)
@@ -122,9 +121,7 @@ def _init(
     estimator.check(position, data)
     if (participation.cohort_size or data.num_clients) != 1:
         raise ValueError("A relay hands its chain to one client a round; this cohort is larger.")
-    init_client = Partial(estimator.init, posterior.loglikelihood_fn, position)
-    everyone = data.client(jnp.arange(data.num_clients))
-    clients = jax.vmap(init_client, in_axes=(data.client_axes(),))(everyone)
+    clients = first_estimator_states(posterior, estimator, position, data)
     broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
     return FederatedState(broadcast, (), clients)
 
@@ -153,6 +150,7 @@ def _step(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     posterior, estimator = parameters.posterior, parameters.estimator
     loglikelihood_fn = posterior.loglikelihood_fn
+    down = bits_down(estimator, broadcast, client_state)
     context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
     step_size = schedules.value(parameters.step_size, broadcast.round)
     temperature = schedules.value(parameters.temperature, broadcast.round)
@@ -174,7 +172,10 @@ def _step(
     (position, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
     message = trees.subtract(position, broadcast.position)
     info = StepInfo(
-        jnp.asarray(trees.num_bits(message), jnp.int32), jnp.sqrt(squared_norm / num), iterates
+        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+        gradient_norm=jnp.sqrt(squared_norm / num),
+        local_positions=iterates,
+        bits_down=down,
     )
     return message, client_state, info
 
