@@ -231,6 +231,10 @@ def build_dg_sgld(position, given):
 OPTIMIZER = optax.sgd(0.05, momentum=0.5)
 
 
+def logits(position, inputs):
+    return inputs * ravel_pytree(position)[0][0]
+
+
 def build_ensemble(position, given):
     del position
     return fedmcmc.ensemble(
@@ -239,9 +243,9 @@ def build_ensemble(position, given):
         fedmcmc.dirichlet_ensemble(0.5 * given.scale, num_models=2),
         client_optimizer=OPTIMIZER,
         num_local_steps=2,
-        participation=fedmcmc.bernoulli(given.table(P)),
+        participation=fedmcmc.uniform(2),
         distill=fedmcmc.distillation(
-            lambda position, x: x * ravel_pytree(position)[0][0],
+            logits,
             jnp.arange(6.0).reshape(3, 2),
             optimizer=OPTIMIZER,
             num_steps=2,
@@ -317,7 +321,7 @@ COMPRESSED = (
     ("psgld", "sparsify"),
     ("consensus", "memory"),
     ("dg_sgld", "quantize"),
-    ("ensemble", "quantize: per leaf"),
+    ("ensemble", "clip"),
     ("fed_be", "memory"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),

@@ -119,7 +119,8 @@ def ensemble(
     The weights of a weighted mean are part of a message. A compressor that treats a message as
     one vector adds noise to them too, and a quotient of two sums with noise has a bias of second
     order; with ``quantize(num_levels, per_leaf=True)`` the one weight of the Gaussian ensemble
-    crosses exactly, and its mean is unbiased.
+    crosses exactly, and its mean is unbiased. A Dirichlet member whose weights are all rounded to
+    zero stays that of the round before.
     """
     if not isinstance(client_optimizer, optax.GradientTransformation):
         raise TypeError(
