@@ -108,8 +108,8 @@ MUTATIONS = {
     ),
     "distinct rows drawn with replacement": (
         "gradients.py",
-        "integers_below if replace else distinct_integers",
-        "integers_below",
+        "distinct_integers(rng_key, client.size, (num_calls, most), take)",
+        "integers_below(rng_key, client.size, (num_calls, most))",
         DISTINCT,
     ),
     "noise of the server off by sqrt 2": (
