@@ -1,0 +1,44 @@
+"""Scores of the experiments with networks, and what their findings have in common."""
+
+from typing import Any
+
+import numpy as np
+
+from fedmcmc import metrics
+
+__all__ = ["differences", "hundredths", "scores", "standard_error"]
+
+
+def scores(probabilities: np.ndarray, labels: np.ndarray, num_bins: int) -> dict[str, float]:
+    """Return accuracy, ECE, Brier score (fractions) and negative log likelihood (nats)."""
+    return {
+        "accuracy": float(metrics.accuracy(probabilities, labels)),
+        "ece": float(metrics.expected_calibration_error(probabilities, labels, num_bins)),
+        "brier": float(metrics.brier_score(probabilities, labels)),
+        "nnll": float(metrics.negative_log_likelihood(probabilities, labels)),
+    }
+
+
+def hundredths(value: float | None) -> float | None:
+    """Return `value` in units of 0.01, ``None`` where there is none."""
+    return None if value is None else 100 * value
+
+
+def standard_error(accuracy: float, num: int) -> float:
+    """Return the binomial standard error of an accuracy of `num` rows, in percent."""
+    return 100 * (accuracy * (1 - accuracy) / num) ** 0.5
+
+
+def differences(settings: dict[str, Any], paper: dict[str, Any]) -> str:
+    """Return which settings differ from the defaults, as Markdown."""
+    changed = [
+        f"`{name}={_short(value)}` ({_short(paper[name])})"
+        for name, value in settings.items()
+        # A tuple comes back from JSON as a list.
+        if value != paper[name]
+    ]
+    return "none" if not changed else ", ".join(changed)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else repr(value)
