@@ -102,6 +102,90 @@ def test_settings(call, message):
         call()
 
 
+def lsd(**settings):
+    return fedmcmc.lsd(POSTERIOR, **{"step_size": 0.01, **settings})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fedmcmc.quantize(0), "num_levels must be an integer, at least 1.*got 0"),
+        (lambda: fedmcmc.quantize(1.5), "num_levels must be an integer.*got 1.5"),
+        (lambda: fedmcmc.quantize(2**24), r"at most 8.38861e\+06, got 16777216"),
+        (lambda: fedmcmc.quantize(float("inf")), "num_levels must be an integer"),
+        (lambda: fedmcmc.quantize(jnp.ones((2, 2))), r"one a client, got shape \(2, 2\)"),
+        (lambda: fedmcmc.sparsify(0.0), "fraction must be a finite number above 0"),
+        (lambda: fedmcmc.sparsify(1.1), r"fraction must be in \(0, 1\], got 1.1"),
+        (lambda: fedmcmc.top_k(0.0), "fraction must be a finite number above 0"),
+        (lambda: fedmcmc.top_k(1.1), r"fraction must be in \(0, 1\], got 1.1"),
+        (lambda: fedmcmc.clip(0.0), "norm must be a finite number above 0"),
+        (lambda: fedmcmc.chain(), "at least one compressor"),
+        (lambda: fedmcmc.chain(fedmcmc.memory(fedmcmc.quantize(2))), "chain holds a memory"),
+        (lambda: fedmcmc.memory(fedmcmc.quantize(2), 1.1), "rate must be a number.*at most 1"),
+        (lambda: fedmcmc.memory(fedmcmc.quantize(2), -0.1), "rate must be a number, at least 0"),
+        (lambda: fedmcmc.memory(fedmcmc.quantize(2), of="some"), "of must be"),
+        (lambda: fedmcmc.memory(fedmcmc.memory(fedmcmc.quantize(2))), "no memory of its own"),
+        (lambda: fedmcmc.memory(fedmcmc.top_k(0.5)), "needs a rate for a biased compressor"),
+        (
+            lambda: fedmcmc.compress(fsgld(), fedmcmc.memory(fedmcmc.quantize(2), of="all")),
+            "messages are not weighted",
+        ),
+        (
+            lambda: run(fedmcmc.compress(lsd(), fedmcmc.quantize(jnp.array([1, 2, 3])))),
+            "num_levels has 3 entries, but the data has 2 clients",
+        ),
+        (
+            lambda: run(
+                fedmcmc.compress(lsd(), fedmcmc.memory(fedmcmc.quantize(2), jnp.ones(3) / 3))
+            ),
+            "rate has 3 entries, but the data has 2 clients",
+        ),
+        (lambda: fedmcmc.svrg(fedmcmc.full_gradient(), 0), "refresh_every must be a positive"),
+        (
+            lambda: fedmcmc.svrg(fedmcmc.svrg(fedmcmc.full_gradient(), 2), 2),
+            "needs no reference of its own",
+        ),
+        (
+            lambda: fedmcmc.fixed_point(fedmcmc.svrg(fedmcmc.full_gradient(), 2), jnp.zeros(2)),
+            "needs no reference of its own",
+        ),
+        (
+            lambda: run(fedmcmc.lsd_star(POSTERIOR, jnp.zeros(3), step_size=0.01)),
+            "centre must be shaped as the position",
+        ),
+        (lambda: lsd(prior="client"), 'prior must be "server" or "split"'),
+        (lambda: lsd(batch_size=0), "batch_size must be a positive integer"),
+        (lambda: fedmcmc.bernoulli(0.5, rescale="none"), "rescale must be"),
+        (
+            lambda: fedmcmc.bernoulli(jnp.array([0.5, 0.4]), rescale="realised"),
+            "one probability that all clients share",
+        ),
+        (lambda: fedmcmc.psgld(POSTERIOR, step_size=0.1, decay=1.5), "decay must be at most 1"),
+        (
+            lambda: fedmcmc.psgld(POSTERIOR, step_size=0.1, num_noiseless=-1),
+            "num_noiseless must be an integer",
+        ),
+    ],
+)
+def test_settings_of_compression_and_langevin(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: fedmcmc.clip(lambda round_: 1.0),
+        lambda: fedmcmc.sparsify(lambda round_: 0.5),
+        lambda: fedmcmc.preconditioners.rms(lambda round_: 0.5),
+        lambda: jax.jit(lambda q: fedmcmc.top_k(q).omega(jnp.zeros(3)))(0.5),
+    ],
+)
+def test_numbers_that_cannot_change(build):
+    with pytest.raises(TypeError, match=r"schedule|static"):
+        build()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -56,6 +56,37 @@ samples = fedmcmc.sample(
     lambda key: jax.tree.map(jnp.ones_like, position), num_rounds=2, progress=False,
 )
 assert np.isfinite(samples.draws["mean"]).all()
+compressors = [
+    fedmcmc.memory(fedmcmc.quantize(4)),
+    fedmcmc.memory(fedmcmc.quantize(jnp.array([2, 3, 4])), jnp.array([0.1, 0.2, 0.3]), of="active"),
+    fedmcmc.chain(fedmcmc.clip(5.0), fedmcmc.sparsify(0.5), fedmcmc.quantize(7, per_leaf=True)),
+    fedmcmc.top_k(0.5),
+]
+langevin = [
+    fedmcmc.lsd_pp(
+        posterior, step_size=0.01, batch_size=2, refresh_every=2,
+        participation=fedmcmc.bernoulli(f),
+    ),
+    fedmcmc.lsd_star(posterior, position, step_size=0.01, batch_size=0.5, prior="split"),
+    fedmcmc.langevin(
+        posterior, fedmcmc.noisy(fedmcmc.minibatch(2), 0.1), step_size=0.01,
+        participation=fedmcmc.bernoulli(0.5, rescale="realised"),
+        preconditioner=fedmcmc.preconditioners.rms(0.9, num_noiseless=1),
+    ),
+    fedmcmc.fsgld(posterior, diagonal, batch_size=2, **relay),
+]
+for kernel, compressor in zip(langevin, compressors):
+    samples = fedmcmc.sample(
+        jax.random.key(0), fedmcmc.compress(kernel, compressor), data, position, num_rounds=4,
+        num_chains=2, progress=False,
+    )
+    for leaf in jax.tree.leaves(samples.draws):
+        assert np.isfinite(leaf).all()
+        assert leaf.dtype == jnp.result_type(float), leaf.dtype
+samples = fedmcmc.sample(
+    jax.random.key(0), fedmcmc.psgld(posterior, step_size=0.01, batch_size=2), data, position,
+    num_rounds=2, progress=False,
+)
 for participation in (fedmcmc.full(), fedmcmc.bernoulli(0.5), fedmcmc.uniform(2)):
     cohort = jax.jit(lambda key: participation.prepare(key, 3))(jax.random.key(1))
     assert np.isfinite(cohort.weight).all()

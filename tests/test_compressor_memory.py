@@ -1,0 +1,167 @@
+"""Memories of messages, whose memory the server adds, and what compression never hides."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import streams
+
+KEY = jax.random.key(4)
+ROWS = [np.random.default_rng(i).normal(3 * i, 1, size=(n, 4)) for i, n in enumerate((3, 1, 5))]
+DATA = fedmcmc.FederatedData.from_clients(ROWS)
+START, STEP_SIZE, NUM_ROUNDS = np.full(4, 0.5), 0.02, 6
+POSTERIOR = fedmcmc.Posterior(
+    lambda theta: 0.0 * jnp.sum(theta),
+    lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
+)
+P = np.array([0.4, 0.7, 0.9])
+RATES = np.array([0.2, 0.0, 0.5])
+
+
+def simulated(participation, compressor):
+    kernel = fedmcmc.lsd(
+        POSTERIOR, step_size=STEP_SIZE, temperature=0.0, participation=participation
+    )
+    init, step = fedmcmc.simulate(fedmcmc.compress(kernel, compressor), DATA)
+    step, state = jax.jit(step), init(jnp.asarray(START))
+    for _ in range(NUM_ROUNDS):
+        state, _ = step(KEY, state)
+        yield state
+
+
+@jax.jit
+def heard_of(compressor, key, message, client):
+    draws = compressor.prepare(key, message, client)
+    return compressor.decode(compressor.encode(draws, message, (), client)[0], client)
+
+
+def straight(participation, inner, rates, of):
+    """The same rounds in NumPy; `inner` alone rounds, with the documented words."""
+    theta, eta = START.copy(), np.zeros((3, 4))
+    for round_ in range(NUM_ROUNDS):
+        key = jax.random.fold_in(KEY, round_)
+        cohort = participation.prepare(jax.random.fold_in(key, jnp.uint32(2**32 - 2)), 3)
+        total = eta.sum(0) if of == "all" else np.zeros(4)
+        for i, weight, active in zip(*map(np.asarray, cohort), strict=True):
+            if not active:
+                continue
+            message = (ROWS[i] - theta).sum(0)
+            own = jax.random.fold_in(jax.random.fold_in(key, i), jnp.uint32(2**32 - 4))
+            difference = jnp.asarray(message - eta[i], jnp.float32)
+            heard = np.asarray(heard_of(inner, own, difference, DATA.client(int(i))))
+            total += weight * (heard + (eta[i] if of == "active" else 0))
+            eta[i] += rates[i] * heard
+        theta = theta + STEP_SIZE * total
+        yield theta, eta
+
+
+@pytest.mark.parametrize("of", ["all", "active"])
+@pytest.mark.parametrize("rate", [None, 0.0, RATES], ids=["default", "zero", "per client"])
+def test_a_memory_moves_as_a_straight_loop_says(of, rate):
+    inner, participation = fedmcmc.quantize(3), fedmcmc.bernoulli(P)
+    rates = 1 / (1 + min(4 / 9, 2 / 3)) if rate is None else rate
+    loop = straight(participation, inner, np.broadcast_to(rates, 3), of)
+    compressor = fedmcmc.memory(inner, rate, of=of)
+    for state, (theta, eta) in zip(simulated(participation, compressor), loop, strict=True):
+        np.testing.assert_allclose(state.broadcast.position, theta, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(state.clients.compressor.memory, eta, rtol=1e-5, atol=1e-5)
+        if of == "all":
+            np.testing.assert_allclose(state.server.memory, eta.sum(0), rtol=1e-5, atol=1e-5)
+        else:
+            assert state.server.memory == ()
+
+
+def test_whose_memory_is_added_matters_only_if_someone_is_silent():
+    positions = {}
+    for of in ("all", "active", None):
+        for name, rule in (("full", fedmcmc.full()), ("some", fedmcmc.uniform(2))):
+            compressor = fedmcmc.memory(fedmcmc.quantize(3), 0.4, of=of)
+            positions[of, name] = list(simulated(rule, compressor))[-1].broadcast.position
+    np.testing.assert_allclose(positions["all", "full"], positions["active", "full"], rtol=1e-5)
+    assert np.abs(positions["all", "some"] - positions["active", "some"]).max() > 1e-3
+    np.testing.assert_array_equal(positions[None, "some"], positions["all", "some"])
+
+
+def test_a_memory_that_knows_the_message_leaves_nothing_to_round():
+    message = jnp.array([1.0, -2.0, 3.0])
+    compressor, client = fedmcmc.memory(fedmcmc.quantize(2), 0.5), DATA.client(0)
+    state = compressor.init(message)
+    compressed = jax.jit(
+        lambda key, state: compressor.encode(
+            compressor.prepare(key, message, client), message, state, client
+        )
+    )
+    for i in range(60):
+        code, state = compressed(jax.random.fold_in(KEY, i), state)
+    np.testing.assert_allclose(state.memory, message, rtol=1e-4)
+    assert float(code.norm) < 1e-3
+
+
+def words(kernel):
+    """Return the compressor's words of client 2's round, and the kernel's draws."""
+    broadcast = fedmcmc.Broadcast(jnp.int32(0), jnp.asarray(START, jnp.float32))
+    return kernel.prepare(KEY, broadcast, DATA.client(2))
+
+
+def test_a_compressor_shares_no_bits_with_its_kernel_nor_with_another():
+    plain = fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE, batch_size=2)
+    once = fedmcmc.compress(plain, fedmcmc.quantize(3))
+    twice = fedmcmc.compress(once, fedmcmc.sparsify(0.5))
+    drawn = words(twice)
+    jax.tree.map(np.testing.assert_array_equal, drawn.kernel, words(once))
+    jax.tree.map(np.testing.assert_array_equal, drawn.kernel.kernel, words(plain))
+    found = [np.asarray(drawn.compressor), np.asarray(drawn.kernel.compressor)]
+    # A kernel may split its key any number of times: those keys are fold_in's of 0, 1, 2, ...
+    keys = [KEY, *(jax.random.split(KEY, num)[i] for num in (2, 4) for i in range(num))]
+    found += [np.asarray(streams.random_words(key, jnp.zeros(4))) for key in keys]
+    assert len({tuple(x) for x in found}) == 2 + 1 + 4  # split(key, 4) begins with split(key, 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        fedmcmc.quantize(4),
+        fedmcmc.sparsify(0.01),
+        fedmcmc.top_k(0.25),
+        fedmcmc.clip(1.0),
+        fedmcmc.chain(fedmcmc.sparsify(0.01), fedmcmc.quantize(4)),
+        fedmcmc.memory(fedmcmc.quantize(4)),
+    ],
+    ids=["quantize", "sparsify", "top_k", "clip", "chain", "memory"],
+)
+def test_a_gradient_that_is_not_finite_is_heard(compressor, value):
+    """One coordinate of one client, of which hardly any is sent."""
+    message = jnp.array([1.0, 2.0, value, -1.0])
+    client, state = DATA.client(0), compressor.init(message)
+    code, _ = compressor.encode(compressor.prepare(KEY, message, client), message, state, client)
+    assert not np.isfinite(np.asarray(compressor.decode(code, client))).all()
+
+
+def test_a_run_stops_where_a_compressed_gradient_is_not_finite():
+    def loglikelihood(theta, x):
+        return jnp.where(x[:, 0] > 6.5, jnp.nan, -0.5) * jnp.sum((x - theta) ** 2, axis=-1)
+
+    posterior = POSTERIOR._replace(loglikelihood_fn=loglikelihood)
+    kernel = fedmcmc.qlsd(
+        posterior, step_size=STEP_SIZE, compressor=fedmcmc.sparsify(0.1), batch_size=1
+    )
+    with pytest.raises(fedmcmc.NonFiniteError, match="not finite"):
+        fedmcmc.sample(
+            KEY, kernel, DATA, jnp.asarray(START), num_rounds=60, num_burnin=0, progress=False
+        )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_positions_of_sixteen_bits_keep_their_type(dtype):
+    for compressor in (fedmcmc.memory(fedmcmc.quantize(4)), fedmcmc.sparsify(0.5)):
+        kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE, participation=fedmcmc.bernoulli(P))
+        init, step = fedmcmc.simulate(fedmcmc.compress(kernel, compressor), DATA)
+        state = init(jnp.asarray(START, dtype))
+        moved, _ = jax.jit(step)(KEY, state)
+        kept, after = (jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in (state, moved))
+        assert kept == after
+        assert moved.broadcast.position.dtype == dtype
+        assert np.isfinite(np.asarray(moved.broadcast.position, float)).all()
