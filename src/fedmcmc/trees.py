@@ -99,7 +99,7 @@ def norm(tree: ArrayTree) -> Array:
 
 def widen(leaf: Array) -> Array:
     """Return `leaf` in float32 at least: sums of squares of sixteen bits overflow."""
-    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
 
 
 def all_finite(tree: ArrayTree) -> Array:
