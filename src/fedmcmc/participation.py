@@ -159,7 +159,7 @@ def _prepare_realised(p: Array, rng_key: Array, num_clients: int) -> Cohort:
     nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
     reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
     u = jax.random.uniform(first_key, (), p.dtype)
-    first = jnp.sum((reached <= u).astype(jnp.int32))
+    first = jnp.sum(reached <= u, dtype=jnp.int32)
     active = jax.random.uniform(rest_key, (num_clients,), p.dtype) < p
     active = jnp.where(ids > first, active, ids == first)
     weight = num_clients / jnp.sum(active.astype(p.dtype))

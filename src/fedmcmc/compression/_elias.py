@@ -107,7 +107,8 @@ def _up(words: Array, shift: Array) -> Array:
 
 
 def _count(words: Array) -> Array:
-    return jnp.sum(lax.population_count(words).astype(jnp.int32))
+    # Without a type the sum would be int64 where 64 bits are enabled.
+    return jnp.sum(lax.population_count(words), dtype=jnp.int32)
 
 
 def _length(n: int) -> int:
@@ -143,7 +144,8 @@ def message_bits(code: Dense | Quantized | Sparse) -> Array:
         return _sparse_bits(code)
     _check_total(MAX_LEVEL_BITS * trees.num_elements(code.levels), code)
     pairs = as_vectors(code)
-    return jnp.sum(jnp.stack([_quantized_bits(n, _concatenated(ks)) for n, ks in pairs]))
+    bits = [_quantized_bits(n, _concatenated(ks)) for n, ks in pairs]
+    return jnp.sum(jnp.stack(bits), dtype=jnp.int32)
 
 
 def as_vectors(code: Quantized) -> list[tuple[ArrayTree, list[ArrayTree]]]:
@@ -199,10 +201,14 @@ def _sparse_bits(code: Sparse) -> Array:
     num_numbers, dense = trees.num_elements(leaves), trees.num_bits(leaves)
     _check_total(num_numbers + dense, code)
     sent = [_nonzero(leaf.reshape(-1)) for leaf in leaves]
-    counts = [jnp.sum(flags.astype(jnp.int32)) for flags in sent]
+    counts = [jnp.sum(flags, dtype=jnp.int32) for flags in sent]
     numbers = [8 * x.dtype.itemsize * num for x, num in zip(leaves, counts, strict=True)]
-    num = jnp.sum(jnp.stack(counts))
-    sparse = code_length(num + 1) + gap_lengths(_concatenated(sent)) + jnp.sum(jnp.stack(numbers))
+    num = jnp.sum(jnp.stack(counts), dtype=jnp.int32)
+    sparse = (
+        code_length(num + 1)
+        + gap_lengths(_concatenated(sent))
+        + jnp.sum(jnp.stack(numbers), dtype=jnp.int32)
+    )
     return FLAG_BITS + jnp.minimum(sparse, dense)
 
 
