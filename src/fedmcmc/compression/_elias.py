@@ -144,8 +144,8 @@ def message_bits(code: Dense | Quantized | Sparse) -> Array:
         return _sparse_bits(code)
     _check_total(MAX_LEVEL_BITS * trees.num_elements(code.levels), code)
     pairs = as_vectors(code)
-    bits = [_quantized_bits(n, _concatenated(ks)) for n, ks in pairs]
-    return jnp.sum(jnp.stack(bits), dtype=jnp.int32)
+    each = [_quantized_bits(n, _concatenated(ks)) for n, ks in pairs]
+    return jnp.sum(jnp.stack(each), dtype=jnp.int32)
 
 
 def as_vectors(code: Quantized) -> list[tuple[ArrayTree, list[ArrayTree]]]:
