@@ -1,5 +1,7 @@
 """Run all benchmarks: ``python -m benchmarks`` (or some: ``python -m benchmarks toy clients``)."""
 
+import os
+import subprocess
 import sys
 import time
 
@@ -123,11 +125,22 @@ def _draws(kernel, data, start, rounds):
     ).draws
 
 
+def bench_qlsd() -> None:
+    # In a process of its own: the program it is compared with puts one device on each core.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.qlsd"],
+        check=True,
+        env={**os.environ, "XLA_FLAGS": flags},
+    )
+
+
 BENCHMARKS = {
     "toy": bench_toy,
     "blackjax": bench_blackjax,
     "compile": bench_compile,
     "clients": bench_clients,
+    "qlsd": bench_qlsd,
     "wire": wire.bench,
     "convolution": convolution.bench,
 }

@@ -25,6 +25,7 @@ __all__ = [
     "realise_normals",
     "realise_words",
     "server_key",
+    "word_halves",
 ]
 
 _SERVER = 2**32 - 1
@@ -96,19 +97,23 @@ def random_words(rng_key: Array, like: ArrayTree) -> Array:
 
 
 def realise_words(draws: Array, like: ArrayTree) -> ArrayTree:
-    """Return a tree shaped as `like` of uniform 32-bit words, uint32.
+    """Return a tree shaped as `like` of uniform 32-bit words, uint32; see `word_halves`."""
+    halves = word_halves(draws, trees.num_elements(like))
+    return trees.unravel(jnp.concatenate(halves), like)
 
-    The second half of the words are those of the first with their 16-bit halves exchanged, for
-    half the price. Each word is exactly uniform; events of the form ``word < threshold`` for two
-    words of a pair differ from independent ones by less than ``2**-16`` in probability.
+
+def word_halves(draws: Array, size: int) -> tuple[Array, Array]:
+    """Return the first and the second half of `size` uniform 32-bit words, uint32.
+
+    The second are those of the first with their 16-bit halves exchanged, for half the price. Each
+    word is exactly uniform; events of the form ``word < threshold`` for two words of a pair differ
+    from independent ones by less than ``2**-16`` in probability.
     """
-    size = trees.num_elements(like)
     if jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
         draws = _half_words(draws, size)
     half = jnp.uint32(16)
-    flat = jnp.concatenate([draws, (draws << half) | (draws >> half)])[:size]
-    words = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.uint32), like)
-    return _unravel(flat, words)
+    second = draws[: size // 2]
+    return draws, (second << half) | (second >> half)
 
 
 def _half_words(rng_key: Array, size: int) -> Array:
@@ -116,17 +121,7 @@ def _half_words(rng_key: Array, size: int) -> Array:
 
 
 def _unravel(flat: Array, like: ArrayTree) -> ArrayTree:
-    leaves, treedef = jax.tree.flatten(like)
-    if len(leaves) == 1:
-        pieces = [flat]
-    else:
-        ends = [sum(leaf.size for leaf in leaves[: i + 1]) for i in range(len(leaves) - 1)]
-        pieces = jnp.split(flat, ends, axis=-1)
-    shaped = [
-        piece.reshape(flat.shape[:-1] + leaf.shape).astype(leaf.dtype)
-        for piece, leaf in zip(pieces, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, shaped)
+    return trees.cast_like(trees.unravel(flat, like), like)
 
 
 def integers_below(rng_key: Array, bound: Array, shape: tuple[int, ...]) -> Array:

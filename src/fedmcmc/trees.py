@@ -20,12 +20,14 @@ __all__ = [
     "norm",
     "num_bits",
     "num_elements",
+    "ravel",
     "same_structure",
     "scale",
     "select",
     "shapes_of",
     "squared_norm",
     "subtract",
+    "unravel",
     "widen",
     "zeros_like",
 ]
@@ -100,6 +102,33 @@ def norm(tree: ArrayTree) -> Array:
 def widen(leaf: Array) -> Array:
     """Return `leaf` in float32 at least: sums of squares of sixteen bits overflow."""
     return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
+
+
+def ravel(tree: ArrayTree) -> Array:
+    """Return all numbers of `tree` in one vector ``[num_elements]``, in the widest dtype."""
+    leaves = jax.tree.leaves(tree)
+    if len(leaves) == 1:
+        return leaves[0].reshape(-1)
+    widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
+    return jnp.concatenate([leaf.astype(widest).reshape(-1) for leaf in leaves])
+
+
+def unravel(flat: Array, like: ArrayTree) -> ArrayTree:
+    """Return the numbers of `flat` ``[..., num_elements]`` in the shapes of `like`.
+
+    Leading axes of `flat` come first in every leaf; the dtype stays.
+    """
+    leaves, treedef = jax.tree.flatten(like)
+    if len(leaves) == 1:
+        pieces = [flat]
+    else:
+        ends = [num_elements(leaves[: i + 1]) for i in range(len(leaves) - 1)]
+        pieces = jnp.split(flat, ends, axis=-1)
+    shaped = [
+        piece.reshape(flat.shape[:-1] + leaf.shape)
+        for piece, leaf in zip(pieces, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, shaped)
 
 
 def all_finite(tree: ArrayTree) -> Array:

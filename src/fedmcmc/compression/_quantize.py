@@ -20,7 +20,7 @@ from fedmcmc.compression._types import (
     of_client,
     per_client_number,
 )
-from fedmcmc.streams import random_words, realise_words
+from fedmcmc.streams import random_words, word_halves
 
 __all__ = ["quantize"]
 
@@ -107,10 +107,10 @@ def _relative_norm(leaves: list[Array]) -> Array:
     return largest * _plain_norm([x / trees.cast(scale, x) for x in leaves])
 
 
-def _round(x: Array, words: Array, norm: Array, num_levels: Array) -> Array:
-    safe = trees.cast(jnp.where(norm > 0, norm, 1), x)
+def _round(x: Array, words: Array, num_levels: Array) -> Array:
+    """Return signed levels of numbers relative to the norm."""
     s = trees.cast(num_levels, x)
-    exact = jnp.minimum(jnp.abs(x) / safe * s, s)
+    exact = jnp.minimum(jnp.abs(x) * s, s)
     below = jnp.floor(exact)
     # The word is below ``fraction * 2**32`` with probability `fraction`.
     up = words < ((exact - below) * 2.0**32).astype(jnp.uint32)
@@ -118,20 +118,30 @@ def _round(x: Array, words: Array, norm: Array, num_levels: Array) -> Array:
     return jnp.where(x < 0, -level, level)
 
 
+def _relative(x: Array, norm: Array) -> Array:
+    return x / trees.cast(jnp.where(norm > 0, norm, 1), x)
+
+
 def _encode(
     config: _Config, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
 ) -> tuple[Quantized, ArrayTree]:
     num_levels = of_client(config.num_levels, client)
-    words = realise_words(draws, message)
     # Sixteen bits hold neither the norm nor the levels.
     message = jax.tree.map(trees.widen, message)
     if config.per_leaf.value:
         norm = jax.tree.map(lambda x: _norm([x]), message)
-        levels = jax.tree.map(lambda x, w, n: _round(x, w, n, num_levels), message, words, norm)
+        relative = jax.tree.map(_relative, message, norm)
     else:
         norm = _norm(jax.tree.leaves(message))
-        levels = jax.tree.map(lambda x, w: _round(x, w, norm, num_levels), message, words)
-    return Quantized(norm, levels), state
+        relative = jax.tree.map(lambda x: _relative(x, norm), message)
+    # The two halves are joined after rounding: XLA does not fuse a concatenation on CPU, so that
+    # levels, which are read several times, are computed once.
+    flat, (first, second) = trees.ravel(relative), word_halves(draws, trees.num_elements(message))
+    half = first.shape[0]
+    levels = jnp.concatenate(
+        [_round(flat[:half], first, num_levels), _round(flat[half:], second, num_levels)]
+    )
+    return Quantized(norm, trees.unravel(levels, message)), state
 
 
 def _decode(config: _Config, code: Quantized, client: Client) -> ArrayTree:
