@@ -180,13 +180,16 @@ def test_reference_is_read_and_checked(tmp_path):
     exact = rng.dirichlet(np.ones(10), 6)
     np.savetxt(tmp_path / "probs.csv", exact, delimiter=",")
     np.save(tmp_path / "probs.npy", exact)
+    labels = np.array([3, 8, 8, 0, 6, 6])
     for name in ("probs.csv", "probs.npy"):
-        found = network_hmc.read(str(tmp_path / name), 6)
+        found = network_hmc.read(str(tmp_path / name), labels)
         np.testing.assert_allclose(found, exact, rtol=1e-5)
         with pytest.raises(ValueError, match=r"\[7, 10\].*\(6, 10\)"):
-            network_hmc.read(str(tmp_path / name), 7)
+            network_hmc.read(str(tmp_path / name), np.arange(7))
+        with pytest.raises(ValueError, match="original order"):
+            network_hmc.read(str(tmp_path / name), np.sort(labels))
     with pytest.raises(ValueError, match="reference"):
-        network_hmc.read(str(tmp_path / "none.npy"), 6)
+        network_hmc.read(str(tmp_path / "none.npy"), labels)
 
 
 def test_shrinking_averages_squares():

@@ -97,7 +97,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
         method_key = jax.random.fold_in(run_key, i)
         results[name] = networks.execute(method_key, method, data, start, predict_fn, inputs)
     if config.reference:
-        reference, of_chain = network_hmc.read(config.reference, len(labels)), {}
+        reference, of_chain = network_hmc.read(config.reference, labels), {}
         diagnostics: dict[str, float] = {}
     else:
         draws, diagnostics = network_hmc.draw(hmc_key, config, posterior, data, start)

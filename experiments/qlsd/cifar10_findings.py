@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from experiments.output import format_number
 from experiments.qlsd.network_scores import differences, hundredths, standard_error
 from experiments.qlsd.networks import Result
 
@@ -71,12 +72,12 @@ def commentary(metrics: dict[str, Any]) -> str:
         "client's message over that of an uncompressed position."
     ]
     if metrics["hmc"]:
-        hmc = metrics["hmc"]
+        hmc = {name: format_number(value) for name, value in metrics["hmc"].items()}
         parts.append(
             f"The reference is an HMC of ours: {settings['hmc_chains']} chains from the common "
             f"start with {settings['hmc_draws']} draws of {settings['hmc_steps']} leapfrog steps "
-            f"each after {settings['hmc_warmup']}, acceptance {hmc['acceptance']:.2g}, largest "
-            f"R-hat {hmc['rhat']:.2g}, smallest effective sample size {hmc['ess']:.2g} of the "
+            f"each after {settings['hmc_warmup']}, acceptance {hmc['acceptance']}, largest "
+            f"R-hat {hmc['rhat']}, smallest effective sample size {hmc['ess']} of the "
             f"potential and {hmc['num_checked']} parameters. What two chains differ by (row HMC) "
             "is what a perfect method would be measured with."
         )

@@ -76,19 +76,26 @@ def by_chain(draws: Any, predict_fn: networks.Prediction, inputs: np.ndarray) ->
     return np.stack([networks.predict(predict_fn, chain, inputs) for chain in chains])
 
 
-def read(path: str, num_rows: int) -> np.ndarray:
-    """Return probabilities ``[num_rows, 10]`` from a file.
+def read(path: str, labels: np.ndarray) -> np.ndarray:
+    """Return probabilities ``[len(labels), 10]`` from a file.
 
     Raises
     ------
     ValueError
-        Where there is no such file, or it holds something else.
+        Where there is no such file, or it holds something else; and where the test images are
+        sorted by class, when the published predictions are in the original order.
     """
+    num_rows = len(labels)
     if not Path(path).is_file():
         raise ValueError(f"reference must be a file, got {path!r}.")
     found = np.load(path) if path.endswith(".npy") else np.loadtxt(path, delimiter=",")
     if found.shape != (num_rows, 10) or not np.allclose(found.sum(axis=1), 1, atol=1e-3):
         raise ValueError(
             f"reference must hold probabilities [{num_rows}, 10], got an array {found.shape}."
+        )
+    if np.all(np.diff(labels) >= 0):
+        raise ValueError(
+            "reference is of the test images in their original order, and these are sorted by "
+            "class: take them from OpenML (see experiments/images.py)."
         )
     return (found / found.sum(axis=1, keepdims=True)).astype(np.float32)
