@@ -1,7 +1,8 @@
 """Every public constructor has a row in the table that the tests of contracts run through."""
 
 import pytest
-from contract_tables import COMPRESSED, COMPRESSORS, PLAIN, TABLES, constructors, names
+from contract_kernels import PLAIN
+from contract_tables import COMPRESSED, COMPRESSORS, TABLES, constructors, names
 
 
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)

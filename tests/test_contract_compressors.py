@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_tables import COMPRESSORS, DATA, KEY, NUM_CLIENTS, POSITIONS, Given, arguments, shapes
+from contract_model import DATA, KEY, NUM_CLIENTS, POSITIONS, Given, arguments, shapes
+from contract_tables import COMPRESSORS
 from federations import LIMIT, z_scores
 
 from fedmcmc.compression import Dense, Quantized, Sparse, message_bits

@@ -6,18 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_tables import (
-    DATA,
-    ESTIMATORS,
-    KEY,
-    NUM_CLIENTS,
-    PARTICIPATIONS,
-    POSITIONS,
-    PRECONDITIONERS,
-    arguments,
-    loglikelihood,
-    shapes,
-)
+from contract_model import DATA, KEY, NUM_CLIENTS, POSITIONS, arguments, loglikelihood, shapes
+from contract_tables import ESTIMATORS, PARTICIPATIONS, PRECONDITIONERS
 from federations import LIMIT, z_scores
 
 import fedmcmc

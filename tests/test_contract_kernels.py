@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract_tables import (
+from contract_model import (
     DATA,
-    KERNELS,
     KEY,
     POSITIONS,
     Given,
@@ -18,6 +17,7 @@ from contract_tables import (
     make_data,
     shapes,
 )
+from contract_tables import KERNELS
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
@@ -48,8 +48,8 @@ def first_message(kernel, data, key=KEY, index=2, position=NESTED):
     rows = rows_of(kernel, data)
     index = 0 if kernel.participation.pooled else index
     state = kernel.init(KEY, position, rows)
-    # Away from the snapshot of variance reduction, where an estimate is exact.
-    moved = jax.tree.map(lambda x: x + 0.5, position)
+    # Away from snapshot and centre, where messages are exact or zero.
+    moved = jax.tree.map(lambda x: x + 0.3, position)
     state = state._replace(broadcast=state.broadcast._replace(round=jnp.int32(1), position=moved))
     return visit(kernel, rows, state, key, index, 1.5)[0]
 

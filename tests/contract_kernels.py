@@ -1,0 +1,209 @@
+"""How every kernel of the table of contracts is built: ``build(position, given)``."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from contract_model import LEVELS, RATES, P, surrogates
+from jax.flatten_util import ravel_pytree
+
+import fedmcmc
+from fedmcmc import preconditioners
+
+
+def build_relay(position, given):
+    del position
+    return fedmcmc.relay(
+        given.posterior,
+        fedmcmc.noisy(fedmcmc.full_gradient(), 0.5 * given.scale),
+        participation=fedmcmc.categorical(given.table(P)),
+        step_size=given.step_size,
+    )
+
+
+def build_sgld(position, given):
+    del position
+    return fedmcmc.sgld(given.posterior, step_size=given.step_size, batch_size=2)
+
+
+def build_dsgld(position, given):
+    del position
+    return fedmcmc.dsgld(
+        given.posterior, step_size=given.step_size, num_local_steps=2, batch_size=2
+    )
+
+
+def build_fsgld(position, given):
+    return fedmcmc.fsgld(
+        given.posterior,
+        given.table(surrogates(position)),
+        step_size=given.step_size,
+        num_local_steps=2,
+        probabilities=given.table(P),
+    )
+
+
+def build_langevin(position, given):
+    del position
+    return fedmcmc.langevin(
+        given.posterior,
+        fedmcmc.noisy(fedmcmc.minibatch(2, replace=False), 0.1 * given.scale),
+        step_size=given.step_size,
+        temperature=0.5 * given.scale,
+        participation=fedmcmc.bernoulli(given.table(P)),
+        prior="split",
+        preconditioner=preconditioners.rms(0.4 * given.scale, 1e-3),
+    )
+
+
+def build_lsd(position, given):
+    del position
+    return fedmcmc.lsd(
+        given.posterior,
+        step_size=given.step_size,
+        batch_size=2,
+        participation=fedmcmc.uniform(2),
+    )
+
+
+def build_qlsd(position, given):
+    del position
+    return fedmcmc.qlsd(
+        given.posterior,
+        step_size=given.step_size,
+        compressor=fedmcmc.quantize(given.levels),
+        batch_size=2,
+        participation=fedmcmc.bernoulli(0.4 * given.scale, rescale="realised"),
+    )
+
+
+def centre(position, given):
+    return jax.tree.map(lambda x: x + 0.5 * given.scale, position)
+
+
+def build_lsd_star(position, given):
+    return fedmcmc.lsd_star(
+        given.posterior, centre(position, given), step_size=given.step_size, batch_size=2
+    )
+
+
+def build_qlsd_star(position, given):
+    return fedmcmc.qlsd_star(
+        given.posterior,
+        centre(position, given),
+        compressor=fedmcmc.quantize(given.table(LEVELS) * given.scale),
+        step_size=given.step_size,
+        batch_size=0.5,
+        participation=fedmcmc.bernoulli(given.table(P)),
+        prior="split",
+    )
+
+
+def build_lsd_pp(position, given):
+    del position
+    return fedmcmc.lsd_pp(
+        given.posterior,
+        step_size=given.step_size,
+        batch_size=2,
+        refresh_every=2,
+        participation=fedmcmc.uniform(2),
+    )
+
+
+def build_qlsd_pp(position, given):
+    del position
+    return fedmcmc.qlsd_pp(
+        given.posterior,
+        compressor=fedmcmc.quantize(given.levels),
+        memory_rate=given.table(RATES) * given.scale,
+        step_size=given.step_size,
+        batch_size=2,
+        refresh_every=2,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_psgld(position, given):
+    del position
+    return fedmcmc.psgld(
+        given.posterior, step_size=given.step_size, batch_size=2, decay=0.4 * given.scale
+    )
+
+
+def build_consensus(position, given):
+    del position
+    return fedmcmc.consensus(
+        given.posterior,
+        fedmcmc.noisy(fedmcmc.minibatch(2), 0.1 * given.scale),
+        step_size=given.table(P) * given.step_size,
+        num_local_steps=2,
+        tolerance=0.2 * given.scale,
+    )
+
+
+def build_dg_sgld(position, given):
+    del position
+    return fedmcmc.dg_sgld(
+        given.posterior,
+        step_size=given.step_size,
+        num_local_steps=2,
+        tolerance=given.table(P) * given.scale,
+        batch_size=2,
+    )
+
+
+OPTIMIZER = optax.sgd(0.05, momentum=0.5)
+
+
+def logits(position, inputs):
+    return inputs * ravel_pytree(position)[0][0]
+
+
+def build_ensemble(position, given):
+    del position
+    return fedmcmc.ensemble(
+        given.posterior,
+        fedmcmc.svrg(fedmcmc.minibatch(2), 2),
+        fedmcmc.dirichlet_ensemble(0.5 * given.scale, num_models=2),
+        client_optimizer=OPTIMIZER,
+        num_local_steps=2,
+        participation=fedmcmc.uniform(2),
+        distill=fedmcmc.distillation(
+            logits,
+            jnp.arange(6.0).reshape(3, 2),
+            optimizer=OPTIMIZER,
+            num_steps=2,
+        ),
+    )
+
+
+def build_fed_be(position, given):
+    del position
+    return fedmcmc.fed_be(
+        given.posterior,
+        client_optimizer=OPTIMIZER,
+        num_local_steps=2,
+        batch_size=2,
+        learning_rate=given.scale,
+        participation=fedmcmc.uniform(2),
+    )
+
+
+PLAIN = {
+    "sgld": build_sgld,
+    "dsgld": build_dsgld,
+    "fsgld": build_fsgld,
+    "relay": build_relay,
+    "langevin": build_langevin,
+    "lsd": build_lsd,
+    "qlsd": build_qlsd,
+    "lsd_star": build_lsd_star,
+    "qlsd_star": build_qlsd_star,
+    "lsd_pp": build_lsd_pp,
+    "qlsd_pp": build_qlsd_pp,
+    "psgld": build_psgld,
+    "consensus": build_consensus,
+    "dg_sgld": build_dg_sgld,
+    "ensemble": build_ensemble,
+    "fed_be": build_fed_be,
+    # Further kernels: a line here, and one in `contract_tables.COMPRESSED`.
+}
