@@ -88,9 +88,10 @@ def commentary(metrics: dict[str, Any]) -> str:
     text += f"The one network at the start has {100 * start['accuracy']:.3g} %. "
     if found["FedBE-Gauss"] and settings["num_warm_steps"]:
         text += (
-            "FedBE starts at that trained network too, which the paper does not say of it, and "
-            f"{settings['fed_be_local_steps']} local steps of {settings['batch_size']} images "
-            "without noise move a client little: its members stay close to the start. "
+            "FedBE starts at that trained network too, which the paper does not say of it, and is "
+            f"as good as it stays: negative log likelihood {100 * start['nnll']:.3g} at the start "
+            f"and {100 * found['FedBE-Gauss']['nnll']:.3g} after rounds of "
+            f"{settings['fed_be_local_steps']} local steps. "
         )
     pairs = [(f"QLSD{suffix}", f"QLSD++{suffix}") for suffix in ("", " PP")]
     if all(found[name] for pair in pairs for name in pair):
