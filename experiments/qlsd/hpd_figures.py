@@ -26,7 +26,7 @@ def draw(
     `floor` names the curve that is drawn in grey, the distance of two runs of the reference.
     """
     name = "hpd.png"
-    with figure(out / name, columns=2) as (_, axes):
+    with figure(out / name, columns=2) as (fig, axes):
         left, right = axes[0]
         rows = {row["algorithm"]: row for row in table}
         for color, (label, curve) in zip(PALETTE, curves.items(), strict=False):
@@ -38,7 +38,7 @@ def draw(
         left.axvline(1 - PUBLISHED_ALPHA, color="grey", lw=0.8, ls=":")
         left.axvline(0.99, color="grey", lw=0.8)
         left.set(xlabel=r"probability $1 - \alpha$", ylabel="relative HPD error")
-        left.legend(fontsize=7)
+        fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         right.set(
             xscale="log", yscale="log", xlabel="efficiency, counted bits", ylabel="HPD error, 99 %"
         )
