@@ -51,16 +51,15 @@ def commentary(metrics: dict[str, Any]) -> str:
             "ours": "; ".join(f"{r['algorithm'][8:]} {_with_error(r)}" for r in ours)
             + f": the largest is {spread:.2g} times the smallest. LSD++, without compression, has "
             f"{_with_error(plain)}. The differences to LSD++, whose noise our runs share, are at "
-            f"most {worst:.1g}: compression with memory adds next to nothing, and less the more "
-            "bits there are. An error that grows with the bits, as published, we take for noise of "
-            "runs that were compared independently.",
+            f"most {worst:.1g}: that is what compression with memory does at these settings. We "
+            "have no explanation of a published error that grows with the bits.",
         },
         {
             "the paper": "DG-SGLD is as far off as QLSD++ with 8 and 16 bits.",
             "ours": f"DG-SGLD {_with_error(tied)}"
             + (
-                ": this is bias, of its tolerance and of its minibatches, which have no control "
-                "variate."
+                ": bias, to which its tolerance, its step size and minibatches without a control "
+                "variate can all add."
                 if seen
                 else ": not told from zero here."
             ),
