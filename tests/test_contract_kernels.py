@@ -177,7 +177,26 @@ def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+def some(*fast):
+    """Return all kernels, those not in `fast` for the slow lane."""
+    assert set(fast) <= set(KERNELS)
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in KERNELS if name not in fast]
+    return [*fast, *slow]
+
+
+DEPLOYED = (
+    "relay",
+    "langevin",
+    "qlsd_pp",
+    "lsd_star",
+    "psgld",
+    "dg_sgld",
+    "compress: lsd, memory",
+    "compress: relay, top_k",
+)
+
+
+@pytest.mark.parametrize("name", some(*DEPLOYED))
 def test_a_simulated_round_is_a_deployed_one(name):
     """Clients alone or vectorised, with documented keys, over rounds that refresh and do not."""
     kernel = kernel_of(name)
@@ -192,12 +211,7 @@ def test_a_simulated_round_is_a_deployed_one(name):
         np.testing.assert_array_equal([info.bits_up, info.bits_down], bits)
 
 
-def some(*fast):
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in KERNELS if name not in fast]
-    return [*fast, *slow]
-
-
-@pytest.mark.parametrize("name", some("langevin", "qlsd_pp", "compress: relay, top_k"))
+@pytest.mark.parametrize("name", some("qlsd_pp"))
 def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     kernel = kernel_of(name)
 
