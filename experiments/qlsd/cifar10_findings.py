@@ -38,6 +38,8 @@ TABLE_4 = {
 }
 """Table 4 of the paper: accuracy in percent, agreement and total variation with HMC."""
 
+MIXED = 1.05  # the largest R-hat of chains that have mixed
+
 
 def table_row(method: str, found: dict[str, float], result: Result | None) -> dict[str, Any]:
     """Return one line, in the units of Table 4 and, for ECE and nNLL, of Table S2."""
@@ -79,7 +81,7 @@ def commentary(metrics: dict[str, Any]) -> str:
             f"each after {settings['hmc_warmup']}, acceptance {hmc['acceptance']}, largest "
             f"R-hat {hmc['rhat']}, smallest effective sample size {hmc['ess']} of the "
             f"potential and {hmc['num_checked']} parameters. What two chains differ by (row HMC) "
-            "is what a perfect method would be measured with."
+            "is what a perfect method would be measured with." + _mixing(metrics["hmc"]["rhat"])
         )
     diverged = metrics["diverged"]
     if diverged:
@@ -98,6 +100,15 @@ def commentary(metrics: dict[str, Any]) -> str:
         f"the closest to HMC by total variation: {_listed(ours)}. In the paper: {_listed(theirs)}."
     )
     return "\n\n".join(parts)
+
+
+def _mixing(rhat: float | None) -> str:
+    if rhat is not None and rhat <= MIXED:
+        return ""
+    return (
+        " These chains have not mixed over the parameters, so that they are no ground truth: a "
+        "distance to them says how a method compares with chains as long from the same start."
+    )
 
 
 def _listed(pairs: list[tuple[str, float]]) -> str:
