@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.data import _cheapest_ends
+from fedmcmc.buckets import cheapest_ends
 
 SIZES = (40, 3, 5, 4, 41, 90, 7)
 DATA = fedmcmc.FederatedData.from_clients(
@@ -92,7 +92,7 @@ def test_buckets_are_the_cheapest():
             cuts = itertools.chain.from_iterable(
                 itertools.combinations(range(1, len(sizes)), k) for k in range(num)
             )
-            found = _cheapest_ends(sizes, num)
+            found = cheapest_ends(sizes, num)
             assert len(found) <= num and found[-1] == len(sizes)
             assert cost(found) == min(cost([*cut, len(sizes)]) for cut in cuts)
 

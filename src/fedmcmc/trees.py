@@ -72,8 +72,8 @@ def add_scaled(a: ArrayTree, number: Any, b: ArrayTree) -> ArrayTree:
 
 
 def zeros_like(tree: ArrayTree) -> ArrayTree:
-    """Return zeros of the shapes and dtypes of `tree`."""
-    return jax.tree.map(jnp.zeros_like, tree)
+    """Return zeros of the shapes and dtypes of `tree` (arrays or shapes)."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 def select(condition: Array, a: ArrayTree, b: ArrayTree) -> ArrayTree:

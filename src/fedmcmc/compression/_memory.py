@@ -8,7 +8,6 @@ from jax.tree_util import Partial
 
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, PerClient, Static
-from fedmcmc.compression._sparse import trees_of_zeros
 from fedmcmc.compression._types import (
     Compressor,
     Memory,
@@ -97,7 +96,7 @@ def memory(
 
 
 def _init(config: _Config, like: ArrayTree) -> _State:
-    return _State(trees_of_zeros(like), config.inner.init(like))
+    return _State(trees.zeros_like(like), config.inner.init(like))
 
 
 def _rate(config: _Config, like: ArrayTree, client: Client) -> Array:

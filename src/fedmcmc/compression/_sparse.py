@@ -87,7 +87,7 @@ def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:
         raise TypeError("top_k needs a Python number: how many numbers are sent is static.")
     q = Static(float(_fraction(fraction)))
     return Compressor(
-        init=Partial(trees_of_zeros) if error_feedback else Partial(no_state),
+        init=Partial(trees.zeros_like) if error_feedback else Partial(no_state),
         prepare=Partial(no_draws),
         encode=Partial(_encode_largest, q),
         decode=Partial(_decode),
@@ -104,11 +104,6 @@ def _fraction(fraction: float | Array) -> Any:
     if not isinstance(q, jax.core.Tracer) and float(q) > 1:
         raise ValueError(f"fraction must be in (0, 1], got {fraction}.")
     return q
-
-
-def trees_of_zeros(like: ArrayTree) -> ArrayTree:
-    """Return zeros shaped as `like`."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
 
 def _prepare(rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
@@ -137,15 +132,11 @@ def _encode_largest(
     del draws, client
     if not trees.is_empty(state):
         message = trees.add(message, state)
-    leaves, treedef = jax.tree.flatten(message)
-    flat = jnp.concatenate([jnp.abs(leaf).reshape(-1) for leaf in leaves])
+    flat = jnp.abs(trees.ravel(message))
     _, places = jax.lax.top_k(flat, _num_sent(fraction, flat.size))
     sent = jnp.zeros(flat.size, bool).at[places].set(True)
-    ends = [sum(leaf.size for leaf in leaves[: i + 1]) for i in range(len(leaves) - 1)]
-    masks = jnp.split(sent, ends)
-    values = jax.tree.unflatten(
-        treedef,
-        [jnp.where(m.reshape(x.shape), x, 0) for m, x in zip(masks, leaves, strict=True)],
+    values = jax.tree.map(
+        lambda chosen, x: jnp.where(chosen, x, 0), trees.unravel(sent, message), message
     )
     if not trees.is_empty(state):
         state = trees.subtract(message, values)

@@ -147,7 +147,7 @@ def _init(
     own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_clients, *leaf.shape)), own)
     total: Any = ()
     if parts.pooled_memory.value:
-        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        total = trees.zeros_like(like)
     return FederatedState(
         state.broadcast, _Server(state.server, total), _Clients(state.clients, own)
     )

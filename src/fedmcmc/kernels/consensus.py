@@ -33,10 +33,18 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
-from fedmcmc.kernels._shared import bits_down, first_estimator_states, positive_integer
+from fedmcmc.kernels._shared import (
+    LocalDraws,
+    bits_down,
+    chain_position,
+    first_estimator_states,
+    positive_integer,
+    prepare_local_steps,
+    prepare_server_noise,
+)
 from fedmcmc.participation import full
 from fedmcmc.scaling import prior_share
-from fedmcmc.streams import normals, realise_normals
+from fedmcmc.streams import realise_normals
 
 __all__ = ["consensus"]
 
@@ -53,11 +61,6 @@ class _Parameters(NamedTuple):
 class _ClientState(NamedTuple):
     position: ArrayTree
     estimator: ArrayTree
-
-
-class _Draws(NamedTuple):
-    noise: ArrayTree  # leaves [num_local_steps, *event], or keys [num_local_steps]
-    gradient: ArrayTree  # leaves [num_local_steps, ...]
 
 
 def consensus(
@@ -119,13 +122,13 @@ def consensus(
     participation = full()
     return FederatedKernel(
         init=Partial(_init, parameters, participation),
-        prepare=Partial(_prepare, estimator, parameters.num_local_steps),
+        prepare=Partial(prepare_local_steps, estimator, parameters.num_local_steps),
         step=Partial(_step, parameters),
         aggregate=Partial(_aggregate, estimator.reference, parameters),
-        draw=Partial(_draw),
+        draw=Partial(chain_position),
         participation=participation,
         constrain_fn=parameters.posterior.constrain_fn,
-        prepare_server=Partial(_prepare_server),
+        prepare_server=Partial(prepare_server_noise),
     )
 
 
@@ -176,28 +179,9 @@ def _init(
     return FederatedState(broadcast, jnp.asarray(float(data.num_clients)), clients)
 
 
-def _prepare(
-    estimator: GradientEstimator,
-    num_local_steps: Static[int],
-    rng_key: Array,
-    like: Broadcast,
-    client: Client,
-) -> _Draws:
-    noise_key, gradient_key = jax.random.split(rng_key)
-    num = num_local_steps.value
-    return _Draws(
-        normals(noise_key, like.position, num),
-        estimator.prepare(gradient_key, like.position, client, num),
-    )
-
-
-def _prepare_server(rng_key: Array, like: Broadcast) -> ArrayTree:
-    return realise_normals(rng_key, like.position)
-
-
 def _step(
     parameters: _Parameters,
-    draws: _Draws,
+    draws: LocalDraws,
     broadcast: Broadcast,
     client_state: _ClientState,
     client: Client,
@@ -211,7 +195,7 @@ def _step(
     temperature = schedules.value(parameters.temperature, broadcast.round)
 
     def local_step(
-        carry: tuple[ArrayTree, Array], draws_: _Draws
+        carry: tuple[ArrayTree, Array], draws_: LocalDraws
     ) -> tuple[tuple[ArrayTree, Array], None]:
         own, squared_norm = carry
         estimate = estimator.estimate(loglikelihood_fn, draws_.gradient, own, context, client)
@@ -252,8 +236,3 @@ def _aggregate(
     noise = realise_normals(rng_key, position)
     position = trees.add_scaled(position, jnp.sqrt(variance * temperature), noise)
     return next_broadcast(reference, broadcast, position), server_state, ()
-
-
-def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:
-    del rng_key
-    return state.broadcast.position

@@ -29,7 +29,12 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient, first_reference, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
-from fedmcmc.kernels._shared import bits_down, first_estimator_states
+from fedmcmc.kernels._shared import (
+    bits_down,
+    chain_position,
+    first_estimator_states,
+    prepare_server_noise,
+)
 from fedmcmc.participation import full
 from fedmcmc.preconditioners import Preconditioner
 from fedmcmc.scaling import prior_share
@@ -116,10 +121,10 @@ def langevin(
         prepare=Partial(_prepare, estimator),
         step=Partial(_step, parameters),
         aggregate=Partial(_aggregate, parameters),
-        draw=Partial(_draw),
+        draw=Partial(chain_position),
         participation=participation,
         constrain_fn=parameters.posterior.constrain_fn,
-        prepare_server=Partial(_prepare_server),
+        prepare_server=Partial(prepare_server_noise),
     )
 
 
@@ -156,10 +161,6 @@ def _prepare(
 ) -> ArrayTree:
     draws = estimator.prepare(rng_key, like.position, client, 1)
     return jax.tree.map(lambda leaf: leaf[0], draws)
-
-
-def _prepare_server(rng_key: Array, like: Broadcast) -> ArrayTree:
-    return realise_normals(rng_key, like.position)
 
 
 def _prior_gradient(parameters: _Parameters, position: ArrayTree) -> ArrayTree:
@@ -225,8 +226,3 @@ def _aggregate(
         position = trees.add(position, jax.tree.map(jnp.multiply, root, moved))
     moved_broadcast = next_broadcast(parameters.estimator.reference, broadcast, position)
     return moved_broadcast, _Server(server_state.at_centre, scales), ()
-
-
-def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:
-    del rng_key
-    return state.broadcast.position

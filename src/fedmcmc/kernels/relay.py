@@ -32,9 +32,16 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
-from fedmcmc.kernels._shared import bits_down, first_estimator_states, positive_integer
+from fedmcmc.kernels._shared import (
+    LocalDraws,
+    bits_down,
+    chain_position,
+    first_estimator_states,
+    positive_integer,
+    prepare_local_steps,
+)
 from fedmcmc.scaling import importance
-from fedmcmc.streams import normals, realise_normals
+from fedmcmc.streams import realise_normals
 
 __all__ = ["relay"]
 
@@ -45,11 +52,6 @@ class _Parameters(NamedTuple):
     step_size: Any
     temperature: Any
     num_local_steps: Static[int]
-
-
-class _Draws(NamedTuple):
-    noise: ArrayTree  # leaves [num_local_steps, *event], or keys [num_local_steps]
-    gradient: ArrayTree  # leaves [num_local_steps, ...]
 
 
 def relay(
@@ -98,10 +100,10 @@ def relay(
     participation = replace(participation, weighted=False)
     return FederatedKernel(
         init=Partial(_init, parameters.posterior, estimator, participation),
-        prepare=Partial(_prepare, estimator, parameters.num_local_steps),
+        prepare=Partial(prepare_local_steps, estimator, parameters.num_local_steps),
         step=Partial(_step, parameters),
         aggregate=Partial(_aggregate, estimator.reference),
-        draw=Partial(_draw),
+        draw=Partial(chain_position),
         participation=participation,
         constrain_fn=parameters.posterior.constrain_fn,
     )
@@ -126,24 +128,9 @@ def _init(
     return FederatedState(broadcast, (), clients)
 
 
-def _prepare(
-    estimator: GradientEstimator,
-    num_local_steps: Static[int],
-    rng_key: Array,
-    like: Broadcast,
-    client: Client,
-) -> _Draws:
-    noise_key, gradient_key = jax.random.split(rng_key)
-    num = num_local_steps.value
-    return _Draws(
-        normals(noise_key, like.position, num),
-        estimator.prepare(gradient_key, like.position, client, num),
-    )
-
-
 def _step(
     parameters: _Parameters,
-    draws: _Draws,
+    draws: LocalDraws,
     broadcast: Broadcast,
     client_state: ArrayTree,
     client: Client,
@@ -156,7 +143,7 @@ def _step(
     temperature = schedules.value(parameters.temperature, broadcast.round)
 
     def local_step(
-        carry: tuple[ArrayTree, Array], draws_: _Draws
+        carry: tuple[ArrayTree, Array], draws_: LocalDraws
     ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
         position, squared_norm = carry
         estimate = estimator.estimate(loglikelihood_fn, draws_.gradient, position, context, client)
@@ -190,8 +177,3 @@ def _aggregate(
     del rng_key
     position = trees.add(broadcast.position, total)
     return next_broadcast(reference, broadcast, position), server_state, ()
-
-
-def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:
-    del rng_key
-    return state.broadcast.position
