@@ -84,6 +84,65 @@ def test_whose_memory_is_added_matters_only_if_someone_is_silent():
     np.testing.assert_array_equal(positions[None, "some"], positions["all", "some"])
 
 
+def test_another_compression_comes_before_the_memory_that_the_server_adds():
+    participation, rate = fedmcmc.bernoulli(jnp.asarray(P)), 0.3
+    inner, outer = fedmcmc.sparsify(0.8), fedmcmc.quantize(5)
+    lsd = fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE, participation=participation)
+    twice = fedmcmc.compress(fedmcmc.compress(lsd, fedmcmc.memory(inner, rate)), outer)
+    at_once = fedmcmc.compress(lsd, fedmcmc.memory(fedmcmc.chain(inner, outer), rate))
+    ends = []
+    for kernel in (twice, at_once):
+        init, step = fedmcmc.simulate(kernel, DATA)
+        step, state = jax.jit(step), init(jnp.asarray(START))
+        for _ in range(200):
+            state, info = step(KEY, state)
+        # Were what moves the memory rounded as well, the two would drift apart.
+        own = state.clients.compressor.memory.sum(axis=0)
+        np.testing.assert_allclose(state.server.memory, own, rtol=1e-3, atol=1e-3)
+        ends.append((state.broadcast.position, info.bits_up))
+    np.testing.assert_array_equal(*(position for position, _ in ends))
+    assert ends[0][1] == ends[1][1] < 3 * 4 * 32
+
+
+def test_the_server_adds_one_memory():
+    kernel = fedmcmc.compress(
+        fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE), fedmcmc.memory(fedmcmc.quantize(4))
+    )
+    with pytest.raises(ValueError, match="adds the memories of its clients already"):
+        fedmcmc.compress(kernel, fedmcmc.memory(fedmcmc.quantize(4)))
+    with pytest.raises(ValueError, match="followed by a biased compressor"):
+        fedmcmc.compress(kernel, fedmcmc.top_k(0.5))
+
+
+@pytest.mark.parametrize("rate", [0.45, jnp.array([0.1, 0.45, 0.1])])
+def test_a_rate_at_which_memories_diverge_is_refused(rate):
+    def init(compressor):
+        kernel = fedmcmc.compress(fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE), compressor)
+        return jax.jit(fedmcmc.simulate(kernel, DATA).init)(jnp.asarray(START))
+
+    # sparsify(0.2) has omega = 4.
+    with pytest.raises(ValueError, match=r"rate 0.45 .* omega 4 .* 2 / \(1 \+ omega\) = 0.4"):
+        init(fedmcmc.memory(fedmcmc.sparsify(0.2), rate))
+    init(fedmcmc.memory(fedmcmc.sparsify(0.2), 0.4))
+    init(fedmcmc.memory(fedmcmc.top_k(0.5), 1.0))  # biased: contracts at any rate
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        fedmcmc.quantize,
+        fedmcmc.sparsify,
+        fedmcmc.top_k,
+        fedmcmc.clip,
+        lambda x: fedmcmc.memory(fedmcmc.identity(), x),
+        fedmcmc.bernoulli,
+    ],
+)
+def test_schedules_are_refused_where_the_round_is_not_known(build):
+    with pytest.raises(TypeError, match=r"schedule|Python number"):
+        build(lambda round_: 0.5)
+
+
 def test_a_memory_that_knows_the_message_leaves_nothing_to_round():
     message = jnp.array([1.0, -2.0, 3.0])
     compressor, client = fedmcmc.memory(fedmcmc.quantize(2), 0.5), DATA.client(0)

@@ -20,15 +20,19 @@ COHORT = f"{SUM}[lsd-cohort-distinct-rows]"
 SPARSE = f"{SUM}[qlsd-sparse-realised]"
 STAR = f"{SUM}[star-off-the-mode]"
 MEMORY = f"{SUM}[pp-memory-of-all]"
+ACTIVE = f"{SUM}[pp-memory-of-the-active]"
+CONSENSUS = "test_dg_sgld.py::test_joint_law_after_seven_rounds[one a client]"
 QUANTISED = "test_qlsd_law.py::test_law_of_two_quantised_rounds[forgetful]"
-TESTS = [FSGLD, DISTINCT, HOT, LSD, COHORT, SPARSE, STAR, MEMORY, QUANTISED]
+TESTS = [FSGLD, DISTINCT, HOT, LSD, COHORT, SPARSE, STAR, MEMORY, ACTIVE, CONSENSUS, QUANTISED]
 FILES = [
     "conftest.py",
     "laws.py",
+    "laws_consensus.py",
     "laws_qlsd.py",
     "laws_quantised.py",
     "federations.py",
     "federations_qlsd.py",
+    "test_dg_sgld.py",
     "test_fsgld_law.py",
     "test_qlsd_law.py",
 ]
@@ -197,6 +201,42 @@ MUTATIONS = {
         "_Message(importance(client, said), change)",
         "_Message(importance(client, said), importance(client, change))",
         MEMORY,
+    ),
+    "memory of the active clients not added": (
+        "kernels/compressed.py",
+        "return trees.add(compressor.memory.recall(client_state.compressor), said), state, info",
+        "return said, state, info",
+        ACTIVE,
+    ),
+    "memory that is not moved by its rate": (
+        "compression/_memory.py",
+        "return trees.scale(_rate(config, said, client), said)",
+        "return said",
+        ACTIVE,
+    ),
+    "noise of the server's draw off by sqrt 2": (
+        "kernels/consensus.py",
+        "jnp.sqrt(variance * temperature)",
+        "jnp.sqrt(2 * variance * temperature)",
+        CONSENSUS,
+    ),
+    "tolerance counted twice": (
+        "kernels/consensus.py",
+        "pull = 1 / _value(parameters.tolerance, broadcast.round, client)",
+        "pull = 2 / _value(parameters.tolerance, broadcast.round, client)",
+        CONSENSUS,
+    ),
+    "one client's tolerance for the server": (
+        "kernels/consensus.py",
+        "variance = 1 / jnp.sum(1 / tolerance.values)",
+        "variance = tolerance.values[0] / server_state",
+        CONSENSUS,
+    ),
+    "a client that starts at the server's position": (
+        "kernels/consensus.py",
+        "start = (client_state.position, jnp.zeros((), jnp.float32))",
+        "start = (broadcast.position, jnp.zeros((), jnp.float32))",
+        CONSENSUS,
     ),
     "a snapshot one round late": (
         "control_variates.py",

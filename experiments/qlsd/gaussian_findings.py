@@ -17,7 +17,9 @@ Figure S2 gives each setting the same number of bits and asks for the best numbe
 
 The released notebook counts bits by the bounds of Alistarh et al. (2017) with natural logarithms;
 both conventions of the bound are beside the bits of real messages below. Its step size for Figure 1
-is `0.01 / L` and its batches are single rows, unlike the text.
+is `0.01 / L` and its batches are single rows, unlike the text. Ours are drawn with replacement,
+which the text does not settle; without it, the noise of a minibatch of a tenth has a tenth less
+variance. Figure S2's budget is counted by the bound with logarithms to base 2.
 """
 
 

@@ -21,10 +21,10 @@ from fedmcmc.algorithms.fed_be import fed_be as fed_be
 from fedmcmc.algorithms.fsgld import dsgld as dsgld
 from fedmcmc.algorithms.fsgld import fsgld as fsgld
 from fedmcmc.algorithms.fsgld import sgld as sgld
-from fedmcmc.algorithms.qlsd import lsd as lsd
-from fedmcmc.algorithms.qlsd import lsd_pp as lsd_pp
-from fedmcmc.algorithms.qlsd import lsd_star as lsd_star
-from fedmcmc.algorithms.qlsd import psgld as psgld
+from fedmcmc.algorithms.lsd import lsd as lsd
+from fedmcmc.algorithms.lsd import lsd_pp as lsd_pp
+from fedmcmc.algorithms.lsd import lsd_star as lsd_star
+from fedmcmc.algorithms.lsd import psgld as psgld
 from fedmcmc.algorithms.qlsd import qlsd as qlsd
 from fedmcmc.algorithms.qlsd import qlsd_pp as qlsd_pp
 from fedmcmc.algorithms.qlsd import qlsd_star as qlsd_star

@@ -49,12 +49,19 @@ def bernoulli(
     ------
     ValueError
         If a probability is outside (0, 1], or one a client is given with ``"realised"``.
+    TypeError
+        If it is a schedule: the cohort of a round is drawn before the round.
 
     Notes
     -----
     Every client is computed in a simulation, since the number of active ones is random; the
     messages of the others are dropped.
     """
+    if callable(probability):
+        raise TypeError(
+            "probability must be one number, or one a client; a schedule of the round is not "
+            "supported."
+        )
     p = jnp.asarray(probability, jnp.result_type(float))
     if not isinstance(p, jax.core.Tracer) and not _between(p, 1.0):
         raise ValueError(f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}.")

@@ -9,7 +9,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
-from fedmcmc._types import ArrayTree, Number
+from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData
 
 __all__ = ["Preconditioner", "rms"]
@@ -40,7 +40,9 @@ class _State(NamedTuple):
     num_rows: Array
 
 
-def rms(decay: Number = 0.95, damping: Number = 1e-8, *, num_noiseless: int = 0) -> Preconditioner:
+def rms(
+    decay: float | Array = 0.95, damping: float | Array = 1e-8, *, num_noiseless: int = 0
+) -> Preconditioner:
     """Scale by one over the root of a running mean of squared gradients (RMSprop).
 
     ``V <- decay * V + (1 - decay) * (gradient / num_rows)**2`` from ``V = 1``, and

@@ -2,12 +2,15 @@
 
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, PerClient, Static
+from fedmcmc.compression._simple import chain
 from fedmcmc.compression._types import (
     Compressor,
     Memory,
@@ -46,7 +49,7 @@ def memory(
         Of the difference.
     rate
         ``[]``, or ``[num_clients]`` where clients differ, in [0, 1]; ``None`` for
-        ``1 / (1 + omega)``.
+        ``1 / (1 + omega)``, the largest rate of the published theory.
     of
         Whose memory the server adds to what it received: that of ``"all"`` clients
         (``sum_i eta_i + sum_active w_i g_i``, PP2 of Philippenko and Dieuleveut, 2020) or of the
@@ -60,7 +63,14 @@ def memory(
     ------
     ValueError
         If a rate is outside [0, 1], if `rate` is ``None`` for a biased compressor, which has no
-        such rate, or if `compressor` has a memory already.
+        such rate, or if `compressor` has a memory already; and from `init` where a rate is above
+        ``2 / (1 + omega)``.
+
+    Notes
+    -----
+    With an unbiased compressor, ``E |m - eta'|^2 <= (1 - 2 rate + rate^2 (1 + omega)) |m - eta|^2``
+    where ``m`` stays: above ``2 / (1 + omega)`` memories may move away from what they remember
+    faster than they come back.
 
     References
     ----------
@@ -82,7 +92,11 @@ def memory(
     if of not in ("all", "active", None):
         raise ValueError(f'of must be "all", "active" or None, got {of!r}.')
     given = None if rate is None else per_client_number(rate, "rate", low=0.0, high=1.0)
-    config = _Config(compressor, given)
+    return _remembering(_Config(compressor, given), Static(of))
+
+
+def _remembering(config: _Config, of: Static[str | None]) -> Compressor:
+    compressor = config.inner
     return Compressor(
         init=Partial(_init, config),
         prepare=compressor.prepare,
@@ -91,8 +105,19 @@ def memory(
         omega=compressor.omega,
         check=Partial(_check, config),
         unbiased=compressor.unbiased,
-        memory=Memory(Partial(_recall), Partial(_change, config), Static(of)),
+        memory=Memory(
+            Partial(_recall), Partial(_change, config), of, Partial(_followed_by, config, of)
+        ),
     )
+
+
+def _followed_by(config: _Config, of: Static[str | None], outer: Compressor) -> Compressor:
+    if config.rate is None and not outer.unbiased.value:
+        raise ValueError(
+            "A memory with the rate 1 / (1 + omega) cannot be followed by a biased compressor: "
+            "that rate is for unbiased ones."
+        )
+    return _remembering(_Config(chain(config.inner, outer), config.rate), of)
 
 
 def _init(config: _Config, like: ArrayTree) -> _State:
@@ -127,3 +152,19 @@ def _change(config: _Config, code: ArrayTree, client: Client) -> ArrayTree:
 def _check(config: _Config, like: ArrayTree, num_clients: int) -> None:
     config.inner.check(like, num_clients)
     check_number(config.rate, "rate", num_clients)
+    if config.rate is None or not config.inner.unbiased.value:
+        return
+    rate = config.rate.values if isinstance(config.rate, PerClient) else config.rate
+    with jax.ensure_compile_time_eval():
+        numbers = jnp.broadcast_arrays(rate, config.inner.omega(like))
+        if any(isinstance(x, jax.core.Tracer) for x in numbers):
+            return
+        rates, omegas = (np.ravel(np.asarray(x, float)) for x in numbers)
+    worst = np.argmax(rates * (1 + omegas))
+    growth = 1 + omegas[worst]
+    if rates[worst] * growth > 2 * (1 + 1e-6):
+        raise ValueError(
+            f"A memory of rate {rates[worst]:.4g} around a compressor with omega "
+            f"{omegas[worst]:.4g} may diverge: rates must be at most 2 / (1 + omega) = "
+            f"{2 / growth:.4g}; rate=None takes 1 / (1 + omega) = {1 / growth:.4g}."
+        )

@@ -25,11 +25,15 @@ class Memory(NamedTuple):
     of
         Whose memory the server adds: ``"all"`` clients', the ``"active"`` ones', or ``None`` for
         all of them where messages are weighted, else the active ones'.
+    followed_by
+        ``compressor -> compressor``: the same memory, of messages that another one compresses
+        further.
     """
 
     recall: Callable[..., ArrayTree]
     change: Callable[..., ArrayTree]
     of: Static[str | None]
+    followed_by: Callable[..., "Compressor"]
 
 
 class Compressor(NamedTuple):
@@ -106,7 +110,13 @@ def per_client_number(
     ------
     ValueError
         If it is not ``[]`` or ``[num_clients]``, or (where concrete) outside ``[low, high]``.
+    TypeError
+        If it is a schedule: a message does not know the round.
     """
+    if callable(x):
+        raise TypeError(
+            f"{name} must be one number, or one a client; a schedule of the round is not supported."
+        )
     array = jnp.asarray(x)
     if array.ndim > 1 or array.size == 0 or not jnp.issubdtype(array.dtype, jnp.number):
         raise ValueError(

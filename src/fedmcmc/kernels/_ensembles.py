@@ -70,6 +70,12 @@ def gaussian_ensemble(num_models: int = 10) -> Ensemble:
     num_models
         Members that a distiller is given.
 
+    Notes
+    -----
+    The server sees sums of first and second moments about the round's start. In float32 the
+    standard deviation of a coordinate is lost where it is below about 3e-4 of how far the mean
+    moved in the round.
+
     Examples
     --------
     >>> family = gaussian_ensemble()

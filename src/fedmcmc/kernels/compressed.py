@@ -76,7 +76,14 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     ------
     ValueError
         If all clients' memories are to be added where messages are not weighted by one over the
-        probability of taking part; and from `init` where the compressor does not fit the data.
+        probability of taking part, if the server adds them already and `compressor` has another
+        memory; and from `init` where the compressor does not fit the data.
+
+    Notes
+    -----
+    Where the server of `kernel` adds all clients' memories, those must stay equal to the clients'
+    own, so `compressor` follows the one inside that memory: ``compress(compress(k, memory(a)), b)``
+    is ``compress(k, memory(chain(a, b)))``, with the rate of the whole chain if none is given.
 
     Examples
     --------
@@ -94,6 +101,16 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     >>> bool(samples.info["bits_up"].max() < 2 * 32 * 100 / 5)
     True
     """
+    compressed = _compressed(kernel)
+    if compressed is not None and compressed.pooled_memory.value:
+        before = compressed.compressor.memory
+        assert before is not None
+        if compressor.memory is not None:
+            raise ValueError(
+                "The server of this kernel adds the memories of its clients already: compress its "
+                "messages by a compressor without another memory."
+            )
+        return compress(compressed.kernel, before.followed_by(compressor))
     memory, weighted = compressor.memory, kernel.participation.weighted
     pooled = memory is not None and memory.of.value != "active"
     if pooled and not weighted:
@@ -120,11 +137,16 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
 
 
 def _depth(kernel: FederatedKernel) -> int:
+    inner = _compressed(kernel)
+    return 0 if inner is None else inner.depth.value + 1
+
+
+def _compressed(kernel: FederatedKernel) -> _Parts | None:
     step = kernel.step
     if not isinstance(step, Partial) or step.func is not _step:
-        return 0
-    inner: _Parts = step.args[0]
-    return inner.depth.value + 1
+        return None
+    parts: _Parts = step.args[0]
+    return parts
 
 
 def _message_like(kernel: FederatedKernel, like: Broadcast) -> ArrayTree:
