@@ -109,7 +109,9 @@ class Run:
         return segment
 
     def _take(self, segment: Segment, at: int, stop: int, num_kept: int) -> None:
-        kept = jax.tree.map(lambda leaf: np.asarray(leaf[:, :num_kept]), segment.kept)
+        # Sliced on the host: on the device each number of draws would compile a program of its own.
+        # Copied, so that slots without a draw are not kept alive.
+        kept = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :num_kept].copy(), segment.kept)
         high, low = np.moveaxis(np.asarray(segment.bits, np.int64), 1, 0)
         up, down = (high * 2**32 + low).T
         new = {"bits_up": up, "bits_down": down, "rounds": stop - at}
