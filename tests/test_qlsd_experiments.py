@@ -10,7 +10,7 @@ import fedmcmc
 pytest.importorskip("hydra")
 
 from experiments import data, images
-from experiments.qlsd import baselines, covtype, digits, hpd, logistic, synthetic
+from experiments.qlsd import baselines, covtype, digits, gaussian, hpd, logistic, synthetic
 from experiments.qlsd.federations import Rows
 
 RNG = np.random.default_rng(8)
@@ -159,6 +159,8 @@ def test_gradients_of_clients():
         (synthetic, dict(levels=(0, 2))),
         (synthetic, dict(step_size_factor=2.0)),
         (synthetic, dict(num_chains=1)),
+        (gaussian, dict(batch_fraction=1.0)),
+        (gaussian, dict(budget_factors=(0.5, 2.0))),
     ],
 )
 def test_out_of_range_is_named(module, settings):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import output
+from experiments import checks, output
+from experiments.checks import require
 from experiments.fsgld import gaussian_figures
 from experiments.fsgld.gaussian_findings import PAPER, commentary
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
@@ -65,41 +66,36 @@ class Config:
     grid_points: int = 101
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "rows_per_client", "batch_size", "thinning", "num_draws"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        _require(self.num_chains >= 2, "num_chains must be at least 2", self.num_chains)
-        _require(self.grid_points >= 2, "grid_points must be at least 2", self.grid_points)
-        _require(self.num_burnin >= 0, "num_burnin must not be negative", self.num_burnin)
-        _require(self.spread > 0, "spread must be positive", self.spread)
+        counts = ("num_clients", "rows_per_client", "batch_size", "thinning", "num_draws")
+        checks.at_least(1, self, *counts)
+        checks.chains(self)
+        checks.at_least(2, self, "grid_points")
+        checks.at_least(0, self, "num_burnin")
+        checks.positive(self, "spread")
         # Each local chain contracts by 1 - step_size * K; beyond this it diverges.
         limit = 2 / (1 + self.num_clients * self.rows_per_client)
-        _require(
+        require(
             0 < self.step_size < limit,
             f"step_size must lie between 0 and {limit:.3g} (2 / (1 + all rows)), where the local "
             f"chains stop being stable",
             self.step_size,
         )
-        _require(len(self.num_local_steps) > 0, "num_local_steps must not be empty", ())
+        require(len(self.num_local_steps) > 0, "num_local_steps must not be empty", ())
         for num in self.num_local_steps:
             fits = num >= 1 and (num % self.thinning == 0 or self.thinning % num == 0)
-            _require(
+            require(
                 fits and self.num_burnin % num == 0,
                 f"num_local_steps must be positive, divide num_burnin={self.num_burnin}, and "
                 f"divide thinning={self.thinning} or be a multiple of it",
                 num,
             )
             kept = max(num // self.thinning, 1)
-            _require(
+            require(
                 self.num_draws % kept == 0,
                 f"num_draws must be a multiple of the {kept} draws a round of num_local_steps="
                 f"{num}",
                 self.num_draws,
             )
-
-
-def _require(condition: bool, message: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{message}, got {value}.")
 
 
 class Visit(NamedTuple):

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
+from experiments import checks
 from experiments import data as tables
+from experiments.checks import require
 from experiments.qlsd import baselines, federations, hpd_figures, logistic, truth
 from experiments.qlsd.covtype_findings import PAPER, PUBLISHED, commentary
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
@@ -65,40 +67,24 @@ class Config:
     mala_thinning: int = 5
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.split in ("wilderness", "labels"),
             "split must be 'wilderness' or 'labels'",
             self.split,
         )
         counts = ("num_clients", "num_rows", "thinning", "refresh_every", "dg_local_steps")
-        for name in (*counts, "mala_warmup", "mala_thinning"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        _require(
+        checks.at_least(1, self, *counts, "mala_warmup", "mala_thinning")
+        require(
             self.split == "labels" or self.num_clients == 4,
             "num_clients must be 4 for the split by wilderness",
             self.num_clients,
         )
-        _require(self.num_chains >= 2, "num_chains must be at least 2", self.num_chains)
-        _require(self.mala_draws >= 4, "mala_draws must be at least 4", self.mala_draws)
-        for name in ("prior_precision", "dg_tolerance_factor"):
-            _require(getattr(self, name) > 0, f"{name} must be positive", getattr(self, name))
-        _require(
-            0 <= self.num_burnin <= self.num_rounds - self.thinning,
-            "num_burnin must leave at least `thinning` of num_rounds",
-            self.num_burnin,
-        )
-        for name in ("step_size_factor", "batch_fraction"):
-            _require(0 < getattr(self, name) < 1, f"{name} must lie in (0, 1)", getattr(self, name))
-        _require(
-            len(self.bits) > 0 and min(self.bits) >= 0 and max(self.bits) <= 23,
-            "bits must lie between 0 and 23",
-            self.bits,
-        )
-
-
-def _require(condition: bool, message: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{message}, got {value}.")
+        checks.chains(self)
+        checks.at_least(4, self, "mala_draws")
+        checks.positive(self, "prior_precision", "dg_tolerance_factor")
+        checks.rounds(self)
+        checks.between(0, 1, self, "step_size_factor", "batch_fraction")
+        checks.bits(self.bits)
 
 
 class Problem(NamedTuple):

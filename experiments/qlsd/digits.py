@@ -11,7 +11,8 @@ import numpy as np
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import images
+from experiments import checks, images
+from experiments.checks import require
 from experiments.qlsd import baselines, hpd_figures, image_federations, logistic
 from experiments.qlsd.digits_findings import PAPER, PUBLISHED, commentary
 from experiments.qlsd.federations import Rows
@@ -78,35 +79,19 @@ class Config:
     dg_tolerance_factor: float = 10.0
 
     def __post_init__(self) -> None:
-        _require(self.source in SOURCES, f"source must be one of {', '.join(SOURCES)}", self.source)
-        _require(
+        require(self.source in SOURCES, f"source must be one of {', '.join(SOURCES)}", self.source)
+        require(
             self.scaling in ("standard", "unit"),
             "scaling must be 'standard' or 'unit'",
             self.scaling,
         )
-        for name in ("num_clients", "thinning", "refresh_every", "fsgld_local_steps"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        _require(self.dg_local_steps >= 1, "dg_local_steps must be at least 1", self.dg_local_steps)
-        _require(self.num_chains >= 2, "num_chains must be at least 2", self.num_chains)
-        for name in ("prior_precision", "smoothness_factor", "dg_tolerance_factor"):
-            _require(getattr(self, name) > 0, f"{name} must be positive", getattr(self, name))
-        _require(
-            0 <= self.num_burnin <= self.num_rounds - self.thinning,
-            "num_burnin must leave at least `thinning` of num_rounds",
-            self.num_burnin,
-        )
-        for name in ("step_size_factor", "batch_fraction"):
-            _require(0 < getattr(self, name) < 1, f"{name} must lie in (0, 1)", getattr(self, name))
-        _require(
-            len(self.bits) > 0 and min(self.bits) >= 0 and max(self.bits) <= 23,
-            "bits must lie between 0 and 23",
-            self.bits,
-        )
-
-
-def _require(condition: bool, message: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{message}, got {value}.")
+        counts = ("num_clients", "thinning", "refresh_every")
+        checks.at_least(1, self, *counts, "fsgld_local_steps", "dg_local_steps")
+        checks.chains(self)
+        checks.positive(self, "prior_precision", "smoothness_factor", "dg_tolerance_factor")
+        checks.rounds(self)
+        checks.between(0, 1, self, "step_size_factor", "batch_fraction")
+        checks.bits(self.bits)
 
 
 Columns = tuple[jax.Array, ...]

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
+from experiments import checks
+from experiments.checks import require
 from experiments.qlsd import federations, gaussian_figures
 from experiments.qlsd.gaussian_findings import PAPER, commentary
 from experiments.qlsd.gaussian_law import average_error, stationary_variance
@@ -62,36 +64,18 @@ class Config:
     budget_factors: tuple[float, ...] = (1.0, 0.8, 0.6, 0.5, 0.4, 0.2, 0.1, 0.09)
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "dim", "thinning", "budget_levels"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        _require(self.num_chains >= 2, "num_chains must be at least 2", self.num_chains)
-        _require(
-            0 <= self.num_burnin < self.num_rounds,
-            "num_burnin must lie between 0 and num_rounds",
-            self.num_burnin,
-        )
-        _require(0 < self.batch_fraction < 1, "batch_fraction must lie in (0, 1)", 0)
-        _require(
-            0 < self.step_size_factor < 2,
-            "step_size_factor must lie in (0, 2), where the chains are stable",
-            self.step_size_factor,
-        )
-        _require(
-            len(self.bits) > 0 and min(self.bits) >= 0 and max(self.bits) <= 23,
-            "bits must lie between 0 and 23",
-            self.bits,
-        )
-        _require(
-            len(self.budget_factors) > 0
-            and 0 < min(self.budget_factors) <= max(self.budget_factors) < 2,
+        checks.at_least(1, self, "num_clients", "dim", "thinning", "budget_levels")
+        checks.chains(self)
+        checks.rounds(self)
+        checks.between(0, 1, self, "batch_fraction")
+        checks.between(0, 2, self, "step_size_factor", why=", where the chains are stable")
+        checks.bits(self.bits)
+        factors = self.budget_factors
+        require(
+            len(factors) > 0 and 0 < min(factors) <= max(factors) < 2,
             "budget_factors must lie in (0, 2)",
-            self.budget_factors,
+            factors,
         )
-
-
-def _require(condition: bool, message: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{message}, got {value}.")
 
 
 class Result(NamedTuple):

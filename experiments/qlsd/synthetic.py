@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
+from experiments import checks
+from experiments.checks import require
 from experiments.qlsd import federations, logistic, synthetic_figures, truth
 from experiments.qlsd.synthetic_findings import PAPER, commentary
 
@@ -61,33 +63,22 @@ class Config:
     mala_thinning: int = 5
 
     def __post_init__(self) -> None:
-        counts = ("num_clients", "dim", "batch_size", "refresh_every", "mala_warmup")
-        for name in (*counts, "mala_thinning"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        _require(self.num_chains >= 2, "num_chains must be at least 2", self.num_chains)
-        _require(self.mala_draws >= 4, "mala_draws must be at least 4", self.mala_draws)
-        for name in ("alpha", "beta", "prior_precision"):
-            _require(getattr(self, name) > 0, f"{name} must be positive", getattr(self, name))
-        _require(
-            0 < self.step_size_factor < 2,
-            "step_size_factor must lie in (0, 2), where the chains are stable",
-            self.step_size_factor,
-        )
-        _require(
+        counts = ("num_clients", "dim", "batch_size", "refresh_every")
+        checks.at_least(1, self, *counts, "mala_warmup", "mala_thinning")
+        checks.chains(self)
+        checks.at_least(4, self, "mala_draws")
+        checks.positive(self, "alpha", "beta", "prior_precision")
+        checks.between(0, 2, self, "step_size_factor", why=", where the chains are stable")
+        require(
             0 <= self.num_burnin <= self.num_rounds - 2,
             "num_burnin must leave at least two of num_rounds",
             self.num_burnin,
         )
-        _require(
+        require(
             len(self.levels) > 0 and min(self.levels) >= 1 and max(self.levels) <= 2**23,
             "levels must lie between 1 and 2**23",
             self.levels,
         )
-
-
-def _require(condition: bool, message: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{message}, got {value}.")
 
 
 class Problem(NamedTuple):
