@@ -160,14 +160,16 @@ def test_a_pass_and_a_snapshot_are_due_once_after_a_refresh(name, num_chains):
     keys = jax.random.split(jax.random.key(1), num_chains)
     state = jax.vmap(lambda key: init(START))(keys)
     step, bits = jax.jit(jax.vmap(step)), 32 * START.size
-    known, due = np.full((num_chains, DATA.num_clients), -1), 0
+    known, cached = np.full((2, num_chains, DATA.num_clients), -1)
+    due = 0
     for round_ in range(NUM_ROUNDS):
         state, info = step(keys, state)
         latest, anyone = round_ - round_ % PERIOD, False
         for chain, key in enumerate(keys):
             own = jax.random.fold_in(jax.random.fold_in(key, round_), jnp.uint32(2**32 - 2))
             cohort = jax.tree.map(np.asarray, participation.prepare(own, DATA.num_clients))
-            anyone |= (known[chain, cohort.ids] != latest).any()
+            anyone |= (cached[chain, cohort.ids] != latest).any()
+            cached[chain, cohort.ids] = latest
             active = cohort.ids[cohort.active]
             # In a round of refresh the snapshot is the position itself.
             missing = (known[chain, active] != latest) & (round_ != latest)
@@ -176,4 +178,5 @@ def test_a_pass_and_a_snapshot_are_due_once_after_a_refresh(name, num_chains):
             known[chain, active] = latest
         due += anyone
         assert counter.read() == due
-    assert due == 3 if name == "full" else 3 < due < NUM_ROUNDS
+    # Where only a cohort is computed, another client's pass may be due later.
+    assert 3 < due < NUM_ROUNDS if name == "uniform" else due == 3

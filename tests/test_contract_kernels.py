@@ -173,6 +173,12 @@ def deploy(kernel, rows, rng_key, state):
     return fedmcmc.FederatedState(moved, server, clients), bits
 
 
+def without_caches(tree):
+    """Drop what follows from broadcasts: a simulation computes it for silent clients too."""
+    is_cached = lambda leaf: isinstance(leaf, fedmcmc.Cached)  # noqa: E731
+    return jax.tree.map(lambda leaf: () if is_cached(leaf) else leaf, tree, is_leaf=is_cached)
+
+
 def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
 
@@ -206,7 +212,7 @@ def test_a_simulated_round_is_a_deployed_one(name):
     for round_ in range(4):
         moved, info = step(KEY, state)
         state, bits = deploy(kernel, rows, KEY, state)
-        close(moved, state)
+        close(without_caches(moved), without_caches(state))
         assert int(state.broadcast.round) == round_ + 1
         np.testing.assert_array_equal([info.bits_up, info.bits_down], bits)
 

@@ -7,6 +7,7 @@ from fedmcmc import preconditioners as preconditioners
 from fedmcmc import surrogates as surrogates
 from fedmcmc import wire as wire
 from fedmcmc._types import Broadcast as Broadcast
+from fedmcmc._types import Cached as Cached
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort
 from fedmcmc._types import FederatedKernel as FederatedKernel

@@ -193,6 +193,16 @@ class Participation:
     drops: bool = field(default=True, metadata={"static": True})
 
 
+class Cached(NamedTuple):
+    """A part of a client's state that follows from what the server broadcast and the client's rows.
+
+    A simulation that computes silent clients too keeps it for them, so that it is computed once;
+    a client that was really absent computes the same when it comes back.
+    """
+
+    value: ArrayTree
+
+
 class Reference(NamedTuple):
     """What an estimator needs every client to know besides the position (a snapshot).
 

@@ -11,6 +11,7 @@ from fedmcmc import trees
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
+    Cached,
     Client,
     GradientEstimator,
     Reference,
@@ -69,7 +70,9 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
 
     ``H(theta) - H(zeta) + grad log p(rows | zeta)`` with ``zeta`` the position at the last round
     that is a multiple of `refresh_every`. The last term is a full pass over the client's rows, in
-    the first round after a refresh in which the client takes part, and in no other.
+    the first round after a refresh in which the client takes part, and in no other. (In a
+    simulation that computes everyone, as of `bernoulli`, all clients do it in the round of
+    refresh: the numbers are the same.)
 
     Parameters
     ----------
@@ -184,15 +187,21 @@ def _check_fixed(
 # A snapshot
 
 
-class _Snapshot(NamedTuple):
-    round: Array  # [] int32, the round of the snapshot whose gradient is known, -1 for none
+class _Known(NamedTuple):
+    round: Array  # [] int32, of the snapshot, -1 for none
     gradient: ArrayTree
+
+
+class _Snapshot(NamedTuple):
+    sent: Array  # [] int32, the round of the last snapshot that the client was sent, -1 for none
+    known: Cached  # of _Known
 
 
 def _init_svrg(
     estimator: GradientEstimator, loglikelihood_fn: Any, position: ArrayTree, client: Client
 ) -> tuple[_Snapshot, ArrayTree]:
-    known = _Snapshot(jnp.full((), -1, jnp.int32), trees.zeros_like(position))
+    never = jnp.full((), -1, jnp.int32)
+    known = _Snapshot(never, Cached(_Known(never, trees.zeros_like(position))))
     return known, estimator.init(loglikelihood_fn, position, client)
 
 
@@ -211,7 +220,7 @@ def _update(
 def _missing(period: Static[int], broadcast: Broadcast, state: tuple[_Snapshot, Any]) -> Array:
     # In a round of refresh the snapshot is the position itself.
     latest = _snapshot_round(period, broadcast.round)
-    return (state[0].round != latest) & (broadcast.round != latest)
+    return (state[0].sent != latest) & (broadcast.round != latest)
 
 
 def _start_svrg(
@@ -222,7 +231,7 @@ def _start_svrg(
     state: tuple[_Snapshot, ArrayTree],
     client: Client,
 ) -> tuple[ArrayTree, ArrayTree]:
-    known, inner = state
+    known, inner = state[0].known.value, state[1]
     context, inner = estimator.start(loglikelihood_fn, broadcast, inner, client)
     latest = _snapshot_round(period, broadcast.round)
     gradient = where_any(
@@ -233,7 +242,8 @@ def _start_svrg(
         broadcast.extra,
         client,
     )
-    return (context, broadcast.extra, gradient), (_Snapshot(latest, gradient), inner)
+    snapshot = _Snapshot(latest, Cached(_Known(latest, gradient)))
+    return (context, broadcast.extra, gradient), (snapshot, inner)
 
 
 def _estimate_svrg(

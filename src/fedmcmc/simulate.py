@@ -12,6 +12,7 @@ from fedmcmc import streams, trees
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
+    Cached,
     Cohort,
     FederatedKernel,
     FederatedState,
@@ -214,10 +215,7 @@ def _run_cohort(
             old = jax.tree.map(lambda leaf, ids=group.ids: leaf[ids], old)
         message, new, info = _run_group(kernel, data, state, group, bound, drawn, old)
         if kernel.participation.drops:
-            active = group.active
-            new = jax.tree.map(
-                lambda a, b, active=active: jnp.where(_column(active, a), a, b), new, old
-            )
+            new = _kept_by_all(group.active, new, old)
         totals.append(_sum_active(message, group, kernel.participation))
         kept.append((new, info))
         bits += trees.num_bits(message)
@@ -251,6 +249,15 @@ def _run_group(
         return jax.tree.map(lambda leaf: leaf[None], outputs)
     step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes(bound)))
     return step(draws, state.broadcast, old, data.client(group.ids, group.weight, bound))
+
+
+def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """Return the new states of active clients, and of the others the old ones but for caches."""
+
+    def choose(a: Any, b: Any) -> Any:
+        return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)
+
+    return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
 
 
 def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:
