@@ -4,7 +4,7 @@ import json
 import math
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,12 @@ def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Lay out rows with equal keys as a Markdown table."""
     columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(format_number(row[c]) for c in columns) + " |" for row in rows]
-    return "\n".join(lines)
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    lines = [line(columns), "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *(line(format_number(row[c]) for c in columns) for row in rows)])
 
 
 def summary(record: Mapping[str, Any]) -> str:

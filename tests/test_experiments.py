@@ -199,3 +199,8 @@ def test_command_line(tmp_path):
     assert swept.stdout.count("FSGLD") == 2
     records = sorted(tmp_path.glob("fsgld/gaussian/*/metrics.json"))
     assert [json.loads(r.read_text())["config"]["grid_points"] for r in records] == [5, 6]
+
+
+def test_a_bar_in_a_name_does_not_end_a_column_of_a_table():
+    lines = output.markdown_table([{"error / |variances|": 0.5, "name": "a|b"}]).splitlines()
+    assert lines == [r"| error / \|variances\| | name |", "|---|---|", r"| 0.5 | a\|b |"]
