@@ -93,7 +93,25 @@ def fsgld(q=None, **settings):
                     num_local_steps=1,
                 )
             ),
-            r"one term a row, shape \(3,\), got \(\)",
+            r"one term a row, shape \(11,\) for 11 rows, got \(\)",
+        ),
+        (
+            lambda: run(lsd(), position=jnp.zeros((2, 2))),
+            r"loglikelihood_fn does not take a position of shapes \(2, 2\) and rows of shapes \(11",
+        ),
+        (
+            lambda: run(lsd(), position={"a": jnp.zeros(2)}),
+            r"does not take a position of shapes \{'a': \(2,\)\}",
+        ),
+        (
+            lambda: run(
+                fedmcmc.lsd(POSTERIOR._replace(logprior_fn=lambda t: -(t**2)), step_size=0.1)
+            ),
+            r"logprior_fn must return a scalar, got shape \(2,\)",
+        ),
+        (
+            lambda: run(fedmcmc.lsd_star(POSTERIOR, jnp.array([jnp.nan, 0.0]), step_size=0.1)),
+            "centre holds NaN",
         ),
     ],
 )
@@ -111,7 +129,7 @@ def lsd(**settings):
     [
         (lambda: fedmcmc.quantize(0), "num_levels must be an integer, at least 1.*got 0"),
         (lambda: fedmcmc.quantize(1.5), "num_levels must be an integer.*got 1.5"),
-        (lambda: fedmcmc.quantize(2**24), r"at most 8.38861e\+06, got 16777216"),
+        (lambda: fedmcmc.quantize(2**24), r"at most 8388608, got 16777216"),
         (lambda: fedmcmc.quantize(float("inf")), "num_levels must be an integer"),
         (lambda: fedmcmc.quantize(jnp.ones((2, 2))), r"one a client, got shape \(2, 2\)"),
         (lambda: fedmcmc.sparsify(0.0), "fraction must be a finite number above 0"),
@@ -322,3 +340,36 @@ def test_interrupt_returns_what_was_kept(monkeypatch):
         samples = run(fsgld(), num_rounds=5000)
     assert 0 < samples.num_draws < 5000
     assert int(samples.state.broadcast.round[0]) == samples.num_draws
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: lsd(participation=0.5),
+            "participation must be a fedmcmc.Part.*, got float",
+        ),
+        (
+            lambda: fedmcmc.lsd(lambda t: 0.0, step_size=0.1),
+            "posterior must be a fedmcmc.Posterior",
+        ),
+        (lambda: fedmcmc.compress(lsd(), 16), "compressor must be a fedmcmc.Compressor, got int"),
+        (lambda: fedmcmc.compress(lsd(), fedmcmc.quantize), "compressor must be a fedmcmc.Compr"),
+        (
+            lambda: fedmcmc.compress(POSTERIOR, fedmcmc.quantize(2)),
+            "kernel must be a fedmcmc.FederatedKernel, got Posterior",
+        ),
+        (lambda: lsd(step_size=".1"), "step_size must be a scalar number or a schedule"),
+        (
+            lambda: fedmcmc.dsgld(None, step_size=0.1, num_local_steps=1),
+            "posterior must be a fedmcmc.Posterior, got NoneType",
+        ),
+        (
+            lambda: fedmcmc.dg_sgld(None, step_size=0.1, num_local_steps=1, tolerance=1.0),
+            "posterior must be a fedmcmc.Posterior, got NoneType",
+        ),
+    ],
+)
+def test_mix_ups_are_named(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()

@@ -224,3 +224,16 @@ def test_positions_of_sixteen_bits_keep_their_type(dtype):
         assert kept == after
         assert moved.broadcast.position.dtype == dtype
         assert np.isfinite(np.asarray(moved.broadcast.position, float)).all()
+
+
+@pytest.mark.parametrize("build", [fedmcmc.sgld, fedmcmc.psgld])
+def test_bits_of_a_compressed_centralised_reference_are_counted(build):
+    def bits(kernel):
+        return fedmcmc.sample(
+            KEY, kernel, DATA, jnp.asarray(START), num_rounds=3, progress=False
+        ).info["bits_up"]
+
+    plain = build(POSTERIOR, step_size=STEP_SIZE)
+    assert (bits(plain) == 0).all()  # all rows lie in one place
+    compressed = bits(fedmcmc.compress(plain, fedmcmc.quantize(2)))
+    assert ((compressed > 32) & (compressed < 4 * 32)).all()

@@ -168,7 +168,7 @@ def deploy(kernel, rows, rng_key, state):
         draws = kernel.prepare_server(key, trees.shapes_of(broadcast))
         again = kernel.aggregate(draws, broadcast, state.server, total)[:2]
         jax.tree.map(np.testing.assert_array_equal, again, (moved, server))
-    if kernel.participation.pooled:
+    if kernel.participation.silent:
         bits = np.zeros(2, int)
     return fedmcmc.FederatedState(moved, server, clients), bits
 

@@ -181,6 +181,8 @@ class Participation:
         Whether messages are multiplied by the cohort's weights before they are summed.
     pooled
         Whether all rows are treated as those of one client.
+    silent
+        Whether nothing is sent, as by the one client of pooled rows: no bits are counted then.
     drops
         Whether a cohort may hold clients that are not active.
     """
@@ -190,6 +192,7 @@ class Participation:
     cohort_size: int | None = field(metadata={"static": True})
     weighted: bool = field(default=True, metadata={"static": True})
     pooled: bool = field(default=False, metadata={"static": True})
+    silent: bool = field(default=False, metadata={"static": True})
     drops: bool = field(default=True, metadata={"static": True})
 
 

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
@@ -172,6 +173,7 @@ def _check_fixed(
     estimator: GradientEstimator, centre: ArrayTree, position: ArrayTree, data: FederatedData
 ) -> None:
     estimator.check(position, data)
+    leaves = jax.tree.leaves(centre)
     given, expected = trees.shapes_of(centre), trees.shapes_of(position)
     same = trees.same_structure(given, expected) and all(
         a.shape == b.shape
@@ -182,6 +184,8 @@ def _check_fixed(
             f"centre must be shaped as the position, {jax.tree.map(lambda x: x.shape, expected)}, "
             f"got {jax.tree.map(lambda x: x.shape, given)}."
         )
+    if not all(isinstance(x, jax.core.Tracer) or np.isfinite(x).all() for x in leaves):
+        raise ValueError("centre holds NaN or infinite numbers.")
 
 
 # A snapshot

@@ -26,8 +26,10 @@ def full() -> Participation:
 
 
 def pooled() -> Participation:
-    """One client that owns all rows: the centralised reference."""
-    return Participation(Partial(_prepare_full), Partial(_fits_any), None, pooled=True, drops=False)
+    """One client that owns all rows: the centralised reference, which sends nothing."""
+    return Participation(
+        Partial(_prepare_full), Partial(_fits_any), None, pooled=True, silent=True, drops=False
+    )
 
 
 def bernoulli(

@@ -44,10 +44,17 @@ def number(x: Number, name: str, *, minimum: float | None = None, strict: bool =
     ------
     ValueError
         If `x` is not a scalar, not finite, or below `minimum` (not above it, if `strict`).
+    TypeError
+        If it is no number at all.
     """
     if callable(x) and not isinstance(x, Array):
         return Scheduled(x)
-    array = jnp.asarray(x)
+    try:
+        array = jnp.asarray(x)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a scalar number or a schedule of the round, got {x!r}."
+        ) from None
     if array.ndim != 0 or not jnp.issubdtype(array.dtype, jnp.number):
         raise ValueError(
             f"{name} must be a scalar number or a schedule of the round, got an array of shape "

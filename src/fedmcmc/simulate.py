@@ -175,8 +175,7 @@ def run_round(
         draws = draws._replace(server=streams.server_key(rng_key, round_))
     moved, server, server_info = kernel.aggregate(draws.server, broadcast, state.server, total)
     num_active = jnp.sum(cohort.active.astype(jnp.int32))
-    # Pooled rows have no messages: the centralised reference sends nothing.
-    sends = 0 if kernel.participation.pooled else 1
+    sends = 0 if kernel.participation.silent else 1
     most_down = trees.num_bits(broadcast)
     down = most_down if trees.is_empty(step_info.bits_down) else step_info.bits_down
     square = jnp.where(cohort.active, step_info.gradient_norm**2, 0)

@@ -133,7 +133,7 @@ def per_client_number(
             wrong |= given != np.round(given)
         if np.any(wrong):
             kind = "an integer" if integer else "a number"
-            most = "" if math.isinf(high) else f" and at most {high:g}"
+            most = "" if math.isinf(high) else f" and at most {int(high) if integer else high}"
             raise ValueError(f"{name} must be {kind}, at least {low:g}{most}, got {x}.")
     array = array.astype(jnp.float32)
     return PerClient(array) if array.ndim else array

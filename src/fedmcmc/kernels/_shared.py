@@ -14,14 +14,20 @@ from fedmcmc._types import (
     Client,
     FederatedState,
     GradientEstimator,
+    Participation,
     Posterior,
     Static,
 )
 from fedmcmc.data import FederatedData
+from fedmcmc.gradients import first_reference
 from fedmcmc.streams import normals, realise_normals
 
 __all__ = [
     "LocalDraws",
+    "check_densities",
+    "expect",
+    "expect_blocks",
+    "start",
     "bits_down",
     "chain_position",
     "first_estimator_states",
@@ -29,6 +35,10 @@ __all__ = [
     "prepare_local_steps",
     "prepare_server_noise",
 ]
+
+
+PROBE_ROWS = 11
+"""Rows of which a model is asked for the shapes: a size that a position hardly has."""
 
 
 class LocalDraws(NamedTuple):
@@ -63,6 +73,72 @@ def chain_position(rng_key: Array, state: FederatedState) -> ArrayTree:
     """Return the chain's position: the draw of every kernel that moves one."""
     del rng_key
     return state.broadcast.position
+
+
+def expect(given: Any, kind: type, name: str) -> None:
+    """Raise `TypeError` unless `given` is a `kind`, which a trace would tell late and badly."""
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} must be a fedmcmc.{kind.__name__}, got {type(given).__name__}.")
+
+
+def expect_blocks(
+    posterior: Posterior, estimator: GradientEstimator, participation: Participation
+) -> None:
+    """Raise `TypeError` unless each is what a kernel family is built of."""
+    expect(posterior, Posterior, "posterior")
+    expect(estimator, GradientEstimator, "estimator")
+    expect(participation, Participation, "participation")
+
+
+def start(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    participation: Participation,
+    position: ArrayTree,
+    data: FederatedData,
+) -> tuple[Broadcast, ArrayTree]:
+    """Return the first broadcast and what the clients' estimators keep, after all checks.
+
+    Raises
+    ------
+    ValueError
+        If blocks, model, position and data do not fit together.
+    """
+    participation.check(data.num_clients)
+    position = jax.tree.map(trees.as_float, position)
+    check_densities(posterior, position, data)
+    estimator.check(position, data)
+    clients = first_estimator_states(posterior, estimator, position, data)
+    reference = first_reference(estimator, position)
+    return Broadcast(jnp.zeros((), jnp.int32), position, reference), clients
+
+
+def check_densities(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
+    """Raise `ValueError` unless the log densities take this position and these rows."""
+    like = trees.shapes_of(position)
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype), data.rows
+    )
+    shape = _shape_of("logprior_fn", posterior.logprior_fn, like)
+    if shape != ():
+        raise ValueError(f"logprior_fn must return a scalar, got shape {shape}.")
+    shape = _shape_of("loglikelihood_fn", posterior.loglikelihood_fn, like, rows)
+    if shape != (PROBE_ROWS,):
+        raise ValueError(
+            f"loglikelihood_fn must return one term a row, shape ({PROBE_ROWS},) for "
+            f"{PROBE_ROWS} rows, got {shape}."
+        )
+
+
+def _shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
+    try:
+        return jax.eval_shape(fn, position, *rows).shape
+    except Exception as error:
+        given = f"a position of shapes {jax.tree.map(lambda x: x.shape, position)}"
+        for leaves in rows:
+            given += f" and rows of shapes {jax.tree.map(lambda x: x.shape, leaves)}"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{name} does not take {given}: {reason}") from error
 
 
 def positive_integer(x: Any, name: str) -> int:

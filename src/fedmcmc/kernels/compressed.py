@@ -20,6 +20,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.compression import Compressor, message_bits
 from fedmcmc.data import FederatedData
+from fedmcmc.kernels._shared import expect
 from fedmcmc.scaling import importance
 from fedmcmc.streams import compressor_key
 
@@ -58,7 +59,8 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
 
     A client encodes what its step returns, the server sums what it decodes. With a memory, the
     server adds the sum of the clients' memories, which it moves by what the clients said.
-    `RoundInfo.bits_up` counts the bits of the codes, exactly as `fedmcmc.wire` writes them.
+    `RoundInfo.bits_up` counts the bits of the codes, exactly as `fedmcmc.wire` writes them, also
+    where the kernel is a centralised reference, which by itself sends nothing.
 
     Parameters
     ----------
@@ -101,6 +103,8 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     >>> bool(samples.info["bits_up"].max() < 2 * 32 * 100 / 5)
     True
     """
+    expect(kernel, FederatedKernel, "kernel")
+    expect(compressor, Compressor, "compressor")
     compressed = _compressed(kernel)
     if compressed is not None and compressed.pooled_memory.value:
         before = compressed.compressor.memory
@@ -122,7 +126,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
             )
         pooled = False
     parts = _Parts(kernel, compressor, Static(pooled), Static(_depth(kernel)))
-    participation = replace(kernel.participation, weighted=weighted and not pooled)
+    participation = replace(kernel.participation, weighted=weighted and not pooled, silent=False)
     return FederatedKernel(
         init=Partial(_init, parts),
         prepare=Partial(_prepare, parts),

@@ -31,16 +31,17 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import first_reference, next_broadcast
+from fedmcmc.gradients import next_broadcast
 from fedmcmc.integrators import overdamped_langevin
 from fedmcmc.kernels._shared import (
     LocalDraws,
     bits_down,
     chain_position,
-    first_estimator_states,
+    expect_blocks,
     positive_integer,
     prepare_local_steps,
     prepare_server_noise,
+    start,
 )
 from fedmcmc.participation import full
 from fedmcmc.scaling import prior_share
@@ -109,6 +110,8 @@ def consensus(
     ValueError
         On numbers out of range, and from `init` where they do not fit the data.
     """
+    participation = full()
+    expect_blocks(posterior, estimator, participation)
     parameters = as_functions(
         _Parameters(
             posterior,
@@ -119,7 +122,6 @@ def consensus(
             Static(positive_integer(num_local_steps, "num_local_steps")),
         )
     )
-    participation = full()
     return FederatedKernel(
         init=Partial(_init, parameters, participation),
         prepare=Partial(prepare_local_steps, estimator, parameters.num_local_steps),
@@ -162,7 +164,6 @@ def _init(
     data: FederatedData,
 ) -> FederatedState:
     del rng_key
-    participation.check(data.num_clients)
     for name in ("step_size", "tolerance"):
         number = getattr(parameters, name)
         if isinstance(number, PerClient) and number.values.shape[0] != data.num_clients:
@@ -171,12 +172,12 @@ def _init(
                 f"{data.num_clients} clients."
             )
     posterior, estimator = parameters.posterior, parameters.estimator
-    position = jax.tree.map(trees.as_float, position)
-    estimator.check(position, data)
-    own = jax.tree.map(lambda x: jnp.broadcast_to(x, (data.num_clients, *x.shape)), position)
-    clients = _ClientState(own, first_estimator_states(posterior, estimator, position, data))
-    broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
-    return FederatedState(broadcast, jnp.asarray(float(data.num_clients)), clients)
+    broadcast, kept = start(posterior, estimator, participation, position, data)
+    own = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (data.num_clients, *x.shape)), broadcast.position
+    )
+    num_clients = jnp.asarray(float(data.num_clients))
+    return FederatedState(broadcast, num_clients, _ClientState(own, kept))
 
 
 def _step(

@@ -29,11 +29,11 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import first_reference, next_broadcast
+from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._ensembles import Ensemble
 from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
-from fedmcmc.kernels._shared import bits_down, first_estimator_states, positive_integer
+from fedmcmc.kernels._shared import bits_down, expect_blocks, positive_integer, start
 from fedmcmc.participation import full
 from fedmcmc.scaling import prior_share
 
@@ -119,8 +119,9 @@ def ensemble(
     The weights of a weighted mean are part of a message. A compressor that treats a message as
     one vector adds noise to them too, and a quotient of two sums with noise has a bias of second
     order; with ``quantize(num_levels, per_leaf=True)`` the one weight of the Gaussian ensemble
-    crosses exactly, and its mean is unbiased. A Dirichlet member whose weights are all rounded to
-    zero stays that of the round before.
+    crosses exactly, and its mean is unbiased. A Dirichlet member's weight is drawn, may be small,
+    and stands in the denominator: compressed coarsely, members spread much wider than uncompressed
+    ones, and one whose weights are all rounded to zero stays that of the round before.
     """
     if not isinstance(client_optimizer, optax.GradientTransformation):
         raise TypeError(
@@ -135,6 +136,7 @@ def ensemble(
     if distill is not None and not callable(distill):
         raise TypeError(f"distill must be a function or None, got {type(distill).__name__}.")
     participation = full() if participation is None else participation
+    expect_blocks(posterior, estimator, participation)
     parameters = as_functions(
         _Parameters(
             posterior,
@@ -166,13 +168,9 @@ def _init(
     data: FederatedData,
 ) -> FederatedState:
     del rng_key
-    participation.check(data.num_clients)
     posterior, estimator = parameters.posterior, parameters.estimator
-    position = jax.tree.map(trees.as_float, position)
-    estimator.check(position, data)
-    clients = first_estimator_states(posterior, estimator, position, data)
-    broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
-    return FederatedState(broadcast, parameters.family.init(position), clients)
+    broadcast, clients = start(posterior, estimator, participation, position, data)
+    return FederatedState(broadcast, parameters.family.init(broadcast.position), clients)
 
 
 def _shapes(family: Ensemble, like: Broadcast) -> ArrayTree:

@@ -27,13 +27,14 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import client_gradient, first_reference, next_broadcast
+from fedmcmc.gradients import client_gradient, next_broadcast
 from fedmcmc.integrators import overdamped_langevin
 from fedmcmc.kernels._shared import (
     bits_down,
     chain_position,
-    first_estimator_states,
+    expect_blocks,
     prepare_server_noise,
+    start,
 )
 from fedmcmc.participation import full
 from fedmcmc.preconditioners import Preconditioner
@@ -105,6 +106,7 @@ def langevin(
     if prior not in ("server", "split"):
         raise ValueError(f'prior must be "server" or "split", got {prior!r}.')
     participation = full() if participation is None else participation
+    expect_blocks(posterior, estimator, participation)
     parameters = as_functions(
         _Parameters(
             posterior,
@@ -137,10 +139,8 @@ def _init(
 ) -> FederatedState:
     del rng_key
     posterior, estimator = parameters.posterior, parameters.estimator
-    participation.check(data.num_clients)
-    position = jax.tree.map(trees.as_float, position)
-    estimator.check(position, data)
-    clients = first_estimator_states(posterior, estimator, position, data)
+    broadcast, clients = start(posterior, estimator, participation, position, data)
+    position = broadcast.position
     at_centre: ArrayTree = ()
     if not trees.is_empty(parameters.centre):
         centre = parameters.centre
@@ -152,7 +152,6 @@ def _init(
     scales: ArrayTree = ()
     if parameters.preconditioner is not None:
         scales = parameters.preconditioner.init(position, data)
-    broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
     return FederatedState(broadcast, _Server(at_centre, scales), clients)
 
 

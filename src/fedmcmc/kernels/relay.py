@@ -30,15 +30,16 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import first_reference, next_broadcast
+from fedmcmc.gradients import next_broadcast
 from fedmcmc.integrators import overdamped_langevin
 from fedmcmc.kernels._shared import (
     LocalDraws,
     bits_down,
     chain_position,
-    first_estimator_states,
+    expect_blocks,
     positive_integer,
     prepare_local_steps,
+    start,
 )
 from fedmcmc.scaling import importance
 from fedmcmc.streams import realise_normals
@@ -88,6 +89,7 @@ def relay(
     ValueError
         On numbers out of range, and from `init` where the data does not fit.
     """
+    expect_blocks(posterior, estimator, participation)
     parameters = as_functions(
         _Parameters(
             posterior,
@@ -118,13 +120,9 @@ def _init(
     data: FederatedData,
 ) -> FederatedState:
     del rng_key
-    participation.check(data.num_clients)
-    position = jax.tree.map(trees.as_float, position)
-    estimator.check(position, data)
     if (participation.cohort_size or data.num_clients) != 1:
         raise ValueError("A relay hands its chain to one client a round; this cohort is larger.")
-    clients = first_estimator_states(posterior, estimator, position, data)
-    broadcast = Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
+    broadcast, clients = start(posterior, estimator, participation, position, data)
     return FederatedState(broadcast, (), clients)
 
 
