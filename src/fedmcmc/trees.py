@@ -71,9 +71,9 @@ def add_scaled(a: ArrayTree, number: Any, b: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x, y: x + cast(number, x) * y, a, b)
 
 
-def zeros_like(tree: ArrayTree) -> ArrayTree:
-    """Return zeros of the shapes and dtypes of `tree` (arrays or shapes)."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+def zeros_like(like: ArrayTree) -> ArrayTree:
+    """Return zeros of the shapes and dtypes of `like` (arrays or shapes)."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
 
 def select(condition: Array, a: ArrayTree, b: ArrayTree) -> ArrayTree:
