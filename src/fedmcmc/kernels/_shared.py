@@ -17,6 +17,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
     Static,
+    as_functions,
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference
@@ -130,9 +131,15 @@ def check_densities(posterior: Posterior, position: ArrayTree, data: FederatedDa
         )
 
 
+@jax.jit
+def _called(fn: Any, *arguments: ArrayTree) -> Any:
+    return fn(*arguments)
+
+
 def _shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
     try:
-        return jax.eval_shape(fn, position, *rows).shape
+        # Partials: jit then remembers the trace, so that another kernel of the model needs none.
+        return _called.trace(as_functions(fn), position, *rows).out_info.shape
     except Exception as error:
         given = f"a position of shapes {jax.tree.map(lambda x: x.shape, position)}"
         for leaves in rows:
