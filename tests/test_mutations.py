@@ -238,6 +238,18 @@ MUTATIONS = {
         "start = (broadcast.position, jnp.zeros((), jnp.float32))",
         CONSENSUS,
     ),
+    "a silent client that remembers what it did not send": (
+        "simulate.py",
+        "return a if isinstance(a, Cached) else",
+        "return a if True else",
+        MEMORY,
+    ),
+    "one client's randomness for all own chains": (
+        "streams.py",
+        "return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)",
+        "return jax.random.fold_in(rng_key, round_)",
+        CONSENSUS,
+    ),
     "a snapshot one round late": (
         "control_variates.py",
         "trees.select(round_ % period.value == 0, position, previous)",

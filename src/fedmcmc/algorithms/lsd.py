@@ -144,8 +144,8 @@ def lsd_pp(
     posterior
         The model.
     refresh_every
-        Rounds between snapshots, ``l``. In the first round after one in which it takes part, a
-        client passes over all its rows.
+        Rounds between snapshots, ``l``. A client passes over all its rows in the first round after
+        a snapshot in which it takes part, and in no other.
     step_size, batch_size, participation, temperature, prior, replace
         As in `lsd`.
 

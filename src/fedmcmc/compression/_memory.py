@@ -115,7 +115,7 @@ def _followed_by(config: _Config, of: Static[str | None], outer: Compressor) -> 
     if config.rate is None and not outer.unbiased.value:
         raise ValueError(
             "A memory with the rate 1 / (1 + omega) cannot be followed by a biased compressor: "
-            "that rate is for unbiased ones."
+            "that rate is for unbiased ones. Give the memory a rate."
         )
     return _remembering(_Config(chain(config.inner, outer), config.rate), of)
 

@@ -25,13 +25,11 @@ from fedmcmc.streams import normals, realise_normals
 
 __all__ = [
     "LocalDraws",
-    "check_densities",
     "expect",
     "expect_blocks",
     "start",
     "bits_down",
     "chain_position",
-    "first_estimator_states",
     "positive_integer",
     "prepare_local_steps",
     "prepare_server_noise",
@@ -107,14 +105,14 @@ def start(
     """
     participation.check(data.num_clients)
     position = jax.tree.map(trees.as_float, position)
-    check_densities(posterior, position, data)
+    _check_densities(posterior, position, data)
     estimator.check(position, data)
-    clients = first_estimator_states(posterior, estimator, position, data)
+    clients = _first_estimator_states(posterior, estimator, position, data)
     reference = first_reference(estimator, position)
     return Broadcast(jnp.zeros((), jnp.int32), position, reference), clients
 
 
-def check_densities(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
+def _check_densities(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
     """Raise `ValueError` unless the log densities take this position and these rows."""
     like = trees.shapes_of(position)
     rows = jax.tree.map(
@@ -165,7 +163,7 @@ def positive_integer(x: Any, name: str) -> int:
     return int(x)
 
 
-def first_estimator_states(
+def _first_estimator_states(
     posterior: Posterior, estimator: GradientEstimator, position: ArrayTree, data: FederatedData
 ) -> ArrayTree:
     """Return what the clients' estimators keep at the start, leaves ``[num_clients, ...]``."""
