@@ -188,6 +188,52 @@ def build_fed_be(position, given):
     )
 
 
+def build_averaging(position, given):
+    return fedmcmc.averaging(
+        given.posterior,
+        fedmcmc.conducive(
+            fedmcmc.noisy(fedmcmc.full_gradient(), 0.1 * given.scale, weighted=True),
+            given.table(surrogates(position)),
+        ),
+        integrator=fedmcmc.leapfrog(
+            3,
+            gradients="reuse",
+            inverse_mass_matrix=jax.tree.map(lambda x: jnp.full_like(x, given.scale), position),
+        ),
+        step_size=given.step_size,
+        num_local_steps=2,
+        momentum=fedmcmc.independent_momentum(),
+        participation=fedmcmc.categorical(given.table(P), cohort_size=2),
+    )
+
+
+def build_fa_ld(position, given):
+    del position
+    return fedmcmc.fa_ld(
+        given.posterior,
+        step_size=given.step_size,
+        num_local_steps=3,
+        batch_size=2,
+        weights=given.table(P),
+        participation=fedmcmc.bernoulli(0.4 * given.scale, rescale="realised"),
+    )
+
+
+def build_fa_hmc(position, given):
+    del position
+    return fedmcmc.fa_hmc(
+        given.posterior,
+        step_size=5 * given.step_size,
+        num_integration_steps=3,
+        num_local_steps=2,
+        rho=0.4 * given.scale,
+        batch_size=2,
+        gradient_noise=0.1 * given.scale,
+        control_variate=True,
+        participation=fedmcmc.uniform(2),
+    )
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -205,5 +251,8 @@ PLAIN = {
     "dg_sgld": build_dg_sgld,
     "ensemble": build_ensemble,
     "fed_be": build_fed_be,
+    "averaging": build_averaging,
+    "fa_ld": build_fa_ld,
+    "fa_hmc": build_fa_hmc,
     # Further kernels: a line here, and one in `contract_tables.COMPRESSED`.
 }

@@ -52,6 +52,9 @@ COMPRESSED = (
     ("dg_sgld", "quantize"),
     ("ensemble", "clip"),
     ("fed_be", "memory"),
+    ("averaging", "quantize"),
+    ("fa_ld", "memory: per client"),
+    ("fa_hmc", "memory"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),
 )
@@ -86,6 +89,12 @@ ESTIMATORS = {
         True,
     ),
     "svrg": (lambda: fedmcmc.svrg(fedmcmc.minibatch(2), 4), False),
+    "noisy: weighted": (
+        lambda: fedmcmc.noisy(fedmcmc.minibatch(2), 0.5, weighted=True, weights=P),
+        False,
+    ),
+    "scaffold": (lambda: fedmcmc.scaffold(fedmcmc.minibatch(2)), False),
+    "scaffold: full": (lambda: fedmcmc.scaffold(fedmcmc.full_gradient(), shares=P), True),
     "svrg: full": (lambda: fedmcmc.svrg(fedmcmc.full_gradient(), 4), True),
 }
 
@@ -97,6 +106,8 @@ PARTICIPATIONS = {
     "uniform": lambda: fedmcmc.uniform(2),
     "categorical": lambda: fedmcmc.categorical(P),
     "categorical: uniform": lambda: fedmcmc.categorical(),
+    "categorical: many": lambda: fedmcmc.categorical(P, cohort_size=4),
+    "categorical: uniform, many": lambda: fedmcmc.categorical(cohort_size=2),
 }
 
 PRECONDITIONERS = {"rms": lambda: preconditioners.rms(0.9, 1e-3, num_noiseless=2)}

@@ -36,22 +36,57 @@ def rows_of(kernel, data=DATA):
 
 
 @jax.jit
-def visit(kernel, data, state, key, index, weight):
+def take_part(exchange, data, broadcast, own, key, index, weight):
     """Return what client `index` computes by itself: its message, its state and its report."""
     client = data.client(index, weight)
-    own = jax.tree.map(lambda leaf: leaf[index], state.clients)
-    draws = kernel.prepare(key, state.broadcast, client)
-    return kernel.step(draws, state.broadcast, own, client)
+    draws = exchange.prepare(key, between_rounds(broadcast), client)
+    return exchange.step(draws, broadcast, own, client)
 
 
-def first_message(kernel, data, key=KEY, index=2, position=NESTED):
+def between_rounds(broadcast):
+    return trees.shapes_of(broadcast._replace(shared=(), summed=()))
+
+
+def visit(kernel, data, broadcast, clients, key, index, weight):
+    own = jax.tree.map(lambda leaf: leaf[index], clients)
+    return take_part(kernel.exchanges[-1], data, broadcast, own, key, index, weight)
+
+
+def ready(kernel, data, state, key):
+    """Return the broadcast as a step sees it, with what is shared and what was summed before."""
+    broadcast = state.broadcast
+    if kernel.prepare_shared is not None:
+        shared = kernel.prepare_shared(key, between_rounds(broadcast))
+        broadcast = broadcast._replace(shared=shared)
+    for exchange in kernel.before:
+        messages = [
+            take_part(
+                exchange,
+                data,
+                broadcast,
+                jax.tree.map(lambda leaf, i=i: leaf[i], state.clients),
+                key,  # of no client in particular, so that labels do not matter
+                i,
+                1.0,
+            )[0]
+            for i in range(data.num_clients)
+        ]
+        total = jax.tree.map(lambda *leaves: sum(leaves), *messages)
+        broadcast = exchange.aggregate(key, broadcast, state.server, total)[0]
+    return broadcast
+
+
+def first_message(kernel, data, key=KEY, index=2, position=NESTED, others=None):
+    """Return a client's message; `others` is whose data what was summed before comes from."""
     rows = rows_of(kernel, data)
     index = 0 if kernel.participation.pooled else index
     state = kernel.init(KEY, position, rows)
     # Away from snapshot and centre, where messages are exact or zero.
     moved = jax.tree.map(lambda x: x + 0.3, position)
     state = state._replace(broadcast=state.broadcast._replace(round=jnp.int32(1), position=moved))
-    return visit(kernel, rows, state, key, index, 1.5)[0]
+    whole = rows if others is None else rows_of(kernel, others)
+    broadcast = ready(kernel, whole, state, key)
+    return visit(kernel, rows, broadcast, state.clients, key, index, 1.5)[0]
 
 
 def flat(tree):
@@ -69,12 +104,15 @@ def test_functions_take_the_documented_arguments(name):
         "draw": ["rng_key", "state"],
         "prepare_server": ["rng_key", "like"],
         "message_fn": ["like"],
+        "prepare_shared": ["rng_key", "like"],
     }
     for field, expected in documented.items():
         function = getattr(kernel, field)
         if function is not None:
             assert arguments(function) == expected, field
-    assert kernel.prepare_server is None or field in documented
+    for exchange in kernel.exchanges:
+        for field in ("prepare", "step", "aggregate"):
+            assert arguments(getattr(exchange, field)) == documented[field], field
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -85,7 +123,8 @@ def test_structure_shapes_and_dtypes_are_kept(name, position):
 
     def program(key):
         state = kernel.init(key, position, rows)
-        message, own, info = visit(kernel, rows, state, key, 0, 1.5)
+        broadcast = ready(kernel, rows, state, key)
+        message, own, info = visit(kernel, rows, broadcast, state.clients, key, 0, 1.5)
         moved = kernel.aggregate(key, state.broadcast, state.server, message)[:2]
         return state, message, own, info, moved, kernel.draw(key, state)
 
@@ -116,8 +155,9 @@ def test_a_message_depends_on_the_clients_own_rows_alone(name):
     if kernel.participation.pooled:
         pytest.skip("all rows are one client's")
     message = flat(first_message(kernel, DATA))
-    np.testing.assert_array_equal(flat(first_message(kernel, make_data(spoilt=(0, 1)))), message)
-    np.testing.assert_array_equal(flat(first_message(kernel, make_data(sizes=(1, 5, 4)))), message)
+    for data in (make_data(spoilt=(0, 1)), make_data(sizes=(1, 5, 4))):
+        again = flat(first_message(kernel, data, others=DATA))
+        np.testing.assert_array_equal(again, message)
     changed = flat(first_message(kernel, make_data(shifted=(2,))))
     assert np.abs(changed - message).max() > 1e-3
 
@@ -148,29 +188,42 @@ def fold(key, *ids):
 
 def deploy(kernel, rows, rng_key, state):
     """One round, client by client, each with its documented key; what `simulate` must compute."""
-    broadcast, round_ = state.broadcast, int(state.broadcast.round)
+    broadcast, server, clients = state
+    round_ = int(broadcast.round)
     cohort = kernel.participation.prepare(fold(rng_key, round_, 2**32 - 2), rows.num_clients)
-    like = broadcast.position if kernel.message_fn is None else kernel.message_fn(broadcast)
-    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    clients, bits = state.clients, np.zeros(2, int)
-    for i, weight, active in zip(cohort.ids, cohort.weight, cohort.active, strict=True):
-        if not active:
-            continue
-        message, own, info = visit(kernel, rows, state, fold(rng_key, round_, i), i, weight)
-        clients = jax.tree.map(lambda every, new, i=i: every.at[i].set(new), clients, own)
-        factor = weight if kernel.participation.weighted else 1.0
-        total = jax.tree.map(lambda a, b, factor=factor: a + factor * b, total, message)
-        whole = trees.num_bits(broadcast)
-        bits += np.array([info.bits, info.bits_down if jax.tree.leaves(info.bits_down) else whole])
-    key = fold(rng_key, round_, 2**32 - 1)
-    moved, server, _ = kernel.aggregate(key, broadcast, state.server, total)
-    if kernel.prepare_server is not None and round_ == 0:
-        draws = kernel.prepare_server(key, trees.shapes_of(broadcast))
-        again = kernel.aggregate(draws, broadcast, state.server, total)[:2]
-        jax.tree.map(np.testing.assert_array_equal, again, (moved, server))
+    between = between_rounds(broadcast)
+    if kernel.prepare_shared is not None:
+        shared = kernel.prepare_shared(fold(rng_key, round_, 2**32 - 4), between)
+        broadcast = broadcast._replace(shared=shared)
+    bits = np.zeros(2, int)
+    for number, exchange in enumerate(kernel.exchanges):
+        ids = () if number == len(kernel.before) else (2**32 - 256 - number,)
+        like = broadcast.position if exchange.message_fn is None else exchange.message_fn(between)
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        states = clients
+        for i, weight, active in zip(cohort.ids, cohort.weight, cohort.active, strict=True):
+            if not active:
+                continue
+            own = jax.tree.map(lambda leaf, i=i: leaf[i], states)
+            key = fold(rng_key, round_, i, *ids)
+            message, own, info = take_part(exchange, rows, broadcast, own, key, i, weight)
+            clients = jax.tree.map(lambda every, new, i=i: every.at[i].set(new), clients, own)
+            factor = weight if kernel.participation.weighted else 1.0
+            total = jax.tree.map(lambda a, b, factor=factor: a + factor * b, total, message)
+            whole = trees.num_bits(broadcast._replace(shared=()))
+            down = info.bits_down if jax.tree.leaves(info.bits_down) else whole
+            bits += np.array([info.bits, down])
+        key = fold(rng_key, round_, 2**32 - 1, *ids)
+        moved, new_server, _ = exchange.aggregate(key, broadcast, server, total)
+        if exchange.prepare_server is not None and round_ == 0:
+            draws = exchange.prepare_server(key, between)
+            again = exchange.aggregate(draws, broadcast, server, total)[:2]
+            jax.tree.map(np.testing.assert_array_equal, again, (moved, new_server))
+        broadcast, server = moved, new_server
     if kernel.participation.silent:
         bits = np.zeros(2, int)
-    return fedmcmc.FederatedState(moved, server, clients), bits
+    broadcast = broadcast._replace(shared=(), summed=())
+    return fedmcmc.FederatedState(broadcast, server, clients), bits
 
 
 def without_caches(tree):
@@ -197,6 +250,7 @@ DEPLOYED = (
     "lsd_star",
     "psgld",
     "dg_sgld",
+    "fa_hmc",
     "compress: lsd, memory",
     "compress: relay, top_k",
 )

@@ -204,7 +204,7 @@ MUTATIONS = {
     ),
     "memory of the active clients not added": (
         "kernels/compressed.py",
-        "return trees.add(compressor.memory.recall(client_state.compressor), said), state, info",
+        "return trees.add(compressor.memory.recall(before), said), state, info",
         "return said, state, info",
         ACTIVE,
     ),

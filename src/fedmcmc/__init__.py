@@ -10,6 +10,7 @@ from fedmcmc._types import Broadcast as Broadcast
 from fedmcmc._types import Cached as Cached
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort
+from fedmcmc._types import Exchange as Exchange
 from fedmcmc._types import FederatedKernel as FederatedKernel
 from fedmcmc._types import FederatedState as FederatedState
 from fedmcmc._types import GradientEstimator as GradientEstimator
@@ -18,6 +19,8 @@ from fedmcmc._types import Posterior as Posterior
 from fedmcmc._types import Reference as Reference
 from fedmcmc._types import StepInfo as StepInfo
 from fedmcmc.algorithms.dg_sgld import dg_sgld as dg_sgld
+from fedmcmc.algorithms.fa_hmc import fa_hmc as fa_hmc
+from fedmcmc.algorithms.fa_hmc import fa_ld as fa_ld
 from fedmcmc.algorithms.fed_be import fed_be as fed_be
 from fedmcmc.algorithms.fsgld import dsgld as dsgld
 from fedmcmc.algorithms.fsgld import fsgld as fsgld
@@ -40,14 +43,18 @@ from fedmcmc.compression import top_k as top_k
 from fedmcmc.control_variates import fixed_point as fixed_point
 from fedmcmc.control_variates import svrg as svrg
 from fedmcmc.corrections import conducive as conducive
+from fedmcmc.corrections import scaffold as scaffold
 from fedmcmc.data import FederatedData as FederatedData
 from fedmcmc.errors import NonFiniteError as NonFiniteError
 from fedmcmc.gaussian import Gaussian as Gaussian
 from fedmcmc.gradients import full_gradient as full_gradient
-from fedmcmc.gradients import minibatch as minibatch
 from fedmcmc.gradients import noisy as noisy
+from fedmcmc.integrators import Integrator as Integrator
+from fedmcmc.integrators import euler_maruyama as euler_maruyama
+from fedmcmc.integrators import leapfrog as leapfrog
 from fedmcmc.interop.flax import from_flax as from_flax
 from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
+from fedmcmc.kernels.averaging import averaging as averaging
 from fedmcmc.kernels.compressed import compress as compress
 from fedmcmc.kernels.consensus import consensus as consensus
 from fedmcmc.kernels.distillation import distillation as distillation
@@ -56,10 +63,16 @@ from fedmcmc.kernels.ensemble import ensemble as ensemble
 from fedmcmc.kernels.ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels.langevin import langevin as langevin
 from fedmcmc.kernels.relay import relay as relay
+from fedmcmc.minibatches import minibatch as minibatch
+from fedmcmc.momentum import Momentum as Momentum
+from fedmcmc.momentum import independent_momentum as independent_momentum
+from fedmcmc.momentum import shared_momentum as shared_momentum
 from fedmcmc.participation import bernoulli as bernoulli
 from fedmcmc.participation import categorical as categorical
 from fedmcmc.participation import full as full
 from fedmcmc.participation import uniform as uniform
+from fedmcmc.predictions import Prediction as Prediction
+from fedmcmc.predictions import predict_bias as predict_bias
 from fedmcmc.sample import local_positions as local_positions
 from fedmcmc.sample import sample as sample
 from fedmcmc.samples import Samples as Samples
@@ -68,3 +81,9 @@ from fedmcmc.simulate import Simulation as Simulation
 from fedmcmc.simulate import simulate as simulate
 
 __version__ = "0.1.0"
+from fedmcmc.step_sizes import Smoothness as Smoothness
+from fedmcmc.step_sizes import estimate_smoothness as estimate_smoothness
+from fedmcmc.step_sizes import inverse_sqrt_schedule as inverse_sqrt_schedule
+from fedmcmc.step_sizes import suggest_step_size as suggest_step_size
+from fedmcmc.stopping import StoppingRule as StoppingRule
+from fedmcmc.stopping import rhat_below as rhat_below

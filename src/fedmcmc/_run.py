@@ -24,6 +24,7 @@ from fedmcmc._types import FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.errors import NonFiniteError
 from fedmcmc.samples import Samples
+from fedmcmc.stopping import StoppingRule
 
 __all__ = ["Run"]
 
@@ -45,9 +46,11 @@ class Run:
         keys: Array,
         collect: Collect | None,
         state: FederatedState,
+        until: StoppingRule | None = None,
     ) -> None:
         self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
-        self.state = state
+        self.state, self.until = state, until
+        self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes.
         tabulated = schedules.tabulate(kernel, 0, 1)
         self.shapes = kept_shapes(tabulated, data, keys, state, collect)
@@ -68,11 +71,14 @@ class Run:
         # A power of two, so that another number of draws runs the same program.
         capacity = int(min(2 ** max(num_draws - 1, 0).bit_length(), budget, self.longest))
         length, at = self.block, first
+        asked = 0 if self.until is None else self.until.next_check(0)
         try:
-            while at < end:
+            while at < end and not self.stopped.get("reached"):
                 num_kept = max(at - keep_from, 0) // thinning
                 full = keep_from + (num_kept + capacity) * thinning
                 stop = min(at + min(length, self.longest), end, full)
+                if self.until is not None:
+                    stop = min(stop, keep_from + asked * thinning)
                 begun = time.perf_counter()
                 segment = self._segment(at, stop, keep_from, thinning, capacity)
                 took = time.perf_counter() - begun
@@ -80,6 +86,9 @@ class Run:
                 bar.update(stop - at)
                 length = self._next_length(length, stop - at, took)
                 at = stop
+                if self.until is not None and at in (keep_from + asked * thinning, end):
+                    self._ask(max(at - keep_from, 0) // thinning, at - first)
+                    asked = self.until.next_check(asked)
         except KeyboardInterrupt:
             warnings.warn(
                 f"Interrupted in or after round {at}; returning what was kept before. Go on with "
@@ -87,7 +96,31 @@ class Run:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        if self.until is not None and not self.stopped.get("reached"):
+            self._warn_unreached(self.until.name, at - first)
         return self.samples()
+
+    def _ask(self, num_draws: int, num_rounds: int) -> None:
+        assert self.until is not None
+        if num_draws < self.until.next_check(0):
+            return  # fewer than the rule can judge
+        verdict = self.until.check(self.samples().draws)
+        self.stopped = {
+            "rule": self.until.name,
+            "reached": verdict.stop,
+            "rounds": num_rounds,
+            **verdict.figures,
+        }
+
+    def _warn_unreached(self, name: str, num_rounds: int) -> None:
+        figures = {k: v for k, v in self.stopped.items() if isinstance(v, float)}
+        found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
+        warnings.warn(
+            f"Stopped after {num_rounds} rounds without {name} ({found}). Go on with "
+            f"sample(..., state=samples.state).",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _segment(self, at: int, stop: int, keep_from: int, thinning: int, capacity: int) -> Segment:
         num_kept = max(at - keep_from, 0) // thinning
@@ -151,4 +184,6 @@ class Run:
         else:
             lead = (len(self.keys), 0)
             kept = jax.tree.map(lambda s: np.zeros(lead + s.shape, s.dtype), self.shapes)
-        return Samples(kept.draw, kept.info, self.state, self.totals, self.kernel.constrain_fn)
+        return Samples(
+            kept.draw, kept.info, self.state, self.totals, self.kernel.constrain_fn, self.stopped
+        )

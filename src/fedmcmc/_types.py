@@ -18,6 +18,7 @@ __all__ = [
     "Broadcast",
     "Client",
     "Cohort",
+    "Exchange",
     "FederatedKernel",
     "FederatedState",
     "GradientEstimator",
@@ -131,12 +132,16 @@ class Broadcast(NamedTuple):
     """All that goes down to a client.
 
     `round` is ``[]`` int32, `position` the chain's (or the approximation's) position, `extra`
-    whatever else a kernel family sends (a snapshot, the sum of the clients' gradients, a cavity).
+    whatever else a kernel family sends (a snapshot, a cavity). Within a round only, `shared` holds
+    what all clients draw alike from one common key, and `summed` what an earlier exchange of the
+    round summed; between rounds both are ``()``.
     """
 
     round: Array
     position: ArrayTree
     extra: ArrayTree = ()
+    shared: ArrayTree = ()
+    summed: ArrayTree = ()
 
 
 class FederatedState(NamedTuple):
@@ -247,6 +252,10 @@ class GradientEstimator(NamedTuple):
         ``(position, data) -> None``, raises `ValueError` where the estimator does not fit.
     reference
         What has to be broadcast besides the position, if anything.
+    summed
+        ``(loglikelihood_fn, broadcast, client) -> tree`` whose sum over clients (times one over
+        their probability of taking part) the round needs first, in `Broadcast.summed`; ``None``
+        where it needs none.
     """
 
     init: Callable[..., ArrayTree]
@@ -255,6 +264,28 @@ class GradientEstimator(NamedTuple):
     estimate: Callable[..., ArrayTree]
     check: Callable[..., None]
     reference: Reference | None = None
+    summed: Callable[..., ArrayTree] | None = None
+
+
+class Exchange(NamedTuple):
+    """One exchange of messages that a round holds before that of the kernel itself.
+
+    The same clients take part in all exchanges of a round, and their state goes from one to the
+    next; so do the broadcast and the server's state.
+
+    Attributes
+    ----------
+    prepare, step, prepare_server, message_fn
+        As those of `FederatedKernel`.
+    aggregate
+        Likewise, but leaves the round's number as it is.
+    """
+
+    prepare: Callable[..., ArrayTree]
+    step: Callable[..., tuple[ArrayTree, ArrayTree, "StepInfo"]]
+    aggregate: Callable[..., tuple[Broadcast, ArrayTree, ArrayTree]]
+    prepare_server: Callable[..., ArrayTree] | None = None
+    message_fn: Callable[..., ArrayTree] | None = None
 
 
 class StepInfo(NamedTuple):
@@ -302,6 +333,11 @@ class FederatedKernel(NamedTuple):
     message_fn
         ``like -> shapes`` of a message, from the broadcast's shapes; ``None`` where a message is
         shaped as the position.
+    prepare_shared
+        ``(rng_key, like) -> draws``: what all clients draw alike, from a key that they share; they
+        find it in `Broadcast.shared`.
+    before
+        Exchanges of messages that precede this one in each round.
     """
 
     init: Callable[..., FederatedState]
@@ -313,6 +349,16 @@ class FederatedKernel(NamedTuple):
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
     prepare_server: Callable[..., ArrayTree] | None = None
     message_fn: Callable[..., ArrayTree] | None = None
+    prepare_shared: Callable[..., ArrayTree] | None = None
+    before: tuple[Exchange, ...] = ()
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All exchanges of a round, the kernel's own last."""
+        own = Exchange(
+            self.prepare, self.step, self.aggregate, self.prepare_server, self.message_fn
+        )
+        return (*self.before, own)
 
 
 def as_functions(tree: ArrayTree) -> ArrayTree:

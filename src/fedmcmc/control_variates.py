@@ -21,6 +21,7 @@ from fedmcmc._types import (
 from fedmcmc.branches import where_any
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient
+from fedmcmc.zero_sum import Correction, zero_sum
 
 __all__ = ["fixed_point", "svrg"]
 
@@ -57,12 +58,11 @@ def fixed_point(
     if estimator.reference is not None:
         raise ValueError("fixed_point goes around an estimator that needs no reference of its own.")
     centre = jax.tree.map(trees.as_float, centre)
-    return GradientEstimator(
-        init=Partial(_init_fixed, estimator, centre, Static(bool(centred))),
-        prepare=estimator.prepare,
-        start=Partial(_start_fixed, estimator),
-        estimate=Partial(_estimate_fixed, estimator, centre),
-        check=Partial(_check_fixed, estimator, centre),
+    return zero_sum(
+        estimator,
+        Partial(_correct_fixed, centre),
+        init=Partial(_init_fixed, centre, Static(bool(centred))),
+        check=Partial(_check_fixed, centre),
     )
 
 
@@ -102,77 +102,37 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
     if estimator.reference is not None:
         raise ValueError("svrg goes around an estimator that needs no reference of its own.")
     period = Static(int(refresh_every))
-    return GradientEstimator(
-        init=Partial(_init_svrg, estimator),
-        prepare=estimator.prepare,
-        start=Partial(_start_svrg, estimator, period),
-        estimate=Partial(_estimate_svrg, estimator),
-        check=estimator.check,
+    return zero_sum(
+        estimator,
+        Partial(_correct_svrg, period),
+        init=Partial(_init_svrg),
         reference=Reference(Partial(_update, period), Partial(_missing, period)),
     )
-
-
-def _difference(
-    estimator: GradientEstimator,
-    loglikelihood_fn: Any,
-    draws: ArrayTree,
-    position: ArrayTree,
-    other: ArrayTree,
-    context: ArrayTree,
-    client: Client,
-) -> ArrayTree:
-    # Both places in one call: linear algebra on the rows is then done once, on twice the columns.
-    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other)
-    gradients = jax.vmap(lambda x: estimator.estimate(loglikelihood_fn, draws, x, context, client))(
-        both
-    )
-    return jax.tree.map(lambda g: g[0] - g[1], gradients)
 
 
 # A fixed point
 
 
 def _init_fixed(
-    estimator: GradientEstimator,
     centre: ArrayTree,
     centred: Static[bool],
     loglikelihood_fn: Any,
     position: ArrayTree,
     client: Client,
-) -> tuple[ArrayTree, ArrayTree]:
-    known = () if centred.value else client_gradient(loglikelihood_fn, centre, client)
-    return known, estimator.init(loglikelihood_fn, position, client)
-
-
-def _start_fixed(
-    estimator: GradientEstimator,
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    state: tuple[ArrayTree, ArrayTree],
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree]:
-    context, inner = estimator.start(loglikelihood_fn, broadcast, state[1], client)
-    return (context, state[0]), (state[0], inner)
-
-
-def _estimate_fixed(
-    estimator: GradientEstimator,
-    centre: ArrayTree,
-    loglikelihood_fn: Any,
-    draws: ArrayTree,
-    position: ArrayTree,
-    context: tuple[ArrayTree, ArrayTree],
-    client: Client,
 ) -> ArrayTree:
-    inner, known = context
-    gradient = _difference(estimator, loglikelihood_fn, draws, position, centre, inner, client)
-    return gradient if trees.is_empty(known) else trees.add(gradient, known)
+    del position
+    return () if centred.value else client_gradient(loglikelihood_fn, centre, client)
 
 
-def _check_fixed(
-    estimator: GradientEstimator, centre: ArrayTree, position: ArrayTree, data: FederatedData
-) -> None:
-    estimator.check(position, data)
+def _correct_fixed(
+    centre: ArrayTree, loglikelihood_fn: Any, broadcast: Broadcast, own: ArrayTree, client: Client
+) -> tuple[Correction, ArrayTree]:
+    del loglikelihood_fn, broadcast, client
+    return Correction(slope=own, anchor=centre), own
+
+
+def _check_fixed(centre: ArrayTree, position: ArrayTree, data: FederatedData) -> None:
+    del data
     leaves = jax.tree.leaves(centre)
     given, expected = trees.shapes_of(centre), trees.shapes_of(position)
     same = trees.same_structure(given, expected) and all(
@@ -201,12 +161,10 @@ class _Snapshot(NamedTuple):
     known: Cached  # of _Known
 
 
-def _init_svrg(
-    estimator: GradientEstimator, loglikelihood_fn: Any, position: ArrayTree, client: Client
-) -> tuple[_Snapshot, ArrayTree]:
+def _init_svrg(loglikelihood_fn: Any, position: ArrayTree, client: Client) -> _Snapshot:
+    del loglikelihood_fn, client
     never = jnp.full((), -1, jnp.int32)
-    known = _Snapshot(never, Cached(_Known(never, trees.zeros_like(position))))
-    return known, estimator.init(loglikelihood_fn, position, client)
+    return _Snapshot(never, Cached(_Known(never, trees.zeros_like(position))))
 
 
 def _snapshot_round(period: Static[int], round_: Array) -> Array:
@@ -227,16 +185,14 @@ def _missing(period: Static[int], broadcast: Broadcast, state: tuple[_Snapshot, 
     return (state[0].sent != latest) & (broadcast.round != latest)
 
 
-def _start_svrg(
-    estimator: GradientEstimator,
+def _correct_svrg(
     period: Static[int],
     loglikelihood_fn: Any,
     broadcast: Broadcast,
-    state: tuple[_Snapshot, ArrayTree],
+    own: _Snapshot,
     client: Client,
-) -> tuple[ArrayTree, ArrayTree]:
-    known, inner = state[0].known.value, state[1]
-    context, inner = estimator.start(loglikelihood_fn, broadcast, inner, client)
+) -> tuple[Correction, _Snapshot]:
+    known = own.known.value
     latest = _snapshot_round(period, broadcast.round)
     gradient = where_any(
         known.round != latest,
@@ -247,17 +203,4 @@ def _start_svrg(
         client,
     )
     snapshot = _Snapshot(latest, Cached(_Known(latest, gradient)))
-    return (context, broadcast.extra, gradient), (snapshot, inner)
-
-
-def _estimate_svrg(
-    estimator: GradientEstimator,
-    loglikelihood_fn: Any,
-    draws: ArrayTree,
-    position: ArrayTree,
-    context: tuple[ArrayTree, ArrayTree, ArrayTree],
-    client: Client,
-) -> ArrayTree:
-    inner, snapshot, known = context
-    gradient = _difference(estimator, loglikelihood_fn, draws, position, snapshot, inner, client)
-    return trees.add(gradient, known)
+    return Correction(slope=gradient, anchor=broadcast.extra), snapshot

@@ -31,7 +31,8 @@ def one_client_at_a_time(kernel: FederatedKernel) -> FederatedKernel:
     one, which takes up to twice as long; where all clients share a position, neither way is
     slower.
     """
-    return kernel._replace(step=Partial(_one_at_a_time, kernel.step))
+    before = tuple(e._replace(step=Partial(_one_at_a_time, e.step)) for e in kernel.before)
+    return kernel._replace(step=Partial(_one_at_a_time, kernel.step), before=before)
 
 
 def _one_at_a_time(step: Callable[..., ArrayTree], *arguments: ArrayTree) -> ArrayTree:

@@ -1,11 +1,9 @@
-"""Corrections of a client's gradient that sum to zero over clients.
+"""Corrections by which each client feels what the others would say, and their sum does not.
 
-All are ``estimate + share * grad log q - grad log q_client`` with ``q`` the product of the
-clients' ``q_client`` and shares that sum to one, so the sum over clients is left alone while each
-client feels what the others would say.
+Both are ``estimate + share * grad log q - grad log q_client`` (`fedmcmc.zero_sum`), with Gaussian
+``q_client`` that are known from the start, or log-linear ones that are renewed every round.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +23,10 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import client_gradient
+from fedmcmc.zero_sum import Correction, zero_sum
 
-__all__ = ["as_surrogates", "conducive"]
+__all__ = ["as_surrogates", "conducive", "scaffold"]
 
 
 def conducive(
@@ -62,16 +62,51 @@ def conducive(
         PerClient(surrogates),
         surrogates.sum(),
         schedules.number(alpha, "alpha"),
-        None if shares is None else PerClient(jnp.asarray(shares, jnp.result_type(float))),
+        None if shares is None else PerClient(_as_shares(shares)),
     )
-    return GradientEstimator(
-        init=estimator.init,
-        prepare=estimator.prepare,
-        start=Partial(_start, estimator.start, parameters),
-        estimate=Partial(_estimate, estimator.estimate),
-        check=Partial(_check, estimator.check, surrogates, parameters.shares),
-        reference=estimator.reference,
+    return zero_sum(
+        estimator,
+        Partial(_conducive, parameters),
+        check=Partial(_check, surrogates, parameters.shares),
     )
+
+
+def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> GradientEstimator:
+    """Estimate gradients relative to those at the position that the round starts from.
+
+    ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, with the same draws at
+    both places. Before the clients move, each sends its gradient at ``theta_0``, by a full pass
+    over its rows; the kernel's round then holds one more exchange of messages. At ``theta_0`` all
+    clients have the same gradient, whatever their data.
+
+    Parameters
+    ----------
+    estimator
+        Gives ``H``.
+    shares
+        ``[num_clients]``, summing to one; by default each client's share of rows. In a weighted
+        average of clients these are the weights.
+
+    References
+    ----------
+    Karimireddy et al. (2020), SCAFFOLD, option I; Liang et al. (2024), Algorithm B.2.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> estimator = scaffold(fedmcmc.minibatch(10))
+    """
+    parameters = None if shares is None else PerClient(_as_shares(shares))
+    return zero_sum(
+        estimator,
+        Partial(_scaffold, parameters),
+        check=Partial(_check_shares, parameters),
+        summed=Partial(_gradient_at_start),
+    )
+
+
+def _as_shares(shares: Any) -> Array:
+    return jnp.asarray(shares, jnp.result_type(float))
 
 
 def as_surrogates(surrogates: Gaussian) -> Gaussian:
@@ -100,42 +135,49 @@ class _Conducive(NamedTuple):
     shares: PerClient | None
 
 
-def _start(
-    inner: Callable[..., tuple[ArrayTree, ArrayTree]],
+def _share(shares: PerClient | None, client: Client) -> Array:
+    return client.share if shares is None else shares.of(client)
+
+
+def _conducive(
     parameters: _Conducive,
     loglikelihood_fn: Any,
     broadcast: Broadcast,
-    state: ArrayTree,
+    own: ArrayTree,
     client: Client,
-) -> tuple[ArrayTree, ArrayTree]:
-    context, state = inner(loglikelihood_fn, broadcast, state, client)
-    share = client.share if parameters.shares is None else parameters.shares.of(client)
+) -> tuple[Correction, ArrayTree]:
+    del loglikelihood_fn
     # One Gaussian in place of two: alpha * (share * log q - log q_client), natural parameters.
-    correction = parameters.product**share / parameters.own.of(client)
-    return (context, correction ** schedules.value(parameters.alpha, broadcast.round)), state
+    share = _share(parameters.shares, client)
+    log_q = parameters.product**share / parameters.own.of(client)
+    return Correction(log_q=log_q ** schedules.value(parameters.alpha, broadcast.round)), own
 
 
-def _estimate(
-    inner: Callable[..., ArrayTree],
+def _gradient_at_start(loglikelihood_fn: Any, broadcast: Broadcast, client: Client) -> ArrayTree:
+    return client_gradient(loglikelihood_fn, broadcast.position, client)
+
+
+def _scaffold(
+    shares: PerClient | None,
     loglikelihood_fn: Any,
-    draws: ArrayTree,
-    position: ArrayTree,
-    context: tuple[ArrayTree, Gaussian],
+    broadcast: Broadcast,
+    own: ArrayTree,
     client: Client,
-) -> ArrayTree:
-    gradient = inner(loglikelihood_fn, draws, position, context[0], client)
-    return trees.add(gradient, context[1].grad_log(position))
+) -> tuple[Correction, ArrayTree]:
+    del loglikelihood_fn
+    slope = trees.scale(_share(shares, client), broadcast.summed)
+    return Correction(slope=slope, anchor=broadcast.position), own
 
 
 def _check(
-    inner: Callable[..., None],
-    surrogates: Gaussian,
-    shares: PerClient | None,
-    position: ArrayTree,
-    data: FederatedData,
+    surrogates: Gaussian, shares: PerClient | None, position: ArrayTree, data: FederatedData
 ) -> None:
-    inner(position, data)
     surrogates.check_clients(position, data.num_clients)
+    _check_shares(shares, position, data)
+
+
+def _check_shares(shares: PerClient | None, position: ArrayTree, data: FederatedData) -> None:
+    del position
     if shares is not None and shares.values.shape != (data.num_clients,):
         raise ValueError(
             f"shares must have shape ({data.num_clients},), one a client, got "

@@ -1,8 +1,7 @@
 """Estimates of the gradient of a client's log likelihood, and the gradient of the prior."""
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,42 +15,47 @@ from fedmcmc._types import (
     Client,
     GradientEstimator,
     Number,
+    PerClient,
     Reference,
     Static,
 )
-from fedmcmc.data import FederatedData, fold, gather, own_rows, single_chunk
-from fedmcmc.scaling import rows_over_batch
-from fedmcmc.streams import distinct_integers, integers_below, normals, realise_normals
+from fedmcmc.data import FederatedData, fold, own_rows, single_chunk
+from fedmcmc.streams import normals, realise_normals
 
 __all__ = [
     "client_gradient",
     "first_reference",
-    "for_batch_size",
     "full_gradient",
-    "minibatch",
     "next_broadcast",
+    "no_check",
+    "no_context",
+    "no_state",
     "noisy",
+    "sum_gradient",
 ]
-
-MAX_PREPARED_ROWS = 2**22
-"""Above this many numbers a client and round, offsets of rows are prepared instead of rows."""
-MAX_PREPARED_BATCH = 2**12
-"""Above this many numbers a minibatch, likewise: gathering large batches ahead only copies them."""
 
 
 def client_gradient(
     loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
 ) -> ArrayTree:
     """Gradient of the sum of the client's log likelihood over all its rows."""
-    return fold(lambda rows, mask: _sum_gradient(loglikelihood_fn, position, rows, mask), client)
+    return fold(lambda rows, mask: sum_gradient(loglikelihood_fn, position, rows, mask), client)
 
 
-def _sum_gradient(
+def sum_gradient(
     loglikelihood_fn: Callable[..., Array],
     position: ArrayTree,
     rows: ArrayTree,
     mask: Array | None = None,
 ) -> ArrayTree:
+    """Gradient of the sum of the log likelihood over `rows`, those under `mask` alone.
+
+    Raises
+    ------
+    ValueError
+        If the log likelihood does not return one term a row.
+    """
+
     def total(position_: ArrayTree) -> Array:
         terms = loglikelihood_fn(position_, rows)
         num = jax.tree.leaves(rows)[0].shape[0]
@@ -92,57 +96,37 @@ def full_gradient() -> GradientEstimator:
     )
 
 
-def minibatch(batch_size: int | float, *, replace: bool = True) -> GradientEstimator:
-    """Use a random minibatch of the client's rows: their sum, times size over batch size.
-
-    Parameters
-    ----------
-    batch_size
-        Rows a call; or, between zero and one, the fraction of a client's rows, rounded down to
-        at least one row.
-    replace
-        Draw rows with replacement (default), else without: then a client with fewer rows than
-        `batch_size` uses each of its rows once.
-
-    Raises
-    ------
-    ValueError
-        If `batch_size` is neither a positive integer nor a fraction.
-    """
-    is_fraction = 0 < batch_size < 1
-    if not is_fraction and (int(batch_size) != batch_size or batch_size < 1):
-        raise ValueError(
-            f"batch_size must be a positive integer, or a fraction between 0 and 1, got "
-            f"{batch_size!r}."
-        )
-    config = _Config(float(batch_size) if is_fraction else int(batch_size), bool(replace))
-    return GradientEstimator(
-        init=Partial(no_state),
-        prepare=Partial(_prepare_minibatch, Static(config)),
-        start=Partial(no_context),
-        estimate=Partial(_estimate_minibatch, Static(config)),
-        check=Partial(no_check),
-    )
-
-
-def for_batch_size(batch_size: int | float | None, *, replace: bool = True) -> GradientEstimator:
-    """Return `full_gradient` for ``None``, else `minibatch`."""
-    return full_gradient() if batch_size is None else minibatch(batch_size, replace=replace)
-
-
-def noisy(estimator: GradientEstimator, scale: Number) -> GradientEstimator:
+def noisy(
+    estimator: GradientEstimator,
+    scale: Number,
+    *,
+    weighted: bool = False,
+    weights: Array | None = None,
+) -> GradientEstimator:
     """Add Gaussian noise of standard deviation `scale` to each coordinate of an estimate.
 
     Models an oracle with state-independent noise; its laws on Gaussian targets are exact.
+
+    Parameters
+    ----------
+    estimator
+        What the noise is added to.
+    scale
+        Number or schedule of the round.
+    weighted
+        Whether the noise is that of the gradient of a client's weighted loss, minus its log
+        likelihood over its weight: then it is `scale` times the weight.
+    weights
+        ``[num_clients]``; by default a client's weight is its share of rows.
     """
     sd = schedules.number(scale, "scale", minimum=0.0)
-    return GradientEstimator(
-        init=estimator.init,
+    table: Any = ()
+    if weights is not None:
+        table = PerClient(jnp.asarray(weights, jnp.result_type(float)))
+    return estimator._replace(
         prepare=Partial(_prepare_noisy, estimator.prepare),
-        start=Partial(_start_noisy, estimator.start, sd),
+        start=Partial(_start_noisy, estimator.start, sd, Static(bool(weighted)), table),
         estimate=Partial(_estimate_noisy, estimator.estimate),
-        check=estimator.check,
-        reference=estimator.reference,
     )
 
 
@@ -187,74 +171,7 @@ def _estimate_full(
     del draws
     if trees.is_empty(context):
         return client_gradient(loglikelihood_fn, position, client)
-    return _sum_gradient(loglikelihood_fn, position, *context)
-
-
-class _Config(NamedTuple):
-    batch_size: int | float  # a float is a fraction
-    replace: bool
-
-
-class _Minibatch(NamedTuple):
-    rows: ArrayTree  # leaves [num_calls, batch_size, ...], or () where only offsets are prepared
-    offsets: ArrayTree  # [num_calls, batch_size], or () where rows are prepared
-
-
-def _rows_used(config: _Config, size: Any) -> Any:
-    """Return how many rows of a client of this size a minibatch uses."""
-    if isinstance(config.batch_size, int):
-        return config.batch_size if config.replace else jnp.minimum(config.batch_size, size)
-    # In float32 a tenth of 190 may be a little below 19.
-    size = jnp.asarray(size, jnp.float32)
-    rows = jnp.floor(size * jnp.float32(config.batch_size) * jnp.float32(1 + 2**-20))
-    return jnp.maximum(rows, 1).astype(jnp.int32)
-
-
-def _prepare_minibatch(
-    config: Static[_Config],
-    rng_key: Array,
-    like: ArrayTree,
-    client: Client,
-    num_calls: int,
-) -> _Minibatch:
-    del like
-    given, replace = config.value
-    if isinstance(given, int):
-        most = given
-    else:
-        with jax.ensure_compile_time_eval():
-            most = int(_rows_used(config.value, client.max_size))
-    if not replace:
-        take = _rows_used(config.value, client.size)
-        offsets = distinct_integers(rng_key, client.size, (num_calls, most), take)
-    elif isinstance(given, int):
-        offsets = integers_below(rng_key, client.size, (num_calls, most))
-    else:
-        # Transposed, so that what a client draws does not depend on the largest client.
-        offsets = integers_below(rng_key, client.size, (most, num_calls)).T
-    row_size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(client.rows))
-    size = most * row_size
-    if size > MAX_PREPARED_BATCH or num_calls * size > MAX_PREPARED_ROWS:
-        return _Minibatch((), offsets)
-    return _Minibatch(gather(client, offsets), ())
-
-
-def _estimate_minibatch(
-    config: Static[_Config],
-    loglikelihood_fn: Callable[..., Array],
-    draws: _Minibatch,
-    position: ArrayTree,
-    context: ArrayTree,
-    client: Client,
-) -> ArrayTree:
-    del context
-    rows = gather(client, draws.offsets) if trees.is_empty(draws.rows) else draws.rows
-    most = jax.tree.leaves(rows)[0].shape[0]
-    if config.value == (most, True):
-        return rows_over_batch(client, most, _sum_gradient(loglikelihood_fn, position, rows))
-    used = _rows_used(config.value, client.size)
-    mask = jnp.arange(most, dtype=jnp.int32) < used
-    return rows_over_batch(client, used, _sum_gradient(loglikelihood_fn, position, rows, mask))
+    return sum_gradient(loglikelihood_fn, position, *context)
 
 
 def _prepare_noisy(
@@ -267,13 +184,18 @@ def _prepare_noisy(
 def _start_noisy(
     inner: Callable[..., tuple[ArrayTree, ArrayTree]],
     scale: Any,
+    weighted: Static[bool],
+    weights: PerClient | tuple[()],
     loglikelihood_fn: Any,
     broadcast: Broadcast,
     state: ArrayTree,
     client: Client,
 ) -> tuple[ArrayTree, ArrayTree]:
     context, state = inner(loglikelihood_fn, broadcast, state, client)
-    return (context, schedules.value(scale, broadcast.round)), state
+    sd = schedules.value(scale, broadcast.round)
+    if weighted.value:
+        sd = sd * (weights.of(client) if isinstance(weights, PerClient) else client.share)
+    return (context, sd), state
 
 
 def _estimate_noisy(

@@ -1,4 +1,4 @@
-"""Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, one at random."""
+"""Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, draws at random."""
 
 from typing import Literal
 
@@ -98,24 +98,33 @@ def uniform(cohort_size: int) -> Participation:
     )
 
 
-def categorical(probabilities: Array | None = None) -> Participation:
-    """One client a round, drawn with `probabilities` (uniform by default).
+def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> Participation:
+    """`cohort_size` clients drawn with replacement, with `probabilities` (uniform by default).
 
-    Its message is weighted by one over its probability. Kernels that hand one chain from client
-    to client put the weight into the gradient instead (``weighted=False``).
+    A message is weighted by one over `cohort_size` times the probability. Kernels that hand one
+    chain from client to client put the weight into the gradient instead (``weighted=False``). A
+    client that is drawn twice draws the same numbers twice and counts twice, also in bits.
 
     Parameters
     ----------
     probabilities
         ``[num_clients]``, positive, summing to one.
+    cohort_size
+        Draws a round.
 
     Raises
     ------
     ValueError
-        If a probability is not positive or they do not sum to one.
+        If a probability is not positive, they do not sum to one, or `cohort_size` is no positive
+        integer.
     """
+    if int(cohort_size) != cohort_size or cohort_size < 1:
+        raise ValueError(f"categorical needs a positive integer cohort_size, got {cohort_size!r}.")
+    size = Static(int(cohort_size))
     if probabilities is None:
-        return Participation(Partial(_prepare_one), Partial(_fits_any), 1, drops=False)
+        return Participation(
+            Partial(_prepare_any, size), Partial(_fits_any), size.value, drops=False
+        )
     p = jnp.asarray(probabilities, jnp.result_type(float))
     if p.ndim != 1:
         raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
@@ -127,7 +136,10 @@ def categorical(probabilities: Array | None = None) -> Participation:
                 f"smallest entry of {float(np.asarray(p).min()):.6g}."
             )
     return Participation(
-        Partial(_prepare_categorical, p, _edges(p)), Partial(_fits_probabilities, p), 1, drops=False
+        Partial(_prepare_categorical, size, p, _edges(p)),
+        Partial(_fits_probabilities, p),
+        size.value,
+        drops=False,
     )
 
 
@@ -182,17 +194,21 @@ def _prepare_uniform(cohort_size: Static[int], rng_key: Array, num_clients: int)
     return Cohort(index, weight, jnp.ones(size, bool))
 
 
-def _prepare_one(rng_key: Array, num_clients: int) -> Cohort:
-    index = integers_below(rng_key, jnp.asarray(num_clients), (1,))
-    weight = jnp.full(1, num_clients, jnp.result_type(float))
-    return Cohort(index, weight, jnp.ones(1, bool))
+def _prepare_any(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:
+    size = cohort_size.value
+    index = integers_below(rng_key, jnp.asarray(num_clients), (size,))
+    weight = jnp.full(size, num_clients / size, jnp.result_type(float))
+    return Cohort(index, weight, jnp.ones(size, bool))
 
 
-def _prepare_categorical(p: Array, edges: Array, rng_key: Array, num_clients: int) -> Cohort:
+def _prepare_categorical(
+    cohort_size: Static[int], p: Array, edges: Array, rng_key: Array, num_clients: int
+) -> Cohort:
     del num_clients
-    word = jax.random.bits(rng_key, (1,), jnp.uint32)
+    size = cohort_size.value
+    word = jax.random.bits(rng_key, (size,), jnp.uint32)
     index = jnp.searchsorted(edges, word, side="right").astype(jnp.int32)
-    return Cohort(index, 1 / p[index], jnp.ones(1, bool))
+    return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
 
 
 def _fits_any(num_clients: int) -> None:

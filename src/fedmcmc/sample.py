@@ -13,8 +13,11 @@ from fedmcmc._run import Run
 from fedmcmc._segments import Collect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import FederatedData
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.predictions import predict_bias
 from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
+from fedmcmc.stopping import StoppingRule
 
 __all__ = ["local_positions", "sample"]
 
@@ -35,13 +38,16 @@ def sample(
     data: FederatedData,
     position: ArrayTree | Callable[[Array], ArrayTree] | None = None,
     *,
-    num_rounds: int,
+    num_rounds: int | None = None,
     num_burnin: int = 0,
     thinning: int = 1,
     num_chains: int | None = None,
     collect: Collect | None = None,
     progress: bool = True,
     state: FederatedState | None = None,
+    until: StoppingRule | None = None,
+    max_rounds: int | None = None,
+    surrogates: Gaussian | None = None,
 ) -> Samples:
     """Run `kernel` on `data` and keep draws.
 
@@ -58,7 +64,7 @@ def sample(
         Where each chain starts: a pytree, or ``rng_key -> pytree`` for a start a chain. Not
         needed where `state` is given.
     num_rounds
-        Rounds to run, burn-in included.
+        Rounds to run, burn-in included; not with `until`.
     num_burnin
         The first rounds, not kept.
     thinning
@@ -74,6 +80,14 @@ def sample(
     state
         ``samples.state`` of an earlier run to go on from, instead of `position`. With the same
         key the two runs give the very draws of an uninterrupted one.
+    until
+        A rule that is asked between segments whether the draws so far suffice, instead of
+        `num_rounds`; see `fedmcmc.rhat_below`. What it said is in ``samples.stopped``.
+    max_rounds
+        With `until`: rounds at most, burn-in included. Stopping there warns.
+    surrogates
+        One `Gaussian` a client for its likelihood (`fedmcmc.surrogates`): what
+        `fedmcmc.predict_bias` makes of them is printed before the run.
 
     Returns
     -------
@@ -87,10 +101,11 @@ def sample(
         If a chain turns non-finite; the draws before are in its `samples`.
     """
     _check_types(kernel, data)
+    most = _most_rounds(num_rounds, until, max_rounds)
     if num_chains is None:
         num_chains = 1 if state is None else jnp.size(state.broadcast.round)
-    num_rounds, num_burnin, thinning, num_chains = _check_counts(
-        num_rounds=num_rounds, num_burnin=num_burnin, thinning=thinning, num_chains=num_chains
+    most, num_burnin, thinning, num_chains = _check_counts(
+        num_rounds=most, num_burnin=num_burnin, thinning=thinning, num_chains=num_chains
     )
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
@@ -100,9 +115,11 @@ def sample(
     else:
         _check_state(kernel, rows, keys, state)
     first = int(state.broadcast.round[0])
-    run = Run(kernel, rows, keys, collect, state)
-    with tqdm(total=num_rounds, unit="round", disable=not progress) as bar:
-        return run.go(first, first + num_burnin, first + num_rounds, thinning, bar)
+    if surrogates is not None:
+        print(predict_bias(kernel, data, surrogates, round_=first))
+    run = Run(kernel, rows, keys, collect, state, until)
+    with tqdm(total=most, unit="round", disable=not progress) as bar:
+        return run.go(first, first + num_burnin, first + most, thinning, bar)
 
 
 def _check_types(kernel: Any, data: Any) -> None:
@@ -112,6 +129,21 @@ def _check_types(kernel: Any, data: Any) -> None:
         raise TypeError(
             f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
         )
+
+
+def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:
+    """Return the number of rounds at most; raise unless one way to end a run is given."""
+    if until is None:
+        if num_rounds is None or max_rounds is not None:
+            raise ValueError("Give num_rounds=, or until= and max_rounds=.")
+        return num_rounds
+    if not isinstance(until, StoppingRule):
+        raise TypeError(
+            f"until must be a stopping rule (fedmcmc.rhat_below), got {type(until).__name__}."
+        )
+    if max_rounds is None or num_rounds is not None:
+        raise ValueError("With until= give max_rounds= in place of num_rounds=.")
+    return max_rounds
 
 
 def _check_counts(**given: Any) -> tuple[int, ...]:

@@ -32,6 +32,9 @@ class Samples:
         ``bits_down``, ``rounds``.
     constrain_fn
         Unconstrained position to the user's parameters, ``None`` for the identity.
+    stopped
+        What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
+        ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
     """
 
     draws: ArrayTree
@@ -39,6 +42,7 @@ class Samples:
     state: FederatedState
     totals: dict[str, np.ndarray]
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
+    stopped: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_chains(self) -> int:

@@ -2,7 +2,8 @@
 
 Log densities are sums over rows. A minibatch of ``m`` rows out of a client's ``n`` stands for
 ``n / m`` times its own sum; a client that takes part with probability ``p`` stands for ``1 / p``
-times its own; the prior counts once for the whole federation.
+times its own; the prior counts once for the whole federation. Where clients are averaged with
+weights ``w_c``, a client stands for ``1 / w_c`` times its own.
 """
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax import Array
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client
 
-__all__ = ["importance", "prior_share", "rows_over_batch"]
+__all__ = ["importance", "over_weight", "prior_share", "rows_over_batch"]
 
 
 def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree) -> ArrayTree:
@@ -23,6 +24,11 @@ def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree
 def importance(client: Client, gradient: ArrayTree) -> ArrayTree:
     """Scale a client's sum by one over its probability of taking part."""
     return trees.scale(client.weight, gradient)
+
+
+def over_weight(weight: Array, gradient: ArrayTree) -> ArrayTree:
+    """Scale a client's sum to the gradient of its weighted loss, by one over its weight."""
+    return trees.scale(1 / weight, gradient)
 
 
 def prior_share(client: Client, gradient: ArrayTree) -> ArrayTree:

@@ -1,6 +1,5 @@
 """One round of communication in simulation, and the `(init, step)` pair made of it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,14 +8,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc import streams, trees
+from fedmcmc._cohorts import all_states, groups_of, own_states, prepare_group, run_groups
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
-    Cached,
     Cohort,
+    Exchange,
     FederatedKernel,
     FederatedState,
-    Participation,
     StepInfo,
     as_functions,
 )
@@ -40,7 +39,7 @@ class RoundInfo(NamedTuple):
     gradient_norm
         ``[]``, root mean square over the active clients' gradient calls.
     clients
-        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``.
+        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``; of the round's last exchange.
     server
         Whatever the kernel's `aggregate` reports.
     """
@@ -57,8 +56,10 @@ class RoundInfo(NamedTuple):
 class RoundDraws(NamedTuple):
     """All that is random in a round, besides its cohort."""
 
-    clients: list[ArrayTree]  # of `prepare`, one a group, leaves [size, ...] (no axis for one)
-    server: ArrayTree  # of `prepare_server`; without one, () until the round's key is needed
+    # Of `prepare`, one entry an exchange, in it one a group, leaves [size, ...] (no axis for one).
+    clients: list[list[ArrayTree]]
+    server: list[ArrayTree]  # of `prepare_server`, one entry an exchange; () where it has none
+    shared: ArrayTree  # of `prepare_shared`
 
 
 class Simulation(NamedTuple):
@@ -129,35 +130,32 @@ def prepare_round(
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
-    server: ArrayTree = ()
-    if kernel.prepare_server is not None:
-        server = kernel.prepare_server(streams.server_key(rng_key, round_), shapes)
-
-    def prepare(key: Array, client: Any) -> ArrayTree:
-        return kernel.prepare(key, shapes, client)
-
-    def prepare_group(ids: Array, weight: Array, bound: int) -> ArrayTree:
-        keys = jax.vmap(lambda i: streams.client_key(rng_key, round_, i))(ids)
-        if ids.shape[0] == 1:
-            return prepare(keys[0], data.client(ids[0], weight[0], bound))
-        axes = (0, data.client_axes(bound))
-        return jax.vmap(prepare, in_axes=axes)(keys, data.client(ids, weight, bound))
-
-    groups = _groups(kernel, data, cohort)
-    draws = [prepare_group(group.ids, group.weight, bound) for group, bound in groups]
-    return cohort, RoundDraws(draws, server)
+    shared: ArrayTree = ()
+    if kernel.prepare_shared is not None:
+        shared = kernel.prepare_shared(streams.shared_key(rng_key, round_), shapes)
+    groups = groups_of(participation, data, cohort)
+    clients: list[list[ArrayTree]] = []
+    server: list[ArrayTree] = []
+    for index, exchange in _numbered(kernel):
+        drawn: ArrayTree = ()
+        if exchange.prepare_server is not None:
+            drawn = exchange.prepare_server(_server_key(rng_key, round_, index), shapes)
+        server.append(drawn)
+        clients.append(
+            [prepare_group(exchange, index, data, g, rng_key, round_, shapes) for g in groups]
+        )
+    return cohort, RoundDraws(clients, server, shared)
 
 
-def _groups(
-    kernel: FederatedKernel, data: FederatedData, cohort: Cohort
-) -> list[tuple[Cohort, int]]:
-    """Return the parts of the cohort that are computed together, each with a bound on sizes."""
-    if kernel.participation.cohort_size is not None or data.buckets is None:
-        return [(cohort, data.max_size)]
-    return [
-        (jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
-        for ids, bound in data.buckets.groups()
-    ]
+def _numbered(kernel: FederatedKernel) -> list[tuple[int | None, Exchange]]:
+    """Return a round's exchanges with their numbers, which the kernel's own has none of."""
+    *before, own = kernel.exchanges
+    return [*enumerate(before), (None, own)]
+
+
+def _server_key(rng_key: Array, round_: Array, index: int | None) -> Array:
+    key = streams.server_key(rng_key, round_)
+    return key if index is None else streams.exchange_key(key, index)
 
 
 def run_round(
@@ -169,109 +167,43 @@ def run_round(
     draws: RoundDraws,
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
-    broadcast, round_ = state.broadcast, state.broadcast.round
-    total, clients, step_info, most_up = _run_cohort(kernel, data, state, cohort, draws.clients)
-    if kernel.prepare_server is None:
-        draws = draws._replace(server=streams.server_key(rng_key, round_))
-    moved, server, server_info = kernel.aggregate(draws.server, broadcast, state.server, total)
+    round_, participation = state.broadcast.round, kernel.participation
+    groups = groups_of(participation, data, cohort)
+    states = own_states(participation, groups, state.clients)
+    broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
+    up, down, most_up, most_down = [], [], 0, 0
+    for (index, exchange), clients_draws, drawn in zip(
+        _numbered(kernel), draws.clients, draws.server, strict=True
+    ):
+        said = run_groups(exchange, participation, data, groups, broadcast, states, clients_draws)
+        most_sent = trees.num_bits(broadcast._replace(shared=()))
+        up.append(said.info.bits)
+        down.append(most_sent if trees.is_empty(said.info.bits_down) else said.info.bits_down)
+        most_up, most_down = most_up + said.bits, most_down + most_sent
+        if exchange.prepare_server is None:
+            drawn = _server_key(rng_key, round_, index)
+        broadcast, server, server_info = exchange.aggregate(drawn, broadcast, server, said.total)
+        states = said.states
     num_active = jnp.sum(cohort.active.astype(jnp.int32))
-    sends = 0 if kernel.participation.silent else 1
-    most_down = trees.num_bits(broadcast)
-    down = most_down if trees.is_empty(step_info.bits_down) else step_info.bits_down
-    square = jnp.where(cohort.active, step_info.gradient_norm**2, 0)
+    sends = 0 if participation.silent else 1
+    square = jnp.where(cohort.active, said.info.gradient_norm**2, 0)
     info = RoundInfo(
         round=round_,
         num_active=num_active,
         bits_up=_sum_bits(
             # A code is at most twice as long as the numbers it codes.
-            jnp.where(cohort.active, sends * step_info.bits, 0),
+            jnp.where(cohort.active, sends * sum(up), 0),
             2 * most_up,
         ),
         bits_down=_sum_bits(
-            jnp.where(cohort.active, sends * down, 0), most_down * cohort.active.shape[0]
+            jnp.where(cohort.active, sends * sum(down), 0), most_down * cohort.active.shape[0]
         ),
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
-        clients=step_info,
+        clients=said.info,
         server=server_info,
     )
-    return FederatedState(moved, server, clients), info
-
-
-def _run_cohort(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    state: FederatedState,
-    cohort: Cohort,
-    draws: list[ArrayTree],
-) -> tuple[ArrayTree, ArrayTree, StepInfo, int]:
-    """Return the sum of messages, all clients' states, the cohort's infos, uncompressed bits."""
-    totals, kept, bits = [], [], 0
-    groups = _groups(kernel, data, cohort)
-    for (group, bound), drawn in zip(groups, draws, strict=True):
-        whole = len(groups) == 1 and kernel.participation.cohort_size is None
-        old = state.clients
-        if not whole:
-            old = jax.tree.map(lambda leaf, ids=group.ids: leaf[ids], old)
-        message, new, info = _run_group(kernel, data, state, group, bound, drawn, old)
-        if kernel.participation.drops:
-            new = _kept_by_all(group.active, new, old)
-        totals.append(_sum_active(message, group, kernel.participation))
-        kept.append((new, info))
-        bits += trees.num_bits(message)
-    total = functools.reduce(trees.add, totals)
-    if len(groups) > 1 and data.buckets is not None:
-        place = data.buckets.place
-        new, info = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[place], *kept)
-    else:
-        new, info = kept[0]
-        if kernel.participation.cohort_size is not None:
-            new = jax.tree.map(lambda all_, own: all_.at[cohort.ids].set(own), state.clients, new)
-    return total, new, info, bits
-
-
-def _run_group(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    state: FederatedState,
-    group: Cohort,
-    bound: int,
-    draws: ArrayTree,
-    old: ArrayTree,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    if group.ids.shape[0] == 1:
-        outputs = kernel.step(
-            draws,
-            state.broadcast,
-            jax.tree.map(lambda leaf: leaf[0], old),
-            data.client(group.ids[0], group.weight[0], bound),
-        )
-        return jax.tree.map(lambda leaf: leaf[None], outputs)
-    step = jax.vmap(kernel.step, in_axes=(0, None, 0, data.client_axes(bound)))
-    return step(draws, state.broadcast, old, data.client(group.ids, group.weight, bound))
-
-
-def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """Return the new states of active clients, and of the others the old ones but for caches."""
-
-    def choose(a: Any, b: Any) -> Any:
-        return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)
-
-    return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
-
-
-def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:
-    def reduce(leaf: Array) -> Array:
-        if participation.weighted:
-            leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
-        if participation.drops:
-            leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
-        return jnp.sum(leaf, axis=0)
-
-    return jax.tree.map(reduce, message)
-
-
-def _column(vector: Array, leaf: Array) -> Array:
-    return vector.reshape(vector.shape + (1,) * (leaf.ndim - 1))
+    clients = all_states(participation, data, groups, state.clients, states)
+    return FederatedState(broadcast._replace(shared=(), summed=()), server, clients), info
 
 
 def _sum_bits(bits: Array, bound: int) -> Array:

@@ -19,19 +19,24 @@ __all__ = [
     "cohort_key",
     "compressor_key",
     "distinct_integers",
+    "exchange_key",
     "integers_below",
     "normals",
     "random_words",
     "realise_normals",
     "realise_words",
     "server_key",
+    "shared_key",
     "word_halves",
 ]
 
 _SERVER = 2**32 - 1
 _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3
+_SHARED = 2**32 - 4
+# Folded into the key of a client's round.
 _COMPRESSOR = 2**32 - 4
+_EXCHANGE = 2**32 - 256
 MAX_PREPARED_NORMALS = 2**22
 """Above this many numbers a client and round, a key a step is prepared instead of its normals."""
 
@@ -49,6 +54,19 @@ def server_key(rng_key: Array, round_: Array) -> Array:
 def cohort_key(rng_key: Array, round_: Array) -> Array:
     """Return the key that chooses the cohort of round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_COHORT))
+
+
+def shared_key(rng_key: Array, round_: Array) -> Array:
+    """Return the key that all clients share in round `round_`."""
+    return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_SHARED))
+
+
+def exchange_key(rng_key: Array, index: int) -> Array:
+    """Return the key of a round's exchange `index`, from a client's or the server's round key.
+
+    For exchanges before the kernel's own, whose key is the round key itself.
+    """
+    return jax.random.fold_in(rng_key, jnp.uint32(_EXCHANGE - index))
 
 
 def compressor_key(rng_key: Array, depth: int) -> Array:

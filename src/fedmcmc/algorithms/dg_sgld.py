@@ -6,8 +6,8 @@ distributed MCMC algorithm via Langevin Monte Carlo within Gibbs. Their ``gamma_
 """
 
 from fedmcmc._types import FederatedKernel, Number, Posterior
-from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels.consensus import consensus
+from fedmcmc.minibatches import for_batch_size
 
 __all__ = ["dg_sgld"]
 

@@ -10,8 +10,8 @@ import optax
 from jax import Array
 
 from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
-from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels import ensemble as families
+from fedmcmc.minibatches import for_batch_size
 
 __all__ = ["fed_be"]
 

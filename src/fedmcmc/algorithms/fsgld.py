@@ -10,8 +10,8 @@ from jax import Array
 from fedmcmc._types import FederatedKernel, Number, Posterior
 from fedmcmc.corrections import as_surrogates, conducive
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels.relay import relay
+from fedmcmc.minibatches import for_batch_size
 from fedmcmc.participation import categorical, pooled
 
 __all__ = ["dsgld", "fsgld", "sgld"]

@@ -11,8 +11,8 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, Number, Participation, Posterior
 from fedmcmc.control_variates import fixed_point, svrg
-from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels.langevin import langevin
+from fedmcmc.minibatches import for_batch_size
 from fedmcmc.participation import pooled
 from fedmcmc.preconditioners import rms
 

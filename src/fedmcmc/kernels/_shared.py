@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
@@ -12,11 +13,14 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Exchange,
     FederatedState,
     GradientEstimator,
     Participation,
+    PerClient,
     Posterior,
     Static,
+    StepInfo,
     as_functions,
 )
 from fedmcmc.data import FederatedData
@@ -25,14 +29,16 @@ from fedmcmc.streams import normals, realise_normals
 
 __all__ = [
     "LocalDraws",
-    "expect",
-    "expect_blocks",
-    "start",
     "bits_down",
     "chain_position",
+    "client_weights",
+    "expect",
+    "expect_blocks",
+    "first_sums",
     "positive_integer",
     "prepare_local_steps",
     "prepare_server_noise",
+    "start",
 ]
 
 
@@ -95,14 +101,23 @@ def start(
     participation: Participation,
     position: ArrayTree,
     data: FederatedData,
+    *,
+    sums: bool = False,
 ) -> tuple[Broadcast, ArrayTree]:
     """Return the first broadcast and what the clients' estimators keep, after all checks.
+
+    `sums` tells that the kernel's rounds begin with the exchange of `first_sums`.
 
     Raises
     ------
     ValueError
         If blocks, model, position and data do not fit together.
     """
+    if estimator.summed is not None and not sums:
+        raise ValueError(
+            "This estimator needs the sum of all clients' gradients before each round (scaffold), "
+            "which only kernels give whose clients move by themselves and are averaged."
+        )
     participation.check(data.num_clients)
     position = jax.tree.map(trees.as_float, position)
     _check_densities(posterior, position, data)
@@ -173,9 +188,71 @@ def _first_estimator_states(
 
 
 def bits_down(estimator: GradientEstimator, broadcast: Broadcast, client_state: ArrayTree) -> Array:
-    """Return the bits sent to a client: the position, and the reference where it lacks that."""
-    down = jnp.asarray(trees.num_bits(broadcast.position), jnp.int32)
+    """Return the bits sent to a client: the position, earlier sums, the reference it lacks."""
+    sent = trees.num_bits(broadcast.position) + trees.num_bits(broadcast.summed)
+    down = jnp.asarray(sent, jnp.int32)
     if estimator.reference is None:
         return down
     missing = estimator.reference.missing(broadcast, client_state)
     return (down + jnp.where(missing, trees.num_bits(broadcast.extra), 0)).astype(jnp.int32)
+
+
+def first_sums(posterior: Posterior, estimator: GradientEstimator) -> tuple[Exchange, ...]:
+    """Return the exchange that sums what the estimator needs summed, if it needs anything."""
+    if estimator.summed is None:
+        return ()
+    step = Partial(_step_of_sum, as_functions(posterior), estimator.summed)
+    return (Exchange(Partial(_prepare_nothing), step, Partial(_put_sum)),)
+
+
+def _prepare_nothing(rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+    del rng_key, like, client
+    return ()
+
+
+def _step_of_sum(
+    posterior: Posterior,
+    summed: Any,
+    draws: ArrayTree,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    del draws
+    message = summed(posterior.loglikelihood_fn, broadcast, client)
+    info = StepInfo(
+        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+        gradient_norm=jnp.sqrt(trees.squared_norm(message)),
+        bits_down=jnp.zeros((), jnp.int32),  # the position, which the kernel's own exchange counts
+    )
+    return message, client_state, info
+
+
+def _put_sum(
+    rng_key: Array, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+    del rng_key
+    return broadcast._replace(summed=total), server_state, ()
+
+
+def client_weights(weights: Any) -> PerClient | None:
+    """Return weights of clients in a weighted average, ``None`` for their shares of rows.
+
+    Raises
+    ------
+    ValueError
+        If they are not one positive number a client, or do not sum to one.
+    """
+    if weights is None:
+        return None
+    table = jnp.asarray(weights, jnp.result_type(float))
+    if table.ndim != 1:
+        raise ValueError(f"weights must have shape [num_clients], got shape {table.shape}.")
+    if not isinstance(table, jax.core.Tracer):
+        values = np.asarray(table, np.float64)
+        if not (np.isfinite(values).all() and values.min() > 0 and abs(values.sum() - 1) < 1e-4):
+            raise ValueError(
+                f"weights must be positive and sum to one, got a sum of {values.sum():.6g} and a "
+                f"smallest entry of {values.min():.6g}."
+            )
+    return PerClient(table)

@@ -1,7 +1,7 @@
 """Compression of a kernel's messages: a transform of any kernel."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Exchange,
     FederatedKernel,
     FederatedState,
     Static,
@@ -35,11 +36,13 @@ class _Draws(NamedTuple):
 class _Clients(NamedTuple):
     kernel: ArrayTree
     compressor: ArrayTree
+    before: tuple[ArrayTree, ...] = ()  # likewise, of the exchanges before the kernel's own
 
 
 class _Server(NamedTuple):
     kernel: ArrayTree
     memory: ArrayTree  # the sum of all clients' memories, or ()
+    before: tuple[ArrayTree, ...] = ()
 
 
 class _Message(NamedTuple):
@@ -52,6 +55,11 @@ class _Parts(NamedTuple):
     compressor: Compressor
     pooled_memory: Static[bool]
     depth: Static[int]  # compressions of the kernel itself
+    place: Static[int] = Static(-1)  # of the exchange, the kernel's own is the last
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.kernel.exchanges[self.place.value]
 
 
 def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel:
@@ -127,16 +135,29 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
         pooled = False
     parts = _Parts(kernel, compressor, Static(pooled), Static(_depth(kernel)))
     participation = replace(kernel.participation, weighted=weighted and not pooled, silent=False)
-    return FederatedKernel(
+    num = len(kernel.exchanges)
+    exchanges = [_exchange(parts._replace(place=Static(i - num))) for i in range(num)]
+    own = exchanges[-1]
+    return kernel._replace(
         init=Partial(_init, parts),
+        prepare=own.prepare,
+        step=own.step,
+        aggregate=own.aggregate,
+        draw=Partial(_draw, parts),
+        participation=participation,
+        message_fn=own.message_fn,
+        before=tuple(exchanges[:-1]),
+    )
+
+
+def _exchange(parts: _Parts) -> Exchange:
+    inner = parts.exchange
+    return Exchange(
         prepare=Partial(_prepare, parts),
         step=Partial(_step, parts),
         aggregate=Partial(_aggregate, parts),
-        draw=Partial(_draw, parts),
-        participation=participation,
-        constrain_fn=kernel.constrain_fn,
-        prepare_server=kernel.prepare_server,
-        message_fn=Partial(_shapes, parts) if pooled else kernel.message_fn,
+        prepare_server=inner.prepare_server,
+        message_fn=Partial(_shapes, parts) if parts.pooled_memory.value else inner.message_fn,
     )
 
 
@@ -153,13 +174,27 @@ def _compressed(kernel: FederatedKernel) -> _Parts | None:
     return parts
 
 
-def _message_like(kernel: FederatedKernel, like: Broadcast) -> ArrayTree:
-    return like.position if kernel.message_fn is None else kernel.message_fn(like)
+def _message_like(exchange: Exchange, like: Broadcast) -> ArrayTree:
+    return like.position if exchange.message_fn is None else exchange.message_fn(like)
 
 
 def _shapes(parts: _Parts, like: Broadcast) -> ArrayTree:
-    message = _message_like(parts.kernel, like)
+    message = _message_like(parts.exchange, like)
     return _Message(message, message)
+
+
+def _part(parts: _Parts, own: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
+    """Return what belongs to this exchange."""
+    return own if parts.place.value == -1 else before[len(before) + parts.place.value + 1]
+
+
+def _with_part(
+    parts: _Parts, new: ArrayTree, own: ArrayTree, before: tuple[ArrayTree, ...]
+) -> tuple[ArrayTree, tuple[ArrayTree, ...]]:
+    if parts.place.value == -1:
+        return new, before
+    at = len(before) + parts.place.value + 1
+    return own, (*before[:at], new, *before[at + 1 :])
 
 
 def _init(
@@ -167,39 +202,46 @@ def _init(
 ) -> FederatedState:
     kernel, compressor = parts.kernel, parts.compressor
     state = kernel.init(rng_key, position, data)
-    like = trees.shapes_of(_message_like(kernel, trees.shapes_of(state.broadcast)))
-    compressor.check(like, data.num_clients)
-    own = compressor.init(like)
-    own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_clients, *leaf.shape)), own)
-    total: Any = ()
-    if parts.pooled_memory.value:
-        total = trees.zeros_like(like)
+    shapes = trees.shapes_of(state.broadcast)
+    kept, totals = [], []
+    for exchange in kernel.exchanges:
+        like = trees.shapes_of(_message_like(exchange, shapes))
+        compressor.check(like, data.num_clients)
+        own = compressor.init(like)
+        kept.append(
+            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_clients, *leaf.shape)), own)
+        )
+        totals.append(trees.zeros_like(like) if parts.pooled_memory.value else ())
     return FederatedState(
-        state.broadcast, _Server(state.server, total), _Clients(state.clients, own)
+        state.broadcast,
+        _Server(state.server, totals[-1], tuple(totals[:-1])),
+        _Clients(state.clients, kept[-1], tuple(kept[:-1])),
     )
 
 
 def _prepare(parts: _Parts, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
     # The kernel draws what it draws uncompressed.
     own_key = compressor_key(rng_key, parts.depth.value)
-    message = trees.shapes_of(_message_like(parts.kernel, like))
+    exchange = parts.exchange
+    message = trees.shapes_of(_message_like(exchange, like))
     drawn = parts.compressor.prepare(own_key, message, client)
-    return _Draws(parts.kernel.prepare(rng_key, like, client), drawn)
+    return _Draws(exchange.prepare(rng_key, like, client), drawn)
 
 
 def _step(
     parts: _Parts, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
 ) -> tuple[ArrayTree, _Clients, StepInfo]:
-    kernel, compressor = parts.kernel, parts.compressor
-    message, kept, info = kernel.step(draws.kernel, broadcast, client_state.kernel, client)
-    code, own = compressor.encode(draws.compressor, message, client_state.compressor, client)
+    exchange, compressor = parts.exchange, parts.compressor
+    message, kept, info = exchange.step(draws.kernel, broadcast, client_state.kernel, client)
+    before = _part(parts, client_state.compressor, client_state.before)
+    code, after = compressor.encode(draws.compressor, message, before, client)
     said = trees.cast_like(compressor.decode(code, client), message)
     info = info._replace(bits=message_bits(code))
-    state = _Clients(kept, own)
+    state = _Clients(kept, *_with_part(parts, after, client_state.compressor, client_state.before))
     if compressor.memory is None:
         return said, state, info
     if not parts.pooled_memory.value:
-        return trees.add(compressor.memory.recall(client_state.compressor), said), state, info
+        return trees.add(compressor.memory.recall(before), said), state, info
     change = trees.cast_like(compressor.memory.change(code, client), message)
     return _Message(importance(client, said), change), state, info
 
@@ -207,11 +249,12 @@ def _step(
 def _aggregate(
     parts: _Parts, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: ArrayTree
 ) -> tuple[Broadcast, _Server, ArrayTree]:
-    memory = server_state.memory
+    memory = _part(parts, server_state.memory, server_state.before)
     if parts.pooled_memory.value:
         total, memory = trees.add(memory, total.said), trees.add(memory, total.change)
-    moved, server, info = parts.kernel.aggregate(rng_key, broadcast, server_state.kernel, total)
-    return moved, _Server(server, memory), info
+    moved, server, info = parts.exchange.aggregate(rng_key, broadcast, server_state.kernel, total)
+    kept = _with_part(parts, memory, server_state.memory, server_state.before)
+    return moved, _Server(server, *kept), info
 
 
 def _draw(parts: _Parts, rng_key: Array, state: FederatedState) -> ArrayTree:

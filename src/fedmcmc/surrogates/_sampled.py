@@ -12,7 +12,7 @@ from fedmcmc import trees
 from fedmcmc._types import ArrayTree, GradientEstimator, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import for_batch_size
+from fedmcmc.minibatches import for_batch_size
 from fedmcmc.surrogates._arguments import (
     STRUCTURES,
     check_choice,

@@ -1,0 +1,169 @@
+"""The clients' part of a round: who is computed together, and the sum of what they send."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc import streams, trees
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Cached,
+    Cohort,
+    Exchange,
+    Participation,
+    StepInfo,
+)
+from fedmcmc.data import FederatedData
+
+__all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
+
+
+class Group(NamedTuple):
+    """Clients of a cohort that are computed together."""
+
+    cohort: Cohort
+    bound: int  # static, on the sizes of these clients
+
+
+class Said(NamedTuple):
+    """What the clients of a cohort said in one exchange."""
+
+    total: ArrayTree
+    states: list[ArrayTree]  # the clients' new states, one entry a group
+    info: StepInfo  # of the cohort, in its own order
+    bits: int  # of all messages, uncompressed
+
+
+def groups_of(participation: Participation, data: FederatedData, cohort: Cohort) -> list[Group]:
+    """Return the parts of the cohort that are computed together, each with a bound on sizes."""
+    if participation.cohort_size is not None or data.buckets is None:
+        return [Group(cohort, data.max_size)]
+    return [
+        Group(jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
+        for ids, bound in data.buckets.groups()
+    ]
+
+
+def prepare_group(
+    exchange: Exchange,
+    index: int | None,
+    data: FederatedData,
+    group: Group,
+    rng_key: Array,
+    round_: Array,
+    shapes: Broadcast,
+) -> ArrayTree:
+    """Draw all that is random in the steps of a group; `index` is ``None`` in a kernel's own."""
+    ids, weight = group.cohort.ids, group.cohort.weight
+
+    def key_of(client_id: Array) -> Array:
+        key = streams.client_key(rng_key, round_, client_id)
+        return key if index is None else streams.exchange_key(key, index)
+
+    def prepare(key: Array, client: Any) -> ArrayTree:
+        return exchange.prepare(key, shapes, client)
+
+    keys = jax.vmap(key_of)(ids)
+    if ids.shape[0] == 1:
+        return prepare(keys[0], data.client(ids[0], weight[0], group.bound))
+    axes = (0, data.client_axes(group.bound))
+    return jax.vmap(prepare, in_axes=axes)(keys, data.client(ids, weight, group.bound))
+
+
+def own_states(
+    participation: Participation, groups: list[Group], states: ArrayTree
+) -> list[ArrayTree]:
+    """Return the states of each group's clients, leaves ``[size, ...]``."""
+    if len(groups) == 1 and participation.cohort_size is None:
+        return [states]
+    return [jax.tree.map(lambda leaf, ids=group.cohort.ids: leaf[ids], states) for group in groups]
+
+
+def all_states(
+    participation: Participation,
+    data: FederatedData,
+    groups: list[Group],
+    before: ArrayTree,
+    states: list[ArrayTree],
+) -> ArrayTree:
+    """Return the states of all clients after a round, from those of the groups."""
+    if len(groups) > 1:
+        return _in_order(data, states)
+    if participation.cohort_size is None:
+        return states[0]
+    ids = groups[0].cohort.ids
+    return jax.tree.map(lambda all_, own: all_.at[ids].set(own), before, states[0])
+
+
+def run_groups(
+    exchange: Exchange,
+    participation: Participation,
+    data: FederatedData,
+    groups: list[Group],
+    broadcast: Broadcast,
+    states: list[ArrayTree],
+    draws: list[ArrayTree],
+) -> Said:
+    """Run the steps of all groups and sum their messages."""
+    totals, kept, infos, bits = [], [], [], 0
+    for group, old, drawn in zip(groups, states, draws, strict=True):
+        message, new, info = _run_group(exchange, data, group, broadcast, drawn, old)
+        if participation.drops:
+            new = _kept_by_all(group.cohort.active, new, old)
+        totals.append(_sum_active(message, group.cohort, participation))
+        kept.append(new)
+        infos.append(info)
+        bits += trees.num_bits(message)
+    total = functools.reduce(trees.add, totals)
+    return Said(total, kept, infos[0] if len(groups) == 1 else _in_order(data, infos), bits)
+
+
+def _in_order(data: FederatedData, parts: list[ArrayTree]) -> ArrayTree:
+    assert data.buckets is not None
+    place = data.buckets.place
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[place], *parts)
+
+
+def _run_group(
+    exchange: Exchange,
+    data: FederatedData,
+    group: Group,
+    broadcast: Broadcast,
+    draws: ArrayTree,
+    old: ArrayTree,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    ids, weight = group.cohort.ids, group.cohort.weight
+    if ids.shape[0] == 1:
+        client = data.client(ids[0], weight[0], group.bound)
+        outputs = exchange.step(draws, broadcast, jax.tree.map(lambda leaf: leaf[0], old), client)
+        return jax.tree.map(lambda leaf: leaf[None], outputs)
+    step = jax.vmap(exchange.step, in_axes=(0, None, 0, data.client_axes(group.bound)))
+    return step(draws, broadcast, old, data.client(ids, weight, group.bound))
+
+
+def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """Return the new states of active clients, and of the others the old ones but for caches."""
+
+    def choose(a: Any, b: Any) -> Any:
+        return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)
+
+    return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
+
+
+def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:
+    def reduce(leaf: Array) -> Array:
+        if participation.weighted:
+            leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
+        if participation.drops:
+            leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
+        return jnp.sum(leaf, axis=0)
+
+    return jax.tree.map(reduce, message)
+
+
+def _column(vector: Array, leaf: Array) -> Array:
+    return vector.reshape(vector.shape + (1,) * (leaf.ndim - 1))

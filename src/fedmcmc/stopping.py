@@ -1,0 +1,142 @@
+"""When to stop: rules that a run asks, on its draws so far, whether it has sampled enough."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree
+
+__all__ = ["StoppingRule", "Verdict", "rhat_below"]
+
+
+class Verdict(NamedTuple):
+    """Whether to stop, and the figures that say so."""
+
+    stop: bool
+    figures: dict[str, float]
+
+
+class StoppingRule(NamedTuple):
+    """A rule for `fedmcmc.sample`, asked at numbers of draws that depend on nothing but the rule.
+
+    Attributes
+    ----------
+    next_check
+        ``num_draws -> num_draws``: after how many draws a chain to ask next, given how many there
+        were when it was asked last (zero before the first time).
+    check
+        ``draws -> Verdict``, where `draws` has leaves ``[num_chains, num_draws, *event]``.
+    name
+        What the rule wants, in words.
+    """
+
+    next_check: Callable[[int], int]
+    check: Callable[[ArrayTree], Verdict]
+    name: str
+
+
+def rhat_below(
+    threshold: float = 1.01, *, min_ess: float = 400.0, min_draws: int = 100, growth: float = 1.25
+) -> StoppingRule:
+    """Stop once the worst R-hat is below `threshold` and the worst effective sample size enough.
+
+    Both are ArviZ's, of every coordinate of the draws after burn-in: R-hat the larger of the
+    rank-normalised split and folded ones, the effective sample size that of the bulk. They are
+    computed at `min_draws` draws a chain and then at each further `growth` times as many.
+
+    Parameters
+    ----------
+    threshold
+        Above one. Gelman et al. stop at 1.1; Vehtari et al. (2021) advise 1.01.
+    min_ess
+        Over all chains together; zero asks for R-hat alone.
+    min_draws
+        Draws a chain before the first check, four at least.
+    growth
+        Above one; how much longer the chains are at each check.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    ImportError
+        If arviz-stats is not installed (``pip install "fedmcmc[arviz]"``).
+
+    Notes
+    -----
+    Draws that agree need not be right: a bias that all chains share, as that of local steps at
+    clients that differ, does not show in R-hat. See `fedmcmc.predict_bias`.
+
+    References
+    ----------
+    Liang et al. (2024), Remark 4.2; Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021).
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0),
+    ...     fedmcmc.fa_hmc(posterior, step_size=0.2, num_integration_steps=3, num_local_steps=1),
+    ...     data,
+    ...     0.0,
+    ...     num_chains=4,
+    ...     num_burnin=20,
+    ...     until=rhat_below(1.01),
+    ...     max_rounds=10_000,
+    ...     progress=False,
+    ... )
+    >>> samples.stopped["reached"], samples.stopped["rhat"] < 1.01
+    (True, True)
+    """
+    for name, given, least, strict in (
+        ("threshold", threshold, 1.0, True),
+        ("min_ess", min_ess, 0.0, False),
+        ("min_draws", min_draws, 4, False),
+        ("growth", growth, 1.0, True),
+    ):
+        if not np.isfinite(given) or given < least or (strict and given == least):
+            bound = "above" if strict else "at least"
+            raise ValueError(f"{name} must be a number {bound} {least}, got {given!r}.")
+    array_stats()
+
+    def next_check(num_draws: int) -> int:
+        return max(int(min_draws), num_draws + 1, int(np.ceil(num_draws * growth)))
+
+    def check(draws: ArrayTree) -> Verdict:
+        rhat, ess = _worst(draws)
+        # Not a number, as of a coordinate that never moved, is no reason to stop.
+        return Verdict(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
+
+    return StoppingRule(
+        next_check, check, f"R-hat below {threshold:g} and at least {min_ess:g} effective draws"
+    )
+
+
+def array_stats() -> Any:
+    """Return ArviZ's statistics of arrays."""
+    try:
+        return import_module("arviz_stats.base").array_stats
+    except ImportError as error:
+        raise ImportError('rhat_below needs arviz-stats: pip install "fedmcmc[arviz]".') from error
+
+
+def _worst(draws: ArrayTree) -> tuple[float, float]:
+    """Return the largest R-hat and the smallest bulk effective sample size of any coordinate."""
+    statistics = array_stats()
+    rhats, sizes = [], []
+    for leaf in jax.tree.leaves(draws):
+        values = np.asarray(leaf, np.float64)
+        values = values.reshape(*values.shape[:2], -1)
+        axes = {"chain_axis": 0, "draw_axis": 1}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rhats.append(np.max(statistics.rhat(values, method="rank", **axes)))
+            sizes.append(np.min(statistics.ess(values, method="bulk", **axes)))
+    return float(np.max(rhats)), float(np.min(sizes))
