@@ -142,6 +142,24 @@ def test_heterogeneity_biases_the_mean_and_a_control_variate_mends_it(steps):
     np.testing.assert_allclose(corrected.map_of(np.ones(3))[2], noise, atol=1e-12)
 
 
+@pytest.mark.parametrize("steps", [(1, 5), (4, 1), (4, 3), (20, 1)])
+def test_the_leading_bias_is_the_covariance_of_curvatures_and_pulls(steps):
+    """As docs/laws.md says, in the length of a trajectory."""
+    num_steps, num_local_steps = steps
+    law = heterogeneous(num_steps=num_steps, num_local_steps=num_local_steps, step_size=2e-3)
+    mean, precision = target(law)
+    w = law.weights
+    curvatures = law.prior_precision + law.precisions / w[:, None, None]
+    slopes = law.prior_precision @ law.prior_mean
+    slopes = slopes + np.einsum("cij,cj->ci", law.precisions, law.means) / w[:, None]
+    pulls = curvatures @ mean - slopes
+    covariance = np.einsum("c,cij,cj->i", w, curvatures - precision, pulls)
+    factor = num_local_steps / 4 - 1 / 6 - 1 / (12 * num_steps**2)
+    length = num_steps * 2e-3
+    expected = length**2 * factor * np.linalg.solve(precision, covariance)
+    np.testing.assert_allclose(law.stationary().mean - mean, expected, rtol=0.02)
+
+
 def test_shared_momentum_never_widens_a_round():
     private, shared = (heterogeneous(rho=rho).map_of(np.ones(3))[2] for rho in (0.0, 1.0))
     assert np.linalg.eigvalsh(private - shared).min() > 0

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mutations_averaging
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -23,16 +24,32 @@ MEMORY = f"{SUM}[pp-memory-of-all]"
 ACTIVE = f"{SUM}[pp-memory-of-the-active]"
 CONSENSUS = "test_dg_sgld.py::test_joint_law_after_seven_rounds[one a client]"
 QUANTISED = "test_qlsd_law.py::test_law_of_two_quantised_rounds[forgetful]"
-TESTS = [FSGLD, DISTINCT, HOT, LSD, COHORT, SPARSE, STAR, MEMORY, ACTIVE, CONSENSUS, QUANTISED]
+TESTS = [
+    FSGLD,
+    DISTINCT,
+    HOT,
+    LSD,
+    COHORT,
+    SPARSE,
+    STAR,
+    MEMORY,
+    ACTIVE,
+    CONSENSUS,
+    QUANTISED,
+    *mutations_averaging.TESTS,
+]
 FILES = [
     "conftest.py",
     "laws.py",
+    "laws_averaging.py",
     "laws_consensus.py",
     "laws_qlsd.py",
     "laws_quantised.py",
     "federations.py",
+    "federations_averaging.py",
     "federations_qlsd.py",
     "test_dg_sgld.py",
+    "test_fa_hmc_law.py",
     "test_fsgld_law.py",
     "test_qlsd_law.py",
 ]
@@ -94,8 +111,8 @@ MUTATIONS = {
     ),
     "alpha ignored": (
         "corrections.py",
-        "correction ** schedules.value(parameters.alpha, broadcast.round)",
-        "correction",
+        "log_q ** schedules.value(parameters.alpha, broadcast.round)",
+        "log_q",
         FSGLD,
     ),
     "conducive term divided by f twice": (
@@ -111,7 +128,7 @@ MUTATIONS = {
         FSGLD,
     ),
     "distinct rows drawn with replacement": (
-        "gradients.py",
+        "minibatches.py",
         "distinct_integers(rng_key, client.size, (num_calls, most), take)",
         "integers_below(rng_key, client.size, (num_calls, most))",
         DISTINCT,
@@ -136,8 +153,10 @@ MUTATIONS = {
     ),
     "a cohort that stands for itself alone": (
         "participation.py",
-        "weight = jnp.full(size, num_clients / size,",
-        "weight = jnp.full(size, 1.0,",
+        "(size,))\n    weight = jnp.full(size, num_clients / size, jnp.result_type(float))\n"
+        "    return Cohort(index, weight, jnp.ones(size, bool))\n\n\ndef _prepare_any",
+        "(size,))\n    weight = jnp.full(size, 1.0, jnp.result_type(float))\n"
+        "    return Cohort(index, weight, jnp.ones(size, bool))\n\n\ndef _prepare_any",
         COHORT,
     ),
     "the number of active clients ignored": (
@@ -239,7 +258,7 @@ MUTATIONS = {
         CONSENSUS,
     ),
     "a silent client that remembers what it did not send": (
-        "simulate.py",
+        "_cohorts.py",
         "return a if isinstance(a, Cached) else",
         "return a if True else",
         MEMORY,
@@ -262,6 +281,7 @@ MUTATIONS = {
         "known.round < 0,",
         MEMORY,
     ),
+    **mutations_averaging.MUTATIONS,
 }
 
 

@@ -141,8 +141,19 @@ def _run_group(
         client = data.client(ids[0], weight[0], group.bound)
         outputs = exchange.step(draws, broadcast, jax.tree.map(lambda leaf: leaf[0], old), client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
-    step = jax.vmap(exchange.step, in_axes=(0, None, 0, data.client_axes(group.bound)))
-    return step(draws, broadcast, old, data.client(ids, weight, group.bound))
+    at_a_time = data.at_a_time
+    if at_a_time is None or at_a_time >= ids.shape[0]:
+        step = jax.vmap(exchange.step, in_axes=(0, None, 0, data.client_axes(group.bound)))
+        return step(draws, broadcast, old, data.client(ids, weight, group.bound))
+
+    def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
+        drawn, own, index, weight_ = given
+        return exchange.step(drawn, broadcast, own, data.client(index, weight_, group.bound))
+
+    several = None if at_a_time == 1 else at_a_time
+    results: tuple[ArrayTree, ArrayTree, StepInfo]
+    results = jax.lax.map(one, (draws, old, ids, weight), batch_size=several)
+    return results
 
 
 def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:

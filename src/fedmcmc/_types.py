@@ -338,6 +338,8 @@ class FederatedKernel(NamedTuple):
         find it in `Broadcast.shared`.
     before
         Exchanges of messages that precede this one in each round.
+    clients_apart
+        Whether clients move positions of their own, over many gradients a round.
     """
 
     init: Callable[..., FederatedState]
@@ -351,6 +353,7 @@ class FederatedKernel(NamedTuple):
     message_fn: Callable[..., ArrayTree] | None = None
     prepare_shared: Callable[..., ArrayTree] | None = None
     before: tuple[Exchange, ...] = ()
+    clients_apart: Static[bool] = Static(False)
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:

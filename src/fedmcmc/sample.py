@@ -21,6 +21,9 @@ from fedmcmc.stopping import StoppingRule
 
 __all__ = ["local_positions", "sample"]
 
+CACHE_BYTES = 2**20
+"""Above this size of all rows, clients that move by themselves are computed one by one on CPU."""
+
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
     """Collect all local iterates of the round, leaves ``[num_local_steps, *event]``.
@@ -117,6 +120,7 @@ def sample(
     first = int(state.broadcast.round[0])
     if surrogates is not None:
         print(predict_bias(kernel, data, surrogates, round_=first))
+    rows = _laid_out(kernel, rows, keys)
     run = Run(kernel, rows, keys, collect, state, until)
     with tqdm(total=most, unit="round", disable=not progress) as bar:
         return run.go(first, first + num_burnin, first + most, thinning, bar)
@@ -129,6 +133,15 @@ def _check_types(kernel: Any, data: Any) -> None:
         raise TypeError(
             f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
         )
+
+
+def _laid_out(kernel: FederatedKernel, data: FederatedData, keys: Array) -> FederatedData:
+    """Choose how many clients are computed together, where the data leaves it open."""
+    on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
+    if data.at_a_time is not None or not (on_cpu and kernel.clients_apart.value):
+        return data
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(data.rows))
+    return data.chunked(1) if size >= CACHE_BYTES else data
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

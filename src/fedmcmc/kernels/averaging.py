@@ -159,6 +159,7 @@ def averaging(
         constrain_fn=parameters.posterior.constrain_fn,
         prepare_shared=Partial(_prepare_shared, momentum, parameters.num_local_steps),
         before=first_sums(posterior, estimator),
+        clients_apart=Static(True),
     )
 
 

@@ -1,0 +1,83 @@
+"""FA-HMC under `numpyro.infer.MCMC` against NUTS on the pooled rows: bias told, and found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import fedmcmc
+from fedmcmc.interop.numpyro import FederatedMCMCKernel
+
+
+def visits(x, y):
+    """Counts of visits at sites that differ in what they see: not Gaussian."""
+    level = numpyro.sample("level", dist.Normal(0, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(level + x @ slope)), obs=y)
+
+
+def sites():
+    """Return sites whose covariates differ in scale, and so their curvatures."""
+    rng = np.random.default_rng(1)
+    trees = []
+    for scale, n in (([1.0, 0.2], 30), ([0.2, 1.0], 25), ([0.6, 0.6], 45)):
+        x = rng.normal(size=(n, 2)) * scale
+        trees.append({"x": x, "y": rng.poisson(np.exp(0.3 + x @ [0.5, -0.8])).astype(float)})
+    return trees
+
+
+def draws_of(mcmc):
+    samples = mcmc.get_samples(group_by_chain=True)
+    return np.concatenate([samples["level"][..., None], samples["slope"]], axis=-1)
+
+
+def run(kernel, seed, *arguments, **keywords):
+    mcmc = MCMC(
+        kernel,
+        num_warmup=500,
+        num_samples=4000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(seed), *arguments, **keywords)
+    return draws_of(mcmc)
+
+
+@pytest.mark.slow
+def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_elsewhere():
+    data = fedmcmc.FederatedData.from_clients(sites())
+    posterior = fedmcmc.from_numpyro(visits, example=data)
+    start = posterior.init_fn(jax.random.key(0))
+    mode = fedmcmc.surrogates.mode(posterior, data, start)
+    surrogates = fedmcmc.surrogates.taylor(posterior, data, mode.position)
+    truth = run(NUTS(visits), 1, **data.rows)
+    mean, sd = truth.mean((0, 1)), truth.std((0, 1))
+
+    found = {}
+    for name, settings in {
+        "close": dict(step_size=0.02, num_integration_steps=3, num_local_steps=1),
+        "far": dict(step_size=0.03, num_integration_steps=3, num_local_steps=60),
+        "corrected": dict(
+            step_size=0.03, num_integration_steps=3, num_local_steps=5, control_variate=True
+        ),
+    }.items():
+
+        def kernel_fn(posterior_, settings=settings):
+            return fedmcmc.fa_hmc(posterior_, **settings)
+
+        told = fedmcmc.predict_bias(kernel_fn(posterior), data, surrogates)
+        draws = run(FederatedMCMCKernel(visits, kernel_fn), 0, data)
+        found[name] = told.bias, (draws.mean((0, 1)) - mean) / sd
+
+    told, seen = found["close"]
+    assert np.abs(told).max() < 0.02 and np.abs(seen).max() < 0.1
+    told, seen = found["far"]
+    assert np.abs(told).max() > 0.3
+    np.testing.assert_allclose(seen, told, atol=0.15)
+    told, seen = found["corrected"]
+    assert np.abs(told).max() < 0.01 and np.abs(seen).max() < 0.1
