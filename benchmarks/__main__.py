@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -125,11 +126,11 @@ def _draws(kernel, data, start, rounds):
     ).draws
 
 
-def bench_qlsd() -> None:
+def on_two_devices(module: str) -> None:
     # In a process of its own: the program it is compared with puts one device on each core.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.qlsd"],
+        [sys.executable, "-m", module],
         check=True,
         env={**os.environ, "XLA_FLAGS": flags},
     )
@@ -140,7 +141,8 @@ BENCHMARKS = {
     "blackjax": bench_blackjax,
     "compile": bench_compile,
     "clients": bench_clients,
-    "qlsd": bench_qlsd,
+    "qlsd": partial(on_two_devices, "benchmarks.qlsd"),
+    "fa_hmc": partial(on_two_devices, "benchmarks.fa_hmc"),
     "wire": wire.bench,
     "convolution": convolution.bench,
 }

@@ -1,11 +1,14 @@
 """The clients' part of a round: who is computed together, and the sum of what they send."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.sharding import Mesh, PartitionSpec
 
 from fedmcmc import streams, trees
 from fedmcmc._types import (
@@ -58,20 +61,42 @@ def prepare_group(
     shapes: Broadcast,
 ) -> ArrayTree:
     """Draw all that is random in the steps of a group; `index` is ``None`` in a kernel's own."""
-    ids, weight = group.cohort.ids, group.cohort.weight
+    if group.cohort.ids.shape[0] == 1:
+        only = group.cohort.ids[0]
+        client = data.client(only, group.cohort.weight[0], group.bound)
+        return exchange.prepare(_client_key(rng_key, round_, only, index), shapes, client)
 
-    def key_of(client_id: Array) -> Array:
-        key = streams.client_key(rng_key, round_, client_id)
-        return key if index is None else streams.exchange_key(key, index)
+    def prepare(mapped: tuple[Array, Array], fixed: tuple[Any, ...]) -> ArrayTree:
+        (ids, weight), (exchange_, data_, key, round__) = mapped, fixed
+        keys = jax.vmap(lambda i: _client_key(key, round__, i, index))(ids)
+        axes = (0, None, data_.client_axes(group.bound))
+        clients = data_.client(ids, weight, group.bound)
+        return jax.vmap(exchange_.prepare, in_axes=axes)(keys, shapes, clients)
 
-    def prepare(key: Array, client: Any) -> ArrayTree:
-        return exchange.prepare(key, shapes, client)
+    fixed = (exchange, data, rng_key, round_)
+    return _spread(prepare, data.mesh, (group.cohort.ids, group.cohort.weight), fixed)
 
-    keys = jax.vmap(key_of)(ids)
-    if ids.shape[0] == 1:
-        return prepare(keys[0], data.client(ids[0], weight[0], group.bound))
-    axes = (0, data.client_axes(group.bound))
-    return jax.vmap(prepare, in_axes=axes)(keys, data.client(ids, weight, group.bound))
+
+def _client_key(rng_key: Array, round_: Array, client_id: Array, index: int | None) -> Array:
+    key = streams.client_key(rng_key, round_, client_id)
+    return key if index is None else streams.exchange_key(key, index)
+
+
+def _spread(
+    fn: Callable[[Any, Any], ArrayTree], mesh: Mesh | None, mapped: ArrayTree, fixed: ArrayTree
+) -> ArrayTree:
+    """Return ``fn(mapped, fixed)``, the first axis of `mapped` and of the result over devices."""
+    if mesh is None:
+        return fn(mapped, fixed)
+    num = jax.tree.leaves(mapped)[0].shape[0]
+    # Devices compute equally many; the copies at the end are dropped.
+    places = np.arange(num + -num % mesh.shape["clients"]) % num
+    everyone, clients = PartitionSpec(), PartitionSpec("clients")
+    parallel = jax.shard_map(
+        fn, mesh=mesh, in_specs=(clients, everyone), out_specs=clients, check_vma=False
+    )
+    result = parallel(jax.tree.map(lambda leaf: leaf[places], mapped), fixed)
+    return jax.tree.map(lambda leaf: leaf[:num], result)
 
 
 def own_states(
@@ -141,19 +166,34 @@ def _run_group(
         client = data.client(ids[0], weight[0], group.bound)
         outputs = exchange.step(draws, broadcast, jax.tree.map(lambda leaf: leaf[0], old), client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
+
+    def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
+        return _run_together(mapped, *fixed, group.bound)
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo]
+    result = _spread(run, data.mesh, (draws, old, ids, weight), (exchange, data, broadcast))
+    return result
+
+
+def _run_together(
+    mapped: tuple[ArrayTree, ArrayTree, Array, Array],
+    exchange: Exchange,
+    data: FederatedData,
+    broadcast: Broadcast,
+    bound: int,
+) -> ArrayTree:
+    """Run the steps of some clients: all at once, or so many at a time as the data says."""
+    draws, old, ids, weight = mapped
     at_a_time = data.at_a_time
     if at_a_time is None or at_a_time >= ids.shape[0]:
-        step = jax.vmap(exchange.step, in_axes=(0, None, 0, data.client_axes(group.bound)))
-        return step(draws, broadcast, old, data.client(ids, weight, group.bound))
+        step = jax.vmap(exchange.step, in_axes=(0, None, 0, data.client_axes(bound)))
+        return step(draws, broadcast, old, data.client(ids, weight, bound))
 
     def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
         drawn, own, index, weight_ = given
-        return exchange.step(drawn, broadcast, own, data.client(index, weight_, group.bound))
+        return exchange.step(drawn, broadcast, own, data.client(index, weight_, bound))
 
-    several = None if at_a_time == 1 else at_a_time
-    results: tuple[ArrayTree, ArrayTree, StepInfo]
-    results = jax.lax.map(one, (draws, old, ids, weight), batch_size=several)
-    return results
+    return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)
 
 
 def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 
 from fedmcmc import trees
@@ -41,6 +42,8 @@ class FederatedData:
         Clients grouped by size, if `bucketed`.
     at_a_time
         How many clients are computed together, if `chunked`, static; else all of a group.
+    mesh
+        Devices over which clients are spread, if `sharded`, static.
 
     Examples
     --------
@@ -57,6 +60,7 @@ class FederatedData:
     max_size: int = field(metadata={"static": True})
     buckets: Buckets | None = None
     at_a_time: int | None = field(default=None, metadata={"static": True})
+    mesh: Mesh | None = field(default=None, metadata={"static": True})
 
     @classmethod
     def from_clients(
@@ -239,6 +243,39 @@ class FederatedData:
                 f"clients_at_a_time must be a positive integer, got {clients_at_a_time!r}."
             )
         return replace(self, at_a_time=int(clients_at_a_time))
+
+    def sharded(self, mesh: Mesh) -> "FederatedData":
+        """Return the same data, whose clients are spread over the devices of a mesh.
+
+        Draws and steps of a round's clients are computed by all devices at once, the rest of the
+        round by each; every device holds all rows. Results are the same up to rounding. On CPU, one
+        device a core (``XLA_FLAGS=--xla_force_host_platform_device_count=2``) lets a run use all
+        cores.
+
+        Parameters
+        ----------
+        mesh
+            With an axis named ``clients``; others are left alone.
+
+        Raises
+        ------
+        ValueError
+            If the mesh has no such axis.
+
+        Examples
+        --------
+        >>> import jax, numpy as np
+        >>> data = FederatedData.from_clients([np.ones(3), np.zeros(5)])
+        >>> mesh = jax.make_mesh((1,), ("clients",))
+        >>> data.sharded(mesh).mesh.shape["clients"]
+        1
+        """
+        if "clients" not in mesh.shape:
+            raise ValueError(
+                f"The mesh needs an axis named 'clients', got axes {tuple(mesh.shape)}."
+            )
+        # With axes whose sharding the compiler chooses, also where the mesh's are explicit.
+        return replace(self, mesh=Mesh(mesh.devices, mesh.axis_names))
 
     def pooled(self) -> "FederatedData":
         """Return the same rows as those of a single client."""

@@ -1,0 +1,67 @@
+"""Clients spread over devices: the numbers of one device, whatever the kernel."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from contract_model import DATA
+
+import fedmcmc
+
+FOLDER = Path(__file__).parent
+SCRIPT = """
+import jax, numpy as np
+import fedmcmc
+from contract_model import DATA, KEY, POSITIONS, Given
+from contract_tables import KERNELS
+
+assert jax.device_count() == 2
+mesh = jax.make_mesh((2,), ("clients",))
+
+def run(kernel, data, num_chains):
+    return fedmcmc.sample(
+        KEY, kernel, data, POSITIONS["nested"], num_rounds=4, num_chains=num_chains, progress=False
+    )
+
+# Three clients on two devices: one is computed twice, and dropped.
+for name, num_chains in (("fa_hmc", 2), ("compress: fa_hmc, memory", 1), ("qlsd_pp", 2)):
+    kernel = KERNELS[name](POSITIONS["nested"], Given())
+    one, two, alone = (
+        run(kernel, data, num_chains)
+        for data in (DATA, DATA.sharded(mesh), DATA.sharded(mesh).chunked(1))
+    )
+    for other in (two, alone):
+        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        jax.tree.map(close, one.draws, other.draws)
+        jax.tree.map(close, one.state, other.state)
+        np.testing.assert_array_equal(one.info["bits_up"], other.info["bits_up"])
+        np.testing.assert_array_equal(one.totals["bits_down"], other.totals["bits_down"])
+print("same")
+"""
+
+
+def test_two_devices_compute_what_one_does():
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(FOLDER),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+def test_a_mesh_without_clients_says_so():
+    with pytest.raises(ValueError, match=r"axis named 'clients', got axes \('rows',\)"):
+        DATA.sharded(jax.make_mesh((1,), ("rows",)))
+    assert isinstance(DATA.sharded(jax.make_mesh((1,), ("clients",))), fedmcmc.FederatedData)
