@@ -125,7 +125,7 @@ MUTATIONS = {
     "draws with replacement that ignore their probability": (
         "participation.py",
         "1 / (size * p[index])",
-        "jnp.full(size, num_clients / size)",
+        "jnp.full(size, p.shape[0] / size)",
         ONE,
     ),
     "a distinct cohort that stands for itself alone": (

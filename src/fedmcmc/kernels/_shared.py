@@ -19,12 +19,13 @@ from fedmcmc._types import (
     Participation,
     PerClient,
     Posterior,
+    Reference,
     Static,
     StepInfo,
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import first_reference
+from fedmcmc.gradients import first_reference, next_broadcast
 from fedmcmc.streams import normals, realise_normals
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "expect",
     "expect_blocks",
     "first_sums",
+    "move_by_total",
     "positive_integer",
     "prepare_local_steps",
     "prepare_server_noise",
@@ -78,6 +80,19 @@ def chain_position(rng_key: Array, state: FederatedState) -> ArrayTree:
     """Return the chain's position: the draw of every kernel that moves one."""
     del rng_key
     return state.broadcast.position
+
+
+def move_by_total(
+    reference: Reference | None,
+    rng_key: Array,
+    broadcast: Broadcast,
+    server_state: ArrayTree,
+    total: ArrayTree,
+) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+    """Aggregate displacements: move the chain by their sum."""
+    del rng_key
+    position = trees.add(broadcast.position, total)
+    return next_broadcast(reference, broadcast, position), server_state, ()
 
 
 def expect(given: Any, kind: type, name: str) -> None:

@@ -27,13 +27,11 @@ from fedmcmc._types import (
     Participation,
     PerClient,
     Posterior,
-    Reference,
     Static,
     StepInfo,
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import next_broadcast
 from fedmcmc.integrators import Integrator
 from fedmcmc.kernels._shared import (
     bits_down,
@@ -42,6 +40,7 @@ from fedmcmc.kernels._shared import (
     expect,
     expect_blocks,
     first_sums,
+    move_by_total,
     positive_integer,
     start,
 )
@@ -153,7 +152,7 @@ def averaging(
         init=Partial(_init, parameters, participation),
         prepare=Partial(_prepare, parameters),
         step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, estimator.reference),
+        aggregate=Partial(move_by_total, estimator.reference),
         draw=Partial(chain_position),
         participation=participation,
         constrain_fn=parameters.posterior.constrain_fn,
@@ -245,15 +244,3 @@ def _step(
         bits_down=down,
     )
     return message, client_state, info
-
-
-def _aggregate(
-    reference: Reference | None,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: ArrayTree,
-    total: ArrayTree,
-) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-    del rng_key
-    position = trees.add(broadcast.position, total)
-    return next_broadcast(reference, broadcast, position), server_state, ()

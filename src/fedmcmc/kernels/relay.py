@@ -24,19 +24,18 @@ from fedmcmc._types import (
     Number,
     Participation,
     Posterior,
-    Reference,
     Static,
     StepInfo,
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import next_broadcast
 from fedmcmc.integrators import overdamped_langevin
 from fedmcmc.kernels._shared import (
     LocalDraws,
     bits_down,
     chain_position,
     expect_blocks,
+    move_by_total,
     positive_integer,
     prepare_local_steps,
     start,
@@ -104,7 +103,7 @@ def relay(
         init=Partial(_init, parameters.posterior, estimator, participation),
         prepare=Partial(prepare_local_steps, estimator, parameters.num_local_steps),
         step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, estimator.reference),
+        aggregate=Partial(move_by_total, estimator.reference),
         draw=Partial(chain_position),
         participation=participation,
         constrain_fn=parameters.posterior.constrain_fn,
@@ -163,15 +162,3 @@ def _step(
         bits_down=down,
     )
     return message, client_state, info
-
-
-def _aggregate(
-    reference: Reference | None,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: ArrayTree,
-    total: ArrayTree,
-) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-    del rng_key
-    position = trees.add(broadcast.position, total)
-    return next_broadcast(reference, broadcast, position), server_state, ()
