@@ -24,6 +24,7 @@ __all__ = [
     "cifar10",
     "emnist_digits",
     "fashion_mnist",
+    "kmnist",
     "mnist",
     "scale_pixels",
 ]
@@ -81,6 +82,22 @@ def fashion_mnist(fetch: Fetch = data.fetch_openml) -> Images:
         return _images(x, y, test["x_test"], test["y_test"])
     files = "fashion_mnist_{train_0,train_1,test}.npz"
     return _fetched(fetch, "Fashion-MNIST", files, 60_000, _grey)
+
+
+def kmnist(fetch: Fetch = data.fetch_openml) -> Images:
+    """Kuzushiji-MNIST: 60000 + 10000 cursive Japanese characters of ten classes, 28 by 28.
+
+    Source: Clanuwat et al. (2018) (CC BY-SA 4.0).
+
+    Raises
+    ------
+    DataNotFound
+        If the data is neither in the folder nor to be fetched.
+    """
+    found = _read("kmnist")
+    if found is not None:
+        return _images(*(found[name] for name in Images._fields))
+    return _fetched(fetch, "Kuzushiji-MNIST", "kmnist.npz", 60_000, _grey)
 
 
 def cifar10(fetch: Fetch = data.fetch_openml, *, jpeg_test: bool = True) -> Images:

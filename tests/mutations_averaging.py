@@ -70,8 +70,8 @@ MUTATIONS = {
     ),
     "one gradient for both halves of a kick": (
         INTEGRATORS,
-        "lambda g: jnp.sum(g, axis=0), both)",
-        "lambda g: 2 * g[0], both)",
+        "jnp.sum(g, axis=0), x) for",
+        "2 * g[0], x) for",
         BATCH,
     ),
     "the first call's draws again": (
