@@ -234,6 +234,25 @@ def build_fa_hmc(position, given):
     )
 
 
+def build_sequence(position, given):
+    del position
+    settings = dict(step_size=given.step_size, batch_size=2)
+    return fedmcmc.sequence(
+        fedmcmc.fa_hmc(
+            given.posterior,
+            num_integration_steps=2,
+            num_local_steps=2,
+            rho=0.4 * given.scale,
+            control_variate=True,
+            participation=fedmcmc.uniform(2),
+            **settings,
+        ),
+        fedmcmc.lsd_pp(
+            given.posterior, refresh_every=2, participation=fedmcmc.uniform(2), **settings
+        ),
+    )
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -254,5 +273,6 @@ PLAIN = {
     "averaging": build_averaging,
     "fa_ld": build_fa_ld,
     "fa_hmc": build_fa_hmc,
+    "sequence": build_sequence,
     # Further kernels: a line here, and one in `contract_tables.COMPRESSED`.
 }

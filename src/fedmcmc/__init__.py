@@ -63,6 +63,7 @@ from fedmcmc.kernels.ensemble import ensemble as ensemble
 from fedmcmc.kernels.ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels.langevin import langevin as langevin
 from fedmcmc.kernels.relay import relay as relay
+from fedmcmc.kernels.sequence import sequence as sequence
 from fedmcmc.minibatches import minibatch as minibatch
 from fedmcmc.momentum import Momentum as Momentum
 from fedmcmc.momentum import independent_momentum as independent_momentum
