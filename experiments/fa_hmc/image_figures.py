@@ -1,0 +1,62 @@
+"""Figures of the experiments on images: scores against rounds of communication."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.fa_hmc.image_sweep import SCORES
+from experiments.figures import COLORS, figure
+
+__all__ = ["TITLES", "curves"]
+
+TITLES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE", "nnll": "NLL"}
+PALETTE = [COLORS[c] for c in ("black", "blue", "red", "green", "orange", "pink", "sky")]
+WHAT = {"L": "leapfrog steps L", "T": "local trajectories T"}
+
+
+def curves(out: Path, results: list[dict[str, Any]], rounds: list[int]) -> list[dict[str, str]]:
+    """Draw a figure a sweep: a panel a score, a line a value of ``L`` or ``T``.
+
+    Parameters
+    ----------
+    out
+        Folder to write to.
+    results
+        As in the metrics: with `sweeps`, ``L``, ``T`` and `scores` of
+        `experiments.fa_hmc.image_tuning.tuned`.
+    rounds
+        Of each sample.
+    """
+    return [_sweep(out, varied, results, rounds) for varied in WHAT]
+
+
+def _sweep(
+    out: Path, varied: str, results: list[dict[str, Any]], rounds: list[int]
+) -> dict[str, str]:
+    name, fixed = f"curves_{varied}.png", "T" if varied == "L" else "L"
+    shown = sorted((r for r in results if varied in r["sweeps"]), key=lambda r: r[varied])
+    with figure(out / name, 2, 2, (3.6, 2.5), sharex=True) as (_, axes):
+        for axis, score in zip(axes.flat, SCORES, strict=True):
+            for i, result in enumerate(shown):
+                found, color = result["scores"][score], PALETTE[i % len(PALETTE)]
+                if found["curve"] is None:
+                    continue
+                mean = np.asarray(found["curve"])
+                axis.plot(rounds, mean, color=color, label=f"{varied} = {result[varied]}")
+                if found["curve_sd"] is not None:
+                    spread = np.asarray(found["curve_sd"])
+                    axis.fill_between(
+                        rounds, mean - spread, mean + spread, color=color, alpha=0.2, lw=0
+                    )
+            axis.set_title(TITLES[score])
+        for axis in axes[-1]:
+            axis.set_xlabel("rounds")
+        axes[0, 0].legend()
+    return {
+        "file": name,
+        "caption": f"Scores on the test images against rounds of communication by {WHAT[varied]} "
+        f"with {fixed} = {shown[0][fixed]}, each with the step size that is best for the score at "
+        "the end; predictions are averaged over all samples so far. Means over chains, and one "
+        "standard deviation where there are several.",
+    }
