@@ -230,7 +230,6 @@ def build_fa_hmc(position, given):
         batch_size=2,
         gradient_noise=0.1 * given.scale,
         control_variate=True,
-        participation=fedmcmc.uniform(2),
     )
 
 
@@ -244,12 +243,9 @@ def build_sequence(position, given):
             num_local_steps=2,
             rho=0.4 * given.scale,
             control_variate=True,
-            participation=fedmcmc.uniform(2),
             **settings,
         ),
-        fedmcmc.lsd_pp(
-            given.posterior, refresh_every=2, participation=fedmcmc.uniform(2), **settings
-        ),
+        fedmcmc.lsd_pp(given.posterior, refresh_every=2, **settings),
     )
 
 

@@ -88,14 +88,14 @@ MUTATIONS = {
     ),
     "velocities of the covariance of momenta": (
         "mass_matrix.py",
-        "_times(self.root, normals, self.dense.value)",
+        "_times(self.roots if self._is_diagonal(normals) else self.factor, normals)",
         "normals",
         MASS,
     ),
     "kicks without the inverse mass matrix": (
         "mass_matrix.py",
-        "_times(self.inverse_mass, gradient, self.dense.value)",
-        "gradient",
+        "return _times(self.inverse, gradient)",
+        "return gradient",
         MASS,
     ),
     "a control variate without its weight": (

@@ -14,7 +14,7 @@ import fedmcmc
 layout = importlib.import_module("fedmcmc.sample")  # the package has a function of that name
 
 NESTED = POSITIONS["nested"]
-SOME = ("qlsd_pp", "compress: fa_hmc, memory")
+SOME = ("qlsd_pp", "fa_hmc")
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2])

@@ -13,6 +13,7 @@ POSTERIOR = fedmcmc.Posterior(
     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
 )
 W3 = jnp.ones(3) / 3
+FULL = fedmcmc.full_gradient()
 DATA = fedmcmc.FederatedData.from_clients([np.ones((3, 2)), np.zeros((2, 2))])
 
 
@@ -38,8 +39,11 @@ def averaging(**changed):
     ("call", "message"),
     [
         (lambda: fa_hmc(step_size=0.0), "step_size must be a finite number above 0"),
-        (lambda: fa_hmc(num_integration_steps=0), "num_steps must be a positive integer, got 0"),
-        (lambda: fa_hmc(num_integration_steps=1.5), "num_steps must be a positive integer"),
+        (lambda: fa_hmc(num_integration_steps=0), "num_integration_steps must be a positive.*0"),
+        (
+            lambda: fa_hmc(num_integration_steps=1.5),
+            "num_integration_steps must be a positive integer",
+        ),
         (lambda: fa_hmc(num_local_steps=0), "num_local_steps must be a positive integer"),
         (lambda: fa_hmc(gradients="old"), "gradients must be .fresh. or .reuse., got 'old'"),
         (lambda: fa_hmc(rho=1.5), r"rho must be in \[0, 1\], got 1.5"),
@@ -50,9 +54,28 @@ def averaging(**changed):
         (lambda: fa_hmc(weights=[1.5, -0.5]), "smallest entry of -0.5"),
         (lambda: fa_hmc(weights=0.5), r"weights must have shape \[num_clients\], got shape \(\)"),
         (lambda: run(fa_hmc(weights=[0.5, 0.3, 0.2])), r"weights must have shape \(2,\), one a"),
-        (lambda: fa_hmc(inverse_mass_matrix=jnp.array([1.0, 0.0])), "positive in every"),
-        (lambda: fa_hmc(inverse_mass_matrix=jnp.ones((2, 3))), r"square, got shape \(2, 3\)"),
-        (lambda: fa_hmc(inverse_mass_matrix=jnp.ones((2, 2))), "symmetric and positive definite"),
+        (lambda: run(fa_hmc(inverse_mass_matrix=jnp.array([1.0, 0.0]))), "positive in every"),
+        (lambda: run(fa_hmc(inverse_mass_matrix=jnp.ones((2, 3)))), r"got \(2, 3\)"),
+        (
+            lambda: run(fa_hmc(inverse_mass_matrix=jnp.ones((2, 2)))),
+            "symmetric and positive definite",
+        ),
+        (
+            lambda: run(fa_hmc(control_variate=True, participation=fedmcmc.uniform(1))),
+            "need the gradients of all clients",
+        ),
+        (
+            lambda: fedmcmc.compress(
+                fa_hmc(participation=fedmcmc.categorical(cohort_size=2)),
+                fedmcmc.memory(fedmcmc.quantize(2), of="all"),
+            ),
+            "a client that is drawn twice moves its memory once",
+        ),
+        (
+            lambda: run(averaging(estimator=fedmcmc.noisy(FULL, 1.0, weighted=True, weights=W3))),
+            r"weights must have shape \(2,\)",
+        ),
+        (lambda: fedmcmc.noisy(FULL, 1.0, weights=W3), "weights only with weighted=True"),
         (
             lambda: run(fa_hmc(inverse_mass_matrix=jnp.ones(3))),
             r"inverse_mass_matrix must be shaped as the position, \(2,\), or be a matrix \(2, 2\)",

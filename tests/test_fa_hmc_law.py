@@ -46,13 +46,6 @@ CASES = {
     "scheme-one-other-probabilities": dict(**HMC, rho=0.4, cohorts=laws_averaging.scheme_one(W, 2)),
     "scheme-two": dict(**HMC, rho=0.4, cohorts=laws_averaging.scheme_two(NUM_CLIENTS, 2)),
     "bernoulli": dict(**HMC, rho=0.4, cohorts=laws_averaging.bernoulli(P)),
-    "scheme-two-control-variate": dict(
-        **HMC,
-        rho=0.4,
-        cohorts=laws_averaging.scheme_two(NUM_CLIENTS, 2),
-        control_variate=True,
-        temperature=0.05,
-    ),
     "langevin": dict(num_steps=0, num_local_steps=4, rho=0.5, batch=2, weights=W),
     "langevin-cold-control-variate": dict(
         num_steps=0,
@@ -79,7 +72,6 @@ PARTICIPATION = {
     "scheme-one": lambda: fedmcmc.categorical(W, cohort_size=3),
     "scheme-one-other-probabilities": lambda: fedmcmc.categorical(W, cohort_size=2),
     "scheme-two": lambda: fedmcmc.uniform(2),
-    "scheme-two-control-variate": lambda: fedmcmc.uniform(2),
     "bernoulli": lambda: fedmcmc.bernoulli(P),
 }
 

@@ -43,7 +43,12 @@ def check(prediction, expected):
     np.testing.assert_allclose(prediction.target_covariance, TARGET.covariance, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("shared", "reuse", "langevin")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
+)
 def test_the_stationary_law_of_averaging_kernels(case):
     settings = CASES[case]
     step_size = ETA**2 if settings["num_steps"] == 0 else ETA
@@ -130,7 +135,7 @@ def test_a_kernel_that_diverges_is_told_before_it_runs():
     [
         (lambda p: fedmcmc.dsgld(p, step_size=0.01, num_local_steps=2), "every client takes part"),
         (lambda p: fedmcmc.lsd(p, step_size=0.01, participation=fedmcmc.bernoulli(0.5)), "every"),
-        (lambda p: fedmcmc.sgld(p, step_size=0.01), "every client takes part"),
+        (lambda p: fedmcmc.sgld(p, step_size=0.01), "not one on pooled rows"),
         (
             lambda p: fedmcmc.qlsd(p, step_size=0.01, compressor=fedmcmc.quantize(1)),
             "an affine map",
@@ -147,6 +152,9 @@ def test_kernels_that_cannot_be_predicted_say_so(kernel, message):
 
 
 def test_surrogates_that_do_not_fit_say_so():
+    improper = fedmcmc.Gaussian(-3 * EXACT.precision_mean, -3 * EXACT.precision, "dense")
+    with pytest.raises(ValueError, match="make no proper Gaussian"):
+        fedmcmc.predict_bias(build(CASES["shared"]), FEDERATION.data, improper)
     kernel = build(CASES["shared"])
     three = fedmcmc.Gaussian.from_moments(np.zeros((3, 3)), np.stack([np.eye(3)] * 3))
     with pytest.raises(ValueError, match="4 clients"):

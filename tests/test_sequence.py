@@ -53,7 +53,22 @@ def test_a_round_has_the_law_of_one_round_of_each():
     assert (np.asarray(samples.state.broadcast.round) == 2).all()
 
 
+def test_compressors_within_and_around_draw_different_words():
+    quantised = [fedmcmc.compress(fa_hmc(), fedmcmc.quantize(2)) for _ in range(2)]
+    kernel = fedmcmc.compress(fedmcmc.sequence(*quantised), fedmcmc.quantize(2))
+    client = DATA.client(1)
+    state = kernel.init(jax.random.key(0), FEDERATION.start, DATA)
+    draws = kernel.prepare(jax.random.key(1), state.broadcast, client)
+    words = [x for x in jax.tree.leaves(draws) if x.dtype == np.uint32]
+    assert len(words) == 2 and not np.array_equal(*words)
+
+
 def test_what_does_not_fit_says_so():
+    memory = fedmcmc.compress(fa_hmc(), fedmcmc.memory(fedmcmc.quantize(2)))
+    with pytest.raises(ValueError, match="compress each kernel as far as you want it"):
+        fedmcmc.compress(fedmcmc.sequence(memory, memory), fedmcmc.quantize(2))
+    with pytest.raises(ValueError, match="all or none with memories of all"):
+        fedmcmc.sequence(memory, fa_hmc())
     with pytest.raises(ValueError, match="two or more kernels, got 1"):
         fedmcmc.sequence(fa_hmc())
     with pytest.raises(TypeError, match=r"kernels\[1\] must be a fedmcmc.FederatedKernel, got int"):

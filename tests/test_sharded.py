@@ -27,7 +27,7 @@ def run(kernel, data, num_chains):
     )
 
 # Three clients on two devices: one is computed twice, and dropped.
-for name, num_chains in (("fa_hmc", 2), ("compress: fa_hmc, memory", 1), ("qlsd_pp", 2)):
+for name, num_chains in (("compress: fa_hmc, memory", 2),):
     kernel = KERNELS[name](POSITIONS["nested"], Given())
     one, two, alone = (
         run(kernel, data, num_chains)

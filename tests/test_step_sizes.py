@@ -35,6 +35,18 @@ def test_curvatures_are_those_of_the_hessians(weights):
     np.testing.assert_allclose(found.smallest, np.linalg.eigvalsh(TOTAL).min(), rtol=1e-2)
 
 
+def test_curvatures_of_either_sign_and_none():
+    """Eigenvalues 8 and -32 at one client, none at the other; the prior is flat."""
+    posterior = fedmcmc.Posterior(
+        lambda t: jnp.zeros(()), lambda t, rows: -0.5 * rows @ (jnp.array([4.0, -16.0]) * t**2)
+    )
+    data = fedmcmc.FederatedData.from_clients([np.ones((1, 2)) * [1, 1], np.zeros((1, 2))])
+    found = fedmcmc.estimate_smoothness(KEY, posterior, data, jnp.zeros(2))
+    np.testing.assert_allclose(found, (8.0, -16.0), rtol=1e-3)
+    with pytest.raises(ValueError, match="num_steps must be a positive integer, got 0"):
+        fedmcmc.estimate_smoothness(KEY, posterior, data, jnp.zeros(2), num_steps=0)
+
+
 def test_a_suggested_step_keeps_its_promise_on_gaussian_clients():
     """Within the tolerance, and not far within, where clients pull as the formula takes it."""
     d, tolerance = 4, 0.2

@@ -74,7 +74,7 @@ def test_a_rule_of_ones_own():
         (dict(num_rounds=10, max_rounds=10), "Give num_rounds="),
         (dict(until=fedmcmc.rhat_below()), "With until= give max_rounds="),
         (dict(until=fedmcmc.rhat_below(), max_rounds=5, num_rounds=5), "With until= give"),
-        (dict(until=fedmcmc.rhat_below(), max_rounds=5), "num_rounds=5, num_burnin=10"),
+        (dict(until=fedmcmc.rhat_below(), max_rounds=5), "max_rounds=5, num_burnin=10"),
     ],
 )
 def test_one_way_to_end_a_run_is_asked_for(settings, message):
@@ -83,6 +83,10 @@ def test_one_way_to_end_a_run_is_asked_for(settings, message):
 
 
 def test_bad_rules_say_so():
+    with pytest.raises(ValueError, match="needs num_chains of at least 2, got 1"):
+        run(until=fedmcmc.rhat_below(), max_rounds=100, num_chains=1)
+    with pytest.raises(ValueError, match="max_rounds must be an integer of at least 1, got 0"):
+        run(until=fedmcmc.rhat_below(), max_rounds=0)
     with pytest.raises(TypeError, match="until must be a stopping rule"):
         run(until=1.01, max_rounds=100)
     for settings, message in (

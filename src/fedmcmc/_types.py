@@ -190,6 +190,8 @@ class Participation:
         Whether nothing is sent, as by the one client of pooled rows: no bits are counted then.
     drops
         Whether a cohort may hold clients that are not active.
+    repeats
+        Whether a cohort may hold a client more than once.
     """
 
     prepare: Callable[[Array, int], Cohort]
@@ -199,6 +201,7 @@ class Participation:
     pooled: bool = field(default=False, metadata={"static": True})
     silent: bool = field(default=False, metadata={"static": True})
     drops: bool = field(default=True, metadata={"static": True})
+    repeats: bool = field(default=False, metadata={"static": True})
 
 
 class Cached(NamedTuple):

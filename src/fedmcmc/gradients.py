@@ -117,8 +117,15 @@ def noisy(
         Whether the noise is that of the gradient of a client's weighted loss, minus its log
         likelihood over its weight: then it is `scale` times the weight.
     weights
-        ``[num_clients]``; by default a client's weight is its share of rows.
+        ``[num_clients]``, where `weighted`; by default a client's weight is its share of rows.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or weights are given for noise that is not weighted.
     """
+    if weights is not None and not weighted:
+        raise ValueError("noisy takes weights only with weighted=True.")
     sd = schedules.number(scale, "scale", minimum=0.0)
     table: Any = ()
     if weights is not None:
@@ -127,7 +134,22 @@ def noisy(
         prepare=Partial(_prepare_noisy, estimator.prepare),
         start=Partial(_start_noisy, estimator.start, sd, Static(bool(weighted)), table),
         estimate=Partial(_estimate_noisy, estimator.estimate),
+        check=Partial(_check_noisy, estimator.check, table),
     )
+
+
+def _check_noisy(
+    inner: Callable[..., None],
+    weights: PerClient | tuple[()],
+    position: ArrayTree,
+    data: FederatedData,
+) -> None:
+    inner(position, data)
+    if isinstance(weights, PerClient) and weights.values.shape != (data.num_clients,):
+        raise ValueError(
+            f"weights must have shape ({data.num_clients},), one a client, got "
+            f"{weights.values.shape}."
+        )
 
 
 def no_state(loglikelihood_fn: Any, position: ArrayTree, client: Client) -> ArrayTree:

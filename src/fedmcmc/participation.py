@@ -123,7 +123,11 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
     size = Static(int(cohort_size))
     if probabilities is None:
         return Participation(
-            Partial(_prepare_any, size), Partial(_fits_any), size.value, drops=False
+            Partial(_prepare_any, size),
+            Partial(_fits_any),
+            size.value,
+            drops=False,
+            repeats=size.value > 1,
         )
     p = jnp.asarray(probabilities, jnp.result_type(float))
     if p.ndim != 1:
@@ -140,6 +144,7 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
         Partial(_fits_probabilities, p),
         size.value,
         drops=False,
+        repeats=size.value > 1,
     )
 
 

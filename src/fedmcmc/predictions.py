@@ -186,22 +186,29 @@ def _mode(
 ) -> tuple[ArrayTree, tuple[Array, Array]]:
     """Return the mode with the prior, and the prior's natural parameters around it."""
     flat, unravel = ravel_pytree(like)
-
-    def logprior(x: Array) -> Array:
-        return posterior.logprior_fn(unravel(x))
-
-    @jax.jit
-    def expand(x: Array) -> tuple[Array, Array]:
-        curvature = -jax.hessian(logprior)(x)
-        return jax.grad(logprior)(x) + curvature @ x, curvature
-
     x = jnp.zeros_like(flat)
     for _ in range(NEWTON_STEPS):
-        prior = expand(x)
+        prior = _expand(posterior, like, x)
         x = jnp.linalg.solve(precision + prior[1], eta + prior[0])
-    if not bool(jnp.isfinite(x).all()):
-        raise ValueError("The surrogates and the prior together make no proper Gaussian.")
-    return unravel(x), expand(x)
+    prior = _expand(posterior, like, x)
+    total = np.asarray(precision + prior[1], np.float64)
+    if not np.isfinite(total).all() or np.linalg.eigvalsh(total).min() <= 0:
+        raise ValueError(
+            "The surrogates and the prior together make no proper Gaussian: the sum of their "
+            "precisions is not positive definite."
+        )
+    return unravel(x), prior
+
+
+@jax.jit
+def _expand(posterior: Posterior, like: ArrayTree, x: Array) -> tuple[Array, Array]:
+    """Return the natural parameters of the prior's expansion to second order at `x`."""
+
+    def logprior(place: Array) -> Array:
+        return posterior.logprior_fn(trees.cast_like(trees.unravel(place, like), like))
+
+    curvature = -jax.hessian(logprior)(x)
+    return jax.grad(logprior)(x) + curvature @ x, curvature
 
 
 def _log_quadratic(eta: Array, precision: Array, position: ArrayTree) -> Array:

@@ -107,9 +107,13 @@ def sample(
     most = _most_rounds(num_rounds, until, max_rounds)
     if num_chains is None:
         num_chains = 1 if state is None else jnp.size(state.broadcast.round)
-    most, num_burnin, thinning, num_chains = _check_counts(
-        num_rounds=most, num_burnin=num_burnin, thinning=thinning, num_chains=num_chains
-    )
+    counts = dict(num_burnin=num_burnin, thinning=thinning, num_chains=num_chains)
+    name = "num_rounds" if until is None else "max_rounds"
+    most, num_burnin, thinning, num_chains = _check_counts(name, most, **counts)
+    if until is not None and num_chains < until.min_chains:
+        raise ValueError(
+            f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
+        )
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
@@ -159,15 +163,15 @@ def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds:
     return max_rounds
 
 
-def _check_counts(**given: Any) -> tuple[int, ...]:
+def _check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
+    given = {rounds: most, **given}
     for name, count in given.items():
         least = 0 if name == "num_burnin" else 1
         if int(count) != count or count < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}.")
-    if given["num_burnin"] > given["num_rounds"]:
+    if given["num_burnin"] > most:
         raise ValueError(
-            f"num_rounds counts burn-in too: got num_rounds={given['num_rounds']}, "
-            f"num_burnin={given['num_burnin']}."
+            f"{rounds} counts burn-in too: got {rounds}={most}, num_burnin={given['num_burnin']}."
         )
     return tuple(int(count) for count in given.values())
 

@@ -76,6 +76,8 @@ def estimate_smoothness(
     >>> round(found.largest, 4), round(found.smallest, 4)
     (9.0, 9.0)
     """
+    if int(num_steps) != num_steps or num_steps < 1:
+        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
     position = jax.tree.map(trees.as_float, position)
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if shares.shape != (data.num_clients,):
@@ -83,7 +85,7 @@ def estimate_smoothness(
             f"weights must have shape ({data.num_clients},), one a client, got {shares.shape}."
         )
     largest, smallest = _curvatures(
-        rng_key, as_functions(posterior), data, position, shares, num_steps=int(num_steps)
+        rng_key, as_functions(posterior), data, position, shares, num_steps=num_steps
     )
     return Smoothness(float(jnp.max(largest)), float(smallest))
 
@@ -118,19 +120,26 @@ def _curvatures(
     start = jax.random.normal(rng_key, flat.shape, flat.dtype)
 
     def dominant(apply: Callable[[Array], Array]) -> Array:
+        """Return the eigenvalue that is largest in modulus."""
+
         def step(_: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
-            vector = pair[0] / jnp.linalg.norm(pair[0])
+            norm = jnp.linalg.norm(pair[0])
+            vector = pair[0] / jnp.where(norm > 0, norm, 1)
             image = apply(vector)
             return image, vector @ image
 
         return jax.lax.fori_loop(0, num_steps, step, (start, jnp.zeros((), flat.dtype)))[1]
 
-    largest = jax.vmap(lambda w, c: dominant(lambda v: product(v, w, c)), in_axes=axes)(
+    def extreme(apply: Callable[[Array], Array], sign: float) -> Array:
+        """Return the largest eigenvalue, or the smallest one for ``sign=-1``."""
+        # Shifted beyond all others on the other side, it is the largest in modulus.
+        shift = 1.05 * jnp.abs(dominant(apply))
+        return sign * (dominant(lambda v: shift * v + sign * apply(v)) - shift)
+
+    largest = jax.vmap(lambda w, c: extreme(lambda v: product(v, w, c), 1.0), in_axes=axes)(
         weights, clients
     )
-    # Above all eigenvalues, so that the smallest one becomes the dominant one.
-    bound = 1.05 * jnp.maximum(dominant(of_all), jnp.max(largest))
-    return largest, bound - dominant(lambda v: bound * v - of_all(v))
+    return largest, extreme(of_all, -1.0)
 
 
 def suggest_step_size(

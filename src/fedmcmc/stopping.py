@@ -31,17 +31,20 @@ class StoppingRule(NamedTuple):
         ``draws -> Verdict``, where `draws` has leaves ``[num_chains, num_draws, *event]``.
     name
         What the rule wants, in words.
+    min_chains
+        Chains without which it cannot be asked.
     """
 
     next_check: Callable[[int], int]
     check: Callable[[ArrayTree], Verdict]
     name: str
+    min_chains: int = 1
 
 
 def rhat_below(
     threshold: float = 1.01, *, min_ess: float = 400.0, min_draws: int = 100, growth: float = 1.25
 ) -> StoppingRule:
-    """Stop once the worst R-hat is below `threshold` and the worst effective sample size enough.
+    """Stop two or more chains once the worst R-hat is low and the effective sample sizes enough.
 
     Both are ArviZ's, of every coordinate of the draws after burn-in: R-hat the larger of the
     rank-normalised split and folded ones, the effective sample size that of the bulk. They are
@@ -116,7 +119,10 @@ def rhat_below(
         return Verdict(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
 
     return StoppingRule(
-        next_check, check, f"R-hat below {threshold:g} and at least {min_ess:g} effective draws"
+        next_check,
+        check,
+        f"R-hat below {threshold:g} and at least {min_ess:g} effective draws",
+        min_chains=2,
     )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "exchange_key",
     "integers_below",
     "normals",
+    "part_key",
     "random_words",
     "realise_normals",
     "realise_words",
@@ -37,6 +38,7 @@ _SHARED = 2**32 - 4
 # Folded into the key of a client's round.
 _COMPRESSOR = 2**32 - 4
 _EXCHANGE = 2**32 - 256
+_PART = 2**32 - 512
 MAX_PREPARED_NORMALS = 2**22
 """Above this many numbers a client and round, a key a step is prepared instead of its normals."""
 
@@ -67,6 +69,11 @@ def exchange_key(rng_key: Array, index: int) -> Array:
     For exchanges before the kernel's own, whose key is the round key itself.
     """
     return jax.random.fold_in(rng_key, jnp.uint32(_EXCHANGE - index))
+
+
+def part_key(rng_key: Array, index: int) -> Array:
+    """Return the key of kernel `index` of a sequence, from the key of a client's exchange."""
+    return jax.random.fold_in(rng_key, jnp.uint32(_PART - index))
 
 
 def compressor_key(rng_key: Array, depth: int) -> Array:

@@ -143,10 +143,11 @@ def _estimate(
         gradient = at(position)
     else:
         # Both places in one call: linear algebra on the rows is done once, on twice the columns.
-        both = jax.vmap(at)(jax.tree.map(lambda a, b: jnp.stack([a, b]), position, anchor))
+        other = trees.cast_like(anchor, position)
+        both = jax.vmap(at)(jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other))
         gradient = jax.tree.map(lambda g: g[0] - g[1], both)
     if not trees.is_empty(slope):
-        gradient = trees.add(gradient, slope)
+        gradient = trees.add(gradient, trees.cast_like(slope, gradient))
     if not trees.is_empty(log_q):
         gradient = trees.add(gradient, log_q.grad_log(position))
     return gradient

@@ -23,6 +23,7 @@ from fedmcmc._types import (
 from fedmcmc.corrections import scaffold
 from fedmcmc.gradients import noisy
 from fedmcmc.integrators import Integrator, euler_maruyama, leapfrog
+from fedmcmc.kernels._shared import positive_integer
 from fedmcmc.kernels.averaging import averaging
 from fedmcmc.minibatches import for_batch_size
 from fedmcmc.momentum import shared_momentum
@@ -121,7 +122,7 @@ def fa_hmc(
         The model.
     step_size
         Leapfrog step, ``eta``, a number or schedule of the round. It must stay below two over the
-        root of the largest curvature of any client's weighted loss.
+        root of the largest curvature of any client's weighted loss (times the inverse mass matrix).
     num_integration_steps
         Leapfrog steps a trajectory, ``L``. With one, this is `fa_ld` at ``step_size ** 2 / 2``.
     num_local_steps
@@ -141,7 +142,7 @@ def fa_hmc(
     control_variate
         Whether clients move along gradients relative to those at the start of the round, plus the
         mean of all clients' there (`fedmcmc.scaffold`); the mean of a Gaussian target is then exact
-        for any number of steps, at the price of one more exchange a round.
+        for any number of steps, at the price of one more exchange a round. Everyone must take part.
     inverse_mass_matrix
         Shaped as the position for a diagonal, or ``[d, d]`` over the raveled position; the identity
         by default.
@@ -176,6 +177,7 @@ def fa_hmc(
     >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
     ((4, 100), 64)
     """
+    positive_integer(num_integration_steps, "num_integration_steps")
     return _averaged(
         posterior,
         leapfrog(

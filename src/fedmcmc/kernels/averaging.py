@@ -104,10 +104,12 @@ def averaging(
         ``[num_clients]``, positive, summing to one; by default a client's share of rows. The
         posterior is the target whatever the weights.
     participation
-        Everyone by default. With ``uniform(cohort_size)`` messages are multiplied by ``b / S``;
-        with ``categorical(weights, cohort_size=S)``, the displacements of ``S`` clients drawn with
-        replacement are averaged. Both are unbiased for the full average, and add its variance over
-        cohorts.
+        Everyone by default, and everyone where the estimator is `scaffold`. With
+        ``uniform(cohort_size)`` displacements are multiplied by ``b / S`` (scheme II of Deng et
+        al., who average positions; the same where weights are equal); with
+        ``categorical(weights, cohort_size=S)``, the displacements of ``S`` clients drawn with
+        replacement are averaged (scheme I). Both are unbiased for the full average, and add its
+        variance over cohorts.
 
     Raises
     ------
@@ -177,6 +179,13 @@ def _init(
             f"{table.values.shape}."
         )
     posterior, estimator = parameters.posterior, parameters.estimator
+    if estimator.summed is not None and (participation.cohort_size or participation.drops):
+        # The cohort's sum of gradients, times the cohort's weights: a product of two things that
+        # are random together, whose mean is not the product of their means.
+        raise ValueError(
+            "Control variates (scaffold) need the gradients of all clients, or they bias the mean: "
+            "use full participation."
+        )
     broadcast, clients = start(posterior, estimator, participation, position, data, sums=True)
     parameters.integrator.check(broadcast.position)
     return FederatedState(broadcast, (), clients)

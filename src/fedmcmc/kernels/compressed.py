@@ -123,14 +123,23 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
                 "messages by a compressor without another memory."
             )
         return compress(compressed.kernel, before.followed_by(compressor))
+    if compressed is None and _holds_pooled_memory(kernel):
+        raise ValueError(
+            "The servers of kernels in this sequence add the memories of their clients: compress "
+            "each kernel as far as you want it, then put them in a sequence."
+        )
     memory, weighted = compressor.memory, kernel.participation.weighted
     pooled = memory is not None and memory.of.value != "active"
-    if pooled and not weighted:
+    if pooled and (not weighted or kernel.participation.repeats):
         if memory is not None and memory.of.value == "all":
+            reason = (
+                "a client that is drawn twice moves its memory once"
+                if weighted
+                else "messages are not weighted by one over the probability of taking part"
+            )
             raise ValueError(
-                "This kernel's messages are not weighted by one over the probability of taking "
-                "part, so the memory of clients that are silent cannot stand for them: "
-                'use of="active".'
+                f"With this kernel {reason}, so the server's sum of all memories cannot be kept "
+                'equal to the clients\': use of="active".'
             )
         pooled = False
     parts = _Parts(kernel, compressor, Static(pooled), Static(_depth(kernel)))
@@ -148,6 +157,14 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
         message_fn=own.message_fn,
         before=tuple(exchanges[:-1]),
     )
+
+
+def _holds_pooled_memory(kernel: FederatedKernel) -> bool:
+    def is_parts(node: object) -> bool:
+        return isinstance(node, _Parts)
+
+    nodes = jax.tree.leaves(kernel, is_leaf=is_parts)
+    return any(isinstance(node, _Parts) and node.pooled_memory.value for node in nodes)
 
 
 def _exchange(parts: _Parts) -> Exchange:

@@ -23,6 +23,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.kernels._shared import expect
+from fedmcmc.streams import part_key
 
 __all__ = ["sequence"]
 
@@ -105,7 +106,9 @@ def _check_same(first: Participation, other: Participation) -> None:
     )
     if not same:
         raise ValueError(
-            "The kernels of a sequence run on the same clients: give them the same participation."
+            "The kernels of a sequence run on the same clients, whose messages are weighted alike: "
+            "give them the same participation, and compress all or none with memories of all "
+            "clients."
         )
 
 
@@ -148,7 +151,9 @@ def _init(
 
 
 def _prepare(place: _Place, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-    return place.exchange.prepare(rng_key, _own(place.kernel.value, like), client)
+    # A key of its own: what compresses a kernel within, and the sequence, must not draw the same.
+    i = place.kernel.value
+    return place.exchange.prepare(part_key(rng_key, i), _own(i, like), client)
 
 
 def _prepare_server(place: _Place, rng_key: Array, like: Broadcast) -> ArrayTree:
