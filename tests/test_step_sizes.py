@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import LIMIT, worst_z
 from federations_averaging import FEDERATION, SHARES, law
 
 import fedmcmc
@@ -110,6 +111,32 @@ def test_falling_steps_leave_less_bias_than_a_constant_one():
         seen.append(distance(moments))
     assert seen[-1] < 0.1 * distance(constant)
     assert seen[-1] < 0.5 * seen[100]
+
+
+@pytest.mark.slow
+def test_a_run_takes_the_falling_steps():
+    schedule = fedmcmc.inverse_sqrt_schedule(0.08, 2)
+    kernel = fedmcmc.fa_hmc(
+        FEDERATION.posterior, step_size=schedule, num_integration_steps=3, num_local_steps=2
+    )
+    moments = law(num_steps=3, num_local_steps=2, step_size=0.08).rounds(FEDERATION.start, 0)[0]
+    for r in range(4):
+        one = law(num_steps=3, num_local_steps=2, step_size=float(schedule(r)))
+        a, b, v = one.map_of(np.ones(4))
+        moments = moments._replace(
+            mean=a @ moments.mean + b, covariance=a @ moments.covariance @ a.T + v
+        )
+    draws = fedmcmc.sample(
+        KEY,
+        kernel,
+        FEDERATION.data,
+        START,
+        num_rounds=4,
+        thinning=4,
+        num_chains=16384,
+        progress=False,
+    ).draws
+    assert worst_z(draws[:, 0], moments) < LIMIT
 
 
 def test_bad_numbers_say_so():
