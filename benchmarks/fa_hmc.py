@@ -165,8 +165,8 @@ def bench() -> None:
             {
                 "fedmcmc, two devices": ours(rounds, num_chains, devices=2),
                 "fused, two devices": fused(rounds, num_chains, 2),
-                "fedmcmc": ours(rounds, num_chains),
-                "fedmcmc, all clients at once": ours(rounds, num_chains, at=CLIENTS),
+                "fedmcmc, one device": ours(rounds, num_chains),
+                "fedmcmc, one device, one by one": ours(rounds, num_chains, at=1),
                 "fused, one device": fused(rounds, num_chains, 1),
             },
             repeats=3,

@@ -31,16 +31,18 @@ def test_chunks_change_nothing(name, at_a_time):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
 
 
-def test_large_rows_are_walked_client_by_client_on_cpu(monkeypatch):
+def test_devices_of_a_cpu_walk_large_rows_client_by_client(monkeypatch):
     keys = jax.random.split(KEY, 1)
     apart = KERNELS["fa_hmc"](NESTED, Given())
     together = KERNELS["lsd"](NESTED, Given())
-    assert layout._laid_out(apart, DATA, keys).at_a_time is None
+    spread = DATA.sharded(jax.make_mesh((1,), ("clients",)))
+    assert layout._laid_out(apart, spread, keys).at_a_time is None
     monkeypatch.setattr(layout, "CACHE_BYTES", 1)
     cpu = jax.devices()[0].platform == "cpu"
-    assert layout._laid_out(apart, DATA, keys).at_a_time == (1 if cpu else None)
-    assert layout._laid_out(together, DATA, keys).at_a_time is None
-    assert layout._laid_out(apart, DATA.chunked(2), keys).at_a_time == 2
+    assert layout._laid_out(apart, spread, keys).at_a_time == (1 if cpu else None)
+    assert layout._laid_out(apart, DATA, keys).at_a_time is None
+    assert layout._laid_out(together, spread, keys).at_a_time is None
+    assert layout._laid_out(apart, spread.chunked(2), keys).at_a_time == 2
 
 
 def test_a_run_of_many_chains_takes_chunks():

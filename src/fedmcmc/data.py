@@ -228,10 +228,10 @@ class FederatedData:
     def chunked(self, clients_at_a_time: int) -> "FederatedData":
         """Return the same data, whose clients are computed so many at a time.
 
-        Results are the same up to rounding. Clients that move positions of their own over all their
-        rows are fastest one at a time on CPU, where their rows then stay in the cache
-        (`fedmcmc.sample` chooses so by itself for large rows); many together suit an accelerator,
-        until memory runs out.
+        Results are the same up to rounding. All together is the default and mostly the fastest,
+        until memory runs out. Clients that move positions of their own over all their rows are
+        fastest one at a time where each core is a device (`sharded`), as their rows then stay in
+        the cache; `fedmcmc.sample` chooses so by itself for large rows.
 
         Raises
         ------

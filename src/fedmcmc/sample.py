@@ -22,7 +22,7 @@ from fedmcmc.stopping import StoppingRule
 __all__ = ["local_positions", "sample"]
 
 CACHE_BYTES = 2**20
-"""Above this size of all rows, clients that move by themselves are computed one by one on CPU."""
+"""Above this size of all rows, devices of a CPU take clients that move by themselves one by one."""
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
@@ -142,7 +142,8 @@ def _check_types(kernel: Any, data: Any) -> None:
 def _laid_out(kernel: FederatedKernel, data: FederatedData, keys: Array) -> FederatedData:
     """Choose how many clients are computed together, where the data leaves it open."""
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if data.at_a_time is not None or not (on_cpu and kernel.clients_apart.value):
+    spread = data.mesh is not None and data.at_a_time is None
+    if not (spread and on_cpu and kernel.clients_apart.value):
         return data
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(data.rows))
     return data.chunked(1) if size >= CACHE_BYTES else data
