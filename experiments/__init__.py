@@ -11,7 +11,8 @@ An experiment is a module ``experiments/<paper>/<name>.py`` with
   ``{"file": ..., "caption": ...}``;
 - for the report, optionally ``TITLE``, ``PAPER`` (what the paper shows, in our words; Markdown)
   and ``commentary(metrics) -> str`` (where our run differs, and why; Markdown). Figures and
-  commentary are shown for the first settings file (by name) that was run, tables for all.
+  commentary are shown for the first settings file (by name) that was run, tables for all; with
+  ``COMMENT_ON_ALL = True`` both are shown for each.
 
 A module without ``Config`` is a helper. ``configs/README.md`` says how a new one gets its
 settings files; ``python -m experiments.run experiment=<paper>/<name>`` runs it.

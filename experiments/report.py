@@ -74,7 +74,10 @@ def _section(schema: str, module: ModuleType, results: Path, figures: Path) -> l
             ]
             continue
         record = json.loads(path.read_text())
-        parts += _run(record, module, path.parent, None if shown else figures)
+        # Runs of one schema mostly differ in size alone; where they differ in what is asked, the
+        # experiment says so, and each is commented.
+        comments = not shown or getattr(module, "COMMENT_ON_ALL", False)
+        parts += _run(record, module, path.parent, figures if comments else None)
         shown = True
     return parts
 

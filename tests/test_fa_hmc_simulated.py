@@ -116,6 +116,9 @@ def test_a_lost_chain_has_no_error_and_never_wins():
     table = [{"step size": 0.1, "a": np.nan}, {"step size": 0.2, "a": 0.3}]
     assert logistic_findings.best(table, "a") == (0.3, 0.2)
     assert logistic_findings.wide(table, "a", 0.5) == 1
+    table = [{"step size": step} for step in (0.1, 0.2, 0.3)]
+    named = [logistic_findings._named(row["step size"], table) for row in table]
+    assert named == ["step 0.1, the smallest tried", "step 0.2", "step 0.3, the largest tried"]
 
 
 def test_local_steps_that_never_arrive_are_said():

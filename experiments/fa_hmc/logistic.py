@@ -23,6 +23,7 @@ from fedmcmc.metrics import marginal_error, marginal_error_floor
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
 TITLE = "Figure 1 (5.1): marginal errors on simulated logistic regression"
+COMMENT_ON_ALL = True  # high and low dimension are two questions
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ def commentary(metrics: dict[str, Any]) -> str:
             {
                 "the paper": f"FA-HMC beats FA-LD by about 5 %, over a wider range of step sizes "
                 f"({kind} gradients).",
-                "ours": f"Best errors {hmc:.3g} of FA-HMC (step {hmc_step:.3g}) and {ld:.3g} of "
-                f"FA-LD (step {ld_step:.3g}): {_compared(hmc, ld)}. Within a quarter of the best "
-                f"error lie {counts[0]} of FA-HMC's and {counts[1]} of FA-LD's {len(table)} step "
-                f"sizes.",
+                "ours": f"Best errors {hmc:.3g} of FA-HMC ({_named(hmc_step, table)}) and {ld:.3g} "
+                f"of FA-LD ({_named(ld_step, table)}): {_compared(hmc, ld)}. Within a "
+                f"quarter of the best error lie {counts[0]} of FA-HMC's and {counts[1]} of FA-LD's "
+                f"{len(table)} step sizes.",
             }
         )
     beside.append(
@@ -64,6 +64,13 @@ def commentary(metrics: dict[str, Any]) -> str:
         "a coordinate of a client's gradient. Errors with a bias of local steps, which all step "
         "sizes share in part, cannot reach the floor."
     )
+
+
+def _named(step: float, table: list[dict[str, Any]]) -> str:
+    """Return a step size, with a word where a better one may lie outside of the grid."""
+    steps = [float(row["step size"]) for row in table]
+    ends = {min(steps): ", the smallest tried", max(steps): ", the largest tried"}
+    return f"step {step:.3g}{ends.get(step, '')}"
 
 
 def _compared(hmc: float, ld: float) -> str:
