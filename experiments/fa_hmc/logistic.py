@@ -61,7 +61,7 @@ class Config:
     num_clients: int = 20
     prior_precision: float = 1.0
     gradient_noise: float = 5.0
-    scaled_steps: tuple[float, ...] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+    scaled_steps: tuple[float, ...] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
     num_local_steps: int = 2
     num_rounds: int = 3000
     num_burnin: int = 1000
