@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lanes import fast_and_slow
 
 import fedmcmc
 from fedmcmc.buckets import cheapest_ends
@@ -45,7 +46,10 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+FAST = ("full gradients", "local steps", "uniform")
+
+
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, FAST))
 def test_buckets_change_rounding_alone(name):
     def run(data):
         return fedmcmc.sample(

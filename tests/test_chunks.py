@@ -17,7 +17,7 @@ NESTED = POSITIONS["nested"]
 SOME = ("qlsd_pp", "fa_hmc")
 
 
-@pytest.mark.parametrize("at_a_time", [1, 2])
+@pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", SOME)
 def test_chunks_change_nothing(name, at_a_time):
     kernel = KERNELS[name](NESTED, Given())
@@ -45,6 +45,7 @@ def test_devices_of_a_cpu_walk_large_rows_client_by_client(monkeypatch):
     assert layout._laid_out(apart, spread.chunked(2), keys).at_a_time == 2
 
 
+@pytest.mark.slow
 def test_a_run_of_many_chains_takes_chunks():
     kernel = KERNELS["fa_hmc"](NESTED, Given())
 

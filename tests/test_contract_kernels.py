@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract_kernels import PLAIN
 from contract_model import (
     DATA,
     KEY,
@@ -19,6 +20,7 @@ from contract_model import (
 )
 from contract_tables import KERNELS
 from jax.flatten_util import ravel_pytree
+from lanes import fast_and_slow
 
 import fedmcmc
 from fedmcmc import trees
@@ -40,7 +42,7 @@ def take_part(exchange, data, broadcast, own, key, index, weight):
     """Return what client `index` computes by itself: its message, its state and its report."""
     client = data.client(index, weight)
     draws = exchange.prepare(key, between_rounds(broadcast), client)
-    return exchange.step(draws, broadcast, own, client)
+    return exchange.take_part(draws, broadcast, own, client)
 
 
 def between_rounds(broadcast):
@@ -93,6 +95,20 @@ def flat(tree):
     return np.asarray(ravel_pytree(tree)[0])
 
 
+# Messages in the fast lane: those of every kernel by itself, and of every kind of compressor.
+SPOKEN = (
+    *PLAIN,
+    "compress: dsgld, quantize",
+    "compress: relay, top_k",
+    "compress: langevin, clip",
+    "compress: lsd, memory",
+    "compress: qlsd_star, chain",
+    "compress: lsd_pp, memory: per client",
+    "compress: psgld, sparsify",
+    "compress: sequence, quantize",
+)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_functions_take_the_documented_arguments(name):
     kernel = kernel_of(name)
@@ -141,7 +157,7 @@ def test_structure_shapes_and_dtypes_are_kept(name, position):
     assert shapes(drawn) == shapes(position)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
 def test_messages_are_finite_and_move_with_the_key(name):
     kernel = kernel_of(name)
     messages = [flat(first_message(kernel, DATA, key)) for key in jax.random.split(KEY, 4)]
@@ -149,7 +165,7 @@ def test_messages_are_finite_and_move_with_the_key(name):
     assert len(np.unique(messages, axis=0)) > 1
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
 def test_a_message_depends_on_the_clients_own_rows_alone(name):
     kernel = kernel_of(name)
     if kernel.participation.pooled:
@@ -162,7 +178,7 @@ def test_a_message_depends_on_the_clients_own_rows_alone(name):
     assert np.abs(changed - message).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
 def test_relabelled_clients_send_the_same_messages(name):
     kernel, order = kernel_of(name), (2, 0, 1)
     if kernel.participation.pooled:
@@ -236,13 +252,6 @@ def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
 
 
-def some(*fast):
-    """Return all kernels, those not in `fast` for the slow lane."""
-    assert set(fast) <= set(KERNELS)
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in KERNELS if name not in fast]
-    return [*fast, *slow]
-
-
 DEPLOYED = (
     "relay",
     "langevin",
@@ -256,7 +265,7 @@ DEPLOYED = (
 )
 
 
-@pytest.mark.parametrize("name", some(*DEPLOYED))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, DEPLOYED))
 def test_a_simulated_round_is_a_deployed_one(name):
     """Clients alone or vectorised, with documented keys, over rounds that refresh and do not."""
     kernel = kernel_of(name)
@@ -271,7 +280,7 @@ def test_a_simulated_round_is_a_deployed_one(name):
         np.testing.assert_array_equal([info.bits_up, info.bits_down], bits)
 
 
-@pytest.mark.parametrize("name", some("qlsd_pp"))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["qlsd_pp"]))
 def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     kernel = kernel_of(name)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from federations import LIMIT, z_scores
 from federations_averaging import FEDERATION, SHARES
+from lanes import fast_and_slow
 
 import fedmcmc
 from fedmcmc import integrators, trees
@@ -61,7 +62,7 @@ def shared_normals(kernel, round_):
     return np.asarray(kernel.prepare_shared(key_of(round_, 2**32 - 4), like), float)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("gradients", ["fresh", "reuse"])
 def test_i2_one_leapfrog_step_is_langevin_at_half_the_square(batch_size, gradients):
     settings = dict(num_local_steps=3, rho=0.4, batch_size=batch_size, gradient_noise=2.0)
@@ -130,7 +131,7 @@ def test_i4_clients_of_one_loss_stay_together_and_run_as_one_machine():
             np.testing.assert_allclose(clients[:, t], np.tile(position, (3, 1)), **SAME)
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("rho", fast_and_slow((0.0, 0.6, 1.0), (0.6,)))
 def test_i5_one_langevin_step_between_averages_moves_the_mean_by_one_langevin_step(rho):
     """The mean's noise is the weighted mean of the clients', which has covariance one."""
     kernel = fedmcmc.fa_ld(FEDERATION.posterior, step_size=0.004, num_local_steps=1, rho=rho)
@@ -231,7 +232,7 @@ def test_a_trajectory_is_the_textbook_loop():
             np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
-@pytest.mark.parametrize("steps", [(1, 4), (5, 1), (4, 3)])
+@pytest.mark.parametrize("steps", fast_and_slow([(1, 4), (5, 1), (4, 3)], [(4, 3)]))
 def test_i34_with_a_control_variate_the_mode_is_a_fixed_point(steps):
     mode = np.linalg.solve(
         FEDERATION.prior_precision + FEDERATION.precisions.sum(0),
@@ -268,6 +269,7 @@ def test_exact_gradients_are_computed_once_between_two_drifts():
     assert flops(gradients="fresh", batch_size=2) > flops(gradients="reuse", batch_size=2)
 
 
+@pytest.mark.slow
 def test_identity_compression_changes_nothing_and_quantised_averages_are_unbiased():
     plain = fa_hmc(rho=0.4, control_variate=True)
     same = fedmcmc.compress(plain, fedmcmc.identity())

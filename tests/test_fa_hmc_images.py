@@ -351,6 +351,7 @@ def check(module, config, out):
     return found, text
 
 
+@pytest.mark.slow
 def test_an_experiment_from_end_to_end(monkeypatch, tmp_path):
     monkeypatch.setitem(image_data.DATASETS, "fashion_mnist", lambda: (pictures(), "Made up"))
     config = network.Config(**TINY | {"num_chains": 1, "num_test": 30, "width": 4})

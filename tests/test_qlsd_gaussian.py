@@ -90,6 +90,7 @@ def tiny(tmp_path_factory):
     return config, gaussian.run(config, tmp_path_factory.mktemp("gaussian"))
 
 
+@pytest.mark.slow
 def test_runs_agree_with_the_law(tiny):
     _, metrics = tiny
     rows = {row["algorithm"]: row for row in metrics["table"]}
@@ -110,6 +111,7 @@ def test_runs_agree_with_the_law(tiny):
     assert rows["QLSD, 1 bits"]["bound, ln (paper)"] == pytest.approx(natural, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_budget_pays_for_as_many_rounds_as_the_bound_says(tiny):
     config, metrics = tiny
     grid = metrics["budget"]

@@ -1,6 +1,7 @@
 """Bayesian federated learning by sampling: composable kernels for JAX."""
 
 from fedmcmc import compression as compression
+from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
 from fedmcmc import partition as partition
 from fedmcmc import preconditioners as preconditioners
@@ -21,7 +22,12 @@ from fedmcmc._types import StepInfo as StepInfo
 from fedmcmc.algorithms.dg_sgld import dg_sgld as dg_sgld
 from fedmcmc.algorithms.fa_hmc import fa_hmc as fa_hmc
 from fedmcmc.algorithms.fa_hmc import fa_ld as fa_ld
+from fedmcmc.algorithms.fed_avg import fed_avg as fed_avg
+from fedmcmc.algorithms.fed_avg import fed_pa as fed_pa
 from fedmcmc.algorithms.fed_be import fed_be as fed_be
+from fedmcmc.algorithms.fed_ep import adf as adf
+from fedmcmc.algorithms.fed_ep import fed_ep as fed_ep
+from fedmcmc.algorithms.fed_ep import fed_sep as fed_sep
 from fedmcmc.algorithms.fsgld import dsgld as dsgld
 from fedmcmc.algorithms.fsgld import fsgld as fsgld
 from fedmcmc.algorithms.fsgld import sgld as sgld
@@ -45,6 +51,7 @@ from fedmcmc.control_variates import svrg as svrg
 from fedmcmc.corrections import conducive as conducive
 from fedmcmc.corrections import scaffold as scaffold
 from fedmcmc.data import FederatedData as FederatedData
+from fedmcmc.epochs import epochs as epochs
 from fedmcmc.errors import NonFiniteError as NonFiniteError
 from fedmcmc.gaussian import Gaussian as Gaussian
 from fedmcmc.gradients import full_gradient as full_gradient
@@ -62,6 +69,11 @@ from fedmcmc.kernels.ensemble import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels.ensemble import ensemble as ensemble
 from fedmcmc.kernels.ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels.langevin import langevin as langevin
+from fedmcmc.kernels.natural import natural as natural
+from fedmcmc.kernels.pseudo_gradients import Delta as Delta
+from fedmcmc.kernels.pseudo_gradients import displacement as displacement
+from fedmcmc.kernels.pseudo_gradients import posterior_delta as posterior_delta
+from fedmcmc.kernels.pseudo_gradients import pseudo_gradients as pseudo_gradients
 from fedmcmc.kernels.relay import relay as relay
 from fedmcmc.kernels.sequence import sequence as sequence
 from fedmcmc.minibatches import minibatch as minibatch
@@ -80,6 +92,8 @@ from fedmcmc.samples import Samples as Samples
 from fedmcmc.simulate import RoundInfo as RoundInfo
 from fedmcmc.simulate import Simulation as Simulation
 from fedmcmc.simulate import simulate as simulate
+from fedmcmc.training import Length as Length
+from fedmcmc.training import training as training
 
 __version__ = "0.1.0"
 from fedmcmc.step_sizes import Smoothness as Smoothness

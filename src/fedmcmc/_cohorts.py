@@ -164,7 +164,8 @@ def _run_group(
     ids, weight = group.cohort.ids, group.cohort.weight
     if ids.shape[0] == 1:
         client = data.client(ids[0], weight[0], group.bound)
-        outputs = exchange.step(draws, broadcast, jax.tree.map(lambda leaf: leaf[0], old), client)
+        own = jax.tree.map(lambda leaf: leaf[0], old)
+        outputs = exchange.take_part(draws, broadcast, own, client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
 
     def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
@@ -186,12 +187,12 @@ def _run_together(
     draws, old, ids, weight = mapped
     at_a_time = data.at_a_time
     if at_a_time is None or at_a_time >= ids.shape[0]:
-        step = jax.vmap(exchange.step, in_axes=(0, None, 0, data.client_axes(bound)))
+        step = jax.vmap(exchange.take_part, in_axes=(0, None, 0, data.client_axes(bound)))
         return step(draws, broadcast, old, data.client(ids, weight, bound))
 
     def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
         drawn, own, index, weight_ = given
-        return exchange.step(drawn, broadcast, own, data.client(index, weight_, bound))
+        return exchange.take_part(drawn, broadcast, own, data.client(index, weight_, bound))
 
     return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)
 

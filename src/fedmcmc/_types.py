@@ -278,7 +278,7 @@ class Exchange(NamedTuple):
 
     Attributes
     ----------
-    prepare, step, prepare_server, message_fn
+    prepare, step, prepare_server, message_fn, commit
         As those of `FederatedKernel`.
     aggregate
         Likewise, but leaves the round's number as it is.
@@ -289,6 +289,16 @@ class Exchange(NamedTuple):
     aggregate: Callable[..., tuple[Broadcast, ArrayTree, ArrayTree]]
     prepare_server: Callable[..., ArrayTree] | None = None
     message_fn: Callable[..., ArrayTree] | None = None
+    commit: Callable[..., ArrayTree] | None = None
+
+    def take_part(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, "StepInfo"]:
+        """Return what a client sends, what it keeps and what it reports: step, then commit."""
+        message, kept, info = self.step(draws, broadcast, client_state, client)
+        if self.commit is not None:
+            kept = self.commit(message, broadcast, kept)
+        return message, kept, info
 
 
 class StepInfo(NamedTuple):
@@ -341,6 +351,9 @@ class FederatedKernel(NamedTuple):
         find it in `Broadcast.shared`.
     before
         Exchanges of messages that precede this one in each round.
+    commit
+        ``(message, broadcast, client_state) -> client_state``: what a client keeps of a message as
+        it is sent, after any compression; ``None`` where it keeps nothing of it.
     clients_apart
         Whether clients move positions of their own, over many gradients a round.
     """
@@ -357,12 +370,18 @@ class FederatedKernel(NamedTuple):
     prepare_shared: Callable[..., ArrayTree] | None = None
     before: tuple[Exchange, ...] = ()
     clients_apart: Static[bool] = Static(False)
+    commit: Callable[..., ArrayTree] | None = None
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """All exchanges of a round, the kernel's own last."""
         own = Exchange(
-            self.prepare, self.step, self.aggregate, self.prepare_server, self.message_fn
+            self.prepare,
+            self.step,
+            self.aggregate,
+            self.prepare_server,
+            self.message_fn,
+            self.commit,
         )
         return (*self.before, own)
 

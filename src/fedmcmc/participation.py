@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 from fedmcmc._types import Cohort, Participation, Static
 from fedmcmc.streams import distinct_integers, integers_below
 
-__all__ = ["bernoulli", "categorical", "full", "pooled", "uniform"]
+__all__ = ["bernoulli", "categorical", "cohorts_of", "full", "pooled", "uniform"]
 
 
 def full() -> Participation:
@@ -30,6 +30,23 @@ def pooled() -> Participation:
     return Participation(
         Partial(_prepare_full), Partial(_fits_any), None, pooled=True, silent=True, drops=False
     )
+
+
+def cohorts_of(
+    cohort_size: int | None, participation: Participation | None
+) -> Participation | None:
+    """Return the rule that an algorithm's two arguments ask for, ``None`` for everyone.
+
+    Raises
+    ------
+    ValueError
+        If both are given.
+    """
+    if cohort_size is None:
+        return participation
+    if participation is not None:
+        raise ValueError("Give either cohort_size= or participation=, and not both.")
+    return uniform(cohort_size)
 
 
 def bernoulli(

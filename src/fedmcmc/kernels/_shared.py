@@ -32,6 +32,7 @@ __all__ = [
     "LocalDraws",
     "bits_down",
     "chain_position",
+    "check_model",
     "client_weights",
     "expect",
     "expect_blocks",
@@ -40,6 +41,7 @@ __all__ = [
     "positive_integer",
     "prepare_local_steps",
     "prepare_server_noise",
+    "refuse_partial_sums",
     "start",
 ]
 
@@ -135,14 +137,14 @@ def start(
         )
     participation.check(data.num_clients)
     position = jax.tree.map(trees.as_float, position)
-    _check_densities(posterior, position, data)
+    check_model(posterior, position, data)
     estimator.check(position, data)
     clients = _first_estimator_states(posterior, estimator, position, data)
     reference = first_reference(estimator, position)
     return Broadcast(jnp.zeros((), jnp.int32), position, reference), clients
 
 
-def _check_densities(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
+def check_model(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
     """Raise `ValueError` unless the log densities take this position and these rows."""
     like = trees.shapes_of(position)
     rows = jax.tree.map(
@@ -218,6 +220,19 @@ def first_sums(posterior: Posterior, estimator: GradientEstimator) -> tuple[Exch
         return ()
     step = Partial(_step_of_sum, as_functions(posterior), estimator.summed)
     return (Exchange(Partial(_prepare_nothing), step, Partial(_put_sum)),)
+
+
+def refuse_partial_sums(estimator: GradientEstimator, participation: Participation) -> None:
+    """Raise `ValueError` where a cohort's sum of gradients would stand for that of all clients.
+
+    The cohort's sum, times the cohort's weights, is a product of two things that are random
+    together, whose mean is not the product of their means.
+    """
+    if estimator.summed is not None and (participation.cohort_size or participation.drops):
+        raise ValueError(
+            "Control variates (scaffold) need the gradients of all clients, or they bias the mean: "
+            "use full participation."
+        )
 
 
 def _prepare_nothing(rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:

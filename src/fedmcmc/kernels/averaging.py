@@ -42,6 +42,7 @@ from fedmcmc.kernels._shared import (
     first_sums,
     move_by_total,
     positive_integer,
+    refuse_partial_sums,
     start,
 )
 from fedmcmc.momentum import Momentum, shared_momentum
@@ -179,13 +180,7 @@ def _init(
             f"{table.values.shape}."
         )
     posterior, estimator = parameters.posterior, parameters.estimator
-    if estimator.summed is not None and (participation.cohort_size or participation.drops):
-        # The cohort's sum of gradients, times the cohort's weights: a product of two things that
-        # are random together, whose mean is not the product of their means.
-        raise ValueError(
-            "Control variates (scaffold) need the gradients of all clients, or they bias the mean: "
-            "use full participation."
-        )
+    refuse_partial_sums(estimator, participation)
     broadcast, clients = start(posterior, estimator, participation, position, data, sums=True)
     parameters.integrator.check(broadcast.position)
     return FederatedState(broadcast, (), clients)

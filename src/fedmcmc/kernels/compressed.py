@@ -156,6 +156,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
         participation=participation,
         message_fn=own.message_fn,
         before=tuple(exchanges[:-1]),
+        commit=own.commit,
     )
 
 
@@ -175,6 +176,7 @@ def _exchange(parts: _Parts) -> Exchange:
         aggregate=Partial(_aggregate, parts),
         prepare_server=inner.prepare_server,
         message_fn=Partial(_shapes, parts) if parts.pooled_memory.value else inner.message_fn,
+        commit=None if inner.commit is None else Partial(_commit, parts),
     )
 
 
@@ -261,6 +263,15 @@ def _step(
         return trees.add(compressor.memory.recall(before), said), state, info
     change = trees.cast_like(compressor.memory.change(code, client), message)
     return _Message(importance(client, said), change), state, info
+
+
+def _commit(
+    parts: _Parts, message: ArrayTree, broadcast: Broadcast, client_state: _Clients
+) -> _Clients:
+    """Let the kernel keep the message as the server reads it."""
+    commit = parts.exchange.commit
+    assert commit is not None
+    return client_state._replace(kernel=commit(message, broadcast, client_state.kernel))
 
 
 def _aggregate(

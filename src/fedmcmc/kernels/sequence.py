@@ -95,6 +95,7 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
         message_fn=own.message_fn,
         prepare_shared=Partial(_prepare_shared, every) if shared else None,
         before=tuple(before),
+        commit=own.commit,
         clients_apart=Static(any(kernel.clients_apart.value for kernel in every)),
     )
 
@@ -120,6 +121,7 @@ def _exchange(place: _Place) -> Exchange:
         aggregate=Partial(_aggregate, place),
         prepare_server=None if inner.prepare_server is None else Partial(_prepare_server, place),
         message_fn=None if inner.message_fn is None else Partial(_message, place),
+        commit=None if inner.commit is None else Partial(_commit, place),
     )
 
 
@@ -187,6 +189,14 @@ def _step(
     i = place.kernel.value
     message, own, info = place.exchange.step(draws, _own(i, broadcast), client_state[i], client)
     return message, _set(client_state, i, own), info
+
+
+def _commit(
+    place: _Place, message: ArrayTree, broadcast: Broadcast, client_state: tuple[ArrayTree, ...]
+) -> tuple[ArrayTree, ...]:
+    i, commit = place.kernel.value, place.exchange.commit
+    assert commit is not None
+    return _set(client_state, i, commit(message, _own(i, broadcast), client_state[i]))
 
 
 def _aggregate(

@@ -1,0 +1,12 @@
+"""Client inference of expectation propagation: a Gaussian for a likelihood times a cavity."""
+
+from fedmcmc.inference._blocks import exact_gaussian as exact_gaussian
+from fedmcmc.inference._blocks import laplace as laplace
+from fedmcmc.inference._blocks import mcmc as mcmc
+from fedmcmc.inference._blocks import scaled_identity as scaled_identity
+from fedmcmc.inference._means import exact_mean as exact_mean
+from fedmcmc.inference._means import sgd_mean as sgd_mean
+from fedmcmc.inference._ngvi import ngvi as ngvi
+from fedmcmc.inference._types import Inference as Inference
+from fedmcmc.inference._types import Mean as Mean
+from fedmcmc.inference._types import Tilted as Tilted

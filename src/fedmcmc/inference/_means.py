@@ -1,0 +1,227 @@
+"""Means of tilted distributions: by an optimiser's iterates, or exactly for quadratics."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
+
+from fedmcmc import schedules, trees
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Posterior
+from fedmcmc.data import FederatedData
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.inference._types import Found, Mean
+from fedmcmc.sites import as_dense
+from fedmcmc.surrogates._newton import as_gaussian, expand
+from fedmcmc.surrogates._target import Target
+from fedmcmc.training import Training, Visitor, local_steps, train, training
+
+__all__ = ["exact_mean", "exact_tilted", "sgd_mean"]
+
+
+class _Sgd(NamedTuple):
+    estimator: GradientEstimator
+    training: Training
+
+
+def sgd_mean(
+    optimizer: optax.GradientTransformation,
+    *,
+    num_samples: int,
+    num_local_steps: int | None = None,
+    batch_size: int | None = None,
+    num_burnin: int = 0,
+    learning_rate: Number = 1.0,
+    weight_decay: Number = 0.0,
+) -> Mean:
+    """Average the iterates that an optimiser reaches at the ends of epochs (SG-MCMC).
+
+    The client descends ``(-log p(rows | theta) - log cavity(theta)) / n_k`` from the server's mean,
+    on minibatches; the iterates at the ends of epochs are its samples. The optimiser's state is
+    kept from epoch to epoch.
+
+    Parameters
+    ----------
+    optimizer
+        As from optax; the paper's is SGD with momentum.
+    num_samples
+        Epochs, each of which gives a sample.
+    num_local_steps
+        In place of epochs, steps from sample to sample, on rows drawn with replacement.
+    batch_size
+        Rows a step; ``None`` for all of a client's.
+    num_burnin
+        Epochs (or windows) before the first sample; none in the paper.
+    learning_rate
+        Multiplies the optimiser's updates: a number, or a schedule of the round.
+    weight_decay
+        A factor ``N(0, I / (n_k * weight_decay))`` of every client's likelihood, as in the released
+        code; in all, a prior of precision ``num_rows * weight_decay`` besides the posterior's own.
+
+    References
+    ----------
+    Guo et al. (2023), section 4.2 and Algorithm 2.
+    """
+    epochs_ = None if num_local_steps is not None else num_burnin + num_samples
+    length, estimator = local_steps(epochs_, num_local_steps, batch_size, num_samples, num_burnin)
+    settings = _Sgd(estimator, training(optimizer, length, learning_rate))
+    return Mean(
+        prepare=Partial(_prepare_sgd, settings),
+        find=Partial(_find_sgd, settings),
+        check=Partial(_check_sgd, settings),
+        weight_decay=schedules.number(weight_decay, "weight_decay", minimum=0.0),
+    )
+
+
+def _check_sgd(
+    settings: _Sgd, posterior: Posterior, position: ArrayTree, data: FederatedData, second: Any
+) -> None:
+    del posterior, position, data
+    length = settings.training.length.value
+    if second is not None and length.num_windows - length.num_burnin < 2:
+        raise ValueError("A variance of samples takes num_samples of at least 2, got 1.")
+
+
+def _prepare_sgd(settings: _Sgd, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
+    num = settings.training.length.value.most(client)
+    return settings.estimator.prepare(rng_key, like, client, num)
+
+
+class _Welford(NamedTuple):
+    mean: ArrayTree
+    scatter: ArrayTree  # (), shaped as the mean, or [d, d]
+
+
+def _moments(second: str | None) -> Visitor:
+    """Return what keeps mean and scatter of the windows' last iterates."""
+
+    def init(position: ArrayTree) -> _Welford:
+        scatter: ArrayTree = ()
+        if second == "diagonal":
+            scatter = trees.zeros_like(position)
+        elif second == "dense":
+            flat = trees.ravel(position)
+            scatter = jnp.zeros((flat.size, flat.size), flat.dtype)
+        return _Welford(trees.zeros_like(position), scatter)
+
+    def visit(kept: _Welford, index: Array, last: ArrayTree, average: Any) -> _Welford:
+        del average
+        moved = trees.subtract(last, kept.mean)
+        mean = trees.add_scaled(kept.mean, 1 / (index + 1).astype(jnp.result_type(float)), moved)
+        left = trees.subtract(last, mean)
+        if second is None:
+            return _Welford(mean, ())
+        if second == "diagonal":
+            products = jax.tree.map(jnp.multiply, moved, left)
+            return _Welford(mean, trees.add(kept.scatter, products))
+        return _Welford(mean, kept.scatter + jnp.outer(trees.ravel(moved), trees.ravel(left)))
+
+    return Visitor(init, visit)
+
+
+def _find_sgd(
+    settings: _Sgd,
+    posterior: Posterior,
+    draws: ArrayTree,
+    position: ArrayTree,
+    cavity: Gaussian,
+    client: Client,
+    round_: Array,
+    second: str | None,
+) -> Found:
+    estimator, loglikelihood_fn = settings.estimator, posterior.loglikelihood_fn
+    per_row = -1 / client.size.astype(client.share.dtype)
+    # What a full gradient needs once: nothing that depends on the broadcast.
+    context = estimator.start(loglikelihood_fn, None, (), client)[0]
+
+    def gradient_fn(drawn: ArrayTree, at: ArrayTree) -> ArrayTree:
+        estimate = estimator.estimate(loglikelihood_fn, drawn, at, context, client)
+        return trees.scale(per_row, trees.add(estimate, cavity.grad_log(at)))
+
+    trained = train(
+        settings.training, gradient_fn, draws, position, client, round_, _moments(second)
+    )
+    length = settings.training.length.value
+    divisor = max(length.num_windows - length.num_burnin - 1, 1)
+    variance = jax.tree.map(lambda leaf: leaf / divisor, trained.kept.scatter)
+    return Found(trained.kept.mean, variance, jnp.sqrt(trained.mean_square))
+
+
+def exact_mean() -> Mean:
+    """Solve for the mean, for log likelihoods that are quadratic in the position.
+
+    Takes a matrix ``[d, d]`` a client. `init` refuses a log likelihood whose second derivatives
+    differ between two positions.
+    """
+    return Mean(
+        prepare=Partial(_prepare_nothing),
+        find=Partial(_find_exact),
+        check=Partial(check_quadratic),
+        weight_decay=jnp.zeros((), jnp.result_type(float)),
+    )
+
+
+def _prepare_nothing(rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
+    del rng_key, like, client
+    return ()
+
+
+def exact_tilted(
+    posterior: Posterior, position: ArrayTree, cavity: Gaussian, client: Client
+) -> tuple[Gaussian, Array]:
+    """Return likelihood times cavity for a quadratic log likelihood, dense, and its gradient."""
+    flat, unravel = ravel_pytree(position)
+    gradient, precision = expand(Target(posterior, None, unravel), client, flat, dense=True)
+    dense = as_dense(cavity)
+    tilted = as_gaussian(gradient, precision, flat, unravel) * dense
+    total = gradient + trees.ravel(dense.grad_log(position))
+    return tilted, jnp.sqrt(trees.squared_norm(total))
+
+
+def _find_exact(
+    posterior: Posterior,
+    draws: ArrayTree,
+    position: ArrayTree,
+    cavity: Gaussian,
+    client: Client,
+    round_: Array,
+    second: str | None,
+) -> Found:
+    del draws, round_
+    tilted, gradient_norm = exact_tilted(posterior, position, cavity, client)
+    mean = tilted.mean()
+    if second is None:
+        return Found(mean, (), gradient_norm)
+    covariance = tilted.covariance()
+    if second == "dense":
+        return Found(mean, covariance, gradient_norm)
+    unravel = ravel_pytree(mean)[1]
+    return Found(mean, unravel(jnp.diagonal(covariance)), gradient_norm)
+
+
+def check_quadratic(
+    posterior: Posterior, position: ArrayTree, data: FederatedData, second: Any = None
+) -> None:
+    """Raise `ValueError` unless the clients' log likelihoods have constant second derivatives.
+
+    Compares those of all clients together, with random weights, at two positions.
+    """
+    del second
+    flat, unravel = ravel_pytree(position)
+    if isinstance(flat, jax.core.Tracer) or isinstance(data.size, jax.core.Tracer):
+        return
+    rng = np.random.default_rng(0)
+    places = [flat + jnp.asarray(rng.normal(size=flat.shape), flat.dtype) for _ in range(2)]
+    target = Target(posterior, None, unravel)
+    client = data.pooled().client(0)
+    first, other = (np.asarray(expand(target, client, at, dense=True)[1]) for at in places)
+    if not np.allclose(first, other, rtol=1e-3, atol=1e-3 * np.abs(first).max()):
+        raise ValueError(
+            "The log likelihood is not quadratic in the position: its second derivatives differ by "
+            f"{np.abs(first - other).max():.3g} between two positions, with entries up to "
+            f"{np.abs(first).max():.3g}. Use means of samples (sgd_mean) instead."
+        )

@@ -1,0 +1,127 @@
+"""What a client makes of its local training: a pseudo-gradient for the server's optimiser."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import schedules, trees
+from fedmcmc._types import ArrayTree, Number
+from fedmcmc.training import Visitor
+
+__all__ = ["Delta", "displacement", "posterior_delta"]
+
+
+class Delta(NamedTuple):
+    """A pseudo-gradient, from where a client's training went.
+
+    Attributes
+    ----------
+    visitor
+        ``(num_samples, position, round) -> Visitor`` of the windows after the burn-in, as many as
+        `num_samples`, of a training that starts at `position`.
+    finish
+        ``(kept, position, last) -> delta``, shaped as a position.
+    """
+
+    visitor: Callable[..., Visitor]
+    finish: Callable[..., ArrayTree]
+
+
+def displacement() -> Delta:
+    """Return where training began minus where it ended: federated averaging."""
+    return Delta(Partial(_no_visitor), Partial(_displacement))
+
+
+def _no_visitor(num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
+    del num_samples, position, round_
+    return Visitor(lambda position: (), lambda kept, index, last, average: kept)
+
+
+def _displacement(kept: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+    del kept
+    return trees.subtract(position, last)
+
+
+def posterior_delta(shrinkage: Number) -> Delta:
+    """Return the gradient of a Gaussian fitted to approximate samples of the local posterior.
+
+    The windows' averages ``x_1 .. x_l`` (iterate-averaged SGD) are taken as samples, with mean
+    ``m`` and covariance ``S``; the pseudo-gradient is ``C^{-1} (theta - m)`` with
+    ``C = r I + (1 - r) S`` and ``r = 1 / (1 + (l - 1) * shrinkage)``. It is found as samples come
+    in, in ``O(l^2 d)`` operations and ``O(l d)`` memory, without a matrix ``[d, d]``.
+
+    Parameters
+    ----------
+    shrinkage
+        The papers' ``rho``, at least zero: a number or a schedule of the round. With zero the
+        covariance is the identity: federated averaging of averaged iterates.
+
+    References
+    ----------
+    Al-Shedivat et al. (2021), Federated learning via posterior averaging, section 4 and appendix.
+    """
+    number = schedules.number(shrinkage, "shrinkage", minimum=0.0)
+    return Delta(Partial(_fit_samples, number), Partial(_fitted_delta))
+
+
+class _Fit(NamedTuple):
+    """The solve so far: with `t` samples, ``(I + rho * scatter) @ delta = theta - mean``."""
+
+    mean: Array  # [d]
+    delta: Array  # [d]
+    moves: Array  # [l, d], u_t: how far sample t lies from the mean before it
+    solved: Array  # [l, d], v_t: the same, solved with the matrix before it
+    rho: Array
+
+
+def _fit_samples(shrinkage: Any, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
+    rho = schedules.value(shrinkage, round_)
+    theta = trees.ravel(position)
+
+    def init(position_: ArrayTree) -> _Fit:
+        flat = jnp.zeros_like(trees.ravel(position_))
+        rows = jnp.zeros((num_samples, *flat.shape), flat.dtype)
+        return _Fit(flat, flat, rows, rows, trees.cast(rho, flat))
+
+    def visit(fit: _Fit, index: Array, last: ArrayTree, average: ArrayTree) -> _Fit:
+        del last
+        return _add_sample(fit, index, trees.ravel(average), theta)
+
+    return Visitor(init, visit, averages=True)
+
+
+def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
+    """Take sample ``t = index + 1`` in: a Sherman-Morrison step with all earlier ones."""
+    rho, moves, solved = fit.rho, fit.moves, fit.solved
+    t = (index + 1).astype(sample.dtype)
+    move = sample - fit.mean
+    # Of samples 2 .. t - 1; rows of others are zero.
+    k = jnp.arange(1, moves.shape[0] + 1, dtype=sample.dtype)
+    gains = rho * (k - 1) / k
+    inner = jnp.sum(moves * solved, axis=1)
+    weights = gains * (solved @ move) / (1 + gains * inner)
+    solution = move - weights @ solved
+    gain = rho * (t - 1) / t
+    along = move @ solution
+    step = gain * (t * (move @ fit.delta) - along) / (1 + gain * along)
+    first = index == 0
+    # The first sample is the mean, and the matrix the identity.
+    delta = jnp.where(first, theta - sample, fit.delta - (1 + step) * solution / t)
+    keep = jnp.where(first, jnp.zeros((), sample.dtype), jnp.ones((), sample.dtype))
+    return _Fit(
+        jnp.where(first, sample, fit.mean + move / t),
+        delta,
+        moves.at[index].set(keep * move),
+        solved.at[index].set(keep * solution),
+        rho,
+    )
+
+
+def _fitted_delta(kept: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+    del last
+    num = kept.moves.shape[0]
+    scale = 1 + (num - 1) * kept.rho
+    return trees.cast_like(trees.unravel(scale * kept.delta, position), position)

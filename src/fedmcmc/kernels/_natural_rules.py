@@ -1,0 +1,147 @@
+"""Cavities, changes of natural parameters, and how sites and the global product take them up."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc import schedules, trees
+from fedmcmc._types import ArrayTree, Client, Participation
+from fedmcmc.data import FederatedData
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.participation import full
+from fedmcmc.sites import is_proper, with_mean
+
+__all__ = [
+    "CAVITIES",
+    "Approximation",
+    "Server",
+    "Site",
+    "ascend",
+    "cavity_of",
+    "change_of",
+    "first_sites",
+    "own_participation",
+    "start_global",
+    "to_broadcast",
+]
+
+CAVITIES = ("site", "average", "power", "global", "none")
+
+
+class Site(NamedTuple):
+    """What a client keeps: its site, and its optimiser's state."""
+
+    site: Gaussian
+    optimizer: ArrayTree
+
+
+class Approximation(NamedTuple):
+    """The last proper global Gaussian, and whether there has been one, ``[]`` bool."""
+
+    gaussian: Gaussian
+    known: Array
+
+
+class Server(NamedTuple):
+    """What the server keeps besides the broadcast."""
+
+    approximation: Approximation
+    prior: Gaussian
+    optimizer: ArrayTree
+    num_clients: Array  # [] int32
+
+
+def own_participation(participation: Participation | None, stateful: bool) -> Participation:
+    """Return the rule with weights only where clients keep no sites.
+
+    Raises
+    ------
+    ValueError
+        If a client that keeps a site may be drawn twice in a round.
+    """
+    participation = full() if participation is None else participation
+    if not stateful:
+        return participation
+    if participation.repeats:
+        raise ValueError(
+            "A client that keeps a site takes part at most once a round: use uniform(cohort_size) "
+            "or bernoulli(...), or a stateless cavity."
+        )
+    return replace(participation, weighted=False)
+
+
+def start_global(
+    prior: Gaussian, position: ArrayTree, per_row: Array, data: FederatedData, stateful: bool
+) -> tuple[Gaussian, Gaussian | None]:
+    """Return prior times first sites, and these with a client axis where they are kept."""
+
+    def site(size: Array) -> Gaussian:
+        like = Gaussian.uniform(position, prior.structure).precision
+        number = size.astype(data.share.dtype) * per_row
+        if prior.structure == "dense":
+            precision = trees.cast(number, like) * jnp.eye(like.shape[0], dtype=like.dtype)
+        else:
+            precision = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), like)
+        return with_mean(position, precision, prior.structure)
+
+    whole = prior * site(jnp.asarray(data.num_rows))
+    return whole, jax.vmap(site)(data.size) if stateful else None
+
+
+def first_sites(sites: Gaussian | None, optimizer: Any) -> Site:
+    """Return what the clients keep at the start, leaves ``[num_clients, ...]``."""
+    assert sites is not None
+    return Site(sites, () if optimizer == () else jax.vmap(optimizer.init)(sites))
+
+
+def to_broadcast(
+    cavity: str, whole: Gaussian, prior: Gaussian, num_clients: Array
+) -> tuple[Gaussian, ...]:
+    """Return what clients are told besides the position: the global Gaussian, the average site."""
+    if cavity != "average":
+        return (whole,)
+    power = 1 / num_clients.astype(jnp.result_type(float))
+    return whole, (whole / prior) ** power
+
+
+def cavity_of(
+    cavity: str, whole: Gaussian, rest: list[Gaussian], client_state: ArrayTree, client: Client
+) -> Gaussian:
+    """Return what the client's likelihood is multiplied by."""
+    if cavity == "site":
+        return whole / client_state.site
+    if cavity == "average":
+        (average,) = rest
+        return whole / average
+    if cavity == "power":
+        return whole ** (1 - client.share)
+    if cavity == "global":
+        return whole
+    return trees.zeros_like(whole)
+
+
+def change_of(
+    tilted: Gaussian, before: Gaussian, max_norm: Any, round_: Array
+) -> tuple[Gaussian, Array]:
+    """Return the change from `before` that a fit asks for, zero where the fit is not proper."""
+    proper = is_proper(tilted)
+    change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
+    if not trees.is_empty(max_norm):
+        norm = jnp.sqrt(trees.squared_norm(change))
+        limit = schedules.value(max_norm, round_)
+        change = change ** jnp.minimum(1, limit / jnp.where(norm > 0, norm, 1))
+    return change, proper
+
+
+def ascend(
+    optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
+) -> tuple[Gaussian, ArrayTree]:
+    """Return `q` moved along a change of its natural parameters, and the optimiser's state."""
+    if optimizer == ():
+        return q * change**damping, state
+    # Optimisers descend.
+    updates, state = optimizer.update(change ** (-1), state, q)
+    return q * updates**damping, state

@@ -1,0 +1,116 @@
+"""The prior's Gaussian factor, which the server finds from the log prior and refines."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree, Posterior, Static
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.inference._shapes import from_flat
+
+__all__ = ["PriorSite", "prior_site"]
+
+
+class PriorSite(NamedTuple):
+    """The prior's factor: as given, or found by `num_samples` draws of the approximation.
+
+    Without a given one the factor is the Gaussian whose gradient and second derivatives are those
+    of the log prior in expectation under the approximation, at which variational inference stops
+    (Bonnet and Price). For a Gaussian prior these do not depend on the draws, and it is the prior.
+    """
+
+    given: Any  # a Gaussian, or ()
+    structure: Static[str]
+    num_samples: Static[int]
+
+    @property
+    def moves(self) -> bool:
+        """Whether the factor may change from round to round."""
+        return trees.is_empty(self.given)
+
+    def init(self, posterior: Posterior, rng_key: Array, position: ArrayTree) -> Gaussian:
+        """Return the factor for an approximation that is all at `position`."""
+        if not self.moves:
+            _check(self.given, position)
+            return jax.tree.map(jnp.asarray, self.given)
+        keys = jax.random.split(rng_key, self.num_samples.value)
+        return self._expected(posterior, keys, lambda key: position, position)
+
+    def refine(
+        self, posterior: Posterior, rng_key: Array, before: Gaussian, q: Any, damping: Array
+    ) -> Gaussian:
+        """Return `before`, moved by `damping` towards the factor for the approximation `q`.
+
+        Where that is not known yet, or the new factor is not finite, nothing moves.
+        """
+        if not self.moves:
+            return before
+        keys = jax.random.split(rng_key, self.num_samples.value)
+        fitted = self._expected(posterior, keys, q.gaussian.draw, before.precision_mean)
+        change = trees.select(
+            q.known & trees.all_finite(fitted), fitted / before, trees.zeros_like(before)
+        )
+        return before * change**damping
+
+    def _expected(self, posterior: Posterior, keys: Array, draw: Any, like: ArrayTree) -> Gaussian:
+        """Return the factor with the mean gradient and curvature over draws."""
+        structure = self.structure.value
+
+        def one(key: Array) -> tuple[Array, Array, Array]:
+            draw_key, probe_key = jax.random.split(key)
+            flat, unravel = ravel_pytree(draw(draw_key))
+            gradient_fn = jax.grad(lambda x: posterior.logprior_fn(unravel(x)))
+            gradient = gradient_fn(flat)
+            if structure == "dense":
+                return flat, gradient, -jax.jacfwd(gradient_fn)(flat)
+            # Exact for a prior of independent coordinates, else unbiased (Hutchinson).
+            probe = jax.random.rademacher(probe_key, flat.shape, flat.dtype)
+            product = jax.jvp(gradient_fn, (flat,), (probe,))[1]
+            return flat, gradient, -probe * product
+
+        flat, gradient, precision = jax.tree.map(
+            lambda leaf: jnp.mean(leaf, axis=0), jax.lax.map(one, keys)
+        )
+        if structure == "scaled_identity":
+            precision = jnp.mean(precision)
+        elif structure == "dense":
+            precision = (precision + precision.T) / 2
+        unravel = ravel_pytree(like)[1]
+        linear = from_flat(unravel(flat), precision, structure)
+        mean_part = trees.add(linear.precision_mean, unravel(gradient))
+        return Gaussian(mean_part, linear.precision, structure)
+
+
+def prior_site(given: Any, structure: str, num_samples: int) -> PriorSite:
+    """Return the rule for the prior's factor, after checks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a prior is given that is not a `Gaussian` of this structure.
+    """
+    if given is not None:
+        if not isinstance(given, Gaussian):
+            raise TypeError(
+                f"prior must be a fedmcmc.Gaussian or None, got {type(given).__name__}."
+            )
+        if given.structure != structure:
+            raise ValueError(
+                f"prior must have the structure of the approximation, {structure}, got "
+                f"{given.structure}."
+            )
+    return PriorSite(() if given is None else given, Static(structure), Static(num_samples))
+
+
+def _check(given: Gaussian, position: ArrayTree) -> None:
+    wanted = Gaussian.uniform(position, given.structure)
+    if trees.shapes_of(wanted) != trees.shapes_of(given):
+        raise ValueError(
+            f"prior must be a Gaussian over the position, shapes "
+            f"{jax.tree.map(jnp.shape, wanted.precision_mean)}, got "
+            f"{jax.tree.map(jnp.shape, given.precision_mean)}."
+        )
