@@ -54,8 +54,11 @@ class Server(NamedTuple):
     num_clients: Array  # [] int32
 
 
-def own_participation(participation: Participation | None, stateful: bool) -> Participation:
-    """Return the rule with weights only where clients keep no sites.
+def own_participation(participation: Participation | None, cavity: str) -> Participation:
+    """Return the rule, with weights only where a cohort stands for everyone.
+
+    That is so with average sites. A site changes by just what its client sends, and a filter takes
+    in just the rows that it sees.
 
     Raises
     ------
@@ -63,9 +66,9 @@ def own_participation(participation: Participation | None, stateful: bool) -> Pa
         If a client that keeps a site may be drawn twice in a round.
     """
     participation = full() if participation is None else participation
-    if not stateful:
+    if cavity in ("average", "power"):
         return participation
-    if participation.repeats:
+    if participation.repeats and cavity != "global":
         raise ValueError(
             "A client that keeps a site takes part at most once a round: use uniform(cohort_size) "
             "or bernoulli(...), or a stateless cavity."

@@ -106,9 +106,9 @@ def natural(
         As from optax: a change is the direction of ascent that they are given, in place of the
         change itself. The client's acts on its site, and keeps its state from round to round.
     participation
-        Everyone by default. A client that keeps a site changes it by just what it sends, so
-        messages are not weighted; a stateless client's message is weighted by one over its
-        probability of taking part.
+        Everyone by default. With ``"average"`` and ``"power"`` a message is weighted by one over
+        the client's probability of taking part, as the cohort stands for everyone; else not, as a
+        site changes by just what its client sends, and a filter takes in the rows that it sees.
     prior
         The prior's Gaussian, of `structure`. By default the server finds it from the log prior,
         exactly where that is Gaussian (and has no more structure than `structure`), else refined
@@ -169,7 +169,7 @@ def natural(
             Static(stateful),
         )
     )
-    participation = own_participation(participation, stateful)
+    participation = own_participation(participation, cavity)
     return FederatedKernel(
         init=Partial(_init, parameters, participation),
         prepare=Partial(_prepare, parameters),
