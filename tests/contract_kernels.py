@@ -7,7 +7,7 @@ from contract_model import LEVELS, RATES, P, surrogates
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
-from fedmcmc import preconditioners
+from fedmcmc import inference, preconditioners
 
 
 def build_relay(position, given):
@@ -152,6 +152,7 @@ def build_dg_sgld(position, given):
 
 
 OPTIMIZER = optax.sgd(0.05, momentum=0.5)
+ADAM = optax.adam(0.1)
 
 
 def logits(position, inputs):
@@ -249,6 +250,95 @@ def build_sequence(position, given):
     )
 
 
+def build_fed_avg(position, given):
+    del position
+    return fedmcmc.fed_avg(
+        given.posterior,
+        client_optimizer=OPTIMIZER,
+        num_local_epochs=2,
+        batch_size=2,
+        server_optimizer=ADAM,
+        cohort_size=2,
+        client_learning_rate=given.scale,
+    )
+
+
+def build_fed_pa(position, given):
+    del position
+    return fedmcmc.fed_pa(
+        given.posterior,
+        client_optimizer=OPTIMIZER,
+        shrinkage=0.1 * given.scale,
+        num_samples=3,
+        num_burnin=1,
+        batch_size=2,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_pseudo_gradients(position, given):
+    del position
+    return fedmcmc.pseudo_gradients(
+        given.posterior,
+        fedmcmc.scaffold(fedmcmc.minibatch(2)),
+        fedmcmc.posterior_delta(0.3),
+        training=fedmcmc.training(OPTIMIZER, fedmcmc.Length(3, num_steps=2), 0.5 * given.scale),
+    )
+
+
+def tilted_mean(given):
+    return inference.sgd_mean(
+        OPTIMIZER, num_samples=3, batch_size=2, learning_rate=given.scale, weight_decay=0.1
+    )
+
+
+def build_fed_ep(position, given):
+    del position
+    return fedmcmc.fed_ep(
+        given.posterior,
+        inference=inference.mcmc(tilted_mean(given), shrinkage=0.2 * given.scale),
+        cohort_size=2,
+        damping=0.2 * given.scale,
+        initial_precision=0.5,
+        server_optimizer=OPTIMIZER,
+        client_optimizer=OPTIMIZER,
+        max_norm=50.0 * given.scale,
+    )
+
+
+def build_fed_sep(position, given):
+    del position
+    return fedmcmc.fed_sep(
+        given.posterior,
+        inference=inference.scaled_identity(tilted_mean(given), precision_per_row=given.scale),
+        structure="scaled_identity",
+        damping=0.2,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_adf(position, given):
+    del position
+    return fedmcmc.adf(
+        given.posterior,
+        inference=inference.mcmc(
+            tilted_mean(given), shrinkage=0.1, clip=2.0, match_precision_per_row=given.scale
+        ),
+        participation=fedmcmc.uniform(1),
+        structure="dense",
+    )
+
+
+def build_natural(position, given):
+    return fedmcmc.natural(
+        given.posterior,
+        inference.scaled_identity(tilted_mean(given), variance=0.3 * given.scale),
+        cavity="none",
+        damping=0.5,
+        prior=fedmcmc.Gaussian(position, jax.tree.map(jnp.ones_like, position), "diagonal"),
+    )
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -270,5 +360,12 @@ PLAIN = {
     "fa_ld": build_fa_ld,
     "fa_hmc": build_fa_hmc,
     "sequence": build_sequence,
+    "fed_avg": build_fed_avg,
+    "fed_pa": build_fed_pa,
+    "pseudo_gradients": build_pseudo_gradients,
+    "fed_ep": build_fed_ep,
+    "fed_sep": build_fed_sep,
+    "adf": build_adf,
+    "natural": build_natural,
     # Further kernels: a line here, and one in `contract_tables.COMPRESSED`.
 }

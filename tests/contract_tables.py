@@ -56,6 +56,13 @@ COMPRESSED = (
     ("sequence", "quantize"),
     ("fa_ld", "memory: per client"),
     ("fa_hmc", "memory"),
+    ("fed_avg", "memory"),
+    ("fed_pa", "quantize"),
+    ("pseudo_gradients", "sparsify"),
+    ("fed_ep", "quantize: per leaf"),
+    ("fed_sep", "memory"),
+    ("adf", "top_k: no feedback"),
+    ("natural", "memory"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),
 )
@@ -83,6 +90,7 @@ ESTIMATORS = {
     ),
     "minibatch": (lambda: fedmcmc.minibatch(2), False),
     "minibatch: fraction": (lambda: fedmcmc.minibatch(0.5, replace=False), False),
+    "epochs": (lambda: fedmcmc.epochs(2), False),
     "noisy": (lambda: fedmcmc.noisy(fedmcmc.minibatch(2, replace=False), 0.5), False),
     "fixed_point": (lambda: fedmcmc.fixed_point(fedmcmc.minibatch(2), jnp.full(3, 3.0)), False),
     "fixed_point: full": (

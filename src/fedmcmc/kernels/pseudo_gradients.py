@@ -49,6 +49,10 @@ from fedmcmc.training import Training, train
 __all__ = ["Delta", "displacement", "posterior_delta", "pseudo_gradients"]
 
 
+PLAIN_STEPS = optax.sgd(1.0)
+"""One object, as kernels of other functions share no compilation."""
+
+
 class _Parameters(NamedTuple):
     posterior: Posterior
     estimator: GradientEstimator
@@ -112,7 +116,7 @@ def pseudo_gradients(
     ValueError
         On numbers out of range, and from `init` where they do not fit the data.
     """
-    server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    server = PLAIN_STEPS if server_optimizer is None else server_optimizer
     if not isinstance(server, optax.GradientTransformation):
         raise TypeError(
             "server_optimizer must be an optax.GradientTransformation or None, got "

@@ -1,0 +1,249 @@
+"""Client inference: means, covariances, Fisher information, on models where all is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import LIMIT, Federation, loglikelihood, z_scores
+
+import fedmcmc
+from fedmcmc import inference
+from fedmcmc.inference._types import with_decay
+
+FEDERATION = Federation()
+DATA = FEDERATION.data
+POSTERIOR = fedmcmc.Posterior(lambda theta: jnp.zeros(()), loglikelihood)
+ROUND = jnp.int32(0)
+K = 2  # the client with 12 rows
+START = jnp.array([0.3, -0.2, 0.5])
+CAVITY_PRECISION = np.array([3.0, 1.0, 2.0])
+CAVITY_MEAN = np.array([0.5, -0.5, 1.0])
+CAVITY = fedmcmc.Gaussian.from_moments(
+    jnp.asarray(CAVITY_MEAN), variance=1 / jnp.array([3.0, 1, 2])
+)
+DENSE = fedmcmc.Gaussian.from_moments(jnp.asarray(CAVITY_MEAN), np.diag(1 / CAVITY_PRECISION))
+SGD = optax.sgd(0.05, momentum=0.5)
+
+
+def fit(block, cavity=CAVITY, posterior=POSTERIOR, data=DATA, index=K, start=START, key=0):
+    client = data.client(index)
+    like = jax.eval_shape(lambda: start)
+    draws = block.prepare(jax.random.key(key), like, client)
+    return block.fit(posterior, draws, start, cavity, client, ROUND)
+
+
+def exact_mean():
+    precision = FEDERATION.precisions[K] + np.diag(CAVITY_PRECISION)
+    eta = FEDERATION.precisions[K] @ FEDERATION.means[K] + CAVITY_PRECISION * CAVITY_MEAN
+    return np.linalg.solve(precision, eta), precision
+
+
+def path(num_epochs, decay=0.0):
+    """Return the ends of epochs of full-gradient SGD with momentum, in float64."""
+    x, v, ends = np.asarray(START, float), np.zeros(3), []
+    for _ in range(num_epochs):
+        gradient = FEDERATION.precisions[K] @ (x - FEDERATION.means[K])
+        gradient += CAVITY_PRECISION * (x - CAVITY_MEAN) + decay * 12 * x
+        v = 0.5 * v + gradient / 12
+        x = x - 0.05 * v
+        ends.append(x)
+    return np.array(ends)
+
+
+def test_samples_are_the_ends_of_epochs_and_the_mean_theirs():
+    mean = inference.sgd_mean(SGD, num_samples=6, num_burnin=2)
+    found = fit(inference.mcmc(mean, shrinkage=0.2)).gaussian
+    ends = path(8)[2:]
+    np.testing.assert_allclose(found.mean(), ends.mean(0), rtol=1e-4, atol=1e-5)
+    variance = 0.2 + 0.8 * ends.var(0, ddof=1)
+    np.testing.assert_allclose(found.precision, 1 / variance, rtol=1e-4)
+    dense = fit(inference.mcmc(mean, shrinkage=0.2), DENSE).gaussian
+    covariance = 0.2 * np.eye(3) + 0.8 * np.cov(ends.T, ddof=1)
+    np.testing.assert_allclose(dense.precision, np.linalg.inv(covariance), rtol=1e-3, atol=1e-4)
+
+
+def test_weight_decay_is_a_factor_of_the_likelihood():
+    mean = inference.sgd_mean(SGD, num_samples=5, weight_decay=0.1)
+    found = fit(inference.scaled_identity(mean, precision=1.0)).gaussian
+    np.testing.assert_allclose(found.mean(), path(5, decay=0.1).mean(0), rtol=1e-4, atol=1e-5)
+    # The covariance that is stated is all that the likelihood brings, its decay included.
+    np.testing.assert_allclose(found.precision, CAVITY_PRECISION + 1, rtol=1e-5)
+    factor = with_decay(mean, CAVITY, DATA.client(K))
+    np.testing.assert_allclose(factor.precision, CAVITY_PRECISION + 1.2, rtol=1e-5)
+    np.testing.assert_allclose(factor.precision_mean, CAVITY_PRECISION * CAVITY_MEAN, rtol=1e-5)
+
+
+def test_exact_moments_project():
+    mean, precision = exact_mean()
+    variances = np.diag(np.linalg.inv(precision))
+    for block in (inference.exact_gaussian(), inference.mcmc(inference.exact_mean())):
+        found = fit(block).gaussian
+        np.testing.assert_allclose(found.mean(), mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(1 / found.precision, variances, rtol=1e-4)
+        found = fit(block, DENSE).gaussian
+        np.testing.assert_allclose(found.precision, precision, rtol=1e-3, atol=2e-2)
+
+
+def test_the_released_codes_clipping_and_norm():
+    mean = inference.sgd_mean(SGD, num_samples=6)
+    plain = np.asarray(fit(inference.mcmc(mean, shrinkage=1e-3)).gaussian.precision, float)
+    clipped = fit(inference.mcmc(mean, shrinkage=1e-3, clip=0.5)).gaussian.precision
+    centre, spread = plain.mean(), 0.5 * plain.std()
+    expected = plain.clip(centre - spread, centre + spread)
+    assert (expected != plain).any()
+    np.testing.assert_allclose(clipped, expected, rtol=1e-3)
+    matched = fit(inference.mcmc(mean, shrinkage=1e-3, match_precision_per_row=0.7)).gaussian
+    wanted = np.linalg.norm(CAVITY_PRECISION + 0.7 * 12)
+    np.testing.assert_allclose(np.linalg.norm(matched.precision), wanted, rtol=1e-4)
+    np.testing.assert_allclose(matched.precision / wanted, plain / np.linalg.norm(plain), rtol=1e-3)
+
+
+# Fisher information
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(9, 3)).round(2)
+LOGISTIC_DATA = fedmcmc.FederatedData.from_clients(
+    [{"x": np.ones((4, 3)), "y": np.ones(4)}, {"x": X, "y": (RNG.uniform(size=9) < 0.5) * 1.0}]
+)
+
+
+def logistic(theta, rows):
+    logits = rows["x"] @ theta
+    return rows["y"] * logits - jax.nn.softplus(logits)
+
+
+def resample(rng_key, theta, rows):
+    chance = jax.nn.sigmoid(rows["x"] @ theta)
+    return rows | {"y": (jax.random.uniform(rng_key, chance.shape) < chance) * 1.0}
+
+
+LOGISTIC = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), logistic, resample)
+
+
+class Fixed(fedmcmc.inference.Mean):
+    """A mean that is where the client starts, so that only the covariance is under test."""
+
+
+def at_the_start(weight_decay=0.0):
+    def find(posterior, draws, position, cavity, client, round_, second):
+        return inference._types.Found(position, (), jnp.zeros(()))
+
+    return Fixed(
+        prepare=lambda rng_key, like, client: (),
+        find=find,
+        check=lambda posterior, position, data, second: None,
+        weight_decay=jnp.asarray(weight_decay),
+    )
+
+
+def information(theta):
+    """Return minus the Hessian of the client's log likelihood by autodiff."""
+    rows = jax.tree.map(jnp.asarray, LOGISTIC_DATA.client_rows(1))
+    return -np.asarray(jax.hessian(lambda t: jnp.sum(logistic(t, rows)))(jnp.asarray(theta)), float)
+
+
+def many(block, cavity, num=512, start=START):
+    """Return fits of independent keys, precision minus cavity."""
+    keys = jax.random.split(jax.random.key(0), num)
+    client = LOGISTIC_DATA.client(1)
+
+    def one(key):
+        draws = block.prepare(key, start, client)
+        return block.fit(LOGISTIC, draws, start, cavity, client, ROUND).gaussian.precision
+
+    return np.asarray(jax.jit(jax.vmap(one))(keys), float) - np.asarray(cavity.precision, float)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "scaled_identity"])
+def test_laplace_estimates_minus_the_hessian(structure):
+    hessian = information(START)
+    cavity, expected = {
+        "diagonal": (CAVITY, np.diag(hessian)),
+        "dense": (DENSE, hessian),
+        "scaled_identity": (
+            fedmcmc.Gaussian.from_moments(START, variance=jnp.array(0.5)),
+            np.trace(hessian) / 3,
+        ),
+    }[structure]
+    found = many(inference.laplace(at_the_start(), num_passes=3), cavity, num=4096)
+    assert np.abs(z_scores(found, expected)).max() < LIMIT
+    scaled = many(inference.laplace(at_the_start(0.1), scale=2.0), cavity, num=4096)
+    decay = 0.9 * (np.eye(3) if structure == "dense" else 1.0)
+    assert np.abs(z_scores(scaled, 2 * (expected + decay))).max() < LIMIT
+
+
+def gauss_hermite(theta, variances):
+    """Return the expected diagonal information over independent normals, by quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(12)
+    weights = weights / weights.sum()
+    total = np.zeros(3)
+    for i, a in enumerate(nodes):
+        for j, b in enumerate(nodes):
+            for k, c in enumerate(nodes):
+                at = np.asarray(theta, float) + np.sqrt(variances) * np.array([a, b, c])
+                chance = 1 / (1 + np.exp(-X @ at))
+                total += weights[i] * weights[j] * weights[k] * (chance * (1 - chance)) @ X**2
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_one_step_of_ngvi_averages_the_information(batch_size):
+    variances = 1 / (9 * 0.6 + CAVITY_PRECISION)
+    expected = 0.7 * 9 * 0.6 + 0.3 * gauss_hermite(START, variances)
+    block = inference.ngvi(
+        at_the_start(), num_steps=1, num_samples=2, decay=0.7, initial=0.6, batch_size=batch_size
+    )
+    assert np.abs(z_scores(many(block, CAVITY, num=8192), expected)).max() < LIMIT
+
+
+def test_steps_of_ngvi_forget_where_they_began():
+    """A location model: its information is the same everywhere, so the mean is a recursion."""
+
+    def locations(theta, rows):
+        return -0.5 * jnp.sum((rows - theta) ** 2 * jnp.array([1.0, 2.0, 0.5]), axis=-1)
+
+    def again(rng_key, theta, rows):
+        scale = jnp.array([1.0, 2.0, 0.5]) ** -0.5
+        return theta + scale * jax.random.normal(rng_key, rows.shape)
+
+    posterior = fedmcmc.Posterior(lambda theta: 0.0, locations, again)
+    data = fedmcmc.FederatedData.from_clients([jnp.asarray(X, jnp.float32)])
+    block = inference.ngvi(at_the_start(), num_steps=4, decay=0.5, initial=3.0)
+    client = data.client(0)
+
+    def one(key):
+        draws = block.prepare(key, START, client)
+        return block.fit(posterior, draws, START, CAVITY, client, ROUND).gaussian.precision
+
+    found = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 4096))
+    expected = CAVITY_PRECISION + 9 * (0.5**4 * 3 + (1 - 0.5**4) * np.array([1.0, 2.0, 0.5]))
+    assert np.abs(z_scores(found, expected)).max() < LIMIT
+    # By default they begin at the information itself.
+    block = inference.ngvi(at_the_start(), num_steps=2, decay=0.5)
+    found = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 4096))
+    expected = CAVITY_PRECISION + 9 * np.array([1.0, 2.0, 0.5])
+    assert np.abs(z_scores(found, expected)).max() < LIMIT
+
+
+def test_what_is_wrong_is_said_before_a_run():
+    mean = inference.sgd_mean(SGD, num_samples=1)
+    start = jnp.zeros(3)
+    cases = [
+        (inference.mcmc(mean), POSTERIOR, "num_samples of at least 2"),
+        (inference.laplace(mean), POSTERIOR, "needs a\\s+resample_fn"),
+        (inference.ngvi(mean, num_steps=2), POSTERIOR, "resample_fn"),
+    ]
+    for block, posterior, match in cases:
+        kernel = fedmcmc.fed_ep(posterior, inference=block)
+        with pytest.raises(ValueError, match=match):
+            fedmcmc.simulate(kernel, DATA).init(start)
+    kernel = fedmcmc.fed_ep(LOGISTIC, inference=inference.exact_gaussian())
+    with pytest.raises(ValueError, match="not quadratic"):
+        fedmcmc.simulate(kernel, LOGISTIC_DATA).init(start)
+    with pytest.raises(ValueError, match="one of variance="):
+        inference.scaled_identity(mean)
+    with pytest.raises(ValueError, match="num_passes"):
+        inference.laplace(mean, num_passes=0)
+    with pytest.raises(TypeError, match="optax"):
+        inference.sgd_mean(0.1, num_samples=3)
