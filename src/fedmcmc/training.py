@@ -103,9 +103,13 @@ class Trained(NamedTuple):
 
 
 def training(
-    optimizer: optax.GradientTransformation, length: Length, learning_rate: Number = 1.0
+    optimizer: optax.GradientTransformation,
+    length: Length,
+    learning_rate: Number = 1.0,
+    *,
+    name: str = "optimizer",
 ) -> Training:
-    """Return a checked `Training`.
+    """Return a checked `Training`; messages call the optimiser `name`.
 
     Raises
     ------
@@ -116,8 +120,7 @@ def training(
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
-            "The client's optimizer must be an optax.GradientTransformation, got "
-            f"{type(optimizer).__name__}."
+            f"{name} must be an optax.GradientTransformation, got {type(optimizer).__name__}."
         )
     rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
     return as_functions(Training(optimizer, rate, Static(length)))

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
+from fedmcmc import trees
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -24,7 +24,6 @@ from fedmcmc._types import (
     Number,
     Participation,
     Posterior,
-    Static,
     StepInfo,
     as_functions,
 )
@@ -36,6 +35,7 @@ from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels._shared import bits_down, expect_blocks, positive_integer, start
 from fedmcmc.participation import full
 from fedmcmc.scaling import prior_share
+from fedmcmc.training import Length, Training, train, training
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "ensemble", "gaussian_ensemble"]
 
@@ -47,9 +47,7 @@ class _Parameters(NamedTuple):
     posterior: Posterior
     estimator: GradientEstimator
     family: Ensemble
-    optimizer: Any
-    learning_rate: Any
-    num_local_steps: Static[int]
+    training: Training
     distill: Any
 
 
@@ -123,11 +121,6 @@ def ensemble(
     and stands in the denominator: compressed coarsely, members spread much wider than uncompressed
     ones, and one whose weights are all rounded to zero stays that of the round before.
     """
-    if not isinstance(client_optimizer, optax.GradientTransformation):
-        raise TypeError(
-            "client_optimizer must be an optax.GradientTransformation, got "
-            f"{type(client_optimizer).__name__}."
-        )
     if not isinstance(family, Ensemble):
         raise TypeError(
             "family must be an Ensemble (gaussian_ensemble, dirichlet_ensemble), got "
@@ -137,14 +130,13 @@ def ensemble(
         raise TypeError(f"distill must be a function or None, got {type(distill).__name__}.")
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
+    length = Length(1, num_steps=positive_integer(num_local_steps, "num_local_steps"))
     parameters = as_functions(
         _Parameters(
             posterior,
             estimator,
             family,
-            client_optimizer,
-            schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True),
-            Static(positive_integer(num_local_steps, "num_local_steps")),
+            training(client_optimizer, length, learning_rate, name="client_optimizer"),
             distill,
         )
     )
@@ -185,7 +177,7 @@ def _shapes(family: Ensemble, like: Broadcast) -> ArrayTree:
 
 def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
     family_key, gradient_key = jax.random.split(rng_key)
-    num = parameters.num_local_steps.value
+    num = parameters.training.length.value.most(client)
     return _Draws(
         parameters.estimator.prepare(gradient_key, like.position, client, num),
         parameters.family.prepare(family_key),
@@ -199,37 +191,26 @@ def _step(
     client_state: ArrayTree,
     client: Client,
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    posterior, estimator, optimizer = (
-        parameters.posterior,
-        parameters.estimator,
-        parameters.optimizer,
-    )
+    posterior, estimator = parameters.posterior, parameters.estimator
     loglikelihood_fn = posterior.loglikelihood_fn
     down = bits_down(estimator, broadcast, client_state)
     context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
-    learning_rate = schedules.value(parameters.learning_rate, broadcast.round)
     per_row = -1 / client.size.astype(client.share.dtype)  # to a mean, and to a loss
 
-    def local_step(
-        carry: tuple[ArrayTree, ArrayTree, Array], drawn: ArrayTree
-    ) -> tuple[tuple[ArrayTree, ArrayTree, Array], None]:
-        position, optimizer_state, squared_norm = carry
+    def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
         estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
         prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
-        gradient = trees.scale(per_row, trees.add(estimate, prior))
-        updates, optimizer_state = optimizer.update(gradient, optimizer_state, position)
-        position = trees.add_scaled(position, learning_rate, updates)
-        return (position, optimizer_state, squared_norm + trees.squared_norm(gradient)), None
+        return trees.scale(per_row, trees.add(estimate, prior))
 
-    num = parameters.num_local_steps.value
     position = broadcast.position
-    start = (position, optimizer.init(position), jnp.zeros((), jnp.float32))
-    (trained, _, squared_norm), _ = jax.lax.scan(local_step, start, draws.gradient, length=num)
-    moved = trees.subtract(trained, position)
+    trained = train(
+        parameters.training, gradient_fn, draws.gradient, position, client, broadcast.round
+    )
+    moved = trees.subtract(trained.position, position)
     message = parameters.family.message(draws.family, client.share, moved)
     info = StepInfo(
         bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(squared_norm / num),
+        gradient_norm=jnp.sqrt(trained.mean_square),
         bits_down=down,
     )
     return message, client_state, info
