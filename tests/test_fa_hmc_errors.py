@@ -47,7 +47,7 @@ def averaging(**changed):
         (lambda: fa_hmc(num_local_steps=0), "num_local_steps must be a positive integer"),
         (lambda: fa_hmc(gradients="old"), "gradients must be .fresh. or .reuse., got 'old'"),
         (lambda: fa_hmc(rho=1.5), r"rho must be in \[0, 1\], got 1.5"),
-        (lambda: fa_hmc(rho=-0.1), "rho must be a finite number at least 0"),
+        (lambda: fa_hmc(rho=-0.1), r"rho must be in \[0, 1\], got -0.1"),
         (lambda: fa_hmc(gradient_noise=-1.0), "gradient_noise must be a finite number at least 0"),
         (lambda: fa_hmc(temperature=-1.0), "temperature must be a finite number at least 0"),
         (lambda: fa_hmc(weights=[0.5, 0.6]), "weights must be positive and sum to one.*1.1"),
@@ -128,3 +128,67 @@ def test_a_step_that_diverges_loses_nothing():
 def test_half_kicks_take_the_matrix_of_the_trajectory():
     moved = integrators.half_kick(jnp.zeros(2), jnp.ones(2), 0.5, jnp.array([1.0, 4.0]))
     np.testing.assert_allclose(moved, [0.25, 1.0])
+
+
+def test_schedules_are_checked_where_they_are_used():
+    data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((2, 2))])
+    for settings, match in (
+        (
+            dict(step_size=lambda r: 0.1 - 0.05 * r),
+            r"step_size must be .* above 0, got 0 in round 2",
+        ),
+        (
+            dict(step_size=0.1, rho=lambda r: 1.5 + 0 * r),
+            r"rho must be in \[0, 1\], got 1.5 in round 0",
+        ),
+    ):
+        kernel = fedmcmc.fa_hmc(POSTERIOR, num_integration_steps=2, num_local_steps=1, **settings)
+        run = dict(num_rounds=5, progress=False)
+        with pytest.raises(ValueError, match=match):
+            fedmcmc.sample(jax.random.key(0), kernel, data, jnp.zeros(2), **run)
+    # Values behind the last round do not count.
+    kernel = fedmcmc.fa_hmc(
+        POSTERIOR, step_size=lambda r: 0.1 - 0.02 * r, num_integration_steps=2, num_local_steps=1
+    )
+    fedmcmc.sample(jax.random.key(0), kernel, data, jnp.zeros(2), num_rounds=5, progress=False)
+
+
+def test_weights_are_checked_also_where_a_kernel_is_built_in_compiled_code():
+    data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((2, 2))])
+
+    @jax.jit
+    def build(weights):
+        return fedmcmc.fa_ld(POSTERIOR, step_size=0.1, num_local_steps=1, weights=weights)
+
+    with pytest.raises(ValueError, match=r"weights must .* got a sum of 1\.1"):
+        fedmcmc.simulate(build(jnp.array([0.5, 0.6])), data).init(jnp.zeros(2))
+
+
+def test_a_word_is_no_choice_of_control_variates():
+    with pytest.raises(TypeError, match="control_variate must be True or False, got 'no'"):
+        fedmcmc.fa_ld(POSTERIOR, step_size=0.1, num_local_steps=1, control_variate="no")
+
+
+def test_a_prediction_names_coordinates_and_what_it_leaves_out():
+    data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((2, 2))])
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * (theta["a"] ** 2 + jnp.sum(theta["b"] ** 2)),
+        lambda theta, x: -0.5 * (x[:, 0] - theta["a"] - theta["b"][1]) ** 2,
+    )
+    kernel = fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=4)
+    mean = {"a": jnp.zeros(2), "b": jnp.array([[0.0, 1.0], [0.0, -1.0]])}
+    variance = {"a": jnp.array([1.0, 0.2]), "b": jnp.array([[1.0, 0.1], [1.0, 0.7]])}
+    q = fedmcmc.Gaussian.from_moments(mean, variance=variance)
+    prediction = fedmcmc.predict_bias(kernel, data, q)
+    assert prediction.names == ("a", "b[0]", "b[1]")
+    assert "(b[1])" in str(prediction) and "exact gradients" in str(prediction)
+    with pytest.raises(TypeError, match="takes a FederatedKernel, a FederatedData"):
+        fedmcmc.predict_bias(data, kernel, q)
+
+
+def test_a_step_size_is_suggested_from_what_was_estimated():
+    settings = dict(dimension=4, num_integration_steps=3, num_local_steps=2)
+    estimated = fedmcmc.Smoothness(3.0, 0.5)
+    assert fedmcmc.suggest_step_size(estimated, **settings) == fedmcmc.suggest_step_size(
+        3.0, **settings
+    )

@@ -81,3 +81,33 @@ def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_e
     np.testing.assert_allclose(seen, told, atol=0.15)
     told, seen = found["corrected"]
     assert np.abs(told).max() < 0.01 and np.abs(seen).max() < 0.1
+
+
+@pytest.mark.parametrize("method", ["vectorized", "sequential"])
+def test_a_chain_that_is_lost_is_said_once_and_predictions_come_first(method, capfd):
+    def model(x):
+        mean = numpyro.sample("mean", dist.Normal(0, 10))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("x", dist.Normal(mean, 0.1), obs=x)
+
+    def kernel_fn(posterior):
+        return fedmcmc.fa_hmc(posterior, step_size=9.0, num_integration_steps=3, num_local_steps=2)
+
+    data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(5)])
+    surrogates = fedmcmc.Gaussian.from_moments(
+        {"mean": jnp.array([1.0, 0.0])}, variance={"mean": jnp.array([0.01 / 3, 0.002])}
+    )
+    kernel = fedmcmc.interop.numpyro.FederatedMCMCKernel(model, kernel_fn, surrogates=surrogates)
+    mcmc = numpyro.infer.MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=30,
+        num_chains=2,
+        chain_method=method,
+        progress_bar=False,
+    )
+    with pytest.warns(RuntimeWarning, match="A chain turned non-finite in round"):
+        mcmc.run(jax.random.key(0), data)
+        jax.effects_barrier()
+    assert "the kernel diverges" in capfd.readouterr().out
+    assert bool(mcmc.get_extra_fields()["diverging"][-1])

@@ -113,6 +113,7 @@ class Run:
         }
 
     def _warn_unreached(self, name: str, num_rounds: int) -> None:
+        self.stopped = {"rule": name, "reached": False, "rounds": num_rounds} | self.stopped
         figures = {k: v for k, v in self.stopped.items() if isinstance(v, float)}
         found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
         warnings.warn(
@@ -126,7 +127,7 @@ class Run:
         num_kept = max(at - keep_from, 0) // thinning
         plan = Plan(*(jnp.asarray(x, jnp.int32) for x in (at, stop, keep_from, thinning, num_kept)))
         segment = run_segment(
-            schedules.tabulate(self.kernel, at, self.longest),
+            schedules.tabulate(self.kernel, at, self.longest, stop - at),
             self.data,
             self.keys,
             self.state,
@@ -162,10 +163,11 @@ class Run:
             num_kept = [max(r - keep_from, 0) // thinning for r in (at, round_)]
             self._take(segment, at, round_, num_kept[1] - num_kept[0])
         samples = self.samples()
+        hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
         raise NonFiniteError(
             f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
             f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-            f"for this posterior, or a log density or gradient is not finite there. The "
+            f"for this posterior, or a log density or gradient is not finite there.{hint} The "
             f"{samples.num_draws} draws a chain from the rounds before are in `error.samples`.",
             samples,
             round_,

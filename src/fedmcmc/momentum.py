@@ -8,7 +8,6 @@ the mean of the clients moves as one chain would.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
@@ -72,10 +71,7 @@ def shared_momentum(rho: Number = 1.0) -> Momentum:
     if isinstance(rho, (int, float)) and rho in (0, 1):
         kind = "shared" if rho == 1 else "private"
         return _momentum(kind, jnp.asarray(rho, jnp.result_type(float)))
-    number = schedules.number(rho, "rho", minimum=0.0)
-    if isinstance(number, Array) and not isinstance(number, jax.core.Tracer) and number > 1:
-        raise ValueError(f"rho must be in [0, 1], got {float(number)}.")
-    return _momentum("both", number)
+    return _momentum("both", schedules.number(rho, "rho", minimum=0.0, maximum=1.0))
 
 
 def independent_momentum() -> Momentum:

@@ -41,6 +41,8 @@ class Prediction(NamedTuple):
     spectral_radius
         Of the map of a round: what is left of a distance from the stationary mean after a round. At
         one or above, the kernel diverges.
+    names
+        What the coordinates of the raveled position are called.
     """
 
     mean: np.ndarray
@@ -48,6 +50,7 @@ class Prediction(NamedTuple):
     target_mean: np.ndarray
     target_covariance: np.ndarray
     spectral_radius: float
+    names: tuple[str, ...]
 
     @property
     def bias(self) -> np.ndarray:
@@ -63,13 +66,13 @@ class Prediction(NamedTuple):
         """Return the largest errors in a sentence."""
         if not self.spectral_radius < 1:
             return (
-                f"Predicted from Gaussian approximations: the kernel diverges (spectral radius "
-                f"{self.spectral_radius:.4g} a round); take a smaller step size."
+                f"Predicted from Gaussian approximations and exact gradients: the kernel diverges "
+                f"(spectral radius {self.spectral_radius:.4g} a round); take a smaller step size."
             )
         worst = np.abs(self.bias).argmax()
         return (
-            f"Predicted from Gaussian approximations: means off by up to "
-            f"{abs(self.bias[worst]):.3g} posterior sd (coordinate {worst}), sds "
+            f"Predicted from Gaussian approximations and exact gradients: means off by up to "
+            f"{abs(self.bias[worst]):.3g} posterior sd ({self.names[worst]}), sds "
             f"{self.spread.min():.3g} to {self.spread.max():.3g} of the posterior's; a distance "
             f"from the stationary mean shrinks to {self.spectral_radius:.3g} of it a round."
         )
@@ -123,6 +126,11 @@ def predict_bias(
     >>> predict_bias(kernel, data, q).bias.round(2)
     array([0.16])
     """
+    if not isinstance(kernel, FederatedKernel) or not isinstance(data, FederatedData):
+        raise TypeError(
+            "predict_bias takes a FederatedKernel, a FederatedData and surrogates, got "
+            f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
+        )
     surrogates = as_surrogates(surrogates)
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
     size = trees.num_elements(position)
@@ -148,7 +156,8 @@ def predict_bias(
     if radius < 1:
         mean = np.linalg.solve(np.eye(size) - on_position, shift)
         covariance = lyapunov(on_position, noise)
-    return Prediction(mean, covariance, target_mean, np.linalg.inv(total), radius)
+    names = tuple(trees.element_names(position))
+    return Prediction(mean, covariance, target_mean, np.linalg.inv(total), radius, names)
 
 
 def _is_posterior(node: Any) -> bool:

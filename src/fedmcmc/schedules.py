@@ -8,10 +8,11 @@ another schedule then needs no other program.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -20,12 +21,31 @@ from fedmcmc._types import ArrayTree, Number
 __all__ = ["Scheduled", "Tabulated", "number", "tabulate", "value"]
 
 
+class Range(NamedTuple):
+    """Which numbers are in order, and what they are called; bounds of ``None`` are none."""
+
+    name: str
+    minimum: float | None
+    strict: bool  # whether the minimum itself is out of range
+    maximum: float | None
+
+    def check(self, given: float, where: str = "") -> None:
+        """Raise `ValueError` unless `given` is finite and within the bounds."""
+        low, high = self.minimum, self.maximum
+        too_small = low is not None and (given <= low if self.strict else given < low)
+        if not math.isfinite(given) or too_small or (high is not None and given > high):
+            bound = "" if low is None else f" {'above' if self.strict else 'at least'} {low:g}"
+            wanted = f"a finite number{bound}" if high is None else f"in [{low:g}, {high:g}]"
+            raise ValueError(f"{self.name} must be {wanted}, got {given:g}{where}.")
+
+
 @register_dataclass
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule as the user gave it: ``round -> []``."""
+    """A schedule as the user gave it, ``round -> []``, and the range its values must lie in."""
 
     fn: Callable[[Array], Array] = field(metadata={"static": True})
+    range: "Range" = field(metadata={"static": True})
 
 
 @register_dataclass
@@ -37,8 +57,17 @@ class Tabulated:
     first: Array
 
 
-def number(x: Number, name: str, *, minimum: float | None = None, strict: bool = False) -> Any:
+def number(
+    x: Number,
+    name: str,
+    *,
+    minimum: float | None = None,
+    strict: bool = False,
+    maximum: float | None = None,
+) -> Any:
     """Return `x` as a leaf of a kernel, after checking its shape and, where concrete, its range.
+
+    The values of a schedule are checked by the runner, before the rounds that use them.
 
     Raises
     ------
@@ -47,8 +76,9 @@ def number(x: Number, name: str, *, minimum: float | None = None, strict: bool =
     TypeError
         If it is no number at all.
     """
+    allowed = Range(name, minimum, strict, maximum)
     if callable(x) and not isinstance(x, Array):
-        return Scheduled(x)
+        return Scheduled(x, allowed)
     try:
         array = jnp.asarray(x)
     except TypeError:
@@ -61,11 +91,7 @@ def number(x: Number, name: str, *, minimum: float | None = None, strict: bool =
             f"{array.shape} and dtype {array.dtype}."
         )
     if not isinstance(array, jax.core.Tracer):
-        given = float(array)
-        too_small = minimum is not None and (given <= minimum if strict else given < minimum)
-        if not math.isfinite(given) or too_small:
-            bound = "" if minimum is None else f" {'above' if strict else 'at least'} {minimum}"
-            raise ValueError(f"{name} must be a finite number{bound}, got {given}.")
+        allowed.check(float(array))
     return array.astype(jnp.result_type(float))
 
 
@@ -78,14 +104,30 @@ def value(x: Any, round_: Array) -> Array:
     return x
 
 
-def tabulate(tree: ArrayTree, first: int, num_rounds: int) -> ArrayTree:
-    """Replace every schedule in `tree` by its values over ``[first, first + num_rounds)``."""
+def tabulate(
+    tree: ArrayTree, first: int, num_rounds: int, num_used: int | None = None
+) -> ArrayTree:
+    """Replace every schedule in `tree` by its values over ``[first, first + num_rounds)``.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range in one of the first `num_used` rounds (by default all).
+    """
     rounds = first + jnp.arange(num_rounds)
 
     def table(leaf: Any) -> Any:
         if isinstance(leaf, Scheduled):
             values = jax.vmap(lambda r: jnp.asarray(leaf.fn(r), jnp.result_type(float)))(rounds)
+            _check_values(leaf, values[:num_used], first)
             return Tabulated(values, jnp.asarray(first, jnp.int32))
         return leaf
 
     return jax.tree.map(table, tree, is_leaf=lambda x: isinstance(x, Scheduled))
+
+
+def _check_values(schedule: Scheduled, values: Array, first: int) -> None:
+    if isinstance(values, jax.core.Tracer):
+        return
+    for i, given in enumerate(np.asarray(values, float)):
+        schedule.range.check(float(given), f" in round {first + i}")

@@ -143,7 +143,7 @@ def _curvatures(
 
 
 def suggest_step_size(
-    smoothness: float,
+    smoothness: float | Smoothness,
     *,
     dimension: int,
     num_integration_steps: int,
@@ -159,7 +159,8 @@ def suggest_step_size(
     Parameters
     ----------
     smoothness
-        The largest curvature of any client's weighted loss, stated or from `estimate_smoothness`.
+        The largest curvature of any client's weighted loss: stated, or what `estimate_smoothness`
+        returns.
     dimension
         Numbers in a position.
     num_integration_steps, num_local_steps
@@ -192,6 +193,8 @@ def suggest_step_size(
     >>> round(small / large, 6)
     2.0
     """
+    if isinstance(smoothness, Smoothness):
+        smoothness = smoothness.largest
     given = dict(
         smoothness=smoothness,
         dimension=dimension,

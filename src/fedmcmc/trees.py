@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree
@@ -16,6 +17,7 @@ __all__ = [
     "as_float",
     "cast",
     "cast_like",
+    "element_names",
     "is_empty",
     "norm",
     "num_bits",
@@ -159,6 +161,24 @@ def is_empty(tree: ArrayTree) -> bool:
 def num_elements(tree: ArrayTree) -> int:
     """Return the number of scalars in `tree` (arrays or shapes)."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def element_names(tree: ArrayTree) -> list[str]:
+    """Return a name for each number of the raveled tree.
+
+    Examples
+    --------
+    >>> element_names({"a": jnp.zeros(()), "b": jnp.zeros(2)}), element_names(jnp.zeros(1))
+    (['a', 'b[0]', 'b[1]'], ['coordinate 0'])
+    """
+    names = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        stem = jax.tree_util.keystr(path, simple=True, separator=".")
+        for index in np.ndindex(leaf.shape):
+            inside = f"[{', '.join(map(str, index))}]" if index else ""
+            plain = "coordinate " + ", ".join(map(str, index))
+            names.append(stem + inside if stem else plain)
+    return names
 
 
 def num_bits(tree: ArrayTree) -> int:

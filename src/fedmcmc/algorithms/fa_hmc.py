@@ -200,6 +200,8 @@ def _estimator(
     control_variate: bool,
     weights: Array | None,
 ) -> GradientEstimator:
+    if not isinstance(control_variate, bool):
+        raise TypeError(f"control_variate must be True or False, got {control_variate!r}.")
     estimator = for_batch_size(batch_size, replace=replace)
     if control_variate:
         estimator = scaffold(estimator, shares=weights)

@@ -1,5 +1,6 @@
 """Federated kernels under `numpyro.infer.MCMC`: one MCMC step is one round of communication."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from fedmcmc import streams, trees
 from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, as_functions
 from fedmcmc.data import FederatedData
+from fedmcmc.gaussian import Gaussian
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_state import (
     FederatedMCMCState,
@@ -18,9 +20,25 @@ from fedmcmc.interop._numpyro_state import (
     federated_data,
 )
 from fedmcmc.interop._numpyro_trace import call_model
+from fedmcmc.predictions import predict_bias
 from fedmcmc.simulate import as_key, simulate
 
 __all__ = ["FederatedMCMCKernel", "FederatedMCMCState"]
+
+
+def _warn_lost(num_rounds: Array) -> None:
+    warnings.warn(
+        f"A chain turned non-finite in round {int(num_rounds) - 1}: the step size is too large, "
+        "or a log density is not finite there. Its draws from here on are of no use (extra field "
+        "'diverging').",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _say_if_lost(lost: Array, num_rounds: Array) -> None:
+    """Warn where `lost` holds; one condition for all chains, so that other rounds pay nothing."""
+    jax.lax.cond(lost, lambda i: jax.debug.callback(_warn_lost, i), lambda i: None, num_rounds)
 
 
 class FederatedMCMCKernel(MCMCKernel):
@@ -41,6 +59,9 @@ class FederatedMCMCKernel(MCMCKernel):
         One client's rows for `fedmcmc.from_numpyro`; by default those of client 0 of the data.
     init_radius, check_rows
         As in `fedmcmc.from_numpyro`.
+    surrogates
+        One `fedmcmc.Gaussian` a client over the unconstrained sites: then what the kernel is
+        expected to get wrong is printed first, see `fedmcmc.predict_bias`.
 
     Raises
     ------
@@ -51,6 +72,8 @@ class FederatedMCMCKernel(MCMCKernel):
     Notes
     -----
     A chain with key ``k`` draws the very numbers of a chain of `fedmcmc.sample` with that key.
+    Where a chain turns non-finite, a warning says so and the run goes on, as NumPyro's do: what it
+    drew is in the extra field ``diverging`` (`fedmcmc.sample` stops there).
 
     Examples
     --------
@@ -98,7 +121,9 @@ class FederatedMCMCKernel(MCMCKernel):
         example: ArrayTree | FederatedData | None = None,
         init_radius: float = 2.0,
         check_rows: bool = True,
+        surrogates: Gaussian | None = None,
     ) -> None:
+        self._surrogates = surrogates
         self._model = model
         self._kernel_fn = kernel_fn
         self._example = example
@@ -137,6 +162,8 @@ class FederatedMCMCKernel(MCMCKernel):
         del num_warmup
         data = federated_data(model_args, model_kwargs)
         self._prepare(data)
+        if self._surrogates is not None and not isinstance(rng_key, jax.core.Tracer):
+            print(predict_bias(self._built()[1], data, self._surrogates))
         if as_key(rng_key).ndim == 0:
             return self._start(rng_key, init_params, data)
         start = jax.vmap(self._start, in_axes=(0, None if init_params is None else 0, None))
@@ -195,10 +222,13 @@ class FederatedMCMCKernel(MCMCKernel):
 
     def _step(self, state: FederatedMCMCState, data: FederatedData) -> FederatedMCMCState:
         if state.i.ndim == 0:
-            return self._round(state.i, state, data)
-        # All chains are in the same round; without a chain axis of its own, a condition on the
-        # round stays one for all of them.
-        return jax.vmap(lambda one: self._round(state.i[0], one, data))(state)
+            moved = self._round(state.i, state, data)
+        else:
+            # All chains are in the same round; without a chain axis of its own, a condition on the
+            # round stays one for all of them.
+            moved = jax.vmap(lambda one: self._round(state.i[0], one, data))(state)
+        _say_if_lost(jnp.any(moved.diverging & ~state.diverging), jnp.max(moved.i))
+        return moved
 
     def _round(
         self, round_: Array, state: FederatedMCMCState, data: FederatedData

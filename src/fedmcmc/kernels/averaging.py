@@ -179,6 +179,7 @@ def _init(
             f"weights must have shape ({data.num_clients},), one a client, got "
             f"{table.values.shape}."
         )
+    client_weights(None if table is None else table.values)  # also where built from traced ones
     posterior, estimator = parameters.posterior, parameters.estimator
     refuse_partial_sums(estimator, participation)
     broadcast, clients = start(posterior, estimator, participation, position, data, sums=True)
