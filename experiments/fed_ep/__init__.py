@@ -1,0 +1,1 @@
+"""Federated learning as variational inference (FedEP), Guo et al. (2023)."""

@@ -1,0 +1,195 @@
+"""Figure 1, Table 4 and Figure 4 (left) of Guo et al. (2023): two Gaussian clients."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.datasets import make_spd_matrix
+
+import fedmcmc
+from experiments import checks
+from experiments.fed_ep import toy_figures
+from experiments.fed_ep.toy_findings import PAPER, commentary
+from fedmcmc import inference
+
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+
+TITLE = "Figure 1, Table 4 and Figure 4 (left): two Gaussian clients"
+# The clients of Figure 1, from the released code.
+FIGURE_MEANS = ((7.0, -10.6), (0.2, 2.24))
+FIGURE_COVARIANCES = (((11.0, -5.3), (-5.3, 3.5)), ((5.0, 4.9), (4.9, 5.5)))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings; the defaults are the paper's.
+
+    Attributes
+    ----------
+    num_problems
+        Random pairs of clients.
+    num_rounds
+        Of expectation propagation, without damping.
+    degrees, scale
+        Of the normal-inverse-Wishart distribution the clients are drawn from.
+    random_scale
+        Whether each problem has its own scale matrix (the paper's words), or all have that of the
+        released code, ``make_spd_matrix(2, random_state=0)`` of scikit-learn.
+    """
+
+    seed: int = 0
+    num_problems: int = 200
+    num_rounds: int = 100
+    degrees: int = 7
+    scale: float = 0.2
+    random_scale: bool = False
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, self, "num_rounds")
+        checks.at_least(2, self, "num_problems")
+        checks.at_least(2, self, "degrees")
+        checks.positive(self, "scale")
+
+
+class Problems(NamedTuple):
+    """Clients' means ``[n, 2, 2]`` and covariances ``[n, 2, 2, 2]``."""
+
+    means: np.ndarray
+    covariances: np.ndarray
+
+    @property
+    def exact(self) -> np.ndarray:
+        """The global means, ``[n, 2]``."""
+        precisions = np.linalg.inv(self.covariances)
+        eta = np.einsum("nkij,nkj->ni", precisions, self.means)
+        return np.linalg.solve(precisions.sum(1), eta[..., None])[..., 0]
+
+
+def draw(config: Config) -> Problems:
+    """Draw pairs of clients from the normal-inverse-Wishart distribution."""
+    rng = np.random.default_rng(config.seed)
+    shape = (config.num_problems, 2)
+    if config.random_scale:
+        matrices = np.stack(
+            [make_spd_matrix(2, random_state=config.seed + i) for i in range(shape[0])]
+        )
+        matrices = np.repeat(matrices[:, None], 2, axis=1)
+    else:
+        matrices = np.broadcast_to(make_spd_matrix(2, random_state=0), (*shape, 2, 2))
+    # Of an inverse-Wishart matrix the inverse is a sum of squares of normals.
+    factors = np.linalg.cholesky(np.linalg.inv(matrices))
+    normals = factors @ rng.normal(size=(*shape, 2, config.degrees))
+    covariances = np.linalg.inv(normals @ normals.swapaxes(-1, -2))
+    root = np.linalg.cholesky(covariances / config.scale)
+    means = (root @ rng.normal(size=(*shape, 2, 1)))[..., 0]
+    return Problems(means, covariances)
+
+
+def federations(problems: Problems) -> fedmcmc.FederatedData:
+    """Return one federation a problem, stacked: every leaf has a leading problem axis.
+
+    A client has a single row, its mean and a factor of its precision.
+    """
+    factors = np.linalg.cholesky(np.linalg.inv(problems.covariances)).swapaxes(-1, -2)
+    one = fedmcmc.FederatedData.from_arrays(
+        {"mean": problems.means[0], "factor": factors[0]}, np.arange(2)
+    )
+    rows = {"mean": jnp.asarray(problems.means), "factor": jnp.asarray(factors)}
+    num = problems.means.shape[0]
+    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), one)
+    return stacked.__class__(
+        rows=jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), rows, one.rows),
+        start=stacked.start,
+        size=stacked.size,
+        share=stacked.share,
+        max_size=one.max_size,
+    )
+
+
+def flat_prior(position: jax.Array) -> jax.Array:
+    """Return an improper uniform density."""
+    return jnp.zeros((), position.dtype)
+
+
+def loglikelihood(position: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
+    """Return the log of a client's Gaussian, the likelihood of its one row."""
+    scaled = jnp.einsum("nij,nj->ni", rows["factor"], position - rows["mean"])
+    return -0.5 * jnp.sum(scaled**2, axis=-1)
+
+
+POSTERIOR = fedmcmc.Posterior(flat_prior, loglikelihood)
+
+
+def kernels() -> dict[str, fedmcmc.FederatedKernel]:
+    """Return the paper's three methods and expectation propagation with a scaled identity."""
+    exact, mean = inference.exact_gaussian(), inference.exact_mean()
+    return {
+        # Identity covariance and no cavity: the mean of the clients' own optima.
+        "FedAvg": fedmcmc.natural(
+            POSTERIOR,
+            inference.scaled_identity(mean, variance=1.0),
+            cavity="none",
+            structure="scaled_identity",
+        ),
+        "FedPA": fedmcmc.natural(POSTERIOR, exact, cavity="none"),
+        "FedEP": fedmcmc.fed_ep(POSTERIOR, inference=exact),
+        "FedEP, scaled identity": fedmcmc.fed_ep(
+            POSTERIOR, inference=inference.scaled_identity(mean, precision=1.0)
+        ),
+    }
+
+
+@jax.jit(static_argnums=2)
+def means_of_rounds(
+    kernel: fedmcmc.FederatedKernel, data: fedmcmc.FederatedData, num_rounds: int
+) -> jax.Array:
+    """Run all problems in one program; return the global means ``[n, num_rounds, 2]``."""
+
+    def one(own: fedmcmc.FederatedData) -> jax.Array:
+        init, step = fedmcmc.simulate(kernel, own)
+        key = jax.random.key(0)
+
+        def body(state: Any, _: Any) -> tuple[Any, jax.Array]:
+            state, _ = step(key, state)
+            return state, state.broadcast.position
+
+        return jax.lax.scan(body, init(jnp.zeros(2)), length=num_rounds)[1]
+
+    return jax.vmap(one)(data)
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Run the random problems and Figure 1's; write figures."""
+    problems = draw(config)
+    figure = Problems(np.array([FIGURE_MEANS]), np.array([FIGURE_COVARIANCES]))
+    distances, paths, table = {}, {}, []
+    for name, kernel in kernels().items():
+        found = means_of_rounds(kernel, federations(problems), config.num_rounds)
+        gaps = np.asarray(found, float) - problems.exact[:, None]
+        distances[name] = np.linalg.norm(gaps, axis=-1)
+        paths[name] = np.asarray(
+            means_of_rounds(kernel, federations(figure), config.num_rounds)[0], float
+        )
+        last = distances[name][:, -1]
+        table.append(
+            {
+                "method": name,
+                "distance": float(last.mean()),
+                "sd over problems": float(last.std(ddof=1)),
+                "distance, Figure 1": float(np.linalg.norm(paths[name][-1] - figure.exact[0])),
+            }
+        )
+    by_round = {name: values.mean(0).tolist() for name, values in distances.items()}
+    metrics = {
+        "table": table,
+        "num_problems": config.num_problems,
+        "num_rounds": config.num_rounds,
+        "by_round": by_round,
+        "exact": figure.exact[0].tolist(),
+        "paths": {name: path[:10].tolist() for name, path in paths.items()},
+    }
+    metrics["figures"] = toy_figures.draw(metrics, figure, out)
+    return metrics

@@ -1,0 +1,46 @@
+"""Figure 1: two clients and where methods end; Figure 4 (left): distance over rounds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.figures import COLORS, figure
+
+__all__ = ["draw"]
+
+METHODS = {
+    "FedAvg": COLORS["orange"],
+    "FedPA": COLORS["red"],
+    "FedEP": COLORS["blue"],
+    "FedEP, scaled identity": COLORS["green"],
+}
+
+
+def draw(metrics: dict[str, Any], clients: Any, out: Path) -> list[dict[str, str]]:
+    """Write the figure; return its file name and caption."""
+    with figure(out / "toy.png", 1, 2) as (_, axes):
+        left, right = axes[0]
+        angles = np.linspace(0, 2 * np.pi, 200)
+        circle = np.stack([np.cos(angles), np.sin(angles)])
+        for mean, covariance in zip(clients.means[0], clients.covariances[0], strict=True):
+            for size in (1, 2):
+                x, y = mean[:, None] + size * np.linalg.cholesky(covariance) @ circle
+                left.plot(x, y, color="0.7", lw=1)
+        left.plot(*metrics["exact"], "*", color=COLORS["black"], ms=12, label="global mean")
+        for name, colour in METHODS.items():
+            path = np.array(metrics["paths"][name])
+            left.plot(*path.T, "o-", color=colour, ms=3, label=name)
+        left.set(xlabel="first coordinate", ylabel="second", title="clients of Figure 1")
+        left.legend()
+        rounds = np.arange(1, metrics["num_rounds"] + 1)
+        for name, colour in METHODS.items():
+            right.plot(rounds, metrics["by_round"][name], color=colour, label=name)
+        right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="distance from global mean")
+        right.legend()
+    caption = (
+        "Left: two clients (one and two standard deviations) and the first ten rounds of each "
+        f"method. Right: distance from the global mean, averaged over {metrics['num_problems']} "
+        "random pairs of clients, against rounds."
+    )
+    return [{"file": "toy.png", "caption": caption}]
