@@ -24,7 +24,12 @@ from experiments.output import environment, save_draws, text_table, write_metric
 
 NAMES = ("intercept", "indomethacin", "risk score")
 THIN_TRACE = 5
-COLUMNS = {"FSGLD": COLORS["blue"], "DSGLD": COLORS["red"], "pooled NUTS": COLORS["black"]}
+COLUMNS = {
+    "FSGLD": COLORS["blue"],
+    "DSGLD": COLORS["red"],
+    "FedEP": COLORS["green"],
+    "pooled NUTS": COLORS["black"],
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Config:
     thinning: int = 2
     num_local_steps: int = 10
     step_size: float = 1e-3
+    ep_rounds: int = 50
+    ep_samples: int = 2_000
     nuts_draws: int = 5_000
     out: str = "results/demo"
 
@@ -72,13 +79,10 @@ def model(treated: Any, risk: Any, pancreatitis: Any = None) -> None:
 
 
 def run_federated(
-    config: Config, data: fedmcmc.FederatedData
+    config: Config, data: fedmcmc.FederatedData, posterior: fedmcmc.Posterior, mode: Any
 ) -> tuple[dict[str, fedmcmc.Samples], dict[str, float]]:
     """Sample by FSGLD and DSGLD; return the draws and the megabits sent."""
-    posterior = fedmcmc.from_numpyro(model, example=data)
-    assert posterior.init_fn is not None
-    rng_key, start_key = jax.random.split(jax.random.key(config.seed))
-    mode = fedmcmc.surrogates.mode(posterior, data, posterior.init_fn(start_key))
+    rng_key = jax.random.split(jax.random.key(config.seed))[0]
     # The smallest hospital has 3 patients, all without the outcome: its likelihood alone is
     # improper, so surrogates are expansions at the common mode instead of local fits.
     surrogates = fedmcmc.surrogates.taylor(posterior, data, mode.position)
@@ -105,6 +109,38 @@ def run_federated(
             bits += fedmcmc.surrogates.setup_bits(surrogates, num_exchanges=mode.num_exchanges)
         megabits[name] = bits / 1e6
     return draws, megabits
+
+
+def run_propagation(
+    config: Config, data: fedmcmc.FederatedData, posterior: fedmcmc.Posterior, mode: Any
+) -> tuple[dict[str, np.ndarray], float]:
+    """Approximate by FedEP; return draws of its Gaussian and the megabits sent.
+
+    Sites have dense precisions. A hospital's tilted moments are those of a Langevin chain of its
+    own; steps grow shorter with the rounds, so that its noise averages out.
+    """
+    print(f"FedEP: {config.ep_rounds} rounds", flush=True)
+    chain = fedmcmc.inference.langevin_mean(
+        config.step_size, num_samples=config.ep_samples, num_burnin=50, thinning=10
+    )
+    kernel = fedmcmc.fed_ep(
+        posterior,
+        inference=fedmcmc.inference.mcmc(chain),
+        structure="dense",
+        damping=lambda round_: 1 / (2 + 0.5 * round_),
+    )
+    samples = fedmcmc.sample(
+        jax.random.key(config.seed), kernel, data, mode.position, num_rounds=config.ep_rounds
+    )
+    state = jax.tree.map(lambda leaf: leaf[0], samples.state)
+    keys = jax.random.split(jax.random.key(config.seed + 2), (4, config.nuts_draws))
+    draws = jax.vmap(jax.vmap(lambda key: kernel.draw(key, state)))(keys)
+    assert posterior.constrain_fn is not None
+    constrained = jax.vmap(jax.vmap(posterior.constrain_fn))(draws)
+    bits = sum(int(samples.totals[way].sum()) for way in ("bits_up", "bits_down"))
+    # Each exchange that found the mode: d numbers down, d + 1 up, as `surrogates.setup_bits`.
+    bits += 32 * (2 * len(NAMES) + 1) * data.num_clients * mode.num_exchanges
+    return {k: np.asarray(v) for k, v in constrained.items()}, bits / 1e6
 
 
 def run_pooled(config: Config, data: fedmcmc.FederatedData) -> dict[str, np.ndarray]:
@@ -203,8 +239,13 @@ def main(arguments: list[str]) -> None:
     data, hospitals = load_trial()
     sizes = ", ".join(f"{h} {n}" for h, n in zip(hospitals, data.sizes.tolist(), strict=True))
     print(f"Indomethacin trial, {data.num_rows} patients in {len(hospitals)} hospitals: {sizes}")
-    samples, megabits = run_federated(config, data)
+    posterior = fedmcmc.from_numpyro(model, example=data)
+    assert posterior.init_fn is not None
+    start_key = jax.random.split(jax.random.key(config.seed))[1]
+    mode = fedmcmc.surrogates.mode(posterior, data, posterior.init_fn(start_key))
+    samples, megabits = run_federated(config, data, posterior, mode)
     all_draws = {name: s.constrained for name, s in samples.items()}
+    all_draws["FedEP"], megabits["FedEP"] = run_propagation(config, data, posterior, mode)
     all_draws["pooled NUTS"] = run_pooled(config, data)
     table = compare(all_draws, megabits)
     print("\n" + text_table([readable(row) for row in table]))

@@ -99,6 +99,41 @@ def test_the_released_codes_clipping_and_norm():
     np.testing.assert_allclose(matched.precision / wanted, plain / np.linalg.norm(plain), rtol=1e-3)
 
 
+def test_the_moments_of_a_langevin_chain_have_their_exact_expectation():
+    step, num, burnin, thinning = 0.004, 6, 2, 3
+    mean, precision = exact_mean()
+    contraction = np.eye(3) - step * precision
+    # Means and covariances of the kept iterates, from the start on.
+    total = (burnin + num) * thinning
+    means, variances = [np.asarray(START, float) - mean], [np.zeros((3, 3))]
+    for _ in range(total):
+        means.append(contraction @ means[-1])
+        variances.append(contraction @ variances[-1] @ contraction.T + 2 * step * np.eye(3))
+    kept = [(burnin + i + 1) * thinning for i in range(num)]
+    centre = np.mean([means[t] for t in kept], axis=0)
+
+    def covariance(s, t):
+        first, last = min(s, t), max(s, t)
+        return np.linalg.matrix_power(contraction, last - first) @ variances[first]
+
+    of_mean = np.mean([covariance(s, t) for s in kept for t in kept], axis=0)
+    second = np.mean([variances[t] + np.outer(means[t], means[t]) for t in kept], axis=0)
+    expected = (second - (of_mean + of_mean.T) / 2 - np.outer(centre, centre)) * num / (num - 1)
+    block = inference.langevin_mean(step, num_samples=num, num_burnin=burnin, thinning=thinning)
+    client = DATA.client(K)
+
+    def one(key):
+        draws = block.prepare(key, START, client)
+        found = block.find(POSTERIOR, draws, START, CAVITY, client, ROUND, "dense")
+        return found.mean, found.variance
+
+    found = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 8192))
+    assert np.abs(z_scores(found[0], mean + centre)).max() < LIMIT
+    products = (found[0] - mean - centre)[:, :, None] * (found[0] - mean - centre)[:, None, :]
+    assert np.abs(z_scores(products, (of_mean + of_mean.T) / 2)).max() < LIMIT
+    assert np.abs(z_scores(found[1], expected)).max() < LIMIT
+
+
 # Fisher information
 
 RNG = np.random.default_rng(5)

@@ -4,6 +4,7 @@ from fedmcmc.inference._blocks import exact_gaussian as exact_gaussian
 from fedmcmc.inference._blocks import laplace as laplace
 from fedmcmc.inference._blocks import mcmc as mcmc
 from fedmcmc.inference._blocks import scaled_identity as scaled_identity
+from fedmcmc.inference._langevin import langevin_mean as langevin_mean
 from fedmcmc.inference._means import exact_mean as exact_mean
 from fedmcmc.inference._means import sgd_mean as sgd_mean
 from fedmcmc.inference._ngvi import ngvi as ngvi

@@ -20,7 +20,7 @@ from fedmcmc.surrogates._newton import as_gaussian, expand
 from fedmcmc.surrogates._target import Target
 from fedmcmc.training import Training, Visitor, local_steps, train, training
 
-__all__ = ["exact_mean", "exact_tilted", "sgd_mean"]
+__all__ = ["check_quadratic", "exact_mean", "exact_tilted", "moments", "sgd_mean"]
 
 
 class _Sgd(NamedTuple):
@@ -96,7 +96,7 @@ class _Welford(NamedTuple):
     scatter: ArrayTree  # (), shaped as the mean, or [d, d]
 
 
-def _moments(second: str | None) -> Visitor:
+def moments(second: str | None) -> Visitor:
     """Return what keeps mean and scatter of the windows' last iterates."""
 
     def init(position: ArrayTree) -> _Welford:
@@ -143,7 +143,7 @@ def _find_sgd(
         return trees.scale(per_row, trees.add(estimate, cavity.grad_log(at)))
 
     trained = train(
-        settings.training, gradient_fn, draws, position, client, round_, _moments(second)
+        settings.training, gradient_fn, draws, position, client, round_, moments(second)
     )
     length = settings.training.length.value
     divisor = max(length.num_windows - length.num_burnin - 1, 1)
