@@ -265,3 +265,18 @@ def test_bad_settings_are_named():
         fedmcmc.fed_ep(FLAT, inference=MEAN)
     with pytest.raises(ValueError, match="cavity must be"):
         fedmcmc.fed_sep(FLAT, inference=MCMC, cavity="site")
+
+
+def test_sites_are_surrogates_as_they_are():
+    kernel = fedmcmc.fed_ep(FLAT, inference=inference.exact_gaussian(), structure="dense")
+    state, _ = run(kernel, 1)
+    np.testing.assert_allclose(
+        state.clients.site.precision, FEDERATION.precisions, rtol=1e-4, atol=1e-3
+    )
+    # Exact surrogates: with full gradients the chain is unadjusted Langevin, whoever is visited.
+    fsgld = fedmcmc.fsgld(FLAT, state.clients.site, step_size=1e-3, num_local_steps=3)
+    _, fresh = FEDERATION.surrogates("exact")
+    exact = fedmcmc.Gaussian.from_moments(fresh[1], np.linalg.inv(fresh[0]))
+    expected = fedmcmc.fsgld(FLAT, exact, step_size=1e-3, num_local_steps=3)
+    found = [run(k, 20)[0].broadcast.position for k in (fsgld, expected)]
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3)
