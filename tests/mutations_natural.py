@@ -114,10 +114,10 @@ MUTATIONS = {
         "rows = gather(client, jnp.where(mask, places, 0))",
         LAPLACE,
     ),
-    "squared sums of gradients": (
+    "gradients that are not squared": (
         "inference/_fisher.py",
         "else jnp.sum(jnp.square(gradients), axis=0)",
-        "else jnp.square(jnp.sum(gradients, axis=0))",
+        "else jnp.sum(jnp.abs(gradients), axis=0)",
         LAPLACE,
     ),
     "information at the mean in place of its average": (

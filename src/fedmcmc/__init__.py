@@ -102,4 +102,5 @@ from fedmcmc.step_sizes import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.step_sizes import suggest_step_size as suggest_step_size
 from fedmcmc.stopping import StoppingRule as StoppingRule
 from fedmcmc.stopping import rhat_below as rhat_below
+from fedmcmc.stores import HostStore as HostStore
 from fedmcmc.switching import switch as switch

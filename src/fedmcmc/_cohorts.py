@@ -100,12 +100,13 @@ def _spread(
 
 
 def own_states(
-    participation: Participation, groups: list[Group], states: ArrayTree
+    participation: Participation, data: FederatedData, groups: list[Group], states: ArrayTree
 ) -> list[ArrayTree]:
     """Return the states of each group's clients, leaves ``[size, ...]``."""
     if len(groups) == 1 and participation.cohort_size is None:
         return [states]
-    return [jax.tree.map(lambda leaf, ids=group.cohort.ids: leaf[ids], states) for group in groups]
+    slots = [data.slot(group.cohort.ids) for group in groups]
+    return [jax.tree.map(lambda leaf, at=at: leaf[at], states) for at in slots]
 
 
 def all_states(
@@ -120,8 +121,8 @@ def all_states(
         return _in_order(data, states)
     if participation.cohort_size is None:
         return states[0]
-    ids = groups[0].cohort.ids
-    return jax.tree.map(lambda all_, own: all_.at[ids].set(own), before, states[0])
+    at = data.slot(groups[0].cohort.ids)
+    return jax.tree.map(lambda all_, own: all_.at[at].set(own), before, states[0])
 
 
 def run_groups(

@@ -126,21 +126,35 @@ class Run:
     def _segment(self, at: int, stop: int, keep_from: int, thinning: int, capacity: int) -> Segment:
         num_kept = max(at - keep_from, 0) // thinning
         plan = Plan(*(jnp.asarray(x, jnp.int32) for x in (at, stop, keep_from, thinning, num_kept)))
-        segment = run_segment(
+        segment = self._compute(at, stop, plan, capacity)
+        first_bad = np.asarray(segment.first_bad)
+        if (first_bad >= 0).any():
+            self._stop(first_bad, at, keep_from, thinning, capacity)
+        return segment
+
+    def _compute(self, at: int, stop: int, plan: Plan, capacity: int) -> Segment:
+        return self._call(self.data, self.state, at, stop, plan, capacity)
+
+    def _call(
+        self,
+        data: FederatedData,
+        state: FederatedState,
+        at: int,
+        stop: int,
+        plan: Plan,
+        capacity: int,
+    ) -> Segment:
+        return run_segment(
             schedules.tabulate(self.kernel, at, self.longest, stop - at),
-            self.data,
+            data,
             self.keys,
-            self.state,
+            state,
             plan,
             block=self.block,
             capacity=capacity,
             collect=self.collect,
             canonical=self.canonical,
         )
-        first_bad = np.asarray(segment.first_bad)
-        if (first_bad >= 0).any():
-            self._stop(first_bad, at, keep_from, thinning, capacity)
-        return segment
 
     def _take(self, segment: Segment, at: int, stop: int, num_kept: int) -> None:
         # Sliced on the host: on the device each number of draws would compile a program of its own.

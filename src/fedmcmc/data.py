@@ -44,6 +44,10 @@ class FederatedData:
         How many clients are computed together, if `chunked`, static; else all of a group.
     mesh
         Devices over which clients are spread, if `sharded`, static.
+    members
+        Clients whose states a kernel's `init` builds, if not all's (a store builds some at a time).
+    slots
+        ``[num_clients]``, where a client's state lies, if not in its own order (with a store).
 
     Examples
     --------
@@ -61,6 +65,8 @@ class FederatedData:
     buckets: Buckets | None = None
     at_a_time: int | None = field(default=None, metadata={"static": True})
     mesh: Mesh | None = field(default=None, metadata={"static": True})
+    members: Array | None = None
+    slots: Array | None = None
 
     @classmethod
     def from_clients(
@@ -214,6 +220,19 @@ class FederatedData:
             jnp.broadcast_to(trees.cast(weight, share), share.shape),
             self.max_size if max_size is None else max_size,
         )
+
+    def everyone(self) -> Client:
+        """Return all clients, or all members, with a leading client axis; see `client_axes`."""
+        return self.client(jnp.arange(self.num_clients) if self.members is None else self.members)
+
+    @property
+    def num_states(self) -> int:
+        """How many clients `everyone` returns."""
+        return self.num_clients if self.members is None else self.members.shape[0]
+
+    def slot(self, ids: Array) -> Array:
+        """Return where the states of clients `ids` lie on the leading axis."""
+        return ids if self.slots is None else self.slots[ids]
 
     def client_axes(self, max_size: int | None = None) -> Client:
         """Return the ``in_axes`` with which `jax.vmap` maps over ``client(indices)``."""

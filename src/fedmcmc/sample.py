@@ -11,6 +11,7 @@ from tqdm import tqdm
 from fedmcmc import streams, trees
 from fedmcmc._run import Run
 from fedmcmc._segments import Collect
+from fedmcmc._stored_run import StoredRun
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
@@ -18,6 +19,7 @@ from fedmcmc.predictions import predict_bias
 from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
 from fedmcmc.stopping import StoppingRule
+from fedmcmc.stores import HostStore
 
 __all__ = ["local_positions", "sample"]
 
@@ -51,6 +53,7 @@ def sample(
     until: StoppingRule | None = None,
     max_rounds: int | None = None,
     surrogates: Gaussian | None = None,
+    client_store: HostStore | None = None,
 ) -> Samples:
     """Run `kernel` on `data` and keep draws.
 
@@ -91,6 +94,9 @@ def sample(
     surrogates
         One `Gaussian` a client for its likelihood (`fedmcmc.surrogates`): what
         `fedmcmc.predict_bias` makes of them is printed before the run.
+    client_store
+        Where clients' states lie, if not on the device: see `fedmcmc.HostStore`. `collect` then
+        sees the states of coming cohorts alone.
 
     Returns
     -------
@@ -117,15 +123,23 @@ def sample(
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
-    if state is None:
+    if client_store is not None:
+        _check_store(kernel, client_store)
+    if state is not None:
+        _check_state(kernel, rows, keys, state)
+        state = state if client_store is None else client_store.adopt(state)
+    elif client_store is None:
         state = _start(kernel, rows, keys, position)
     else:
-        _check_state(kernel, rows, keys, state)
+        state = client_store.start(lambda some: _start(kernel, some, keys, position), rows)
     first = int(state.broadcast.round[0])
     if surrogates is not None:
         print(predict_bias(kernel, data, surrogates, round_=first))
     rows = _laid_out(kernel, rows, keys)
-    run = Run(kernel, rows, keys, collect, state, until)
+    if client_store is None or trees.is_empty(state.clients):
+        run = Run(kernel, rows, keys, collect, state, until)
+    else:
+        run = StoredRun(kernel, rows, keys, collect, state, until, client_store)
     with tqdm(total=most, unit="round", disable=not progress) as bar:
         return run.go(first, first + num_burnin, first + most, thinning, bar)
 
@@ -136,6 +150,18 @@ def _check_types(kernel: Any, data: Any) -> None:
     if not isinstance(data, FederatedData):
         raise TypeError(
             f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
+        )
+
+
+def _check_store(kernel: FederatedKernel, client_store: Any) -> None:
+    if not isinstance(client_store, HostStore):
+        raise TypeError(
+            f"client_store must be a fedmcmc.HostStore, got {type(client_store).__name__}."
+        )
+    if kernel.participation.cohort_size is None:
+        raise ValueError(
+            "With client_store= only a cohort's states are on the device: use a participation that "
+            "chooses a cohort, uniform(cohort_size) or categorical(...)."
         )
 
 

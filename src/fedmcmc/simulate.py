@@ -169,7 +169,7 @@ def run_round(
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     round_, participation = state.broadcast.round, kernel.participation
     groups = groups_of(participation, data, cohort)
-    states = own_states(participation, groups, state.clients)
+    states = own_states(participation, data, groups, state.clients)
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
     up, down, most_up, most_down = [], [], 0, 0
     for (index, exchange), clients_draws, drawn in zip(

@@ -91,7 +91,7 @@ def start_global(
         return with_mean(position, precision, prior.structure)
 
     whole = prior * site(jnp.asarray(data.num_rows))
-    return whole, jax.vmap(site)(data.size) if stateful else None
+    return whole, jax.vmap(site)(data.everyone().size) if stateful else None
 
 
 def first_sites(sites: Gaussian | None, optimizer: Any) -> Site:

@@ -200,8 +200,7 @@ def _first_estimator_states(
 ) -> ArrayTree:
     """Return what the clients' estimators keep at the start, leaves ``[num_clients, ...]``."""
     init = Partial(estimator.init, posterior.loglikelihood_fn, position)
-    everyone = data.client(jnp.arange(data.num_clients))
-    return jax.vmap(init, in_axes=(data.client_axes(),))(everyone)
+    return jax.vmap(init, in_axes=(data.client_axes(),))(data.everyone())
 
 
 def bits_down(estimator: GradientEstimator, broadcast: Broadcast, client_state: ArrayTree) -> Array:

@@ -228,7 +228,7 @@ def _init(
         compressor.check(like, data.num_clients)
         own = compressor.init(like)
         kept.append(
-            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_clients, *leaf.shape)), own)
+            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_states, *leaf.shape)), own)
         )
         totals.append(trees.zeros_like(like) if parts.pooled_memory.value else ())
     return FederatedState(

@@ -174,7 +174,7 @@ def _init(
     posterior, estimator = parameters.posterior, parameters.estimator
     broadcast, kept = start(posterior, estimator, participation, position, data)
     own = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (data.num_clients, *x.shape)), broadcast.position
+        lambda x: jnp.broadcast_to(x, (data.num_states, *x.shape)), broadcast.position
     )
     num_clients = jnp.asarray(float(data.num_clients))
     return FederatedState(broadcast, num_clients, _ClientState(own, kept))
