@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import convolution, toy, wire
+from benchmarks import convolution, fed_ep, toy, wire
 from benchmarks.timing import compare, row
 
 
@@ -143,6 +143,7 @@ BENCHMARKS = {
     "clients": bench_clients,
     "qlsd": partial(on_two_devices, "benchmarks.qlsd"),
     "fa_hmc": partial(on_two_devices, "benchmarks.fa_hmc"),
+    "fed_ep": fed_ep.bench,
     "wire": wire.bench,
     "convolution": convolution.bench,
 }

@@ -128,8 +128,12 @@ def fed_sep(
 
     Parameters
     ----------
-    posterior, inference, cohort_size, damping, server_optimizer, structure
+    posterior, inference, cohort_size, server_optimizer, structure
         As for `fedmcmc.fed_ep`.
+    damping
+        Likewise. A cohort's messages stand for those of all clients, so with many clients it is to
+        be small: the released code moves along the mean of the messages, which is a damping of one
+        over the number of all clients, times the server optimiser's step.
     cavity
         ``"average"``, the paper's: the approximation over ``(q / prior)^(1 / num_clients)``.
         ``"power"``, the released code's: the power ``1 - share of rows`` of the approximation.

@@ -1,0 +1,98 @@
+"""FedEP's toy problems against a program a problem; cohorts among few and among many clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedmcmc
+from benchmarks.timing import compare, row
+from experiments.fed_ep import toy
+
+ROUNDS = 10
+
+
+def a_problem_at_a_time(problems: toy.Problems, num: int):
+    """Expectation propagation on the first `num` problems, operation by operation."""
+    precisions = jnp.asarray(np.linalg.inv(problems.covariances[:num]), jnp.float32)
+    means = jnp.asarray(problems.means[:num], jnp.float32)
+
+    def run():
+        found = []
+        for p in range(num):
+            sites = [(jnp.zeros(2), jnp.zeros(2)) for _ in range(2)]
+            for _ in range(ROUNDS):
+                eta = sum(site[0] for site in sites)
+                precision = sum(site[1] for site in sites)
+                changes = []
+                for k in range(2):
+                    cavity = eta - sites[k][0], precision - sites[k][1]
+                    covariance = jnp.linalg.inv(precisions[p, k] + jnp.diag(cavity[1]))
+                    mean = covariance @ (precisions[p, k] @ means[p, k] + cavity[0])
+                    tilted = 1 / jnp.diag(covariance)
+                    changes.append((tilted * mean - eta, tilted - precision))
+                sites = [
+                    (site[0] + change[0], site[1] + change[1])
+                    for site, change in zip(sites, changes, strict=True)
+                ]
+            found.append(sum(site[0] for site in sites) / sum(site[1] for site in sites))
+        return jnp.stack(found)
+
+    return run
+
+
+def bench_toy() -> None:
+    problems = toy.draw(toy.Config())
+    data, few = toy.federations(problems), 4
+    kernel = toy.kernels()["FedEP"]
+    ours = lambda: toy.means_of_rounds(kernel, data, ROUNDS)[:, -1]  # noqa: E731
+    loop = a_problem_at_a_time(problems, few)
+    np.testing.assert_allclose(ours()[:few], loop(), rtol=1e-3, atol=1e-3)
+    seconds = compare({"fedmcmc": ours, "loop": loop})
+    rate, other = len(problems.means) / seconds["fedmcmc"], few / seconds["loop"]
+    print(row("FedEP toy, problems of 10 rounds", rate, "problems/s", 1.0, ""))
+    print(row("  over a problem at a time", other, "problems/s", rate / other, "goal: 1000"))
+
+
+def bench_clients() -> None:
+    """The same cohort of 10 among few clients and among as many as StackOverflow has users."""
+    posterior = fedmcmc.Posterior(
+        lambda theta: jnp.zeros(()),
+        lambda theta, rows: -jax.nn.softplus(-rows["y"] * (rows["x"] @ theta)),
+    )
+    mean = fedmcmc.inference.sgd_mean(optax.sgd(0.1), num_samples=2, batch_size=10)
+    block = fedmcmc.inference.scaled_identity(mean, precision_per_row=1e-6)
+    rounds, work = 300, {}
+    for num_clients in (1_000, 342_477):
+        rng = np.random.default_rng(0)
+        sizes = np.minimum(1 + rng.geometric(1 / 9, num_clients), 50)
+        num_rows = int(sizes.sum())
+        rows = {
+            "x": rng.normal(size=(num_rows, 20)).astype(np.float32),
+            "y": rng.choice([-1.0, 1.0], num_rows).astype(np.float32),
+        }
+        data = fedmcmc.FederatedData.from_arrays(rows, np.repeat(np.arange(num_clients), sizes))
+        # A cohort's messages stand for those of all clients.
+        kernel = fedmcmc.fed_sep(
+            posterior,
+            inference=block,
+            cohort_size=10,
+            damping=0.5 / num_clients,
+            initial_precision=1e-6,
+        )
+        work[f"{num_clients:,} clients"] = lambda data=data, kernel=kernel: (
+            fedmcmc.sample(
+                jax.random.key(0), kernel, data, jnp.zeros(20), num_rounds=rounds, progress=False
+            ).draws
+        )
+    seconds = compare(work)
+    base = seconds["1,000 clients"]
+    for name, s in seconds.items():
+        print(
+            row(f"FedSEP, a cohort of 10 of {name}", rounds / s, "rounds/s", s / base, "goal: 1.1")
+        )
+
+
+def bench() -> None:
+    bench_toy()
+    bench_clients()
