@@ -245,3 +245,26 @@ def test_a_run_goes_on_with_posterior_averaging_after_averaging():
     assert samples.state.broadcast.round.tolist() == [10]
     momentum = burnt_in.state.server[0].trace
     assert np.abs(np.asarray(momentum)).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "compressor", [fedmcmc.sparsify(0.5), fedmcmc.memory(fedmcmc.sparsify(0.5), 0.3)]
+)
+def test_a_compressed_mean_is_unbiased_since_its_weights_cross_exactly(compressor):
+    plain = fedmcmc.fed_avg(
+        FEDERATION.posterior, client_optimizer=optax.sgd(LR), num_local_steps=5, cohort_size=2
+    )
+    kernel = fedmcmc.compress(plain, compressor)
+    init, step = fedmcmc.simulate(kernel, DATA)
+    state = init(jnp.asarray(FEDERATION.start))
+    moved, info = jax.jit(jax.vmap(step, in_axes=(0, None)))(
+        jax.random.split(jax.random.key(0), 8192), state
+    )
+    # Given the cohort, the mean over codes; over cohorts, each pair equally often.
+    expected = np.zeros(3)
+    for i in range(4):
+        for j in range(i):
+            delta = sum(SHARES[k] * shrink(k, 5) @ (FEDERATION.start - MINIMA[k]) for k in (i, j))
+            expected += (FEDERATION.start - delta / (SHARES[i] + SHARES[j])) / 6
+    assert np.abs(z_scores(moved.broadcast.position, expected)).max() < LIMIT
+    assert int(np.asarray(info.bits_up).min()) > 2 * 32

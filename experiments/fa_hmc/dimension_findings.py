@@ -10,8 +10,9 @@ PAPER = """
 Half of the clients have one Gaussian as their posterior, half another, so that the posterior is
 Gaussian too and the 2-Wasserstein distance of a Gaussian law from it is known. With the step size
 of Proposition 4.3, the square of the number of rounds to a given distance is approximately
-proportional to the dimension. The Gaussians, `L`, `T` and the constant of the step size are lost;
-the paper estimates means and variances from repeated runs, we show the exact law beside them.
+proportional to the dimension. Our copy of the paper lacks the Gaussians, `L`, `T` and the constant
+of the step size; the paper estimates means and variances from repeated runs, we show the exact law
+beside them.
 """
 
 

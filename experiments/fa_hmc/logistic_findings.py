@@ -13,8 +13,9 @@ Bayesian logistic regression on simulated data, dealt out equally to the clients
 and in dimension 10; exact gradients (G), or with normal noise added to each coordinate (SG). The
 benchmark is Metropolis-adjusted HMC. The marginal error (ME) is compared at the same number of
 rounds over step sizes, with `L = floor(pi / (3 eta))` for exact gradients and `L` tuned for noisy
-ones; then rounds to a given ME over `T` from 1 to 100. The paper's dimension, clients, noise and
-grids are lost; in words: FA-HMC is about 5 % better than FA-LD, less so in dimension 10, and
+ones (`eta` in units of one over the root of the posterior's largest curvature); then rounds to a
+given ME over `T` from 1 to 100. Our copy of the paper lacks its dimension, clients, noise and
+grids; in words: FA-HMC is about 5 % better than FA-LD, less so in dimension 10, and
 decent over a wide range of step sizes; the best `T` is 70, with 65 times fewer rounds than `T = 1`.
 """
 

@@ -11,6 +11,7 @@ from fedmcmc._types import Broadcast as Broadcast
 from fedmcmc._types import Cached as Cached
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort
+from fedmcmc._types import Exact as Exact
 from fedmcmc._types import Exchange as Exchange
 from fedmcmc._types import FederatedKernel as FederatedKernel
 from fedmcmc._types import FederatedState as FederatedState

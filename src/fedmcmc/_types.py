@@ -18,6 +18,7 @@ __all__ = [
     "Broadcast",
     "Client",
     "Cohort",
+    "Exact",
     "Exchange",
     "FederatedKernel",
     "FederatedState",
@@ -209,6 +210,15 @@ class Cached(NamedTuple):
 
     A simulation that computes silent clients too keeps it for them, so that it is computed once;
     a client that was really absent computes the same when it comes back.
+    """
+
+    value: ArrayTree
+
+
+class Exact(NamedTuple):
+    """A part of a message that compressors leave alone.
+
+    For a number that the server divides by: a code is unbiased for a sum, not for a quotient.
     """
 
     value: ArrayTree

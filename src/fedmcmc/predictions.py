@@ -41,6 +41,8 @@ class Prediction(NamedTuple):
     spectral_radius
         Of the map of a round: what is left of a distance from the stationary mean after a round. At
         one or above, the kernel diverges.
+    bias, spread
+        ``[d]``, error of the means in posterior sds, and sds over those of the posterior.
     names
         What the coordinates of the raveled position are called.
     """

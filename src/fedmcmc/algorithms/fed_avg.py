@@ -46,8 +46,8 @@ def fed_avg(
         Either passes over a client's rows a round, each in a new order, or steps on minibatches
         drawn with replacement.
     batch_size
-        Rows a step; ``None`` for all of a client's. Where an epoch is not a multiple of it, its
-        last step takes the rows that are left.
+        Rows a step, an integer; ``None`` for all of a client's. Where an epoch is not a multiple of
+        it, its last step takes the rows that are left.
     server_optimizer
         As from optax: ``optax.sgd(lr, momentum)``, ``optax.adagrad``, ``optax.adam``,
         ``optax.yogi``. By default the server averages positions, ``optax.sgd(1.0)``.
@@ -132,7 +132,8 @@ def fed_pa(
     posterior, client_optimizer, batch_size, server_optimizer, cohort_size, participation
         As for `fedmcmc.fed_avg`.
     shrinkage
-        The paper's ``rho``, at least zero; zero takes the identity for the covariance.
+        The paper's ``rho``, at least zero; zero takes the identity for the covariance. Larger
+        values trust the samples' covariance more, and need more samples or smaller steps.
     num_samples, num_burnin
         Samples a round, and epochs (or windows) before the first.
     num_local_epochs

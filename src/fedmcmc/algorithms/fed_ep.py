@@ -51,14 +51,19 @@ def fed_ep(
         Multiplies changes, on both sides: a number or a schedule of the round. With many clients
         at once, plain steps overshoot: the released code takes one over the cohort's size.
     server_optimizer, client_optimizer
-        As from optax, along changes of natural parameters; plain steps by default. Where
-        one is given or both differ, the approximation is no longer the product of the sites.
+        As from optax, along changes of natural parameters; plain steps by default. With an
+        optimiser on either side the approximation need not be the product of the sites, not even
+        with the same on both: a client's state moves only when it takes part.
     structure
         Of the approximation and the sites.
     participation
         Any other rule without repeats, in place of `cohort_size`.
-    prior, initial_precision, max_norm
-        See `fedmcmc.natural`.
+    prior
+        A `fedmcmc.Gaussian` for the prior; by default the server finds it from the log prior.
+    initial_precision
+        Precision a row of the first sites, about the first position; zero for constants.
+    max_norm
+        Longer changes are scaled down to this Euclidean norm; see `fedmcmc.natural`.
 
     Returns
     -------
@@ -66,6 +71,7 @@ def fed_ep(
         Draws are from the approximation, ``state.broadcast.position`` is its mean (the point
         estimate), ``state.server.approximation.gaussian`` the `Gaussian`, and
         ``state.clients.site`` the sites, which serve as surrogates of `fedmcmc.fsgld` as they are.
+        In ``samples.state`` all of them have a leading chain axis.
 
     Notes
     -----

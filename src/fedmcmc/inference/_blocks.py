@@ -255,18 +255,31 @@ def laplace(
     Parameters
     ----------
     mean
-        How the tilted mean is found.
+        How the tilted mean is found: `sgd_mean`, `langevin_mean` or `exact_mean`.
     num_passes
         Passes over the rows, each with new outcomes; 5 or 10 in the paper.
     clip
         Clip the information to its mean plus and minus so many standard deviations over
         coordinates; 2 in the released code, no clipping in the paper.
     scale
-        Multiplies all that is added to the cavity, weight decay included; one in the paper.
+        Multiplies all that is added to the cavity, the weight decay of `mean` included; one in the
+        paper.
+
+    Notes
+    -----
+    The posterior needs a ``resample_fn``, which draws outcomes (`fedmcmc.from_numpyro` and
+    `fedmcmc.from_flax` make one).
 
     References
     ----------
     Guo et al. (2023), section 4.2.
+
+    Examples
+    --------
+    >>> import optax
+    >>> from fedmcmc.inference import sgd_mean
+    >>> mean = sgd_mean(optax.sgd(0.01, momentum=0.9), num_samples=10, batch_size=20)
+    >>> block = laplace(mean, num_passes=5)  # fedmcmc.fed_ep(posterior, inference=block, ...)
     """
     if int(num_passes) != num_passes or num_passes < 1:
         raise ValueError(f"num_passes must be a positive integer, got {num_passes!r}.")

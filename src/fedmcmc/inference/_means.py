@@ -62,6 +62,15 @@ def sgd_mean(
         A factor ``N(0, I / (n_k * weight_decay))`` of every client's likelihood, as in the released
         code; in all, a prior of precision ``num_rows * weight_decay`` besides the posterior's own.
 
+    Notes
+    -----
+    The loss is a mean over the client's own rows, and the cavity in it, which grows with all rows,
+    is divided by their number. Plain steps are stable below ``2 * n_k / h``, with momentum ``m``
+    below ``2 * (1 + m) * n_k / h``, for the largest curvature ``h`` of the tilted distribution,
+    about that of the whole posterior: a client with few rows bounds the step size. A step that is
+    too large for it need not show as a number that is not finite: its site is wrong, and the mean
+    moves from round to round.
+
     References
     ----------
     Guo et al. (2023), section 4.2 and Algorithm 2.

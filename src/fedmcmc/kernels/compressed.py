@@ -13,6 +13,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Exact,
     Exchange,
     FederatedKernel,
     FederatedState,
@@ -91,6 +92,9 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
 
     Notes
     -----
+    Parts of a message that the server divides by (the weights of federated averaging) cross as they
+    are, at 32 bits a number.
+
     Where the server of `kernel` adds all clients' memories, those must stay equal to the clients'
     own, so `compressor` follows the one inside that memory: ``compress(compress(k, memory(a)), b)``
     is ``compress(k, memory(chain(a, b)))``, with the rate of the whole chain if none is given.
@@ -193,13 +197,37 @@ def _compressed(kernel: FederatedKernel) -> _Parts | None:
     return parts
 
 
-def _message_like(exchange: Exchange, like: Broadcast) -> ArrayTree:
+def _whole_like(exchange: Exchange, like: Broadcast) -> ArrayTree:
     return like.position if exchange.message_fn is None else exchange.message_fn(like)
 
 
+def _message_like(exchange: Exchange, like: Broadcast) -> ArrayTree:
+    return _without_exact(_whole_like(exchange, like))
+
+
 def _shapes(parts: _Parts, like: Broadcast) -> ArrayTree:
-    message = _message_like(parts.exchange, like)
-    return _Message(message, message)
+    whole = _whole_like(parts.exchange, like)
+    return _Message(whole, _without_exact(whole))
+
+
+def _is_exact(node: object) -> bool:
+    return isinstance(node, Exact)
+
+
+def _without_exact(message: ArrayTree) -> ArrayTree:
+    """Return what of a message a compressor sees."""
+    return jax.tree.map(lambda x: () if _is_exact(x) else x, message, is_leaf=_is_exact)
+
+
+def _with_exact(values: ArrayTree, message: ArrayTree) -> ArrayTree:
+    """Return `values`, of the structure of `_without_exact`, with the exact parts of `message`."""
+    leaves, treedef = jax.tree.flatten(message, is_leaf=_is_exact)
+    rest = iter(jax.tree.leaves(values))
+    return jax.tree.unflatten(treedef, [x if _is_exact(x) else next(rest) for x in leaves])
+
+
+def _exact_bits(message: ArrayTree) -> int:
+    return trees.num_bits([x for x in jax.tree.leaves(message, is_leaf=_is_exact) if _is_exact(x)])
 
 
 def _part(parts: _Parts, own: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
@@ -251,18 +279,19 @@ def _step(
     parts: _Parts, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
 ) -> tuple[ArrayTree, _Clients, StepInfo]:
     exchange, compressor = parts.exchange, parts.compressor
-    message, kept, info = exchange.step(draws.kernel, broadcast, client_state.kernel, client)
+    whole, kept, info = exchange.step(draws.kernel, broadcast, client_state.kernel, client)
+    message = _without_exact(whole)
     before = _part(parts, client_state.compressor, client_state.before)
     code, after = compressor.encode(draws.compressor, message, before, client)
     said = trees.cast_like(compressor.decode(code, client), message)
-    info = info._replace(bits=message_bits(code))
+    info = info._replace(bits=message_bits(code) + _exact_bits(whole))
     state = _Clients(kept, *_with_part(parts, after, client_state.compressor, client_state.before))
     if compressor.memory is None:
-        return said, state, info
+        return _with_exact(said, whole), state, info
     if not parts.pooled_memory.value:
-        return trees.add(compressor.memory.recall(before), said), state, info
+        return _with_exact(trees.add(compressor.memory.recall(before), said), whole), state, info
     change = trees.cast_like(compressor.memory.change(code, client), message)
-    return _Message(importance(client, said), change), state, info
+    return _Message(importance(client, _with_exact(said, whole)), change), state, info
 
 
 def _commit(
@@ -279,7 +308,8 @@ def _aggregate(
 ) -> tuple[Broadcast, _Server, ArrayTree]:
     memory = _part(parts, server_state.memory, server_state.before)
     if parts.pooled_memory.value:
-        total, memory = trees.add(memory, total.said), trees.add(memory, total.change)
+        said = trees.add(memory, _without_exact(total.said))
+        total, memory = _with_exact(said, total.said), trees.add(memory, total.change)
     moved, server, info = parts.exchange.aggregate(rng_key, broadcast, server_state.kernel, total)
     kept = _with_part(parts, memory, server_state.memory, server_state.before)
     return moved, _Server(server, *kept), info

@@ -18,6 +18,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Exact,
     FederatedKernel,
     FederatedState,
     GradientEstimator,
@@ -65,7 +66,7 @@ class _Parameters(NamedTuple):
 class _Message(NamedTuple):
     """A client's part of a weighted mean: what is summed is divided by the summed weights."""
 
-    weight: Array  # [], the client's share of rows, zero where it has nothing to say
+    weight: Exact  # [], the client's share of rows, zero where it has nothing to say
     delta: ArrayTree  # weight times the pseudo-gradient
 
 
@@ -158,7 +159,7 @@ def _init(
 
 def _shapes(like: Broadcast) -> ArrayTree:
     weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
-    return _Message(weight, trees.shapes_of(like.position))
+    return _Message(Exact(weight), trees.shapes_of(like.position))
 
 
 def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
@@ -191,7 +192,7 @@ def _step(
     finite = trees.all_finite(delta)
     weight = jnp.where(finite, client.share, 0)
     message = _Message(
-        weight, trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta)))
+        Exact(weight), trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta)))
     )
     info = StepInfo(
         bits=jnp.asarray(trees.num_bits(message), jnp.int32),
@@ -210,8 +211,9 @@ def _aggregate(
     total: _Message,
 ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
     del rng_key
-    position, some = broadcast.position, total.weight > 0
-    mean = trees.scale(1 / jnp.where(some, total.weight, 1), total.delta)
+    position, weight = broadcast.position, total.weight.value
+    some = weight > 0
+    mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)
     updates, moved_state = parameters.optimizer.update(mean, server_state, position)
     rate = schedules.value(parameters.learning_rate, broadcast.round)
     moved = trees.add_scaled(position, rate, updates)
