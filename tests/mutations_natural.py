@@ -145,7 +145,7 @@ MUTATIONS = {
         CHAIN,
     ),
     "the whole prior in every client's loss": (
-        PSEUDO,
+        "kernels/_shared.py",
         "prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))",
         "prior = jax.grad(posterior.logprior_fn)(position)",
         AVG,

@@ -10,9 +10,8 @@ from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Posterior
-from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.inference._means import moments
+from fedmcmc.inference._means import check_samples, found, moments
 from fedmcmc.inference._types import Found, Mean
 from fedmcmc.streams import normals, realise_normals
 from fedmcmc.training import Training, local_steps, train, training
@@ -70,18 +69,9 @@ def langevin_mean(
     return Mean(
         prepare=Partial(_prepare, settings),
         find=Partial(_find, settings),
-        check=Partial(_check, settings),
+        check=Partial(check_samples, settings.training),
         weight_decay=jnp.zeros((), jnp.result_type(float)),
     )
-
-
-def _check(
-    settings: _Langevin, posterior: Posterior, position: ArrayTree, data: FederatedData, second: Any
-) -> None:
-    del posterior, position, data
-    length = settings.training.length.value
-    if second is not None and length.num_windows - length.num_burnin < 2:
-        raise ValueError("A variance of samples takes num_samples of at least 2, got 1.")
 
 
 def _prepare(settings: _Langevin, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
@@ -115,7 +105,4 @@ def _find(
     trained = train(
         settings.training, gradient_fn, draws, position, client, round_, moments(second)
     )
-    length = settings.training.length.value
-    divisor = max(length.num_windows - length.num_burnin - 1, 1)
-    variance = jax.tree.map(lambda leaf: leaf / divisor, trained.kept.scatter)
-    return Found(trained.kept.mean, variance, jnp.sqrt(trained.mean_square))
+    return found(trained, settings.training)

@@ -18,9 +18,17 @@ from fedmcmc.inference._types import Found, Mean
 from fedmcmc.sites import as_dense
 from fedmcmc.surrogates._newton import as_gaussian, expand
 from fedmcmc.surrogates._target import Target
-from fedmcmc.training import Training, Visitor, local_steps, train, training
+from fedmcmc.training import Trained, Training, Visitor, local_steps, train, training
 
-__all__ = ["check_quadratic", "exact_mean", "exact_tilted", "moments", "sgd_mean"]
+__all__ = [
+    "check_quadratic",
+    "check_samples",
+    "exact_mean",
+    "exact_tilted",
+    "found",
+    "moments",
+    "sgd_mean",
+]
 
 
 class _Sgd(NamedTuple):
@@ -81,16 +89,17 @@ def sgd_mean(
     return Mean(
         prepare=Partial(_prepare_sgd, settings),
         find=Partial(_find_sgd, settings),
-        check=Partial(_check_sgd, settings),
+        check=Partial(check_samples, settings.training),
         weight_decay=schedules.number(weight_decay, "weight_decay", minimum=0.0),
     )
 
 
-def _check_sgd(
-    settings: _Sgd, posterior: Posterior, position: ArrayTree, data: FederatedData, second: Any
+def check_samples(
+    settings: Training, posterior: Posterior, position: ArrayTree, data: FederatedData, second: Any
 ) -> None:
+    """Raise `ValueError` where a variance is asked for of a single sample."""
     del posterior, position, data
-    length = settings.training.length.value
+    length = settings.length.value
     if second is not None and length.num_windows - length.num_burnin < 2:
         raise ValueError("A variance of samples takes num_samples of at least 2, got 1.")
 
@@ -154,7 +163,12 @@ def _find_sgd(
     trained = train(
         settings.training, gradient_fn, draws, position, client, round_, moments(second)
     )
-    length = settings.training.length.value
+    return found(trained, settings.training)
+
+
+def found(trained: Trained, settings: Training) -> Found:
+    """Return the moments that `moments` kept."""
+    length = settings.length.value
     divisor = max(length.num_windows - length.num_burnin - 1, 1)
     variance = jax.tree.map(lambda leaf: leaf / divisor, trained.kept.scatter)
     return Found(trained.kept.mean, variance, jnp.sqrt(trained.mean_square))

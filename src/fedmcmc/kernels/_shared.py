@@ -1,5 +1,6 @@
 """What several kernel families do in the same way."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference, next_broadcast
+from fedmcmc.scaling import prior_share
 from fedmcmc.streams import normals, realise_normals
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "expect",
     "expect_blocks",
     "first_sums",
+    "mean_loss",
     "move_by_total",
     "positive_integer",
     "prepare_local_steps",
@@ -201,6 +204,30 @@ def _first_estimator_states(
     """Return what the clients' estimators keep at the start, leaves ``[num_clients, ...]``."""
     init = Partial(estimator.init, posterior.loglikelihood_fn, position)
     return jax.vmap(init, in_axes=(data.client_axes(),))(data.everyone())
+
+
+def mean_loss(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[Callable[[ArrayTree, ArrayTree], ArrayTree], ArrayTree]:
+    """Return the gradient of a client's loss in a round, and its estimator's new state.
+
+    The loss is minus the mean over the client's rows of the log likelihood and of its share of the
+    log prior (``log prior / num_rows``, the same for all).
+    """
+    loglikelihood_fn = posterior.loglikelihood_fn
+    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+    per_row = -1 / client.size.astype(client.share.dtype)
+
+    def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
+        estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
+        prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
+        return trees.scale(per_row, trees.add(estimate, prior))
+
+    return gradient_fn, client_state
 
 
 def bits_down(estimator: GradientEstimator, broadcast: Broadcast, client_state: ArrayTree) -> Array:

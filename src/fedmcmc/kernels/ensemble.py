@@ -32,9 +32,8 @@ from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._ensembles import Ensemble
 from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
-from fedmcmc.kernels._shared import bits_down, expect_blocks, positive_integer, start
+from fedmcmc.kernels._shared import bits_down, expect_blocks, mean_loss, positive_integer, start
 from fedmcmc.participation import full
-from fedmcmc.scaling import prior_share
 from fedmcmc.training import Length, Training, train, training
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "ensemble", "gaussian_ensemble"]
@@ -192,16 +191,8 @@ def _step(
     client: Client,
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     posterior, estimator = parameters.posterior, parameters.estimator
-    loglikelihood_fn = posterior.loglikelihood_fn
     down = bits_down(estimator, broadcast, client_state)
-    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
-    per_row = -1 / client.size.astype(client.share.dtype)  # to a mean, and to a loss
-
-    def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
-        estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
-        prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
-        return trees.scale(per_row, trees.add(estimate, prior))
-
+    gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
     position = broadcast.position
     trained = train(
         parameters.training, gradient_fn, draws.gradient, position, client, broadcast.round

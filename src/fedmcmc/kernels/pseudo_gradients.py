@@ -40,11 +40,11 @@ from fedmcmc.kernels._shared import (
     expect,
     expect_blocks,
     first_sums,
+    mean_loss,
     refuse_partial_sums,
     start,
 )
 from fedmcmc.participation import full
-from fedmcmc.scaling import prior_share
 from fedmcmc.training import Training, train
 
 __all__ = ["Delta", "displacement", "posterior_delta", "pseudo_gradients"]
@@ -175,16 +175,8 @@ def _step(
     client: Client,
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     posterior, estimator = parameters.posterior, parameters.estimator
-    loglikelihood_fn = posterior.loglikelihood_fn
     down = bits_down(estimator, broadcast, client_state)
-    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
-    per_row = -1 / client.size.astype(client.share.dtype)  # to a mean, and to a loss
-
-    def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
-        estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
-        prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
-        return trees.scale(per_row, trees.add(estimate, prior))
-
+    gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
     position, round_, length = broadcast.position, broadcast.round, parameters.training.length.value
     visitor = parameters.delta.visitor(length.num_windows - length.num_burnin, position, round_)
     trained = train(parameters.training, gradient_fn, draws, position, client, round_, visitor)
