@@ -158,7 +158,7 @@ MUTATIONS = {
     ),
     "a sum in place of a mean": (
         PSEUDO,
-        "mean = trees.scale(1 / jnp.where(some, total.weight, 1), total.delta)",
+        "mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)",
         "mean = total.delta",
         MEMBERS,
     ),

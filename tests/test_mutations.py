@@ -183,7 +183,7 @@ MUTATIONS = {
     ),
     "compressed twice": (
         "kernels/compressed.py",
-        "    info = info._replace(bits=message_bits(code))\n",
+        "    info = info._replace(bits=message_bits(code) + _exact_bits(whole))\n",
         "    info = info._replace(bits=message_bits(code))\n"
         "    code, _ = compressor.encode(draws.compressor, said, client_state.compressor, client)\n"
         "    said = compressor.decode(code, client)\n",
@@ -221,13 +221,13 @@ MUTATIONS = {
     ),
     "memory of the server moved by weighted messages": (
         "kernels/compressed.py",
-        "_Message(importance(client, said), change)",
+        "_Message(importance(client, _with_exact(said, whole)), change)",
         "_Message(importance(client, said), importance(client, change))",
         MEMORY,
     ),
     "memory of the active clients not added": (
         "kernels/compressed.py",
-        "return trees.add(compressor.memory.recall(before), said), state, info",
+        "return _with_exact(trees.add(compressor.memory.recall(before), said), whole), state, info",
         "return said, state, info",
         ACTIVE,
     ),
