@@ -121,6 +121,7 @@ def test_functions_take_the_documented_arguments(name):
         "prepare_server": ["rng_key", "like"],
         "message_fn": ["like"],
         "prepare_shared": ["rng_key", "like"],
+        "commit": ["message", "broadcast", "client_state"],
     }
     for field, expected in documented.items():
         function = getattr(kernel, field)

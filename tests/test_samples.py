@@ -167,3 +167,10 @@ def test_visits_of_many_clients_have_their_probabilities():
         count = ((ids >= low) & (ids < high)).sum()
         assert abs(count - num_rounds * rare) / np.sqrt(num_rounds * rare) < 5.5
     assert abs((ids == 3).mean() - 0.09) / np.sqrt(0.09 * 0.91 / num_rounds) < 5.5
+
+
+def test_a_kernel_is_printed_in_a_line():
+    posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
+    kernel = fedmcmc.lsd(posterior, step_size=0.1, participation=fedmcmc.uniform(3))
+    text = repr(fedmcmc.compress(kernel, fedmcmc.quantize(4)))
+    assert "kernels.compressed" in text and "cohorts of 3" in text and len(text) < 120

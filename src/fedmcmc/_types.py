@@ -382,6 +382,14 @@ class FederatedKernel(NamedTuple):
     clients_apart: Static[bool] = Static(False)
     commit: Callable[..., ArrayTree] | None = None
 
+    def __repr__(self) -> str:
+        """Name the module of the step; the numbers and functions within would fill screens."""
+        step = getattr(self.step, "func", self.step)
+        module, size = getattr(step, "__module__", "?"), self.participation.cohort_size
+        numbers = sum(getattr(leaf, "size", 1) for leaf in jax.tree.leaves(self))
+        cohort = "all clients" if size is None else f"cohorts of {size}"
+        return f"<FederatedKernel of {module}: {cohort}, {numbers} numbers>"
+
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """All exchanges of a round, the kernel's own last."""
