@@ -35,7 +35,7 @@ def product_of_sites(state, compressed=False):
 
 
 @pytest.mark.parametrize("structure", fast_and_slow(STRUCTURES, ["diagonal"]))
-@pytest.mark.parametrize("who", ["uniform", "bernoulli"])
+@pytest.mark.parametrize("who", fast_and_slow(["uniform", "bernoulli"], ["uniform"]))
 def test_i27_the_approximation_is_prior_times_sites(structure, who):
     rule = {"uniform": fedmcmc.uniform(2), "bernoulli": fedmcmc.bernoulli(0.5)}[who]
     kernel = fedmcmc.fed_ep(

@@ -227,7 +227,10 @@ def test_a_diverging_chain_is_marked(data, kernel):
     assert not state.diverging
     # From here the residuals overflow.
     state = kernel.init(jax.random.key(0), 0, dict(START, s=jnp.float32(-50.0)), (data,), {})
-    state = jax.jit(kernel.sample)(state, (data,), {})
+    with pytest.warns(RuntimeWarning, match="A chain turned non-finite in round 0"):
+        state = jax.jit(kernel.sample)(state, (data,), {})
+        jax.block_until_ready(state)
+        jax.effects_barrier()
     assert state.diverging and int(state.i) == 1
 
 

@@ -79,6 +79,7 @@ def test_a_store_changes_nothing(name, place, tmp_path):
         assert isinstance(leaf, np.memmap) == (place == "files")
 
 
+@pytest.mark.slow
 def test_only_the_states_of_coming_cohorts_are_on_the_device(monkeypatch):
     sizes = []
     room = importlib.import_module("fedmcmc._run")

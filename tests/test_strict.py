@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import jax, jax.numpy as jnp, numpy as np
+import jax, jax.numpy as jnp, numpy as np, optax
 import fedmcmc
 
 def logprior(position):
@@ -20,6 +20,10 @@ def logprior(position):
 def loglikelihood(position, rows):
     gap = rows["x"] - (position["mean"] + position["shift"])[None]
     return -0.5 * jnp.sum(gap**2, axis=-1)
+
+def resample(rng_key, position, rows):
+    mean = (position["mean"] + position["shift"])[None]
+    return {"x": mean + jax.random.normal(rng_key, rows["x"].shape, rows["x"].dtype)}
 
 rng = np.random.default_rng(0)
 data = fedmcmc.FederatedData.from_clients([{"x": rng.normal(size=(n, 2))} for n in (5, 1, 8)])
@@ -90,6 +94,52 @@ samples = fedmcmc.sample(
 for participation in (fedmcmc.full(), fedmcmc.bernoulli(0.5), fedmcmc.uniform(2)):
     cohort = jax.jit(lambda key: participation.prepare(key, 3))(jax.random.key(1))
     assert np.isfinite(cohort.weight).all()
+from fedmcmc import inference
+sgd, cohort = optax.sgd(0.05, momentum=0.5), fedmcmc.uniform(2)
+chain = inference.langevin_mean(0.01, num_samples=3, batch_size=2)
+mean = inference.sgd_mean(sgd, num_samples=3, batch_size=2, weight_decay=0.1)
+modelled = posterior._replace(resample_fn=resample)
+trained = dict(client_optimizer=sgd, batch_size=2, participation=cohort)
+hmc = dict(step_size=0.05, num_integration_steps=2, num_local_steps=2, batch_size=2)
+by_outcomes = [
+    fedmcmc.fed_ep(
+        modelled, inference=inference.ngvi(mean, num_steps=2, batch_size=2), damping=0.3
+    ),
+    fedmcmc.fed_sep(
+        modelled, inference=inference.laplace(chain), structure="dense", damping=0.1,
+        participation=fedmcmc.bernoulli(f), initial_precision=0.5,
+    ),
+]
+families = [
+    fedmcmc.fa_hmc(posterior, rho=0.4, gradient_noise=0.1, control_variate=True, **hmc),
+    fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=3, batch_size=2),
+    fedmcmc.dg_sgld(posterior, step_size=0.01, num_local_steps=2, tolerance=0.5),
+    fedmcmc.fed_be(posterior, num_local_steps=2, **trained),
+    fedmcmc.fed_avg(posterior, num_local_epochs=2, server_optimizer=optax.adam(0.1), **trained),
+    fedmcmc.fed_pa(posterior, num_samples=3, shrinkage=0.1, **trained),
+    fedmcmc.fed_ep(
+        posterior, inference=inference.mcmc(mean, shrinkage=0.2, clip=2.0), cohort_size=2,
+        client_optimizer=sgd, server_optimizer=sgd, initial_precision=0.5, max_norm=9.0,
+    ),
+    fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian(), structure="dense"),
+    # The checker of reused keys takes a batch of keys that is transposed for a loop for used.
+    *(() if jax.config.jax_debug_key_reuse else by_outcomes),
+    fedmcmc.adf(
+        posterior, structure="scaled_identity", participation=cohort,
+        inference=inference.scaled_identity(chain, precision_per_row=0.5),
+    ),
+    fedmcmc.compress(
+        fedmcmc.fed_ep(posterior, inference=inference.mcmc(chain, shrinkage=0.5), cohort_size=2),
+        fedmcmc.quantize(8),
+    ),
+]
+for kernel in families:
+    samples = fedmcmc.sample(
+        jax.random.key(0), kernel, data, position, num_rounds=3, num_chains=2, progress=False
+    )
+    for leaf in jax.tree.leaves(samples.draws):
+        assert np.isfinite(leaf).all()
+        assert leaf.dtype == jnp.result_type(float), leaf.dtype
 print("done", jnp.result_type(float))
 """
 STRICT = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}

@@ -207,7 +207,7 @@ def train(
         position_, state, square, total = carry
         drawn = jax.tree.map(lambda leaf: leaf[i], draws)
         gradient = gradient_fn(drawn, position_)
-        updates, state = optimizer.update(gradient, state, position_)
+        updates, state = trees.descend(optimizer, gradient, state, position_)
         position_ = trees.add_scaled(position_, rate, updates)
         total = None if total is None else trees.add(total, position_)
         return position_, state, square + trees.squared_norm(gradient), total

@@ -17,6 +17,7 @@ __all__ = [
     "as_float",
     "cast",
     "cast_like",
+    "descend",
     "element_names",
     "is_empty",
     "norm",
@@ -161,6 +162,18 @@ def is_empty(tree: ArrayTree) -> bool:
 def num_elements(tree: ArrayTree) -> int:
     """Return the number of scalars in `tree` (arrays or shapes)."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def descend(
+    optimizer: Any, gradient: ArrayTree, state: ArrayTree, position: ArrayTree
+) -> tuple[ArrayTree, ArrayTree]:
+    """Return an optax optimiser's updates and its new state, also under strict promotion.
+
+    Some of them raise a float to an integer count, which strict promotion forbids.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimizer.update(gradient, state, position)
+    return updates, state
 
 
 def element_names(tree: ArrayTree) -> list[str]:

@@ -146,5 +146,5 @@ def ascend(
     if optimizer == ():
         return q * change**damping, state
     # Optimisers descend.
-    updates, state = optimizer.update(change ** (-1), state, q)
+    updates, state = trees.descend(optimizer, change ** (-1), state, q)
     return q * updates**damping, state

@@ -37,8 +37,7 @@ class PriorSite(NamedTuple):
         if not self.moves:
             _check(self.given, position)
             return jax.tree.map(jnp.asarray, self.given)
-        keys = jax.random.split(rng_key, self.num_samples.value)
-        return self._expected(posterior, keys, lambda key: position, position)
+        return self._expected(posterior, rng_key, lambda key: position, position)
 
     def refine(
         self, posterior: Posterior, rng_key: Array, before: Gaussian, q: Any, damping: Array
@@ -49,14 +48,15 @@ class PriorSite(NamedTuple):
         """
         if not self.moves:
             return before
-        keys = jax.random.split(rng_key, self.num_samples.value)
-        fitted = self._expected(posterior, keys, q.gaussian.draw, before.precision_mean)
+        fitted = self._expected(posterior, rng_key, q.gaussian.draw, before.precision_mean)
         change = trees.select(
             q.known & trees.all_finite(fitted), fitted / before, trees.zeros_like(before)
         )
         return before * change**damping
 
-    def _expected(self, posterior: Posterior, keys: Array, draw: Any, like: ArrayTree) -> Gaussian:
+    def _expected(
+        self, posterior: Posterior, rng_key: Array, draw: Any, like: ArrayTree
+    ) -> Gaussian:
         """Return the factor with the mean gradient and curvature over draws."""
         structure = self.structure.value
 
@@ -72,9 +72,13 @@ class PriorSite(NamedTuple):
             product = jax.jvp(gradient_fn, (flat,), (probe,))[1]
             return flat, gradient, -probe * product
 
-        flat, gradient, precision = jax.tree.map(
-            lambda leaf: jnp.mean(leaf, axis=0), jax.lax.map(one, keys)
-        )
+        def add(i: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            return trees.add(sums, one(jax.random.fold_in(rng_key, i)))
+
+        num, zeros = self.num_samples.value, jnp.zeros_like(ravel_pytree(like)[0])
+        square = jnp.outer(zeros, zeros) if structure == "dense" else zeros
+        sums = jax.lax.fori_loop(0, num, add, (zeros, zeros, square))
+        flat, gradient, precision = trees.scale(1 / num, sums)
         if structure == "scaled_identity":
             precision = jnp.mean(precision)
         elif structure == "dense":

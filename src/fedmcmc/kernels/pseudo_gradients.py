@@ -206,7 +206,7 @@ def _aggregate(
     position, weight = broadcast.position, total.weight.value
     some = weight > 0
     mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)
-    updates, moved_state = parameters.optimizer.update(mean, server_state, position)
+    updates, moved_state = trees.descend(parameters.optimizer, mean, server_state, position)
     rate = schedules.value(parameters.learning_rate, broadcast.round)
     moved = trees.add_scaled(position, rate, updates)
     position, server_state = trees.select(some, (moved, moved_state), (position, server_state))
