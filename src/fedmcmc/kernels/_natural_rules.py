@@ -134,7 +134,7 @@ def change_of(
     change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
     if not trees.is_empty(max_norm):
         norm = jnp.sqrt(trees.squared_norm(change))
-        limit = schedules.value(max_norm, round_)
+        limit = trees.cast(schedules.value(max_norm, round_), norm)
         change = change ** jnp.minimum(1, limit / jnp.where(norm > 0, norm, 1))
     return change, proper
 
