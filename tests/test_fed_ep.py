@@ -280,3 +280,19 @@ def test_sites_are_surrogates_as_they_are():
     expected = fedmcmc.fsgld(FLAT, exact, step_size=1e-3, num_local_steps=3)
     found = [run(k, 20)[0].broadcast.position for k in (fsgld, expected)]
     np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_starts_where_it_is_told_whatever_the_priors_mean():
+    """One epoch of plain SGD from the start: it would end elsewhere from the prior's mean."""
+    posterior = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), loglikelihood)
+    mean = inference.sgd_mean(optax.sgd(0.01), num_samples=1)
+    kernel = fedmcmc.fed_ep(posterior, inference=inference.scaled_identity(mean, precision=1.0))
+    data = fedmcmc.FederatedData.from_clients([FEDERATION.client_trees()[2]])
+    start = jnp.array([4.0, -3.0, 2.0])
+    state, _ = run(kernel, 0, start, data)
+    np.testing.assert_array_equal(state.broadcast.position, start)
+    state, _ = run(kernel, 1, start, data)
+    at = np.asarray(start)
+    gradient = FEDERATION.precisions[2] @ (at - FEDERATION.means[2]) + at
+    expected = at - 0.01 * gradient / 12
+    np.testing.assert_allclose(state.broadcast.position, expected, rtol=1e-4)

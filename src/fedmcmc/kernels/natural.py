@@ -125,7 +125,8 @@ def natural(
     Returns
     -------
     FederatedKernel
-        ``state.broadcast.position`` is the approximation's mean, the `Gaussian` itself is
+        ``state.broadcast.position`` is the approximation's mean (in the first round, where the run
+        starts), the `Gaussian` itself is
         ``state.server.approximation.gaussian``, the clients' sites are ``state.clients.site``;
         draws are from the approximation.
 
@@ -220,7 +221,7 @@ def _init(
         () if parameters.server_optimizer == () else parameters.server_optimizer.init(whole),
         jnp.int32(data.num_clients),
     )
-    position = trees.select(proper, whole.mean(), position)
+    # Clients begin where the run does, also where a prior alone has a mean (zero, for a network).
     extra = to_broadcast(parameters.cavity.value, whole, prior, server.num_clients)
     return FederatedState(Broadcast(jnp.zeros((), jnp.int32), position, extra), server, clients)
 
