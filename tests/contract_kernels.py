@@ -272,7 +272,7 @@ def build_fed_pa(position, given):
         num_samples=3,
         num_burnin=1,
         batch_size=2,
-        participation=fedmcmc.bernoulli(given.table(P)),
+        participation=fedmcmc.uniform(2),  # someone each round, so that a chain always moves
     )
 
 
