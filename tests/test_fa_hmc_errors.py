@@ -153,6 +153,17 @@ def test_schedules_are_checked_where_they_are_used():
     fedmcmc.sample(jax.random.key(0), kernel, data, jnp.zeros(2), num_rounds=5, progress=False)
 
 
+def test_a_schedule_needs_no_values_for_rounds_that_are_over():
+    first = fedmcmc.lsd(POSTERIOR, step_size=0.01)
+    then = fedmcmc.lsd(POSTERIOR, step_size=lambda r: 0.05 / r)
+    settings = dict(num_rounds=3, progress=False)
+    before = fedmcmc.sample(jax.random.key(0), first, DATA, jnp.zeros(2), **settings)
+    more = fedmcmc.sample(jax.random.key(0), then, DATA, state=before.state, **settings)
+    assert int(more.state.broadcast.round[0]) == 6
+    with pytest.raises(ValueError, match="got inf in round 0"):
+        fedmcmc.sample(jax.random.key(0), then, DATA, jnp.zeros(2), **settings)
+
+
 def test_weights_are_checked_also_where_a_kernel_is_built_in_compiled_code():
     data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((2, 2))])
 

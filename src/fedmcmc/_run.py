@@ -51,8 +51,9 @@ class Run:
         self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
         self.state, self.until = state, until
         self.stopped: dict[str, Any] = {}
-        # Tabulated, so that another schedule is not traced again for the same shapes.
-        tabulated = schedules.tabulate(kernel, 0, 1)
+        # Tabulated, so that another schedule is not traced again for the same shapes; no value is
+        # used, and a run that goes on need not have one for round 0.
+        tabulated = schedules.tabulate(kernel, 0, 1, 0)
         self.shapes = kept_shapes(tabulated, data, keys, state, collect)
         self.canonical = needs_canonical(tabulated, data, keys, state, collect)
         self.block = block_length(tabulated, data, keys, state)
