@@ -85,7 +85,10 @@ def propagate(
                     precision - (precision - prior_precision) / num,
                 )
             elif cavity == "power":
-                minus = (1 - shares[k]) * eta, (1 - shares[k]) * precision
+                minus = (
+                    eta - shares[k] * (eta - prior_eta),
+                    precision - shares[k] * (precision - prior_precision),
+                )
             elif cavity == "global":
                 minus = eta, precision
             else:

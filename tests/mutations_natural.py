@@ -62,14 +62,14 @@ MUTATIONS = {
     ),
     "the prior in the average site": (
         RULES,
-        "return whole, (whole / prior) ** power",
-        "return whole, whole**power",
+        "return whole, sites ** (1 /",
+        "return whole, whole ** (1 /",
         AVERAGE,
     ),
     "a power without the client's share": (
         RULES,
-        "return whole ** (1 - client.share)",
-        "return whole ** (1 - 1 / 4)",
+        "return whole / sites**client.share",
+        "return whole / sites ** (1 / 4)",
         POWER,
     ),
     "sites whose messages are weighted": (
@@ -122,8 +122,8 @@ MUTATIONS = {
     ),
     "information at the mean in place of its average": (
         "inference/_ngvi.py",
-        "return information(key, unravel(ravel_pytree(q.draw(draw_key))[0]))",
-        "return information(key, found.mean)",
+        "at = unravel(ravel_pytree(q.draw(draw_key))[0])",
+        "at = found.mean",
         NGVI,
     ),
     "a variance divided by the number": (

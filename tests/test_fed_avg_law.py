@@ -125,7 +125,7 @@ def test_a_client_whose_training_diverges_is_left_out_and_reported():
     init, step = fedmcmc.simulate(kernel, data)
     state, info = step(jax.random.key(0), init(jnp.array(0.0)))
     np.testing.assert_allclose(state.broadcast.position, 1.5, rtol=1e-5)
-    assert info.clients.extra.tolist() == [True, False, True]
+    assert info.clients.usable.tolist() == [True, False, True]
 
 
 # FedPA

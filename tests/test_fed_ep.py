@@ -99,15 +99,30 @@ def test_an_improper_fit_keeps_the_site_and_sends_nothing():
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), cursed)
     kernel = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())
     state, infos = run(kernel, 1, jnp.zeros(2), CURSED)
-    assert infos[0].clients.extra.tolist() == [True, False, True]
+    assert infos[0].clients.usable.tolist() == [True, False, True]
     np.testing.assert_allclose(state.broadcast.extra[0].precision, 7.0, rtol=1e-5)
     np.testing.assert_allclose(state.broadcast.position, 11 / 7, rtol=1e-5)
     assert np.abs(np.asarray(state.clients.site.precision[1])).max() == 0
     # With the others' sites for a cavity its tilted distribution is proper: it takes part.
     state, infos = run(kernel, 2, jnp.zeros(2), CURSED)
-    assert infos[1].clients.extra.tolist() == [True, True, True]
+    assert infos[1].clients.usable.tolist() == [True, True, True]
     np.testing.assert_allclose(state.broadcast.extra[0].precision, 5.0, rtol=1e-5)
     np.testing.assert_allclose(state.broadcast.position, 11 / 5, rtol=1e-5)
+
+
+def test_a_run_counts_lost_fits_and_warns_of_many():
+    posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), cursed)
+    kernel = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())
+
+    def lost(clients, **settings):
+        data = fedmcmc.FederatedData.from_clients([CURSED.client_rows(i) for i in clients])
+        return fedmcmc.sample(
+            jax.random.key(0), kernel, data, jnp.zeros(2), progress=False, **settings
+        ).info["num_lost"]
+
+    assert lost([0, 1, 2], num_rounds=2).tolist() == [[1, 0]]
+    with pytest.warns(RuntimeWarning, match="67% of the clients' results in the kept rounds"):
+        assert lost([1, 0, 1], num_rounds=1).tolist() == [[2]]
 
 
 def test_without_a_proper_product_nothing_moves_but_the_product():

@@ -220,11 +220,13 @@ def test_i26_at_rest_the_mean_is_exact(name):
             np.testing.assert_allclose(1 / np.diag(tilted), q.precision, rtol=1e-3)
 
 
-def test_i28_stateless_dense_is_exact_in_one_round_from_any_start():
-    mean, precision = posterior_of(FEDERATION)
+@pytest.mark.parametrize("posterior", [FLAT, GAUSSIAN], ids=["flat", "prior"])
+def test_i28_stateless_dense_is_exact_in_one_round_from_any_start(posterior):
+    """Also with a prior, which no cavity leaves out."""
+    mean, precision = posterior_of(FEDERATION, PRIOR_PARAMETERS if posterior is GAUSSIAN else None)
     for cavity in ("average", "power"):
         kernel = fedmcmc.fed_sep(
-            FLAT, inference=EXACT, structure="dense", cavity=cavity, initial_precision=0.7
+            posterior, inference=EXACT, structure="dense", cavity=cavity, initial_precision=0.7
         )
         state = rounds_of(kernel, 1)[1]
         q = state.server.approximation.gaussian

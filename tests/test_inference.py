@@ -1,5 +1,7 @@
 """Client inference: means, covariances, Fisher information, on models where all is known."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +71,7 @@ def test_weight_decay_is_a_factor_of_the_likelihood():
     np.testing.assert_allclose(found.mean(), path(5, decay=0.1).mean(0), rtol=1e-4, atol=1e-5)
     # The covariance that is stated is all that the likelihood brings, its decay included.
     np.testing.assert_allclose(found.precision, CAVITY_PRECISION + 1, rtol=1e-5)
-    factor = with_decay(mean, CAVITY, DATA.client(K))
+    factor = with_decay(mean, CAVITY, DATA.client(K), ROUND)
     np.testing.assert_allclose(factor.precision, CAVITY_PRECISION + 1.2, rtol=1e-5)
     np.testing.assert_allclose(factor.precision_mean, CAVITY_PRECISION * CAVITY_MEAN, rtol=1e-5)
 
@@ -259,6 +261,79 @@ def test_steps_of_ngvi_forget_where_they_began():
     found = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 4096))
     expected = CAVITY_PRECISION + 9 * np.array([1.0, 2.0, 0.5])
     assert np.abs(z_scores(found, expected)).max() < LIMIT
+
+
+def weighted(rng_key, theta, rows):
+    """Outcomes one standard deviation off, so that a row's squared gradient is its weight."""
+    side = jax.random.rademacher(rng_key, rows["x"].shape, rows["x"].dtype)
+    return rows | {"x": theta + side / jnp.sqrt(rows["weight"])}
+
+
+WEIGHTED = fedmcmc.Posterior(
+    lambda theta: 0.0,
+    lambda theta, rows: -0.5 * rows["weight"] * (rows["x"] - theta) ** 2,
+    weighted,
+)
+WEIGHTS = [np.array([1.0, 2.0, 4.0]), np.array([3.0, 8.0])]
+WEIGHTED_DATA = fedmcmc.FederatedData.from_clients(
+    [{"x": jnp.zeros(len(w)), "weight": jnp.asarray(w, jnp.float32)} for w in WEIGHTS]
+)
+ONE = fedmcmc.Gaussian.from_moments(jnp.array(0.0), variance=jnp.array(1.0))
+
+
+def per_row(block, index, key):
+    mean = inference.langevin_mean(1e-6, num_samples=2)
+    found = fit(block(mean), ONE, WEIGHTED, WEIGHTED_DATA, index, jnp.array(0.0), key)
+    return (float(found.gaussian.precision) - 1) / len(WEIGHTS[index])
+
+
+def test_samples_of_a_step_of_ngvi_share_its_minibatch():
+    def block(mean):
+        return inference.ngvi(
+            mean, num_steps=1, num_samples=4, decay=0.0, initial=1.0, batch_size=1
+        )
+
+    found = {round(per_row(block, 0, key), 4) for key in range(12)}
+    assert found <= {1.0, 2.0, 4.0} and len(found) > 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_epochs_of_ngvi_pass_over_the_rows_of_each_client(index):
+    def block(mean):
+        return inference.ngvi(mean, num_epochs=2, decay=0.5, initial=1.0, batch_size=1)
+
+    def paths(orders):
+        values = set()
+        for order in orders:
+            s = 1.0
+            for weight in order:
+                s = 0.5 * s + 0.5 * weight
+            values.add(round(s, 3))
+        return values
+
+    once = list(itertools.permutations(WEIGHTS[index]))
+    allowed = paths(first + second for first, second in itertools.product(once, once))
+    found = [per_row(block, index, key) for key in range(8)]
+    gaps = np.abs(np.subtract.outer(found, list(allowed))).min(axis=1)
+    assert gaps.max() < 2e-3 and np.ptp(found) > 0.1
+
+
+def test_information_is_clipped_after_its_average():
+    precisions = jnp.array([1.0, 2.0, 0.5])
+    posterior = fedmcmc.Posterior(
+        lambda theta: 0.0,
+        lambda theta, rows: -0.5 * jnp.sum((rows - theta) ** 2 * precisions, axis=-1),
+        lambda key, theta, rows: theta + jax.random.normal(key, rows.shape) / jnp.sqrt(precisions),
+    )
+    data = fedmcmc.FederatedData.from_clients([jnp.asarray(X, jnp.float32)])
+    block = inference.ngvi(
+        at_the_start(), num_steps=1, num_samples=4096, decay=0.0, initial=1.0, clip=1.0
+    )
+    found = fit(block, CAVITY, posterior, data, 0).gaussian.precision
+    information = np.asarray(precisions, float)
+    centre, spread = information.mean(), information.std()
+    expected = np.clip(information, centre - spread, centre + spread)
+    np.testing.assert_allclose((found - CAVITY_PRECISION) / 9, expected, rtol=0.03)
 
 
 def test_what_is_wrong_is_said_before_a_run():

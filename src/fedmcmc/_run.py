@@ -32,6 +32,8 @@ BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
 MAX_SEGMENT = 2**14
 """Rounds in a segment at most."""
+MOST_LOST = 0.5
+"""Share of the clients' results that may be lost without a warning."""
 SEGMENT_SECONDS = 0.5
 """Time that a segment should take, so that progress moves and an interrupt is heard."""
 
@@ -99,7 +101,9 @@ class Run:
             )
         if self.until is not None and not self.stopped.get("reached"):
             self._warn_unreached(self.until.name, at - first)
-        return self.samples()
+        samples = self.samples()
+        _warn_lost(samples.info)
+        return samples
 
     def _ask(self, num_draws: int, num_rounds: int) -> None:
         assert self.until is not None
@@ -203,4 +207,18 @@ class Run:
             kept = jax.tree.map(lambda s: np.zeros(lead + s.shape, s.dtype), self.shapes)
         return Samples(
             kept.draw, kept.info, self.state, self.totals, self.kernel.constrain_fn, self.stopped
+        )
+
+
+def _warn_lost(info: dict[str, np.ndarray]) -> None:
+    """Warn where most clients sent nothing, which draws and positions need not show."""
+    lost, active = info.get("num_lost", np.zeros(0)).sum(), info["num_active"].sum()
+    if lost > MOST_LOST * active:
+        warnings.warn(
+            f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
+            "Gaussian that is not proper, or numbers that are not finite), so that these clients "
+            "changed nothing: see samples.info['num_lost']. Smaller local steps, more damping or a "
+            "positive initial precision may help.",
+            RuntimeWarning,
+            stacklevel=4,
         )

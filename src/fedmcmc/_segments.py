@@ -84,7 +84,10 @@ def _keep(
     else:
         draw = collect(state, info)
     fields = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
-    return Kept(draw, {name: getattr(info, name) for name in fields})
+    kept = {name: getattr(info, name) for name in fields}
+    if not trees.is_empty(info.num_lost):
+        kept["num_lost"] = info.num_lost
+    return Kept(draw, kept)
 
 
 def kept_shapes(

@@ -317,7 +317,9 @@ class StepInfo(NamedTuple):
     `bits` is ``[]`` int32, the size of the message; `gradient_norm` ``[]``, the root mean square
     over the round's gradient calls; `local_positions` the client's iterates, leaves
     ``[num_local_steps, ...]`` (or ``()``); `extra` anything else; `bits_down` ``[]`` int32, what
-    had to be sent to the client, where that is not the whole broadcast.
+    had to be sent to the client, where that is not the whole broadcast; `usable` ``[]`` bool, false
+    where what the client found was of no use and its message changes nothing (``()`` where that
+    cannot be).
     """
 
     bits: Array
@@ -325,6 +327,7 @@ class StepInfo(NamedTuple):
     local_positions: ArrayTree = ()
     extra: ArrayTree = ()
     bits_down: ArrayTree = ()
+    usable: ArrayTree = ()
 
 
 class FederatedKernel(NamedTuple):

@@ -10,12 +10,13 @@ from jax.tree_util import Partial
 
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Static
+from fedmcmc.checks import positive_integer
 from fedmcmc.data import gather
 from fedmcmc.gradients import no_check, no_context, no_state, sum_gradient
 from fedmcmc.scaling import rows_over_batch
 from fedmcmc.shuffles import shuffle_words, shuffled
 
-__all__ = ["epochs", "steps_an_epoch"]
+__all__ = ["epochs", "offsets_of_call", "steps_an_epoch"]
 
 MAX_PREPARED_OFFSETS = 2**22
 """Above this many rows a client and round, keys of the permutations are prepared instead."""
@@ -60,9 +61,7 @@ def epochs(batch_size: int) -> GradientEstimator:
     >>> sum(float(fit) * rows / 5 for fit, rows in zip(fits, (2, 2, 1)))
     10.0
     """
-    if int(batch_size) != batch_size or batch_size < 1:
-        raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}.")
-    size = Static(int(batch_size))
+    size = Static(positive_integer(batch_size, "batch_size"))
     return GradientEstimator(
         init=Partial(no_state),
         prepare=Partial(_prepare, size),
@@ -93,12 +92,17 @@ def _prepare(
     keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(passes)
     if num_calls * batch_size.value > MAX_PREPARED_OFFSETS:
         return _Draws((), keys, calls)
-    offsets = jax.vmap(lambda key, i: _offsets(batch_size.value, key, i, client))(keys, calls)
+    offsets = jax.vmap(lambda key, i: offsets_of_call(batch_size.value, key, i, client))(
+        keys, calls
+    )
     return _Draws(offsets, (), ())
 
 
-def _offsets(batch_size: int, key: Array, call: Array, client: Client) -> Array:
-    """Return the numbers of the client's rows in minibatch `call`, ``[batch_size]``."""
+def offsets_of_call(batch_size: int, key: Array, call: Array, client: Client) -> Array:
+    """Return the numbers of the client's rows in minibatch `call`, ``[batch_size]``.
+
+    They are negative where there is no row; `key` is that of the pass which the call belongs to.
+    """
     first = call % steps_an_epoch(client.size, batch_size) * batch_size
     places = first + jnp.arange(batch_size, dtype=jnp.int32)
     words = shuffle_words(key)
@@ -117,7 +121,7 @@ def _estimate(
     del context
     offsets = draws.offsets
     if trees.is_empty(offsets):
-        offsets = _offsets(batch_size.value, draws.keys, draws.calls, client)
+        offsets = offsets_of_call(batch_size.value, draws.keys, draws.calls, client)
     mask = offsets >= 0
     # In place of a row that is missing, the client's first: none of another client.
     rows = gather(client, jnp.maximum(offsets, 0))

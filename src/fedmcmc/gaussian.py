@@ -123,7 +123,7 @@ class Gaussian:
     @classmethod
     def uniform(cls, like: ArrayTree, structure: str = "diagonal") -> "Gaussian":
         """Return the improper constant, zero natural parameters shaped for positions as `like`."""
-        eta = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        eta = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.result_type(x)), like)
         if structure == "dense":
             size = trees.num_elements(like)
             return cls(eta, jnp.zeros((size, size), ravel_pytree(eta)[0].dtype), structure)

@@ -9,7 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["dirichlet", "disjoint_labels", "dominant_label", "iid", "quantity_skew"]
+__all__ = [
+    "dirichlet",
+    "disjoint_labels",
+    "dominant_label",
+    "iid",
+    "pachinko",
+    "quantity_skew",
+]
 
 
 def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
@@ -203,6 +210,96 @@ def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.nda
         )
     owner = _generator(rng_key).permutation(np.arange(len(classes), dtype=np.int32) % num_clients)
     return owner[labels]
+
+
+def pachinko(
+    rng_key: jax.Array,
+    labels: Any,
+    groups: Any,
+    num_clients: int,
+    *,
+    group_concentration: float = 0.1,
+    label_concentration: float = 10.0,
+) -> np.ndarray:
+    """Give each client labels from few groups of labels, in parts of almost equal size.
+
+    A client draws proportions over the groups and, in each group, over its labels, from symmetric
+    Dirichlet distributions; then each of its rows: a group, a label of it, a row of that label
+    that nobody has yet. Labels and groups without rows left are left out, and proportions are
+    scaled up.
+
+    Parameters
+    ----------
+    rng_key
+        A JAX key.
+    labels, groups
+        ``[num_rows]`` each: fine and coarse labels (CIFAR-100's classes and superclasses), any
+        values that can be compared. Rows of one label must be of one group.
+    num_clients
+        Number of clients.
+    group_concentration, label_concentration
+        Of the Dirichlet distributions; the defaults are those of the federated CIFAR-100.
+
+    Returns
+    -------
+    numpy.ndarray
+        Client ids, ``[num_rows]`` int32; the sizes differ by at most one.
+
+    References
+    ----------
+    Li and McCallum (2006), Pachinko allocation; Reddi et al. (2021), Adaptive federated
+    optimization, appendix C.1.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpy as np
+    >>> labels = np.repeat(np.arange(6), 20)
+    >>> ids = pachinko(jax.random.key(0), labels, labels // 3, 4)
+    >>> np.bincount(ids).tolist()
+    [30, 30, 30, 30]
+    """
+    classes, labels = _check_labels(labels, num_clients)
+    coarse, groups = _check_labels(groups, 1)
+    if groups.size != labels.size:
+        raise ValueError(
+            f"labels and groups must have equal lengths, got {labels.size} and {groups.size}."
+        )
+    for name, number in (
+        ("group_concentration", group_concentration),
+        ("label_concentration", label_concentration),
+    ):
+        if not number > 0:
+            raise ValueError(f"{name} must be positive, got {number!r}.")
+    pairs = np.unique(np.stack([labels, groups]), axis=1)
+    if pairs.shape[1] != len(classes):
+        twice = classes[pairs[0][:-1][np.diff(pairs[0]) == 0][0]]
+        raise ValueError(f"Rows of one label must be of one group; label {twice} has several.")
+    rng = _generator(rng_key)
+    pools = [list(rng.permutation(np.flatnonzero(labels == i))) for i in range(len(classes))]
+    left = np.array([len(pool) for pool in pools])
+    members = [pairs[0][pairs[1] == group] for group in range(len(coarse))]
+    ids = np.empty(labels.size, np.int32)
+    for client, size in enumerate(_equal_sizes(labels.size, num_clients)):
+        over_groups = rng.dirichlet(np.full(len(coarse), group_concentration))
+        over_labels = np.zeros(len(classes))
+        for inside in members:
+            over_labels[inside] = rng.dirichlet(np.full(len(inside), label_concentration))
+        for _ in range(size):
+            rows = np.array([left[inside].sum() for inside in members])
+            inside = members[_one_of(rng, over_groups, rows)]
+            label = inside[_one_of(rng, over_labels[inside], left[inside])]
+            ids[pools[label].pop()] = client
+            left[label] -= 1
+    return ids
+
+
+def _one_of(rng: np.random.Generator, proportions: np.ndarray, left: np.ndarray) -> int:
+    """Draw by `proportions` from what has rows left; by these where the proportions vanish."""
+    weights = np.where(left > 0, proportions, 0.0)
+    if not weights.sum() > 0:
+        weights = left.astype(float)
+    return int(np.searchsorted(np.cumsum(weights), rng.random() * weights.sum(), side="right"))
 
 
 def quantity_skew(

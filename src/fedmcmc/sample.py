@@ -222,8 +222,8 @@ def _check_state(
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True)
     ):
         raise ValueError(
-            f"state does not fit this kernel, data and {len(keys)} chains: expected {wanted}, got "
-            f"{found}."
+            f"state does not fit this kernel, data and {len(keys)} chains (switch makes one that "
+            f"does of another kernel's): expected {wanted}, got {found}."
         )
 
 

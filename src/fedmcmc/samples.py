@@ -23,7 +23,8 @@ class Samples:
         Pytree of NumPy arrays, leaves ``[num_chains, num_draws, *event]``, unconstrained.
     info
         Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
-        round), ``num_active``, ``gradient_norm``, ``round``.
+        round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
+        nothing of use also ``num_lost``, the clients of that round which did not.
     state
         `FederatedState` of every chain, leaves ``[num_chains, ...]``; pass it to
         ``sample(..., state=samples.state)`` with the same key to go on.

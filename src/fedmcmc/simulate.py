@@ -42,6 +42,9 @@ class RoundInfo(NamedTuple):
         `StepInfo` of the cohort, leaves ``[cohort_size, ...]``; of the round's last exchange.
     server
         Whatever the kernel's `aggregate` reports.
+    num_lost
+        ``[]`` int32, active clients of the last exchange whose result was of no use; ``()`` for
+        kernels where that cannot be.
     """
 
     round: Array
@@ -51,6 +54,7 @@ class RoundInfo(NamedTuple):
     gradient_norm: Array
     clients: StepInfo
     server: ArrayTree
+    num_lost: ArrayTree = ()
 
 
 class RoundDraws(NamedTuple):
@@ -201,9 +205,14 @@ def run_round(
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
         clients=said.info,
         server=server_info,
+        num_lost=_num_lost(cohort.active, said.info.usable),
     )
     clients = all_states(participation, data, groups, state.clients, states)
     return FederatedState(broadcast._replace(shared=(), summed=()), server, clients), info
+
+
+def _num_lost(active: Array, usable: ArrayTree) -> ArrayTree:
+    return () if trees.is_empty(usable) else jnp.sum(active & ~usable, dtype=jnp.int32)
 
 
 def _sum_bits(bits: Array, bound: int) -> Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import FederatedKernel, FederatedState, as_functions
+from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
 from fedmcmc.simulate import as_key
 
@@ -59,6 +60,12 @@ def switch(
     >>> samples.state.broadcast.round.tolist(), samples.state.broadcast.position.tolist()
     ([10], [0.75])
     """
+    for given, kind, name in (
+        (kernel, FederatedKernel, "kernel"),
+        (data, FederatedData, "data"),
+        (state, FederatedState, "state (samples.state)"),
+    ):
+        expect(given, kind, name)
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     key = jax.random.key(0) if rng_key is None else as_key(rng_key)

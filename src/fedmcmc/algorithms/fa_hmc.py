@@ -20,10 +20,10 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
+from fedmcmc.checks import positive_integer
 from fedmcmc.corrections import scaffold
 from fedmcmc.gradients import noisy
 from fedmcmc.integrators import Integrator, euler_maruyama, leapfrog
-from fedmcmc.kernels._shared import positive_integer
 from fedmcmc.kernels.averaging import averaging
 from fedmcmc.minibatches import for_batch_size
 from fedmcmc.momentum import shared_momentum

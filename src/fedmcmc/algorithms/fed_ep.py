@@ -49,7 +49,9 @@ def fed_ep(
         Clients a round, drawn uniformly without replacement; ``None`` for all.
     damping
         Multiplies changes, on both sides: a number or a schedule of the round. With many clients
-        at once, plain steps overshoot: the released code takes one over the cohort's size.
+        at once, plain steps overshoot: the released code takes one over the cohort's size. It
+        multiplies what an optimiser returns; one that is not linear in what it is given (Adagrad,
+        Adam) is to be given the mean, ``optax.chain(optax.scale(1 / cohort_size), ...)``.
     server_optimizer, client_optimizer
         As from optax, along changes of natural parameters; plain steps by default. With an
         optimiser on either side the approximation need not be the product of the sites, not even
@@ -60,6 +62,8 @@ def fed_ep(
         Any other rule without repeats, in place of `cohort_size`.
     prior
         A `fedmcmc.Gaussian` for the prior; by default the server finds it from the log prior.
+        ``Gaussian.uniform(position)`` for a flat one, also where the posterior has another (whose
+        part a ``weight_decay`` of the clients then plays, as in the released code).
     initial_precision
         Precision a row of the first sites, about the first position; zero for constants.
     max_norm
@@ -75,6 +79,10 @@ def fed_ep(
 
     Notes
     -----
+    A client whose fit is not proper changes nothing (``samples.info["num_lost"]`` counts them), and
+    where the product of all sites is not, position and draws stay those of the last proper one;
+    see `fedmcmc.natural`.
+
     For Gaussian likelihoods: with dense sites, constants to begin with and all clients, one round
     gives the posterior; with diagonal sites (moments matched) or a scaled identity the mean is
     exact wherever a run comes to rest.
@@ -142,7 +150,8 @@ def fed_sep(
         over the number of all clients, times the server optimiser's step.
     cavity
         ``"average"``, the paper's: the approximation over ``(q / prior)^(1 / num_clients)``.
-        ``"power"``, the released code's: the power ``1 - share of rows`` of the approximation.
+        ``"power"``: the same with the client's share of the rows for the power; with a flat prior
+        that of the released code, the power ``1 - share`` of the approximation.
     participation, prior, initial_precision, max_norm
         See `fedmcmc.natural`.
 

@@ -9,6 +9,7 @@ from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, Number, Posterior, Static
+from fedmcmc.checks import expect, positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference._fisher import check_resample, fisher
@@ -84,6 +85,7 @@ def scaled_identity(
     ----------
     Guo et al. (2023), section 4.2.
     """
+    expect(mean, Mean, "mean")
     given = {"variance": variance, "precision": precision, "precision_per_row": precision_per_row}
     named = {name: number for name, number in given.items() if number is not None}
     if len(named) != 1:
@@ -128,7 +130,7 @@ def _fit_scaled(
 ) -> Tilted:
     mean = settings.mean
     found = mean.find(
-        posterior, draws, position, with_decay(mean, cavity, client), client, round_, None
+        posterior, draws, position, with_decay(mean, cavity, client, round_), client, round_, None
     )
     number, before = schedules.value(settings.number, round_), flat_precision(cavity)
     kind = settings.kind.value
@@ -180,7 +182,8 @@ def mcmc(
     ----------
     Guo et al. (2023), section 4.2.
     """
-    rate = schedules.number(shrinkage, "shrinkage", minimum=0.0)
+    expect(mean, Mean, "mean")
+    rate = schedules.number(shrinkage, "shrinkage", minimum=0.0, maximum=1.0)
     match: Any = ()
     if match_precision_per_row is not None:
         match = schedules.number(
@@ -193,7 +196,7 @@ def mcmc(
 
 
 def _clip(clip: float | None) -> float | None:
-    if clip is not None and not clip > 0:
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
         raise ValueError(f"clip must be a positive number of standard deviations, got {clip!r}.")
     return None if clip is None else float(clip)
 
@@ -218,7 +221,7 @@ def _fit_mcmc(
     round_: Array,
 ) -> Tilted:
     mean, structure = settings.mean, cavity.structure
-    target = with_decay(mean, cavity, client)
+    target = with_decay(mean, cavity, client, round_)
     found = mean.find(posterior, draws, position, target, client, round_, _second(structure))
     variance = trees.ravel(found.variance) if structure != "dense" else found.variance
     variance = in_structure(variance, structure)
@@ -281,12 +284,11 @@ def laplace(
     >>> mean = sgd_mean(optax.sgd(0.01, momentum=0.9), num_samples=10, batch_size=20)
     >>> block = laplace(mean, num_passes=5)  # fedmcmc.fed_ep(posterior, inference=block, ...)
     """
-    if int(num_passes) != num_passes or num_passes < 1:
-        raise ValueError(f"num_passes must be a positive integer, got {num_passes!r}.")
+    expect(mean, Mean, "mean")
     settings = _Laplace(
         mean,
         schedules.number(scale, "scale", minimum=0.0, strict=True),
-        Static(int(num_passes)),
+        Static(positive_integer(num_passes, "num_passes")),
         Static(_clip(clip)),
     )
     return Inference(
@@ -322,7 +324,7 @@ def _fit_laplace(
     round_: Array,
 ) -> Tilted:
     mean, (mean_draws, keys), structure = settings.mean, draws, cavity.structure
-    target = with_decay(mean, cavity, client)
+    target = with_decay(mean, cavity, client, round_)
     found = mean.find(posterior, mean_draws, position, target, client, round_, None)
     dense = structure == "dense"
     passes = jax.lax.map(lambda key: fisher(posterior, key, found.mean, client, dense=dense), keys)

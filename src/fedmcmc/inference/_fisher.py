@@ -52,7 +52,8 @@ def fisher(
     Parameters
     ----------
     offsets
-        ``[batch_size]``, which of the client's rows; all of them by default, a few at a time.
+        ``[batch_size]``, which of the client's rows, negative for none; all of them by default, a
+        few at a time.
 
     Returns
     -------
@@ -75,7 +76,8 @@ def fisher(
         return gradients.T @ gradients if dense else jnp.sum(jnp.square(gradients), axis=0)
 
     if offsets is not None:
-        return total(rng_key, offsets, jnp.ones(offsets.shape, bool)) / offsets.shape[0]
+        mask = offsets >= 0
+        return total(rng_key, offsets, mask) / jnp.sum(mask).astype(flat.dtype)
     chunk = max(1, min(client.max_size, _MOST_ROWS, _BUDGET // max(flat.size, 1)))
 
     def body(i: Array, sums: Array) -> Array:

@@ -10,6 +10,8 @@ from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, Number, Posterior, Static
+from fedmcmc.checks import expect, positive_integer
+from fedmcmc.epochs import offsets_of_call, steps_an_epoch
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference._blocks import _check_fisher, _clip, scaled_addition
 from fedmcmc.inference._fisher import fisher
@@ -20,21 +22,51 @@ from fedmcmc.streams import integers_below
 __all__ = ["ngvi"]
 
 
+class _Length(NamedTuple):
+    """Steps, or passes over the client's rows in minibatches."""
+
+    num_steps: int | None
+    num_epochs: int | None
+    batch_size: int | None
+
+    def steps(self, client: Client) -> Array | int:
+        if self.num_epochs is None:
+            assert self.num_steps is not None
+            return self.num_steps
+        return self.num_epochs * steps_an_epoch(client.size, self.batch_size)
+
+    def most(self, client: Client) -> int:
+        """Return a static bound on the number of steps."""
+        if self.num_epochs is None:
+            assert self.num_steps is not None
+            return self.num_steps
+        return self.num_epochs * -(-client.max_size // (self.batch_size or client.max_size))
+
+    def offsets(self, rows_key: Array, passes: Array, i: Array, client: Client) -> Array | None:
+        """Return which rows step `i` uses, ``[batch_size]``; ``None`` for all."""
+        if self.batch_size is None:
+            return None
+        if self.num_epochs is None:
+            return integers_below(rows_key, client.size, (self.batch_size,))
+        key = jax.random.fold_in(passes, i // steps_an_epoch(client.size, self.batch_size))
+        return offsets_of_call(self.batch_size, key, i, client)
+
+
 class _Ngvi(NamedTuple):
     mean: Mean
     decay: Any
     scale: Any
     initial: Any  # () for the information at the mean
-    num_steps: Static[int]
+    length: Static["_Length"]
     num_samples: Static[int]
-    batch_size: Static[int | None]
     clip: Static[float | None]
 
 
 def ngvi(
     mean: Mean,
     *,
-    num_steps: int,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
     num_samples: int = 1,
     decay: Number = 0.99,
     initial: Number | None = None,
@@ -53,18 +85,21 @@ def ngvi(
     ----------
     mean
         How the tilted mean is found.
-    num_steps, num_samples
-        Steps, and positions a step.
+    num_steps, num_epochs
+        Either steps, on all rows or on minibatches drawn with replacement; or passes over the
+        rows, a step a minibatch, as in the released code.
+    num_samples
+        Positions a step.
     decay
         Between zero and one, ``beta``.
     initial
         Precision a row to start from; by default the Fisher information at the mean. Zero, as in
         the released code, takes a proper cavity.
     batch_size
-        Rows a step, drawn with replacement; all of the client's by default, as in the paper. The
-        released code takes a step a minibatch.
+        Rows a step, the same for all its positions; all of the client's by default, as in the
+        paper.
     clip
-        As for `laplace`, of each step's information.
+        As for `laplace`, of each step's information, averaged over its positions.
     scale
         As for `laplace`.
 
@@ -72,20 +107,30 @@ def ngvi(
     ----------
     Guo et al. (2023), Algorithm 5; Khan and Rue (2023), The Bayesian learning rule.
     """
-    for name, number in (("num_steps", num_steps), ("num_samples", num_samples)):
-        if int(number) != number or number < 1:
-            raise ValueError(f"{name} must be a positive integer, got {number!r}.")
-    if batch_size is not None and (int(batch_size) != batch_size or batch_size < 1):
-        raise ValueError(f"batch_size must be a positive integer or None, got {batch_size!r}.")
+    expect(mean, Mean, "mean")
+    if (num_steps is None) == (num_epochs is None):
+        raise ValueError(
+            f"ngvi takes num_steps= or num_epochs=, one of them, got {num_steps!r} and "
+            f"{num_epochs!r}."
+        )
+    length = _Length(
+        *(
+            None if number is None else positive_integer(number, name)
+            for name, number in (
+                ("num_steps", num_steps),
+                ("num_epochs", num_epochs),
+                ("batch_size", batch_size),
+            )
+        )
+    )
     start: Any = () if initial is None else schedules.number(initial, "initial", minimum=0.0)
     settings = _Ngvi(
         mean,
-        schedules.number(decay, "decay", minimum=0.0),
+        schedules.number(decay, "decay", minimum=0.0, maximum=1.0),
         schedules.number(scale, "scale", minimum=0.0, strict=True),
         start,
-        Static(int(num_steps)),
-        Static(int(num_samples)),
-        Static(batch_size),
+        Static(length),
+        Static(positive_integer(num_samples, "num_samples")),
         Static(_clip(clip)),
     )
     return Inference(
@@ -96,15 +141,15 @@ def ngvi(
 class _Draws(NamedTuple):
     mean: ArrayTree
     first: Array
-    steps: Array  # keys [num_steps]
+    passes: Array  # a key, of the orders of the rows
+    steps: Array  # keys, one a step
 
 
 def _prepare(settings: _Ngvi, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
-    mean_key, first, steps = jax.random.split(rng_key, 3)
+    mean_key, first, passes, steps = jax.random.split(rng_key, 4)
+    most = settings.length.value.most(client)
     return _Draws(
-        settings.mean.prepare(mean_key, like, client),
-        first,
-        jax.random.split(steps, settings.num_steps.value),
+        settings.mean.prepare(mean_key, like, client), first, passes, jax.random.split(steps, most)
     )
 
 
@@ -118,39 +163,38 @@ def _fit(
     round_: Array,
 ) -> Tilted:
     mean, structure = settings.mean, cavity.structure
-    target = with_decay(mean, cavity, client)
+    target = with_decay(mean, cavity, client, round_)
     found = mean.find(posterior, draws.mean, position, target, client, round_, None)
     dense, before = structure == "dense", flat_precision(target)
     size = client.size.astype(before.dtype)
     decay = trees.cast(schedules.value(settings.decay, round_), before)
     unravel = ravel_pytree(found.mean)[1]
 
-    def information(key: Array, at: ArrayTree) -> Array:
-        offsets, batch_size = None, settings.batch_size.value
-        rows_key, label_key = jax.random.split(key)
-        if batch_size is not None:
-            offsets = integers_below(rows_key, client.size, (batch_size,))
-        found_ = fisher(posterior, label_key, at, client, dense=dense, offsets=offsets)
-        return in_structure(clipped(found_, settings.clip.value), structure)
+    def of_structure(information: Array) -> Array:
+        return in_structure(clipped(information, settings.clip.value), structure)
 
-    def sample(key: Array, per_row: Array) -> Array:
-        draw_key, key = jax.random.split(key)
+    def step(i: Array, per_row: Array) -> Array:
+        rows_key, sample_key = jax.random.split(draws.steps[i])
+        # One minibatch a step, which all samples share.
+        offsets = settings.length.value.offsets(rows_key, draws.passes, i, client)
         q = from_flat(found.mean, size * per_row + before, structure)
-        return information(key, unravel(ravel_pytree(q.draw(draw_key))[0]))
 
-    def step(per_row: Array, key: Array) -> tuple[Array, None]:
-        keys = jax.random.split(key, settings.num_samples.value)
-        each = jax.lax.map(lambda k: sample(k, per_row), keys)
-        return decay * per_row + (1 - decay) * jnp.mean(each, axis=0), None
+        def sample(key: Array) -> Array:
+            draw_key, label_key = jax.random.split(key)
+            at = unravel(ravel_pytree(q.draw(draw_key))[0])
+            return fisher(posterior, label_key, at, client, dense=dense, offsets=offsets)
+
+        each = jax.lax.map(sample, jax.random.split(sample_key, settings.num_samples.value))
+        return decay * per_row + (1 - decay) * of_structure(jnp.mean(each, axis=0))
 
     if trees.is_empty(settings.initial):
-        first = information(draws.first, found.mean)
+        first = of_structure(fisher(posterior, draws.first, found.mean, client, dense=dense))
     else:
         number = trees.cast(schedules.value(settings.initial, round_), before)
         first = jnp.zeros_like(before) + (
             number * jnp.eye(before.shape[0], dtype=before.dtype) if dense else number
         )
-    per_row, _ = jax.lax.scan(step, first, draws.steps)
+    per_row = jax.lax.fori_loop(0, settings.length.value.steps(client), step, first)
     tilted = scaled_addition(
         found.mean, size * per_row, target, cavity, schedules.value(settings.scale, round_)
     )

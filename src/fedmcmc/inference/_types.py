@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
+from fedmcmc import schedules
 from fedmcmc._types import ArrayTree, Client
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.sites import plus_precision
@@ -74,6 +75,7 @@ class Mean(NamedTuple):
     weight_decay: Any
 
 
-def with_decay(mean: Mean, cavity: Gaussian, client: Client) -> Gaussian:
+def with_decay(mean: Mean, cavity: Gaussian, client: Client, round_: Array) -> Gaussian:
     """Return the cavity times the factor of the client's likelihood that is a weight decay."""
-    return plus_precision(cavity, client.size.astype(client.share.dtype) * mean.weight_decay)
+    decay = schedules.value(mean.weight_decay, round_)
+    return plus_precision(cavity, client.size.astype(client.share.dtype) * decay)

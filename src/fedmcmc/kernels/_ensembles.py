@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Static
-from fedmcmc.kernels._shared import positive_integer
+from fedmcmc.checks import positive_integer
 from fedmcmc.streams import integers_below, normals, realise_normals
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "gaussian_ensemble"]

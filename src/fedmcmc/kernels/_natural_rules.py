@@ -103,11 +103,17 @@ def first_sites(sites: Gaussian | None, optimizer: Any) -> Site:
 def to_broadcast(
     cavity: str, whole: Gaussian, prior: Gaussian, num_clients: Array
 ) -> tuple[Gaussian, ...]:
-    """Return what clients are told besides the position: the global Gaussian, the average site."""
-    if cavity != "average":
+    """Return what clients are told besides the position: the global Gaussian, and of what a share.
+
+    The share of all sites together that a client leaves out is its own, with ``"power"``, else the
+    same for all.
+    """
+    if cavity not in ("average", "power"):
         return (whole,)
-    power = 1 / num_clients.astype(jnp.result_type(float))
-    return whole, (whole / prior) ** power
+    sites = whole / prior
+    if cavity == "power":
+        return whole, sites
+    return whole, sites ** (1 / num_clients.astype(jnp.result_type(float)))
 
 
 def cavity_of(
@@ -120,7 +126,8 @@ def cavity_of(
         (average,) = rest
         return whole / average
     if cavity == "power":
-        return whole ** (1 - client.share)
+        (sites,) = rest
+        return whole / sites**client.share
     if cavity == "global":
         return whole
     return trees.zeros_like(whole)

@@ -25,6 +25,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference, next_broadcast
 from fedmcmc.scaling import prior_share
@@ -36,12 +37,10 @@ __all__ = [
     "chain_position",
     "check_model",
     "client_weights",
-    "expect",
     "expect_blocks",
     "first_sums",
     "mean_loss",
     "move_by_total",
-    "positive_integer",
     "prepare_local_steps",
     "prepare_server_noise",
     "refuse_partial_sums",
@@ -98,12 +97,6 @@ def move_by_total(
     del rng_key
     position = trees.add(broadcast.position, total)
     return next_broadcast(reference, broadcast, position), server_state, ()
-
-
-def expect(given: Any, kind: type, name: str) -> None:
-    """Raise `TypeError` unless `given` is a `kind`, which a trace would tell late and badly."""
-    if not isinstance(given, kind):
-        raise TypeError(f"{name} must be a fedmcmc.{kind.__name__}, got {type(given).__name__}.")
 
 
 def expect_blocks(
@@ -179,23 +172,6 @@ def _shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
             given += f" and rows of shapes {jax.tree.map(lambda x: x.shape, leaves)}"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{name} does not take {given}: {reason}") from error
-
-
-def positive_integer(x: Any, name: str) -> int:
-    """Return `x` as an int.
-
-    Raises
-    ------
-    ValueError
-        If it is not a positive integer.
-    """
-    try:
-        is_integer = int(x) == x
-    except (TypeError, ValueError, OverflowError):
-        is_integer = False
-    if not is_integer or x < 1:
-        raise ValueError(f"{name} must be a positive integer, got {x!r}.")
-    return int(x)
 
 
 def _first_estimator_states(

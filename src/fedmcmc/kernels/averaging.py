@@ -31,17 +31,16 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import expect, positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.integrators import Integrator
 from fedmcmc.kernels._shared import (
     bits_down,
     chain_position,
     client_weights,
-    expect,
     expect_blocks,
     first_sums,
     move_by_total,
-    positive_integer,
     refuse_partial_sums,
     start,
 )

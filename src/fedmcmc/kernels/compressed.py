@@ -20,9 +20,9 @@ from fedmcmc._types import (
     Static,
     StepInfo,
 )
+from fedmcmc.checks import expect
 from fedmcmc.compression import Compressor, message_bits
 from fedmcmc.data import FederatedData
-from fedmcmc.kernels._shared import expect
 from fedmcmc.scaling import importance
 from fedmcmc.streams import compressor_key
 

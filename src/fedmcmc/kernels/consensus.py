@@ -30,6 +30,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import next_broadcast
 from fedmcmc.integrators import overdamped_langevin
@@ -38,7 +39,6 @@ from fedmcmc.kernels._shared import (
     bits_down,
     chain_position,
     expect_blocks,
-    positive_integer,
     prepare_local_steps,
     prepare_server_noise,
     start,

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Static, as_functions
-from fedmcmc.kernels._shared import positive_integer
+from fedmcmc.checks import positive_integer
 from fedmcmc.streams import integers_below
 
 __all__ = ["distillation"]

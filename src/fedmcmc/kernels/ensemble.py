@@ -27,12 +27,13 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._ensembles import Ensemble
 from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
-from fedmcmc.kernels._shared import bits_down, expect_blocks, mean_loss, positive_integer, start
+from fedmcmc.kernels._shared import bits_down, expect_blocks, mean_loss, start
 from fedmcmc.participation import full
 from fedmcmc.training import Length, Training, train, training
 

@@ -30,6 +30,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import expect, positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import STRUCTURES, Gaussian
 from fedmcmc.inference import Inference
@@ -47,7 +48,7 @@ from fedmcmc.kernels._natural_rules import (
     to_broadcast,
 )
 from fedmcmc.kernels._prior_site import PriorSite, prior_site
-from fedmcmc.kernels._shared import check_model, expect, positive_integer
+from fedmcmc.kernels._shared import check_model
 from fedmcmc.sites import is_proper
 
 __all__ = ["natural"]
@@ -93,15 +94,17 @@ def natural(
     cavity
         What the client's likelihood is multiplied by. ``"site"``: the global approximation over the
         client's own site, which it keeps (expectation propagation). ``"average"``: over the
-        average site ``(q / prior)^(1 / num_clients)``; ``"power"``: the power
-        ``1 - share of rows`` of the global approximation; ``"global"``: the global approximation
-        itself (assumed density filtering). With these three clients keep nothing. ``"none"``: a
+        average site ``(q / prior)^(1 / num_clients)``; ``"power"``: over ``q / prior`` to the power
+        of the client's share of the rows; ``"global"``: the global approximation itself (assumed
+        density filtering). With these three clients keep nothing. ``"none"``: a
         constant; the client keeps a site, which is then its likelihood's own Gaussian.
     structure
         ``"diagonal"``, ``"scaled_identity"`` or ``"dense"``.
     damping
         Multiplies changes of natural parameters, at the server and at the clients alike: a number
-        or a schedule of the round.
+        or a schedule of the round. With an optimiser, what it returns; one that is not linear in
+        what it is given (Adagrad, Adam) is to be given a mean by ``optax.chain(optax.scale(...),
+        ...)`` instead.
     server_optimizer, client_optimizer
         As from optax: a change is the direction of ascent that they are given, in place of the
         change itself. The client's acts on its site, and keeps its state from round to round.
@@ -113,7 +116,8 @@ def natural(
         The prior's Gaussian, of `structure`. By default the server finds it from the log prior,
         exactly where that is Gaussian (and has no more structure than `structure`), else refined
         in each round like a site: the Gaussian whose gradient and second derivatives are the log
-        prior's expected ones under the approximation.
+        prior's expected ones under the approximation. ``Gaussian.uniform(position)`` spares the
+        server that work where the log prior is constant.
     num_prior_samples
         Draws for these expectations.
     initial_precision
@@ -133,7 +137,7 @@ def natural(
     Notes
     -----
     A client whose fit is not proper (a precision that is not positive definite, or a number that
-    is not finite) changes nothing: it keeps its site and sends zero, and ``StepInfo.extra`` says
+    is not finite) changes nothing: it keeps its site and sends zero, and ``StepInfo.usable`` says
     so. Where the product of all sites is not proper, it is kept as it is and sites go on being
     refined, while position, draws and ``state.server.approximation`` stay those of the last proper
     product (until there is one, the position is where the run started, and so are draws);
@@ -251,7 +255,7 @@ def _step(
     info = StepInfo(
         bits=jnp.asarray(trees.num_bits(change), jnp.int32),
         gradient_norm=gradient_norm,
-        extra=proper,
+        usable=proper,
         # The position follows from the natural parameters.
         bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
     )

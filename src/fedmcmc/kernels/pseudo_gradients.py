@@ -29,6 +29,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._deltas import Delta
@@ -37,7 +38,6 @@ from fedmcmc.kernels._deltas import posterior_delta as posterior_delta
 from fedmcmc.kernels._shared import (
     bits_down,
     chain_position,
-    expect,
     expect_blocks,
     first_sums,
     mean_loss,
@@ -107,7 +107,7 @@ def pseudo_gradients(
     Returns
     -------
     FederatedKernel
-        Its position is a point estimate, and so are its draws. ``StepInfo.extra`` is whether the
+        Its position is a point estimate, and so are its draws. ``StepInfo.usable`` is whether the
         client's training stayed finite: one that did not is left out of the mean.
 
     Raises
@@ -189,7 +189,7 @@ def _step(
     info = StepInfo(
         bits=jnp.asarray(trees.num_bits(message), jnp.int32),
         gradient_norm=jnp.sqrt(trained.mean_square),
-        extra=finite,
+        usable=finite,
         bits_down=down,
     )
     return message, client_state, info

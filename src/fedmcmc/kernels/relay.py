@@ -28,6 +28,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import positive_integer
 from fedmcmc.data import FederatedData
 from fedmcmc.integrators import overdamped_langevin
 from fedmcmc.kernels._shared import (
@@ -36,7 +37,6 @@ from fedmcmc.kernels._shared import (
     chain_position,
     expect_blocks,
     move_by_total,
-    positive_integer,
     prepare_local_steps,
     start,
 )

@@ -21,8 +21,8 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
-from fedmcmc.kernels._shared import expect
 from fedmcmc.streams import part_key
 
 __all__ = ["sequence"]

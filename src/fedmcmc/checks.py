@@ -1,0 +1,28 @@
+"""Checks of arguments that many rooms make."""
+
+from typing import Any
+
+__all__ = ["expect", "positive_integer"]
+
+
+def expect(given: Any, kind: type, name: str) -> None:
+    """Raise `TypeError` unless `given` is a `kind`, which a trace would tell late and badly."""
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} must be a fedmcmc.{kind.__name__}, got {type(given).__name__}.")
+
+
+def positive_integer(x: Any, name: str) -> int:
+    """Return `x` as an int.
+
+    Raises
+    ------
+    ValueError
+        If it is not a positive integer.
+    """
+    try:
+        is_integer = int(x) == x
+    except (TypeError, ValueError, OverflowError):
+        is_integer = False
+    if not is_integer or x < 1:
+        raise ValueError(f"{name} must be a positive integer, got {x!r}.")
+    return int(x)
