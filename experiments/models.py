@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 
-__all__ = ["Conv", "FilterResponseNorm", "LeNet5", "Mlp", "ResNet", "resnet20"]
+__all__ = ["Conv", "FilterResponseNorm", "LeNet5", "Mlp", "ResNet", "SmallCnn", "resnet20"]
 
 Method = Literal["lax", "patches", "banded"]
 Padding = Literal["SAME", "VALID"]
@@ -133,6 +133,21 @@ class LeNet5(nn.Module):
         for width in (120, 84):
             x = nn.relu(nn.Dense(width)(x))
         return nn.Dense(self.num_outputs)(x)
+
+
+class SmallCnn(nn.Module):
+    """Two convolutions that halve the image, and a dense layer."""
+
+    num_outputs: int = 10
+    width: int = 16
+    method: Method = "patches"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Return ``[n, num_outputs]``."""
+        for features in (self.width, 2 * self.width):
+            x = nn.relu(Conv(features, (3, 3), 2, method=self.method)(x))
+        return nn.Dense(self.num_outputs)(x.reshape(x.shape[0], -1))
 
 
 def _max_of_four(x: Array) -> Array:

@@ -1,0 +1,88 @@
+"""Table 6 and Figure 7 of Guo et al. (2023): EMNIST-62, or a smaller MNIST by dominant label."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments import checks
+from experiments.fed_ep import federations, findings, image_runs, methods
+
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+
+TITLE = "Table 6: EMNIST"
+PAPER = """
+EMNIST's digits and letters by writer, 3400 clients, a network with two convolutions (1.2 million
+parameters; its dropout is left out here: a likelihood has none), 100 clients a round, 20 epochs,
+200 rounds of FedAvg, 500 rounds in all; only FedSEP, which reaches 86.5 % sooner than FedPA or as
+soon. How the published `alpha_cov` of 5e-3 splits into the two numbers of the released code is not
+known; here L and V are not scaled.
+"""
+TABLE_6 = {
+    "FedPA": (85.9, 86.5, 246, 398),
+    "FedAvg": (85.3, 85.8, 465, None),
+    "FedSEP (I)": (86.1, 86.6, 228, 399),
+    "FedSEP (M)": (86.1, 86.6, 228, 399),
+    "FedSEP (L)": (86.1, 86.6, 228, 364),
+    "FedSEP (V)": (86.1, 86.6, 228, 382),
+}
+
+
+@dataclass(frozen=True)
+class Config(image_runs.Settings):
+    """Settings; the defaults are the paper's.
+
+    Attributes
+    ----------
+    dataset
+        ``"emnist62"``, the published federation by writer, or ``"mnist"``, as `num_clients`
+        clients of which each is dominated by a label.
+    proportion
+        Of MNIST's clients, of the dominant label.
+    """
+
+    dataset: str = "emnist62"
+    proportion: float = 0.5
+    model: str = "emnist_cnn"
+    cohort_size: int = 100
+    num_burnin: int = 200
+    num_rounds: int = 500
+    num_epochs: int = 20
+    pa_burnin: int = 10
+    weight_decay: float = 0.0
+    covariance: float = 5e-3
+    scale: float = 1.0
+    checkpoints: tuple[int, ...] = (300, 500)
+    thresholds: tuple[float, ...] = (86.0, 86.5)
+    methods: tuple[str, ...] = tuple(m for m in methods.METHODS if not m.startswith("FedEP "))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.require(
+            self.dataset in ("emnist62", "mnist"),
+            "dataset must be 'emnist62' or 'mnist'",
+            self.dataset,
+        )
+        checks.require(0 <= self.proportion <= 1, "proportion must lie in [0, 1]", self.proportion)
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Run all methods; write the curves' figure."""
+    if config.dataset == "emnist62":
+        federation = federations.emnist62()
+    else:
+        federation = federations.mnist(
+            jax.random.key(config.seed),
+            config.num_clients,
+            config.num_rows,
+            config.num_test,
+            proportion=config.proportion,
+        )
+    return image_runs.execute(config, federation, out)
+
+
+def commentary(metrics: dict[str, Any]) -> str:
+    """Return the table with the paper's figures beside ours."""
+    columns = ("300 rounds", "500 rounds", "rounds to 86 %", "rounds to 86.5 %")
+    return findings.beside(metrics, TABLE_6, columns)

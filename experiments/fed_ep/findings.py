@@ -1,0 +1,132 @@
+"""What the reports on images share: the paper's tables beside ours, and a summary."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import output
+
+__all__ = ["beside", "introduction", "number", "trouble"]
+
+CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
+Published = Mapping[str, tuple[float | None, ...]]
+
+
+def beside(
+    metrics: dict[str, Any],
+    speeds: Published,
+    columns: tuple[str, ...],
+    calibration: Published | None = None,
+) -> str:
+    """Return the paper's numbers beside ours, and what our run says about its conclusions.
+
+    Parameters
+    ----------
+    metrics
+        Of `image_runs.execute`.
+    speeds
+        The paper's best accuracies and rounds to thresholds, in the order of our columns.
+    columns
+        The names of the paper's columns.
+    calibration
+        The paper's accuracies and calibration errors of the last round, point and marginal.
+    """
+    settings = metrics["settings"]
+    names = [f"accuracy in {r} rounds" for r in settings["checkpoints"]]
+    names += [f"rounds to {level:g} %" for level in settings["thresholds"]]
+    rows = []
+    for row in metrics["table"]:
+        theirs = speeds.get(row["method"], (None,) * len(columns))
+        line = {"method": row["method"]}
+        line |= {f"paper, {c}": number(v) for c, v in zip(columns, theirs, strict=True)}
+        line |= {
+            name: number(row[name], row.get(name.replace("accuracy", "sd").replace(" rounds", "")))
+            for name in names
+        }
+        rows.append(line)
+    parts = [introduction(metrics), output.markdown_table(rows)]
+    if calibration is not None:
+        parts.append(_calibration(metrics, calibration))
+    return "\n\n".join([*parts, _conclusions(metrics), trouble(metrics)]).strip()
+
+
+def introduction(metrics: dict[str, Any]) -> str:
+    """Say what was run."""
+    settings = metrics["settings"]
+    seeds = settings["num_seeds"]
+    return (
+        f"{metrics['data']}; {settings['model']}, {metrics['num_parameters']:,} parameters. "
+        f"{settings['cohort_size']} clients a round, {settings['num_epochs']} epochs, "
+        f"{settings['num_burnin']} rounds of FedAvg, {settings['num_rounds']} rounds in all, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}. Accuracies in percent: best running means of "
+        f"{settings['best_window']} rounds (sd over seeds); rounds until a running mean of "
+        f"{settings['window']} rounds reaches a threshold."
+    )
+
+
+def _calibration(metrics: dict[str, Any], published: Published) -> str:
+    rows = []
+    for row in metrics["table"]:
+        theirs = published.get(row["method"], (None,) * 4)
+        line = {"method": row["method"]}
+        line |= {f"paper, {c}": number(v) for c, v in zip(CALIBRATION, theirs, strict=True)}
+        line |= {name: number(row[name]) for name in CALIBRATION}
+        rows.append(line)
+    bins = metrics["settings"]["num_bins"]
+    text = f"After the last round, in percent (expected calibration error with {bins} bins):"
+    return f"{text}\n\n{output.markdown_table(rows)}"
+
+
+def number(value: float | None, deviation: float | None = None) -> str:
+    """Return a cell: one decimal, the deviation in brackets."""
+    if value is None:
+        return "-"
+    text = f"{value:.1f}" if value % 1 else f"{value:.0f}"
+    return text if deviation is None else f"{text} ({deviation:.1f})"
+
+
+def _conclusions(metrics: dict[str, Any]) -> str:
+    """Say which of the paper's orderings hold, for the methods that were run."""
+    column = f"accuracy in {metrics['settings']['checkpoints'][-1]} rounds"
+    best = {row["method"]: row[column] for row in metrics["table"] if row[column] is not None}
+    calibrated = {
+        row["method"]: row["ECE, point"]
+        for row in metrics["table"]
+        if row["ECE, point"] is not None
+    }
+    lines = []
+    for family in ("FedEP", "FedSEP"):
+        own = {name: value for name, value in best.items() if name.startswith(f"{family} ")}
+        for baseline in ("FedAvg", "FedPA"):
+            if not own or baseline not in best:
+                continue
+            ahead = sorted(name[-2] for name, value in own.items() if value > best[baseline])
+            better = sorted(
+                name[-2] for name in own if calibrated.get(name, 1e9) < calibrated[baseline]
+            )
+            lines.append(
+                f"- {family} is ahead of {baseline} in best accuracy with "
+                f"{_listed(ahead, own)}, and better calibrated with {_listed(better, own)}."
+            )
+    return "\n".join(lines)
+
+
+def _listed(letters: list[str], own: Mapping[str, float]) -> str:
+    if not letters:
+        return "none"
+    return f"all {len(own)}" if len(letters) == len(own) else ", ".join(letters)
+
+
+def trouble(metrics: dict[str, Any]) -> str:
+    """Say what was lost on the way, if anything."""
+    lines = [
+        f"- {name} turned non-finite in round {round_}."
+        for name, round_ in metrics["diverged"].items()
+    ]
+    for name, share in metrics["lost_fits"].items():
+        rounds = metrics["improper_rounds"][name]
+        if share > 0 or rounds:
+            lines.append(
+                f"- {name}: {share:.1%} of the fits were not proper (their sites were kept), and "
+                f"the product was improper after {rounds} rounds."
+            )
+    return "\n".join(lines)

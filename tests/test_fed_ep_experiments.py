@@ -1,0 +1,240 @@
+"""FedEP's benchmarks from end to end on tiny federations, and the methods they run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedmcmc
+from experiments import group_norm
+from experiments.fed_ep import (
+    cifar,
+    emnist,
+    federations,
+    image_runs,
+    linear,
+    methods,
+    refresh,
+    tags,
+)
+from experiments.fed_ep.methods import Federation
+from experiments.models import SmallCnn
+from experiments.qlsd.federations import Rows
+from fedmcmc import inference
+
+TINY = dict(
+    num_seeds=1,
+    cohort_size=3,
+    num_burnin=2,
+    num_rounds=5,
+    num_epochs=3,
+    pa_burnin=1,
+    batch_size=4,
+    laplace_passes=1,
+    stateful_laplace_passes=1,
+    ngvi_epochs=1,
+    ngvi_samples=1,
+    scale=1.0,
+)
+IMAGES = dict(checkpoints=(4, 5), best_window=2, window=2, thresholds=(1.0, 101.0))
+
+
+def tiny(size=4, channels=1):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, size, size, channels)).astype(np.float32)
+    label = rng.integers(0, 3, 40).astype(np.int32)
+    data = fedmcmc.FederatedData.from_arrays(Rows(x, label), rng.integers(0, 5, 40))
+    return Federation(data, Rows(x[:12], label[:12]), "made up")
+
+
+@pytest.mark.slow
+def test_all_methods_run_and_are_told_beside_the_paper(tmp_path, monkeypatch):
+    monkeypatch.setattr(federations, "cifar10", lambda *args, **kwargs: tiny())
+    given = TINY | IMAGES | {"num_seeds": 2}
+    found = cifar.run(cifar.Config(dataset="cifar10", model="small_cnn", **given), tmp_path)
+    assert [row["method"] for row in found["table"]] == list(methods.METHODS)
+    assert all(len(values) == 5 for values in found["by_round"].values())
+    burnt_in = [values[:2] for values in found["by_round"].values()]
+    assert burnt_in == [burnt_in[0]] * 10
+    assert found["diverged"] == {} and set(found["lost_fits"].values()) == {0.0}
+    row = found["table"][2]
+    assert row["rounds to 1 %"] == 2.0 and row["rounds to 101 %"] is None
+    assert row["sd in 5"] is not None and 0 <= row["ECE, marginal"] <= 100
+    assert found["table"][0]["ECE, marginal"] is None  # FedAvg has no posterior
+    text = cifar.commentary(found)
+    assert "473" in text and "4.9" in text and "FedEP is ahead of FedAvg" in text
+    for row in found["table"]:
+        mean = np.array(found["by_round"][row["method"]])
+        best = np.convolve(mean, [0.5, 0.5], mode="valid").max()
+        assert row["accuracy in 5 rounds"] >= best - 1e-4  # each seed has its own best
+
+
+def test_expectation_propagation_is_that_of_the_released_code():
+    """The kernels are those of the released code's settings, written out."""
+    federation = tiny()
+    settings = cifar.Config(dataset="cifar10", model="linear", **TINY, **IMAGES)
+    module = image_runs._module(settings, 3)
+    posterior = image_runs._posterior(module, settings, federation.data)
+    position = posterior.init_fn(jax.random.key(0))
+    decay = 1e-4 * 40
+    np.testing.assert_allclose(
+        jax.grad(posterior.logprior_fn)(position)["Dense_0"]["kernel"],
+        -decay * position["Dense_0"]["kernel"],
+        rtol=1e-5,
+    )
+    flat = fedmcmc.Gaussian.uniform(position)
+    mean = inference.sgd_mean(
+        optax.sgd(0.01, momentum=0.9), num_samples=3, batch_size=4, weight_decay=1e-4
+    )
+    outer = optax.sgd(0.5, momentum=0.9)
+    common = dict(prior=flat, initial_precision=0.05, cohort_size=3)
+    by_hand = {
+        "FedEP (I)": fedmcmc.fed_ep(
+            posterior,
+            inference=inference.scaled_identity(mean, precision_per_row=0.05),
+            damping=1 / 3,
+            server_optimizer=outer,
+            client_optimizer=outer,
+            max_norm=100.0,
+            **common,
+        ),
+        "FedSEP (M)": fedmcmc.fed_sep(
+            posterior,
+            inference=inference.mcmc(mean, shrinkage=1e-4, clip=2.0, match_precision_per_row=0.05),
+            damping=1 / 5,
+            server_optimizer=outer,
+            cavity="power",
+            **common,
+        ),
+    }
+    for name, kernel in by_hand.items():
+        built = methods.build(name, settings, posterior, federation.data)
+        runs = [
+            fedmcmc.sample(
+                jax.random.key(1), k, federation.data, position, num_rounds=3, progress=False
+            )
+            for k in (built, kernel)
+        ]
+        ours, theirs = (jax.tree.leaves(run.state.broadcast.position) for run in runs)
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_sites_that_are_large_lie_on_the_host(monkeypatch, tmp_path):
+    from experiments.fed_ep import runs
+
+    monkeypatch.setattr(federations, "cifar10", lambda *args, **kwargs: tiny())
+    settings = cifar.Config(
+        dataset="cifar10", model="linear", **TINY, **IMAGES, methods=("FedEP (I)",)
+    )
+    kept = cifar.run(settings, tmp_path)
+    monkeypatch.setattr(runs, "SITES_BYTES", 0)
+    stored = cifar.run(settings, tmp_path)
+    assert kept["by_round"] == stored["by_round"]
+    assert kept["table"] == stored["table"]
+
+
+@pytest.mark.slow
+def test_a_residual_network_on_crops(monkeypatch, tmp_path):
+    monkeypatch.setattr(federations, "cifar100", lambda *args, **kwargs: tiny(8, 3))
+    wide = group_norm.ResNet18
+    monkeypatch.setattr(group_norm, "ResNet18", lambda num_classes: wide(num_classes, width=4))
+    settings = cifar.Config(**TINY, **IMAGES, methods=("FedAvg", "FedEP (I)", "FedSEP (V)"))
+    found = cifar.run(settings, tmp_path)
+    assert found["diverged"] == {}
+
+
+def test_networks_have_the_published_sizes():
+    def size(module, shape):
+        position = jax.eval_shape(lambda k: module.init(k, jnp.zeros(shape)), jax.random.key(0))
+        return sum(leaf.size for leaf in jax.tree.leaves(position))
+
+    assert size(group_norm.ResNet18(), (1, 24, 24, 3)) == pytest.approx(11.2e6, rel=5e-3)
+    assert size(group_norm.EmnistCnn(), (1, 28, 28, 1)) == pytest.approx(1.2e6, rel=1e-2)
+    assert size(SmallCnn(), (1, 16, 16, 3)) == 3 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 512 * 10 + 10
+
+
+def test_emnist_and_linear_models(monkeypatch, tmp_path):
+    monkeypatch.setattr(federations, "mnist", lambda *args, **kwargs: tiny())
+    monkeypatch.setattr(federations, "cifar10", lambda *args, **kwargs: tiny())
+    settings = emnist.Config(
+        dataset="mnist",
+        **(TINY | {"scale": 1.0}),
+        **IMAGES,
+        methods=("FedPA", "FedSEP (I)"),
+        model="small_cnn",
+    )
+    text = emnist.commentary(emnist.run(settings, tmp_path))
+    assert "| FedPA | 85.9 |" in text and "398" in text
+    settings = linear.Config(
+        dataset="cifar10", num_components=4, **TINY, **IMAGES, methods=("FedAvg", "FedEP (V)")
+    )
+    text = linear.commentary(linear.run(settings, tmp_path))
+    assert "4 principal components" in text and "2 rounds after the burn-in" in text
+
+
+def test_tags_of_made_up_users(tmp_path):
+    settings = tags.Config(
+        dataset="synthetic",
+        num_clients=40,
+        num_words=30,
+        num_tags=6,
+        num_test=50,
+        test_rows=30,
+        best_window=2,
+        client_learning_rate=1.0,
+        covariance=0.1,
+        server_optimizer="sgd",
+        server_learning_rate=0.5,
+        methods=("FedAvg", "FedSEP (L)"),
+        **TINY,
+    )
+    found = tags.run(settings, tmp_path)
+    assert [row["method"] for row in found["table"]] == ["FedAvg", "FedSEP (L)"]
+    assert all(0 <= row["micro F1"] <= 100 for row in found["table"])
+    assert "| FedSEP (L) | 71.0 |" in tags.commentary(found)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (dict(num_burnin=9, num_rounds=9), "num_burnin must be less than num_rounds"),
+        (dict(methods=("FedProx",)), "methods must be some of FedAvg"),
+        (dict(max_norms=(1.0,)), "max_norms must be four numbers"),
+        (dict(server_optimizer="adam"), "server_optimizer must be 'sgd' or 'adagrad'"),
+        (dict(dataset="cifar"), "dataset must be"),
+        (dict(checkpoints=(2000,)), "checkpoints must be at most num_rounds"),
+        (dict(pa_burnin=10), "pa_burnin must be less than num_epochs"),
+    ],
+)
+def test_settings_out_of_range(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        cifar.Config(**wrong)
+
+
+@pytest.mark.slow
+def test_refreshed_surrogates_help_where_local_fits_do_not(tmp_path):
+    settings = refresh.Config(
+        local_steps=(1, 100),
+        ep_rounds=(1, 5),
+        num_chains=32,
+        num_updates=40_000,
+        burnin_updates=4_000,
+        num_reference=5_000,
+    )
+    found = refresh.run(settings, tmp_path)
+    at = {(row["surrogates"], row["local steps"]): row for row in found["table"]}
+    few, many = (at[name, 100]["error of sds"] for name in ("FedEP, 1 round", "FedEP, 5 rounds"))
+    assert many < 0.15 < few
+    assert at["FedEP, 5 rounds", 100]["error of the mean"] < 0.1
+    text = refresh.commentary(found)
+    assert "`T = 100`: refreshing helps" in text and "| lost |" in text
+
+
+def test_rows_of_the_study_are_of_all_clients():
+    settings = refresh.Config(num_clients=4, num_rows=40, proportion=1.0)
+    data = refresh.federation(settings)
+    assert data.sizes.tolist() == [10] * 4 and data.rows["x"].shape == (40, 5)
+    signs = [set(data.client_rows(c)["sign"].tolist()) for c in range(4)]
+    assert signs[:2] != [{-1.0, 1.0}] * 2  # dominated by one label each, as far as they last
