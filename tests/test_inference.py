@@ -65,6 +65,33 @@ def test_samples_are_the_ends_of_epochs_and_the_mean_theirs():
     np.testing.assert_allclose(dense.precision, np.linalg.inv(covariance), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("cavity", [CAVITY, DENSE], ids=["diagonal", "dense"])
+def test_steps_are_made_for_rows_whatever_the_cavity(cavity):
+    mean = inference.sgd_mean(SGD, num_samples=6, row_curvature=0.5)
+    found = fit(inference.scaled_identity(mean, precision=1.0), cavity).gaussian
+    x, v, ends = np.asarray(START, float), np.zeros(3), []
+    for _ in range(6):
+        gradient = FEDERATION.precisions[K] @ (x - FEDERATION.means[K])
+        gradient += CAVITY_PRECISION * (x - CAVITY_MEAN)
+        v = 0.5 * v + gradient / 12 / (1 + CAVITY_PRECISION / (12 * 0.5))
+        x = x - 0.05 * v
+        ends.append(x)
+    np.testing.assert_allclose(found.mean(), np.mean(ends, axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_of_one_row_follows_a_strong_cavity():
+    """Which plain steps overshoot: their factor on the error is ``1 - 0.5 * 1000``."""
+    strong = fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.full(3, 1e-3))
+    row = jax.tree.map(lambda leaf: leaf[:1], DATA.client_rows(K))
+    data = fedmcmc.FederatedData.from_clients([row])
+    for curvature, lost in ((None, True), (1.0, False)):
+        mean = inference.sgd_mean(optax.sgd(0.5), num_samples=60, row_curvature=curvature)
+        block = inference.scaled_identity(mean, precision=1.0)
+        found = np.asarray(fit(block, strong, data=data, index=0).gaussian.mean())
+        assert (not np.isfinite(found).all()) == lost
+    assert np.abs(found).max() < 0.1
+
+
 def test_weight_decay_is_a_factor_of_the_likelihood():
     mean = inference.sgd_mean(SGD, num_samples=5, weight_decay=0.1)
     found = fit(inference.scaled_identity(mean, precision=1.0)).gaussian

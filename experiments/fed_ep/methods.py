@@ -52,6 +52,8 @@ class Settings:
         Of FedEP's clients, for their sites.
     weight_decay
         Precision a row: a prior of FedAvg and FedPA, a factor of each client's likelihood else.
+    row_curvature
+        Of `fedmcmc.inference.sgd_mean`; zero for gradients as they are.
     covariance
         The paper's ``alpha_cov``, which in the released code is a precision a row: of variant I,
         of the first sites after the burn-in, and of the norm that variant M is given.
@@ -86,6 +88,7 @@ class Settings:
     site_learning_rate: float = 0.5
     site_momentum: float = 0.9
     weight_decay: float = 1e-4
+    row_curvature: float = 0.0
     covariance: float = 5e-2
     scale: float = 500.0
     shrinkage: float = 1e-4
@@ -112,7 +115,7 @@ class Settings:
             value = getattr(self, name)
             checks.require(0 <= value < 1, f"{name} must lie in [0, 1)", value)
         checks.between(0, 1, self, "ngvi_decay")
-        for name in ("weight_decay", "clip", "pa_shrinkage"):
+        for name in ("weight_decay", "row_curvature", "clip", "pa_shrinkage"):
             value = getattr(self, name)
             checks.require(value >= 0, f"{name} must not be negative", value)
         checks.require(
@@ -225,6 +228,7 @@ def _inference(letter: str, settings: Settings, stateful: bool) -> inference.Inf
         num_samples=settings.num_epochs,
         batch_size=settings.batch_size,
         weight_decay=settings.weight_decay,
+        row_curvature=settings.row_curvature or None,
     )
     clip = settings.clip or None
     if letter == "I":
