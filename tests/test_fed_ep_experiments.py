@@ -155,6 +155,7 @@ def test_networks_have_the_published_sizes():
     assert size(SmallCnn(), (1, 16, 16, 3)) == 3 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 512 * 10 + 10
 
 
+@pytest.mark.slow
 def test_emnist_and_linear_models(monkeypatch, tmp_path):
     monkeypatch.setattr(federations, "mnist", lambda *args, **kwargs: tiny())
     monkeypatch.setattr(federations, "cifar10", lambda *args, **kwargs: tiny())

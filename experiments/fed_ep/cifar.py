@@ -8,8 +8,9 @@ import jax
 
 from experiments import checks
 from experiments.fed_ep import cifar_findings, federations, image_runs
+from experiments.fed_ep.methods import Federation
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "federation", "run"]
 
 TITLE = "Tables 2 and 5: CIFAR"
 PAPER = cifar_findings.PAPER
@@ -44,15 +45,18 @@ class Config(image_runs.Settings):
 
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Run all methods; write the curves' figure."""
+    return image_runs.execute(config, federation(config), out)
+
+
+def federation(config: Config) -> Federation:
+    """Return the federation that the settings ask for."""
     key = jax.random.key(config.seed)
     if config.dataset == "cifar100":
-        federation = federations.cifar100(key)
-    else:
-        federation = federations.cifar10(
-            key,
-            config.num_clients,
-            config.num_rows,
-            config.num_test,
-            concentration=config.concentration,
-        )
-    return image_runs.execute(config, federation, out)
+        return federations.cifar100(key)
+    return federations.cifar10(
+        key,
+        config.num_clients,
+        config.num_rows,
+        config.num_test,
+        concentration=config.concentration,
+    )

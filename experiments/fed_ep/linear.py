@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from experiments import checks, output
-from experiments.fed_ep import federations, findings, image_runs
+from experiments.fed_ep import cifar, federations, findings, image_runs
 
 __all__ = ["COMMENT_ON_ALL", "PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -22,49 +20,27 @@ METHODS = ("FedAvg", "FedEP (I)", "FedEP (V)")
 
 
 @dataclass(frozen=True)
-class Config(image_runs.Settings):
+class Config(cifar.Config):
     """Settings; the defaults are the paper's for networks, as it states no others.
 
     Attributes
     ----------
-    dataset
-        ``"cifar100"`` or ``"cifar10"``, as for `experiments.fed_ep.cifar`.
     num_components
         Principal components; zero for all pixels.
-    concentration
-        Of the label skew of CIFAR-10.
     """
 
-    dataset: str = "cifar100"
     num_components: int = 100
-    concentration: float = 0.3
     model: str = "linear"
     methods: tuple[str, ...] = METHODS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.require(
-            self.dataset in ("cifar100", "cifar10"),
-            "dataset must be 'cifar100' or 'cifar10'",
-            self.dataset,
-        )
         checks.at_least(0, self, "num_components")
-        checks.positive(self, "concentration")
 
 
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Run all methods; write the curves' figure."""
-    key = jax.random.key(config.seed)
-    if config.dataset == "cifar100":
-        federation = federations.cifar100(key)
-    else:
-        federation = federations.cifar10(
-            key,
-            config.num_clients,
-            config.num_rows,
-            config.num_test,
-            concentration=config.concentration,
-        )
+    federation = cifar.federation(config)
     if config.num_components:
         federation = federations.with_pca(federation, config.num_components)
     return image_runs.execute(config, federation, out)
