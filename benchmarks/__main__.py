@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import convolution, fed_ep, toy, wire
+from benchmarks import convolution, fed_ep, memory, toy, wire
 from benchmarks.timing import compare, row
 
 
@@ -143,7 +143,9 @@ BENCHMARKS = {
     "clients": bench_clients,
     "qlsd": partial(on_two_devices, "benchmarks.qlsd"),
     "fa_hmc": partial(on_two_devices, "benchmarks.fa_hmc"),
+    "fed_avg": partial(on_two_devices, "benchmarks.fed_avg"),
     "fed_ep": fed_ep.bench,
+    "memory": memory.bench,
     "wire": wire.bench,
     "convolution": convolution.bench,
 }

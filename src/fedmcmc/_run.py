@@ -36,6 +36,8 @@ MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
 SEGMENT_SECONDS = 0.5
 """Time that a segment should take, so that progress moves and an interrupt is heard."""
+BLOCK_SECONDS = 5.0
+"""Time that a segment may take before it is to be shorter than a block."""
 
 
 class Run:
@@ -79,7 +81,7 @@ class Run:
             while at < end and not self.stopped.get("reached"):
                 num_kept = max(at - keep_from, 0) // thinning
                 full = keep_from + (num_kept + capacity) * thinning
-                stop = min(at + min(length, self.longest), end, full)
+                stop = min(self._end_of(at, length), end, full)
                 if self.until is not None:
                     stop = min(stop, keep_from + asked * thinning)
                 begun = time.perf_counter()
@@ -193,10 +195,19 @@ class Run:
             chains,
         )
 
-    @staticmethod
-    def _next_length(length: int, ran: int, took: float) -> int:
+    def _next_length(self, length: int, ran: int, took: float) -> int:
         # The first call of a program compiles, which only makes the next segment short.
-        return int(max(1, min(4 * length, ran * SEGMENT_SECONDS / max(took, 1e-6))))
+        rate = ran / max(took, 1e-6)
+        if rate * SEGMENT_SECONDS < self.block:
+            # A part of a block prepares all of it: short parts would do little else.
+            return int(max(1, min(4 * length, self.block, rate * BLOCK_SECONDS)))
+        return int(min(4 * length, rate * SEGMENT_SECONDS))
+
+    def _end_of(self, at: int, length: int) -> int:
+        """Return where a segment of about `length` rounds ends: with a block, if one does in it."""
+        stop = at + min(length, self.longest)
+        whole = stop // self.block * self.block
+        return whole if whole > at and self.longest >= self.block else stop
 
     def samples(self) -> Samples:
         """Return what was kept so far."""

@@ -46,9 +46,12 @@ def shuffled(words: Array, index: Array, size: Array) -> Array:
     [0, 1, 2, 3, 4]
     """
     num = jnp.asarray(size).astype(jnp.uint32)
+    # One division a swap; a division an entry took most of the time.
+    centres = words[:_NUM_SWAPS] % num
 
     def swap(i: Array, x: Array) -> Array:
-        partner = (words[i] % num + num - x) % num
+        ahead = centres[i] + num - x
+        partner = jnp.minimum(ahead, ahead - num)  # modulo num: what is below zero wraps around
         return jnp.where(_coin(jnp.maximum(x, partner), words[_NUM_SWAPS + i]), partner, x)
 
     first = jnp.asarray(index).astype(jnp.uint32)

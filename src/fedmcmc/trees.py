@@ -86,7 +86,9 @@ def select(condition: Array, a: ArrayTree, b: ArrayTree) -> ArrayTree:
 
 def squared_norm(tree: ArrayTree) -> Array:
     """Return the squared Euclidean norm over all leaves, ``[]`` float32."""
-    terms = [jnp.sum(jnp.square(widen(leaf))).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    # Flat, because XLA sums a matrix on CPU one number at a time.
+    flat = [widen(jnp.ravel(leaf)) for leaf in jax.tree.leaves(tree)]
+    terms = [jnp.sum(jnp.square(leaf)).astype(jnp.float32) for leaf in flat]
     return sum(terms, jnp.zeros((), jnp.float32))
 
 
@@ -139,7 +141,7 @@ def all_finite(tree: ArrayTree) -> Array:
     finite = jnp.array(True)
     for leaf in jax.tree.leaves(tree):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            finite = finite & jnp.all(jnp.isfinite(leaf))
+            finite = finite & jnp.all(jnp.isfinite(jnp.ravel(leaf)))
     return finite
 
 

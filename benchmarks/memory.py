@@ -1,0 +1,103 @@
+"""Peak memory of FedSEP with as many clients as StackOverflow has users, over the rows' bytes.
+
+Every run has a process of its own, as a peak never comes down, and so has the drawing of the rows,
+which lie on disk: a child begins with the peak of its parent, which must hold little.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.timing import row
+
+CLIENTS, TINY, DIM, ROUNDS, COHORT = 342_477, 1_000, 64, 20, 10
+MIB = 2**20
+
+
+def write_rows(folder: Path, num_clients: int) -> dict[str, int]:
+    """Write the rows of so many ragged clients, and return their bytes."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    sizes = np.minimum(1 + rng.geometric(1 / 9, num_clients), 50)
+    num_rows = int(sizes.sum())
+    rows = {
+        "x": rng.standard_normal((num_rows, DIM), np.float32),
+        "y": rng.choice(np.array([-1, 1], np.float32), num_rows),
+    }
+    for name, leaf in rows.items():
+        np.save(folder / f"{name}.npy", leaf)
+    np.save(folder / "sizes.npy", sizes)
+    return {"written": sum(leaf.nbytes for leaf in rows.values())}
+
+
+def run(folder: Path, mapped: bool | int) -> dict[str, int]:
+    """Run FedSEP on rows from disk, and return peak memory [bytes] after each step."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import fedmcmc
+
+    mode = "r" if mapped else None
+    rows = {name: np.load(folder / f"{name}.npy", mmap_mode=mode) for name in ("x", "y")}
+    sizes = np.load(folder / "sizes.npy")
+    peaks = {"load": _peak()}
+    data = fedmcmc.FederatedData.from_arrays(rows, np.repeat(np.arange(len(sizes)), sizes))
+    jax.block_until_ready(data)
+    peaks["from_arrays"] = _peak()
+    posterior = fedmcmc.Posterior(
+        lambda theta: jnp.zeros(()),
+        lambda theta, b: -jax.nn.softplus(-b["y"] * (b["x"] @ theta)),
+    )
+    mean = fedmcmc.inference.sgd_mean(optax.sgd(0.1), num_samples=2, batch_size=10)
+    kernel = fedmcmc.fed_sep(
+        posterior,
+        inference=fedmcmc.inference.scaled_identity(mean, precision_per_row=1e-6),
+        cohort_size=COHORT,
+        damping=0.5 / len(sizes),
+        initial_precision=1e-6,
+    )
+    samples = fedmcmc.sample(
+        jax.random.key(0), kernel, data, jnp.zeros(DIM), num_rounds=ROUNDS, progress=False
+    )
+    assert np.isfinite(samples.draws).all()
+    # The caller's rows live as long as a caller would keep them: to the end of the run.
+    assert len(rows["y"]) == data.num_rows
+    return peaks | {"sample": _peak()}
+
+
+def _peak() -> int:
+    # In KiB on Linux, in bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _child(task: str, folder: Path, number: int) -> dict[str, int]:
+    argv = [sys.executable, "-m", "benchmarks.memory", task, str(folder), str(int(number))]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def bench() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        large, tiny = Path(name, "large"), Path(name, "tiny")
+        written = _child("write", large, CLIENTS)["written"]
+        _child("write", tiny, TINY)
+        for mapped, how in ((False, "rows in NumPy arrays"), (True, "rows mapped from disk")):
+            # Of the tiny run: what the runtime and the compiled programs take.
+            base, peaks = _child("run", tiny, mapped), _child("run", large, mapped)
+            print(f"FedSEP, {CLIENTS:,} clients, {written / MIB:,.0f} MiB, {how}: peak over rows")
+            for step, peak in peaks.items():
+                ratio = (peak - base["sample"]) / written
+                goal = "goal: at most 2" if step == "sample" else ""
+                print(row(f"  after {step}", peak / MIB, "MiB", ratio, goal))
+
+
+if __name__ == "__main__":
+    task, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    print(json.dumps({"write": write_rows, "run": run}[task](folder, number)))
