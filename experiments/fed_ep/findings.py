@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments import output
 
-__all__ = ["beside", "introduction", "number", "trouble"]
+__all__ = ["beside", "introduction", "number", "seeds", "trouble"]
 
 CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
 Published = Mapping[str, tuple[float | None, ...]]
@@ -38,10 +38,9 @@ def beside(
         theirs = speeds.get(row["method"], (None,) * len(columns))
         line = {"method": row["method"]}
         line |= {f"paper, {c}": number(v) for c, v in zip(columns, theirs, strict=True)}
-        line |= {
-            name: number(row[name], row.get(name.replace("accuracy", "sd").replace(" rounds", "")))
-            for name in names
-        }
+        for name in names:
+            deviation = name.replace("accuracy", "sd").replace(" rounds", "")
+            line[name] = number(row[name], row[deviation] if deviation.startswith("sd ") else None)
         rows.append(line)
     parts = [introduction(metrics), output.markdown_table(rows)]
     if calibration is not None:
@@ -52,15 +51,20 @@ def beside(
 def introduction(metrics: dict[str, Any]) -> str:
     """Say what was run."""
     settings = metrics["settings"]
-    seeds = settings["num_seeds"]
     return (
         f"{metrics['data']}; {settings['model']}, {metrics['num_parameters']:,} parameters. "
         f"{settings['cohort_size']} clients a round, {settings['num_epochs']} epochs, "
         f"{settings['num_burnin']} rounds of FedAvg, {settings['num_rounds']} rounds in all, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}. Accuracies in percent: best running means of "
+        f"{seeds(settings)}. Accuracies in percent: best running means of "
         f"{settings['best_window']} rounds (sd over seeds); rounds until a running mean of "
         f"{settings['window']} rounds reaches a threshold."
     )
+
+
+def seeds(settings: Mapping[str, Any]) -> str:
+    """Return how many independent runs there were."""
+    num = settings["num_seeds"]
+    return f"{num} seed{'s' if num > 1 else ''}"
 
 
 def _calibration(metrics: dict[str, Any], published: Published) -> str:

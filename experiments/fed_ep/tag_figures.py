@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.fed_ep.findings import seeds
 from experiments.fed_ep.image_figures import color_of
 from experiments.figures import figure
 
@@ -26,7 +27,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         axes[0, 0].legend()
     caption = (
         f"Test F1 of the point estimate, running means of {window} rounds averaged over "
-        f"{settings['num_seeds']} seeds; all methods go on from the same {settings['num_burnin']} "
+        f"{seeds(settings)}; all methods go on from the same {settings['num_burnin']} "
         "rounds of FedAvg (dotted line)."
     )
     return [{"file": "rounds.png", "caption": caption}]

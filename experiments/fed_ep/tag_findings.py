@@ -39,8 +39,8 @@ def commentary(metrics: dict[str, Any]) -> str:
     text = (
         f"{metrics['data']}; {metrics['num_parameters']:,} parameters. {settings['cohort_size']} "
         f"users a round, {settings['num_epochs']} epochs, {settings['num_burnin']} rounds of "
-        f"FedAvg, {settings['num_rounds']} in all, {settings['num_seeds']} seeds. In percent, best "
-        f"running means of {settings['best_window']} rounds (sd over seeds):"
+        f"FedAvg, {settings['num_rounds']} in all, {findings.seeds(settings)}. In percent, best "
+        f"running means of {settings['best_window']} rounds after the burn-in (sd over seeds):"
     )
     trouble = findings.trouble(metrics)
     return "\n\n".join(x for x in (text, output.markdown_table(rows), trouble) if x)
