@@ -49,12 +49,15 @@ def test_devices_of_a_cpu_walk_large_rows_client_by_client(monkeypatch):
     assert laid_out(together, spread) is None
     assert laid_out(apart, spread.chunked(2)) == 2
     # Positions of all three clients, on one device.
+    monkeypatch.setattr(layout, "MANY_CLIENTS", 3)
     size = 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(places))
     monkeypatch.setattr(layout, "COHORT_BYTES", size + 1)
     assert laid_out(apart, DATA) is None
     monkeypatch.setattr(layout, "COHORT_BYTES", size)
     assert laid_out(apart, DATA) == one
     assert laid_out(together, DATA) is None
+    monkeypatch.setattr(layout, "MANY_CLIENTS", 4)
+    assert laid_out(apart, DATA) is None
 
 
 def test_large_positions_change_nothing_but_the_order(monkeypatch):
@@ -75,6 +78,7 @@ def test_large_positions_change_nothing_but_the_order(monkeypatch):
 
     first = run()
     monkeypatch.setattr(layout, "COHORT_BYTES", 1)
+    monkeypatch.setattr(layout, "MANY_CLIENTS", 1)
     for other in (run(), run(client_store=fedmcmc.HostStore())):
         np.testing.assert_allclose(first, other, rtol=1e-4, atol=1e-5)
 

@@ -25,8 +25,8 @@ __all__ = ["local_positions", "sample"]
 
 CACHE_BYTES = 2**20
 """Above this size of all rows, devices of a CPU take clients that move by themselves one by one."""
-COHORT_BYTES = 2**22
-"""So does a CPU that is one device, above this size of the positions of a cohort's clients."""
+MANY_CLIENTS, COHORT_BYTES = 32, 2**21
+"""So does a CPU that is one device, from so many clients and bytes of their positions a round on."""
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
@@ -186,7 +186,8 @@ def _laid_out(
         large = num_bytes(data.rows) >= CACHE_BYTES
     else:
         clients = kernel.participation.cohort_size or data.num_clients
-        large = clients * num_bytes(positions) // len(keys) >= COHORT_BYTES
+        size = clients * num_bytes(positions) // len(keys)
+        large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
     return data.chunked(1) if large else data
 
 
