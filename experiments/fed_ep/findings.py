@@ -128,9 +128,11 @@ def trouble(metrics: dict[str, Any]) -> str:
     ]
     for name, share in metrics["lost_fits"].items():
         rounds = metrics["improper_rounds"][name]
-        if share > 0 or rounds:
-            lines.append(
-                f"- {name}: {share:.1%} of the fits were not proper (their sites were kept), and "
-                f"the product was improper after {rounds} rounds."
-            )
+        told = []
+        if share > 0:
+            told.append(f"{share:.1%} of the fits were not proper (their sites were kept)")
+        if rounds:
+            told.append(f"the product was improper after {rounds} round{'s' if rounds > 1 else ''}")
+        if told:
+            lines.append(f"- {name}: {', and '.join(told)}.")
     return "\n".join(lines)

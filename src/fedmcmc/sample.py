@@ -26,7 +26,7 @@ __all__ = ["local_positions", "sample"]
 CACHE_BYTES = 2**20
 """Above this size of all rows, devices of a CPU take clients that move by themselves one by one."""
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
-"""So does a CPU that is one device, from so many clients and bytes of their positions a round on."""
+"""So does a CPU that is one device, from so many clients a round and bytes of positions on."""
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
