@@ -384,3 +384,24 @@ def test_what_is_wrong_is_said_before_a_run():
         inference.laplace(mean, num_passes=0)
     with pytest.raises(TypeError, match="optax"):
         inference.sgd_mean(0.1, num_samples=3)
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_a_run_refuses_what_is_not_quadratic(num_chains):
+    """Where `init` is mapped over chains, and so the position is traced."""
+    posterior = fedmcmc.Posterior(
+        lambda theta: jnp.zeros(()), lambda theta, rows: -jnp.sum(jnp.cosh(theta - rows), axis=-1)
+    )
+    data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((1, 2))])
+    for block in (inference.exact_gaussian(), inference.laplace(inference.exact_mean())):
+        kernel = fedmcmc.fed_ep(posterior._replace(resample_fn=lambda k, t, r: r), inference=block)
+        with pytest.raises(ValueError, match="not quadratic in the position"):
+            fedmcmc.sample(
+                jax.random.key(0),
+                kernel,
+                data,
+                jnp.zeros(2),
+                num_rounds=1,
+                num_chains=num_chains,
+                progress=False,
+            )

@@ -158,8 +158,8 @@ def fed_sep(
     Notes
     -----
     With dense sites, Gaussian likelihoods, a flat prior and all clients one round gives the
-    posterior, from any start. With a scaled identity the mean at rest is biased, unless clients
-    agree; `fedmcmc.fed_ep` has no such bias, at the price of a site a client.
+    posterior, from any start. With diagonal sites or a scaled identity the mean at rest is biased,
+    unless clients agree; `fedmcmc.fed_ep` has no such bias, at the price of a site a client.
 
     References
     ----------

@@ -260,14 +260,17 @@ def check_quadratic(
     Compares those of all clients together, with random weights, at two positions.
     """
     del second
-    flat, unravel = ravel_pytree(position)
-    if isinstance(flat, jax.core.Tracer) or isinstance(data.size, jax.core.Tracer):
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((posterior, data))):
         return
+    # `sample` maps `init` over chains: of a position that is traced the shape suffices.
+    flat, unravel = ravel_pytree(position)
+    centre = np.zeros(flat.shape) if isinstance(flat, jax.core.Tracer) else np.asarray(flat)
     rng = np.random.default_rng(0)
-    places = [flat + jnp.asarray(rng.normal(size=flat.shape), flat.dtype) for _ in range(2)]
-    target = Target(posterior, None, unravel)
-    client = data.pooled().client(0)
-    first, other = (np.asarray(expand(target, client, at, dense=True)[1]) for at in places)
+    with jax.ensure_compile_time_eval():
+        places = [jnp.asarray(centre + rng.normal(size=flat.shape), flat.dtype) for _ in range(2)]
+        target = Target(posterior, None, unravel)
+        client = data.pooled().client(0)
+        first, other = (np.asarray(expand(target, client, at, dense=True)[1]) for at in places)
     if not np.allclose(first, other, rtol=1e-3, atol=1e-3 * np.abs(first).max()):
         raise ValueError(
             "The log likelihood is not quadratic in the position: its second derivatives differ by "
