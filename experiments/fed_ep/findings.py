@@ -109,8 +109,14 @@ def _conclusions(metrics: dict[str, Any]) -> str:
             )
             lines.append(
                 f"- {family} is ahead of {baseline} in best accuracy with "
-                f"{_listed(ahead, own)}, and better calibrated with {_listed(better, own)}."
+                f"{_listed(ahead, own)}, and its point estimate better calibrated with "
+                f"{_listed(better, own)}."
             )
+    if lines:
+        lines.append(
+            "\nThese are plain comparisons of the table's numbers, whose noise is not assessed "
+            f"({seeds(metrics['settings'])}; windows are chosen on the test set)."
+        )
     return "\n".join(lines)
 
 
@@ -132,7 +138,11 @@ def trouble(metrics: dict[str, Any]) -> str:
         if share > 0:
             told.append(f"{share:.1%} of the fits were not proper (their sites were kept)")
         if rounds:
-            told.append(f"the product was improper after {rounds} round{'s' if rounds > 1 else ''}")
+            settings = metrics["settings"]
+            own = settings["num_rounds"] - settings["num_burnin"]
+            told.append(
+                f"after {rounds} of {own} rounds the product was improper and the point stood still"
+            )
         if told:
             lines.append(f"- {name}: {', and '.join(told)}.")
     return "\n".join(lines)

@@ -60,5 +60,6 @@ def commentary(metrics: dict[str, Any]) -> str:
         rows.append(row)
     text = findings.introduction(metrics)
     ahead = f"Test accuracy (%), means of {window} rounds:"
+    text += " Rounds to a threshold are means over the seeds that reach it."
     trouble = findings.trouble(metrics)
     return "\n\n".join(x for x in (text, ahead, output.markdown_table(rows), trouble) if x)

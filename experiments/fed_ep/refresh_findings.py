@@ -30,8 +30,8 @@ def commentary(metrics: dict[str, Any]) -> str:
         f"{metrics['num_clients']} clients, {metrics['num_rows']} rows, {metrics['dim']} "
         f"coefficients, step size {metrics['step_size']:g}. Errors against NUTS on all rows, in "
         "posterior standard deviations, root mean squares over coefficients, by the number of "
-        f"local steps a visit; Monte Carlo errors of means are at most {noise:.3f}. A chain that "
-        "ran off is lost."
+        f"local steps a visit; Monte Carlo errors of means are at most {noise:.3f}. A run is "
+        "lost where one of its chains ran off (100 prior standard deviations away, or not finite)."
     ]
     for kind in KINDS:
         rows = []
