@@ -97,7 +97,9 @@ def _run(
     ]
     if figures is not None and hasattr(module, "commentary"):
         parts.append(module.commentary(metrics))
-    if metrics.get("table"):
+    # An experiment whose commentary shows all of the table says so.
+    commented = figures is not None and getattr(module, "SHOWS_TABLE", False)
+    if metrics.get("table") and not commented:
         parts.append(output.markdown_table(metrics["table"]))
     if figures is not None:
         paper = record["experiment"].split("/")[0]

@@ -303,6 +303,9 @@ def test_a_state_must_fit_like_a_fresh_start():
             run(other, state=samples.state)
     with pytest.raises(ValueError, match="state does not fit"):
         run(kernel, state=samples.state, num_chains=3)
+    other = fedmcmc.lsd(POSTERIOR, step_size=0.01)
+    with pytest.raises(ValueError, match=r"another kernel's\): .*other types"):
+        run(other, state=samples.state)
 
 
 @pytest.mark.parametrize(

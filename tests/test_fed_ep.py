@@ -125,6 +125,47 @@ def test_a_run_counts_lost_fits_and_warns_of_many():
         assert lost([1, 0, 1], num_rounds=1).tolist() == [[2]]
 
 
+@pytest.mark.parametrize("row_curvature", [None, 1.0])
+def test_a_run_whose_steps_are_too_large_warns_though_no_fit_is_lost(row_curvature):
+    """Clients of one row, among many: a tilted distribution is far narrower than the row's own."""
+    posterior = fedmcmc.Posterior(
+        lambda theta: jnp.zeros(()), lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1)
+    )
+    rows = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    data = fedmcmc.FederatedData.from_arrays(rows, np.arange(40))
+    mean = inference.sgd_mean(optax.sgd(0.3, 0.9), num_samples=5, row_curvature=row_curvature)
+    kernel = fedmcmc.fed_ep(
+        posterior,
+        inference=inference.scaled_identity(mean, precision_per_row=1.0),
+        cohort_size=8,
+        damping=1 / 8,
+        initial_precision=1.0,
+    )
+
+    def went():
+        samples = fedmcmc.sample(
+            jax.random.key(0), kernel, data, jnp.zeros(2), num_rounds=10, progress=False
+        )
+        assert samples.info["num_lost"].sum() == 0
+        return np.abs(samples.state.broadcast.position).max()
+
+    if row_curvature is None:
+        with pytest.warns(RuntimeWarning, match=r"grew to .* row_curvature="):
+            assert went() > 1e6
+    else:
+        assert went() < 1  # an unexpected warning fails
+
+
+def test_a_learning_rate_without_measure_warns():
+    posterior = fedmcmc.Posterior(
+        lambda theta: jnp.zeros(()), lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1)
+    )
+    kernel = fedmcmc.fed_avg(posterior, client_optimizer=optax.sgd(1e9), num_local_steps=1)
+    data = fedmcmc.FederatedData.from_clients([np.ones((2, 2), np.float32)] * 2)
+    with pytest.warns(RuntimeWarning, match="The position grew to 1e"):
+        fedmcmc.sample(jax.random.key(0), kernel, data, jnp.zeros(2), num_rounds=1, progress=False)
+
+
 def test_without_a_proper_product_nothing_moves_but_the_product():
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), cursed)
     data = fedmcmc.FederatedData.from_clients([CURSED.client_rows(1), CURSED.client_rows(1)])

@@ -12,6 +12,7 @@ from experiments.fed_ep.methods import Federation
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "federation", "run"]
 
+SHOWS_TABLE = True
 TITLE = "Tables 2 and 5: CIFAR"
 PAPER = cifar_findings.PAPER
 commentary = cifar_findings.commentary

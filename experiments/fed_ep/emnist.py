@@ -11,6 +11,7 @@ from experiments.fed_ep import federations, findings, image_runs, methods
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
+SHOWS_TABLE = True
 TITLE = "Table 6: EMNIST"
 PAPER = """
 EMNIST's digits and letters by writer, 3400 clients, a network with two convolutions (1.2 million

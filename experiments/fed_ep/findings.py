@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from experiments import output
 
 __all__ = ["beside", "introduction", "number", "seeds", "trouble"]
 
+TIMES = 2.0
+STILL = 0.15
 CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
 Published = Mapping[str, tuple[float | None, ...]]
 
@@ -40,7 +44,10 @@ def beside(
         line |= {f"paper, {c}": number(v) for c, v in zip(columns, theirs, strict=True)}
         for name in names:
             deviation = name.replace("accuracy", "sd").replace(" rounds", "")
-            line[name] = number(row[name], row[deviation] if deviation.startswith("sd ") else None)
+            if deviation.startswith("sd "):
+                line[name] = number(row[name], row[deviation])
+            else:
+                line[name] = _reached(row, name, settings["num_seeds"])
         rows.append(line)
     parts = [introduction(metrics), output.markdown_table(rows)]
     if calibration is not None:
@@ -57,7 +64,7 @@ def introduction(metrics: dict[str, Any]) -> str:
         f"{settings['num_burnin']} rounds of FedAvg, {settings['num_rounds']} rounds in all, "
         f"{seeds(settings)}. Accuracies in percent: best running means of "
         f"{settings['best_window']} rounds (sd over seeds); rounds until a running mean of "
-        f"{settings['window']} rounds reaches a threshold."
+        f"{settings['window']} rounds reaches a threshold, means over the seeds that reach it."
     )
 
 
@@ -65,6 +72,13 @@ def seeds(settings: Mapping[str, Any]) -> str:
     """Return how many independent runs there were."""
     num = settings["num_seeds"]
     return f"{num} seed{'s' if num > 1 else ''}"
+
+
+def _reached(row: Mapping[str, Any], name: str, num_seeds: int) -> str:
+    """Return rounds to a threshold, and how many seeds reach it where not all do."""
+    count = row.get(f"seeds {name[len('rounds ') :]}", num_seeds)
+    some = f" ({count} of {num_seeds} seeds)" if 0 < count < num_seeds else ""
+    return number(row[name]) + some
 
 
 def _calibration(metrics: dict[str, Any], published: Published) -> str:
@@ -90,40 +104,60 @@ def number(value: float | None, deviation: float | None = None) -> str:
 
 def _conclusions(metrics: dict[str, Any]) -> str:
     """Say which of the paper's orderings hold, for the methods that were run."""
-    column = f"accuracy in {metrics['settings']['checkpoints'][-1]} rounds"
+    settings = metrics["settings"]
+    column = f"accuracy in {settings['checkpoints'][-1]} rounds"
     best = {row["method"]: row[column] for row in metrics["table"] if row[column] is not None}
-    calibrated = {
-        row["method"]: row["ECE, point"]
-        for row in metrics["table"]
-        if row["ECE, point"] is not None
-    }
     lines = []
     for family in ("FedEP", "FedSEP"):
         own = {name: value for name, value in best.items() if name.startswith(f"{family} ")}
         for baseline in ("FedAvg", "FedPA"):
-            if not own or baseline not in best:
-                continue
-            ahead = sorted(name[-2] for name, value in own.items() if value > best[baseline])
-            better = sorted(
-                name[-2] for name in own if calibrated.get(name, 1e9) < calibrated[baseline]
-            )
-            lines.append(
-                f"- {family} is ahead of {baseline} in best accuracy with "
-                f"{_listed(ahead, own)}, and its point estimate better calibrated with "
-                f"{_listed(better, own)}."
-            )
+            if own and baseline in best:
+                lines.append(_against(family, own, baseline, metrics, best[baseline]))
     if lines:
+        if _still(metrics):
+            lines.append(f"\n\\* stood still in more than {STILL:.0%} of its rounds: see below.")
         lines.append(
-            "\nThese are plain comparisons of the table's numbers, whose noise is not assessed "
-            f"({seeds(metrics['settings'])}; windows are chosen on the test set)."
+            f"\nAhead or behind is a difference of best accuracies of more than {TIMES:g} standard "
+            "errors that two independent test sets of this size would give it; runs differ besides "
+            f"({seeds(settings)}), and windows are chosen on the test set. Calibration errors are "
+            "compared as they are."
         )
     return "\n".join(lines)
+
+
+def _against(
+    family: str, own: Mapping[str, float], baseline: str, metrics: dict[str, Any], level: float
+) -> str:
+    errors = {r["method"]: r["ECE, point"] for r in metrics["table"] if r["ECE, point"] is not None}
+    size = metrics["settings"]["num_test"]
+    found: dict[str, list[str]] = {"ahead of": [], "behind": [], "not told apart from": []}
+    still = _still(metrics)
+    for name, value in sorted(own.items()):
+        rates = np.array([value, level]) / 100
+        noise = 100 * np.sqrt(np.sum(rates * (1 - rates)) / size)
+        far = abs(value - level) > TIMES * noise
+        kind = "not told apart from" if not far else "ahead of" if value > level else "behind"
+        found[kind].append(name[-2] + "*" * (name in still))
+    told = [f"{kind} {baseline} with {_listed(who, own)}" for kind, who in found.items() if who]
+    better = sorted(n[-2] for n in own if errors.get(n, 1e9) < errors.get(baseline, -1.0))
+    return (
+        f"- {family} is {'; '.join(told)}, in best accuracy; its point estimate has the smaller "
+        f"calibration error with {_listed(better, own)}."
+    )
+
+
+def _still(metrics: dict[str, Any]) -> list[str]:
+    """Return the methods whose point stood still in many rounds."""
+    settings = metrics["settings"]
+    own = settings["num_rounds"] - settings["num_burnin"]
+    return [n for n, rounds in metrics["improper_rounds"].items() if rounds > STILL * own]
 
 
 def _listed(letters: list[str], own: Mapping[str, float]) -> str:
     if not letters:
         return "none"
-    return f"all {len(own)}" if len(letters) == len(own) else ", ".join(letters)
+    plain = not any(letter.endswith("*") for letter in letters)
+    return f"all {len(own)}" if plain and len(letters) == len(own) else ", ".join(letters)
 
 
 def trouble(metrics: dict[str, Any]) -> str:

@@ -19,11 +19,16 @@ def color_of(method: str) -> str:
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
-    """Write the figure, FedEP on the left and FedSEP on the right; return name and caption."""
+    """Write the figure, a panel for each family that was run; return name and caption."""
     settings = metrics["settings"]
     window = settings["window"]
-    with figure(out / "rounds.png", 1, 2, sharey=True) as (_, axes):
-        for panel, family in zip(axes[0], ("FedEP", "FedSEP"), strict=True):
+    families = [
+        family
+        for family in ("FedEP", "FedSEP")
+        if any(name.startswith(f"{family} ") for name in metrics["by_round"])
+    ] or ["Averaging"]
+    with figure(out / "rounds.png", 1, len(families), sharey=True) as (_, axes):
+        for panel, family in zip(axes[0], families, strict=True):
             for name, values in metrics["by_round"].items():
                 if name not in ("FedAvg", "FedPA") and not name.startswith(f"{family} "):
                     continue

@@ -156,6 +156,7 @@ def _summary(accuracy: np.ndarray, settings: Settings) -> dict[str, Any]:
         # As in the paper, over the seeds that reach it.
         some = reached[np.isfinite(reached)]
         row[f"rounds to {level:g} %"] = float(some.mean()) if some.size else None
+        row[f"seeds to {level:g} %"] = int(some.size)
     return row
 
 

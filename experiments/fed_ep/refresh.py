@@ -19,6 +19,7 @@ from fedmcmc import inference
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
+SHOWS_TABLE = True
 TITLE = "A study: do refreshed surrogates help FSGLD?"
 PAPER = refresh_findings.PAPER
 commentary = refresh_findings.commentary
@@ -86,16 +87,18 @@ class Config:
         )
 
 
+COLUMNS = ("error of the mean", "its Monte Carlo error", "error of sds", "theirs")
 RAN_OFF = 100
 """Chains that go so many standard deviations of the prior away are lost."""
 
 
 class Moments(NamedTuple):
-    """Mean ``[d]`` and standard deviations ``[d]`` of a sampler, and the mean's error ``[d]``."""
+    """Mean and standard deviations of a sampler, and Monte Carlo errors of both; all ``[d]``."""
 
     mean: np.ndarray
     sd: np.ndarray
     error: np.ndarray
+    sd_error: np.ndarray
 
 
 def federation(config: Config) -> fedmcmc.FederatedData:
@@ -148,7 +151,8 @@ def reference(config: Config, posterior: fedmcmc.Posterior, data: fedmcmc.Federa
     if not np.max(summary["r_hat"]) < 1.01:
         raise RuntimeError(f"NUTS has not converged: R-hat {np.max(summary['r_hat']):.3f}.")
     flat = draws.reshape(-1, draws.shape[-1])
-    return Moments(flat.mean(axis=0), flat.std(axis=0), flat.std(axis=0) / summary["n_eff"] ** 0.5)
+    sd, size = flat.std(axis=0), summary["n_eff"]
+    return Moments(flat.mean(axis=0), sd, sd / size**0.5, sd / (2 * size) ** 0.5)
 
 
 def refreshed(
@@ -205,9 +209,11 @@ def chains(
     draws = np.asarray(samples.draws, np.float64)
     if np.abs(draws).max() > RAN_OFF * config.prior_scale:
         return None
-    each = draws.mean(axis=1)
-    error = each.std(axis=0, ddof=1) / config.num_chains**0.5
-    return Moments(draws.mean(axis=(0, 1)), draws.std(axis=(0, 1)), error)
+    mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
+    # Chains are independent: the spread of what each gives is the error of their average.
+    error = draws.mean(axis=1).std(axis=0, ddof=1) / config.num_chains**0.5
+    squares = np.square(draws - mean).mean(axis=1).std(axis=0, ddof=1) / config.num_chains**0.5
+    return Moments(mean, sd, error, squares / (2 * sd))
 
 
 def run(config: Config, out: Path) -> dict[str, Any]:
@@ -255,13 +261,14 @@ def _row(name: str, steps: int, found: Moments | None, truth: Moments) -> dict[s
     """Return root mean squares over coordinates, in posterior standard deviations."""
     row: dict[str, Any] = {"surrogates": name, "local steps": steps}
     if found is None:
-        return row | dict.fromkeys(("error of the mean", "Monte Carlo error", "error of sds"))
-    both = np.hypot(found.error, truth.error) / truth.sd
-    return row | {
-        "error of the mean": _rms((found.mean - truth.mean) / truth.sd),
-        "Monte Carlo error": _rms(both),
-        "error of sds": _rms(found.sd / truth.sd - 1),
-    }
+        return row | dict.fromkeys(COLUMNS)
+    values = (
+        _rms((found.mean - truth.mean) / truth.sd),
+        _rms(np.hypot(found.error, truth.error) / truth.sd),
+        _rms(found.sd / truth.sd - 1),
+        _rms(np.hypot(found.sd_error, truth.sd_error) / truth.sd),
+    )
+    return row | dict(zip(COLUMNS, values, strict=True))
 
 
 def _rms(values: np.ndarray) -> float:

@@ -1,11 +1,13 @@
 """What the report says about refreshed surrogates; the numbers come from the run."""
 
+import math
 from typing import Any
 
 from experiments import output
 
 __all__ = ["PAPER", "commentary"]
 
+TIMES = 2.0
 KINDS = ("error of the mean", "error of sds")
 PAPER = """
 El Mekkaoui et al. (2021) fit FSGLD's surrogates once, before the run, each client alone, and leave
@@ -25,12 +27,16 @@ def commentary(metrics: dict[str, Any]) -> str:
     steps = metrics["local_steps"]
     found = {(row["surrogates"], row["local steps"]): row for row in metrics["table"]}
     names = list(dict.fromkeys(row["surrogates"] for row in metrics["table"]))
-    noise = max(row["Monte Carlo error"] or 0 for row in metrics["table"])
+    noise = [
+        max(row[name] or 0 for row in metrics["table"])
+        for name in ("its Monte Carlo error", "theirs")
+    ]
     parts = [
         f"{metrics['num_clients']} clients, {metrics['num_rows']} rows, {metrics['dim']} "
         f"coefficients, step size {metrics['step_size']:g}. Errors against NUTS on all rows, in "
         "posterior standard deviations, root mean squares over coefficients, by the number of "
-        f"local steps a visit; Monte Carlo errors of means are at most {noise:.3f}. A run is "
+        f"local steps a visit; Monte Carlo errors are at most {noise[0]:.3f} (means) and "
+        f"{noise[1]:.3f} (sds). A run is "
         "lost where one of its chains ran off (100 prior standard deviations away, or not finite)."
     ]
     for kind in KINDS:
@@ -47,28 +53,46 @@ def commentary(metrics: dict[str, Any]) -> str:
 
 
 def _finding(metrics: dict[str, Any], found: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """Compare the sites of the fewest and of the most rounds."""
+    """Compare the sites of the fewest and of the most rounds, and both with doing without."""
+    names = [name for name, _ in found]
     few, many = (
         f"FedEP, {rounds} round{'s' if rounds > 1 else ''}"
         for rounds in (metrics["ep_rounds"][0], metrics["ep_rounds"][-1])
     )
     lines = []
     for t in metrics["local_steps"]:
-        before, after = (found[name, t]["error of sds"] for name in (few, many))
-        if before is None or after is None:
-            lost = [name for name, x in ((few, before), (many, after)) if x is None]
+        if found[few, t]["error of sds"] is None or found[many, t]["error of sds"] is None:
+            lost = [name for name in (few, many) if found[name, t]["error of sds"] is None]
             lines.append(f"- `T = {t}`: lost with {' and with '.join(lost)}.")
-            continue
-        noise = found[many, t]["Monte Carlo error"]
-        verdict = (
-            "refreshing helps"
-            if after < before - noise
-            else (
-                "refreshing hurts" if after > before + noise else "no difference beyond the noise"
+        else:
+            before, after = found[few, t], found[many, t]
+            verdict = _compared(after, before, "refreshing helps", "refreshing hurts")
+            lines.append(
+                f"- `T = {t}`: {verdict}; standard deviations are off by "
+                f"{before['error of sds']:.3f} ({few}) and by {after['error of sds']:.3f} ({many})."
             )
-        )
-        lines.append(
-            f"- `T = {t}`: {verdict}; standard deviations are off by {before:.3f} ({few}) "
-            f"and by {after:.3f} ({many})."
-        )
+        others = [
+            name
+            for name in dict.fromkeys(names)
+            if name not in (few, many) and not name.startswith(("FedEP", "one machine"))
+        ]
+        for name in others:
+            if found[name, t]["error of sds"] is None or found[many, t]["error of sds"] is None:
+                continue
+            verdict = _compared(found[many, t], found[name, t], "better", "worse")
+            lines.append(f"  - {many} against {name}: {verdict}.")
+        alive = [n for n in dict.fromkeys(names) if found.get((n, t), {}).get("error of sds")]
+        if found[many, t]["error of sds"] is None:
+            lines.append(f"  - Not lost: {', '.join(alive) or 'none'}.")
+    lines.append(
+        f"\nBy errors of standard deviations; a difference counts beyond {TIMES:g} of its Monte "
+        "Carlo errors, taken as independent."
+    )
     return "\n".join(lines)
+
+
+def _compared(one: dict[str, Any], other: dict[str, Any], better: str, worse: str) -> str:
+    difference = one["error of sds"] - other["error of sds"]
+    if abs(difference) <= TIMES * math.hypot(one["theirs"], other["theirs"]):
+        return "no difference beyond the noise"
+    return better if difference < 0 else worse

@@ -47,7 +47,13 @@ def commentary(metrics: dict[str, Any]) -> str:
         f"FedAvg, {settings['num_rounds']} in all, {findings.seeds(settings)}. In percent, best "
         f"running means of {settings['best_window']} rounds after the burn-in (sd over seeds):"
     )
-    parts = [text, output.markdown_table(rows), _together(metrics), findings.trouble(metrics)]
+    parts = [
+        text,
+        output.markdown_table(rows),
+        _together(metrics),
+        _verdict(metrics),
+        findings.trouble(metrics),
+    ]
     return "\n\n".join(x for x in parts if x)
 
 
@@ -66,3 +72,26 @@ def _together(metrics: dict[str, Any]) -> str:
         rows.append(row | {kind: findings.number(float(means[kind][best])) for kind in RATES})
     text = f"In the {window} rounds of each method's best micro F1:"
     return f"{text}\n\n{output.markdown_table(rows)}"
+
+
+def _verdict(metrics: dict[str, Any]) -> str:
+    """Say which of the paper's statements on micro F1 hold here."""
+    rates = {row["method"]: row["micro F1"] for row in metrics["table"]}
+    rates = {name: value for name, value in rates.items() if value is not None}
+    own = {name: value for name, value in rates.items() if name.startswith("FedSEP")}
+    if not own or "FedAvg" not in rates:
+        return ""
+    order = sorted(own, key=lambda name: own[name], reverse=True)
+    ahead = [name[-2] for name in order if own[name] > max(rates["FedAvg"], rates.get("FedPA", 0))]
+    lines = [
+        f"- Micro F1 above that of FedAvg and FedPA: {', '.join(ahead) or 'none'} (the paper: "
+        "I, L, V).",
+        f"- In descending order: {', '.join(name[-2] for name in order)} (the paper: V, L, I, M).",
+    ]
+    if "FedSEP (M)" in own:
+        fails = own["FedSEP (M)"] < rates["FedAvg"]
+        lines.append(
+            f"- M {'fails' if fails else 'does not fail'}: {own['FedSEP (M)']:.1f}, FedAvg "
+            f"{rates['FedAvg']:.1f} (the paper: 14.3, 23.3)."
+        )
+    return "\n".join(lines)

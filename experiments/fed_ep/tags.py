@@ -14,6 +14,7 @@ from fedmcmc import metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
+SHOWS_TABLE = True
 TITLE = "Table 3: tags of Stack Overflow"
 PAPER = tag_findings.PAPER
 commentary = tag_findings.commentary

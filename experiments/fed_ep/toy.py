@@ -17,6 +17,7 @@ from fedmcmc import inference
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
+SHOWS_TABLE = True
 TITLE = "Figure 1, Table 4 and Figure 4 (left): two Gaussian clients"
 # The clients of Figure 1, from the released code.
 FIGURE_MEANS = ((7.0, -10.6), (0.2, 2.24))

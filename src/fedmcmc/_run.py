@@ -34,6 +34,8 @@ MAX_SEGMENT = 2**14
 """Rounds in a segment at most."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
+GROWN = 1e6
+"""Positions that many times larger than where they began (or than one) make a run suspicious."""
 SEGMENT_SECONDS = 0.5
 """Time that a segment should take, so that progress moves and an interrupt is heard."""
 BLOCK_SECONDS = 5.0
@@ -54,6 +56,7 @@ class Run:
     ) -> None:
         self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
         self.state, self.until = state, until
+        self.start = _largest(state)
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
         # used, and a run that goes on need not have one for round 0.
@@ -105,6 +108,7 @@ class Run:
             self._warn_unreached(self.until.name, at - first)
         samples = self.samples()
         _warn_lost(samples.info)
+        _warn_grown(self.start, _largest(self.state))
         return samples
 
     def _ask(self, num_draws: int, num_rounds: int) -> None:
@@ -228,8 +232,28 @@ def _warn_lost(info: dict[str, np.ndarray]) -> None:
         warnings.warn(
             f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
             "Gaussian that is not proper, or numbers that are not finite), so that these clients "
-            "changed nothing: see samples.info['num_lost']. Smaller local steps, more damping or a "
-            "positive initial precision may help.",
+            "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
+            "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
+            "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _largest(state: FederatedState) -> float:
+    """Return the largest absolute coordinate of all chains' positions."""
+    leaves = jax.tree.leaves(state.broadcast.position)
+    return max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
+
+
+def _warn_grown(before: float, after: float) -> None:
+    """Warn where a run went far away without a number that is not finite."""
+    if after > GROWN * max(before, 1.0):
+        warnings.warn(
+            f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
+            "parameters of this model are that large, steps are too large for it and the draws are "
+            "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
+            "rows a client also row_curvature=).",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -8,7 +8,12 @@ __all__ = ["expect", "positive_integer"]
 def expect(given: Any, kind: type, name: str) -> None:
     """Raise `TypeError` unless `given` is a `kind`, which a trace would tell late and badly."""
     if not isinstance(given, kind):
-        raise TypeError(f"{name} must be a fedmcmc.{kind.__name__}, got {type(given).__name__}.")
+        # The room that exports it: `fedmcmc.inference._types` is written `fedmcmc.inference`.
+        parts = kind.__module__.split(".")
+        room = "inference." if parts[1:2] == ["inference"] else ""
+        raise TypeError(
+            f"{name} must be a fedmcmc.{room}{kind.__name__}, got {type(given).__name__}."
+        )
 
 
 def positive_integer(x: Any, name: str) -> int:

@@ -232,14 +232,11 @@ def _check_state(
     wanted = jax.eval_shape(
         lambda keys_, place: init(keys_, place, data), keys, state.broadcast.position
     )
-    found = trees.shapes_of(state)
-    if not trees.same_structure(wanted, found) or any(
-        (a.shape, a.dtype) != (b.shape, b.dtype)
-        for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True)
-    ):
+    difference = trees.first_difference(wanted, state)
+    if difference:
         raise ValueError(
             f"state does not fit this kernel, data and {len(keys)} chains (switch makes one that "
-            f"does of another kernel's): expected {wanted}, got {found}."
+            f"does of another kernel's): {difference}."
         )
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "cast_like",
     "descend",
     "element_names",
+    "first_difference",
     "is_empty",
     "norm",
     "num_bits",
@@ -154,6 +155,38 @@ def same_structure(a: ArrayTree, b: ArrayTree) -> bool:
     """Return whether `a` and `b` have the same tree structure, whatever their leaves."""
     first: Any = jax.tree.structure(a)
     return bool(first == jax.tree.structure(b))
+
+
+def first_difference(wanted: ArrayTree, found: ArrayTree) -> str:
+    """Return where two trees first differ in structure, shape or dtype; empty if nowhere.
+
+    Examples
+    --------
+    >>> first_difference({"a": jnp.zeros(2)}, {"a": jnp.zeros(3)})
+    'a must be float32[2], got float32[3]'
+    >>> first_difference({"a": jnp.zeros(2)}, {"b": jnp.zeros(2)})
+    'expected a, which is missing'
+    """
+    places = [
+        {
+            jax.tree_util.keystr(path, simple=True, separator="."): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(shapes_of(tree))
+        }
+        for tree in (wanted, found)
+    ]
+    for name, leaf in places[0].items():
+        if name not in places[1]:
+            return f"expected {name or 'one array'}, which is missing"
+        other = places[1][name]
+        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
+            given = [f"{x.dtype}{list(x.shape)}" for x in (leaf, other)]
+            return f"{name or 'it'} must be {given[0]}, got {given[1]}"
+    extra = [name for name in places[1] if name not in places[0]]
+    if extra:
+        return f"{extra[0] or 'one array'} is not part of it"
+    return (
+        "" if same_structure(wanted, found) else "other types hold its arrays, as another kernel's"
+    )
 
 
 def is_empty(tree: ArrayTree) -> bool:

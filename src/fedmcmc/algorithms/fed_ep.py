@@ -4,7 +4,7 @@ Source: Guo et al. (2023), Federated learning as variational inference: a scalab
 propagation approach.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import optax
 
@@ -182,7 +182,19 @@ def fed_sep(
     )
 
 
-def adf(posterior: Posterior, *, inference: Inference, **settings: Any) -> FederatedKernel:
+def adf(
+    posterior: Posterior,
+    *,
+    inference: Inference,
+    cohort_size: int | None = None,
+    damping: Number = 1.0,
+    server_optimizer: optax.GradientTransformation | None = None,
+    structure: Literal["diagonal", "scaled_identity", "dense"] = "diagonal",
+    participation: Participation | None = None,
+    prior: Gaussian | None = None,
+    initial_precision: Number = 0.0,
+    max_norm: Number | None = None,
+) -> FederatedKernel:
     """Assumed density filtering: the approximation itself is the cavity.
 
     A client multiplies its likelihood into the approximation each time it takes part. One client a
@@ -190,14 +202,25 @@ def adf(posterior: Posterior, *, inference: Inference, **settings: Any) -> Feder
 
     Parameters
     ----------
-    posterior, inference
+    posterior, inference, cohort_size, damping, server_optimizer, structure
         As for `fedmcmc.fed_ep`.
-    settings
-        Further arguments of `fedmcmc.natural`.
+    participation, prior, initial_precision, max_norm
+        See `fedmcmc.natural`.
 
     References
     ----------
     Guo et al. (2023), section 3.3; Minka (2001), Expectation propagation for approximate Bayesian
     inference, section 3.
     """
-    return natural(posterior, inference, cavity="global", **settings)
+    return natural(
+        posterior,
+        inference,
+        cavity="global",
+        structure=structure,
+        damping=damping,
+        server_optimizer=server_optimizer,
+        participation=cohorts_of(cohort_size, participation),
+        prior=prior,
+        initial_precision=initial_precision,
+        max_norm=max_norm,
+    )

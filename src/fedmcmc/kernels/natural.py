@@ -121,7 +121,8 @@ def natural(
     num_prior_samples
         Draws for these expectations.
     initial_precision
-        Precision a row of the clients' first sites, about the first position; zero for constants.
+        Precision a row of the clients' first sites, about the first position; zero for constants. A
+        schedule is read at round zero, also after `fedmcmc.switch`.
     max_norm
         Changes of a longer Euclidean norm are scaled down to it, at the client; the released code
         does so, the paper does not.
@@ -152,7 +153,7 @@ def natural(
     if structure not in STRUCTURES:
         raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}.")
     expect(posterior, Posterior, "posterior")
-    expect(inference, Inference, "inference.Inference")
+    expect(inference, Inference, "inference")
     if participation is not None:
         expect(participation, Participation, "participation")
     stateful = cavity in ("site", "none")
