@@ -328,11 +328,11 @@ def traced_segment(loglikelihood, collect=None):
     data = fedmcmc.FederatedData.from_clients(rows())
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)
-    work = _run.Run(kernel, data, keys, collect, state)
+    work = _run.Run(kernel, data, keys, _run.Keeping(collect), state)
     plan = _segments.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
     options = dict(block=2, capacity=4, collect=collect, canonical=work.canonical)
     return work.canonical, _segments.run_segment.trace(
-        kernel, data, keys, state, plan, **options
+        kernel, data, keys, state, plan, {}, {}, **options
     ).jaxpr
 
 

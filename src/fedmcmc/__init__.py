@@ -5,6 +5,7 @@ from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
 from fedmcmc import partition as partition
 from fedmcmc import preconditioners as preconditioners
+from fedmcmc import streaming as streaming
 from fedmcmc import surrogates as surrogates
 from fedmcmc import wire as wire
 from fedmcmc._types import Broadcast as Broadcast
@@ -39,6 +40,7 @@ from fedmcmc.algorithms.lsd import psgld as psgld
 from fedmcmc.algorithms.qlsd import qlsd as qlsd
 from fedmcmc.algorithms.qlsd import qlsd_pp as qlsd_pp
 from fedmcmc.algorithms.qlsd import qlsd_star as qlsd_star
+from fedmcmc.checkpoints import Checkpoint as Checkpoint
 from fedmcmc.compression import Compressor as Compressor
 from fedmcmc.compression import chain as chain
 from fedmcmc.compression import clip as clip

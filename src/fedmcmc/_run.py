@@ -2,7 +2,8 @@
 
 import time
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,36 +11,46 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import schedules
+from fedmcmc._fingerprint import fingerprint
+from fedmcmc._keeping import Keeper, MemoryKeeper, ZarrKeeper
 from fedmcmc._segments import (
     Collect,
-    Kept,
     Plan,
     Segment,
+    Streams,
     block_length,
+    first_found,
     kept_shapes,
     needs_canonical,
     run_segment,
 )
 from fedmcmc._types import FederatedKernel, FederatedState
+from fedmcmc._watch import largest, non_finite, warn_grown, warn_lost
+from fedmcmc.checkpoints import Checkpoint, Saved, Saver
 from fedmcmc.data import FederatedData
-from fedmcmc.errors import NonFiniteError
 from fedmcmc.samples import Samples
 from fedmcmc.stopping import StoppingRule
 
-__all__ = ["Run"]
+__all__ = ["Keeping", "Run"]
 
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
 MAX_SEGMENT = 2**14
 """Rounds in a segment at most."""
-MOST_LOST = 0.5
-"""Share of the clients' results that may be lost without a warning."""
-GROWN = 1e6
-"""Positions that many times larger than where they began (or than one) make a run suspicious."""
 SEGMENT_SECONDS = 0.5
 """Time that a segment should take, so that progress moves and an interrupt is heard."""
 BLOCK_SECONDS = 5.0
 """Time that a segment may take before it is to be shorter than a block."""
+
+
+class Keeping(NamedTuple):
+    """What a run keeps, and where; see `fedmcmc.sample`."""
+
+    collect: Collect | None = None
+    accumulators: Streams = {}  # noqa: RUF012
+    draws: bool = True
+    draws_to: Path | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class Run:
@@ -50,66 +61,143 @@ class Run:
         kernel: FederatedKernel,
         data: FederatedData,
         keys: Array,
-        collect: Collect | None,
+        keeping: Keeping,
         state: FederatedState,
         until: StoppingRule | None = None,
     ) -> None:
-        self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
+        self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
         self.state, self.until = state, until
-        self.start = _largest(state)
+        self.start = largest(state)
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
         # used, and a run that goes on need not have one for round 0.
         tabulated = schedules.tabulate(kernel, 0, 1, 0)
-        self.shapes = kept_shapes(tabulated, data, keys, state, collect)
-        self.canonical = needs_canonical(tabulated, data, keys, state, collect)
-        self.block = block_length(tabulated, data, keys, state)
+        given = (tabulated, data, keys, state)
+        shapes = kept_shapes(*given, keeping.collect)
+        self.canonical = needs_canonical(*given, keeping.collect)
+        self.block = block_length(*given)
         self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
-        self.kept: list[Kept] = []
+        self.found = first_found(shapes, len(keys), keeping.accumulators)
+        resume = keeping.checkpoint is not None and keeping.checkpoint.exists
+        self.keeper: Keeper
+        if keeping.draws_to is None:
+            self.keeper = MemoryKeeper(shapes, len(keys))
+        else:
+            self.keeper = ZarrKeeper(keeping.draws_to, shapes, len(keys), resume=resume)
         zero = np.zeros(len(keys), np.int64)
         self.totals = {"bits_up": zero, "bits_down": zero, "rounds": zero}
+        self.first = self.at = int(np.asarray(state.broadcast.round)[0])
+        self.keep_from, self.thinning = self.first, 1
+        self.saver: Saver | None = None
 
-    def go(self, first: int, keep_from: int, end: int, thinning: int, bar: Any) -> Samples:
-        """Run rounds ``[first, end)`` and return what was kept."""
-        num_draws = (end - keep_from) // thinning
-        bytes_per_draw = sum(
-            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes)
-        )
-        budget = max(BUFFER_BYTES // max(bytes_per_draw * len(self.keys), 1), 1)
-        # A power of two, so that another number of draws runs the same program.
-        capacity = int(min(2 ** max(num_draws - 1, 0).bit_length(), budget, self.longest))
-        length, at = self.block, first
-        asked = 0 if self.until is None else self.until.next_check(0)
+    def go(self, num_burnin: int, num_rounds: int, thinning: int, bar: Any) -> Samples:
+        """Run all rounds and return what was kept."""
+        first, end = self.first, self.first + num_rounds
+        self.keep_from, self.thinning = first + num_burnin, thinning
+        self._resume(end)
+        bar.update(self.at - first)
         try:
-            while at < end and not self.stopped.get("reached"):
-                num_kept = max(at - keep_from, 0) // thinning
-                full = keep_from + (num_kept + capacity) * thinning
-                stop = min(self._end_of(at, length), end, full)
-                if self.until is not None:
-                    stop = min(stop, keep_from + asked * thinning)
-                begun = time.perf_counter()
-                segment = self._segment(at, stop, keep_from, thinning, capacity)
-                took = time.perf_counter() - begun
-                self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)
-                bar.update(stop - at)
-                length = self._next_length(length, stop - at, took)
-                at = stop
-                if self.until is not None and at in (keep_from + asked * thinning, end):
-                    self._ask(max(at - keep_from, 0) // thinning, at - first)
-                    asked = self.until.next_check(asked)
+            self._go(end, bar)
         except KeyboardInterrupt:
             warnings.warn(
-                f"Interrupted in or after round {at}; returning what was kept before. Go on with "
-                f"sample(..., state=samples.state).",
+                f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
+                f"with sample(..., state=samples.state).",
                 RuntimeWarning,
                 stacklevel=3,
             )
+        finally:
+            if self.saver is not None:
+                self._save(wait=True)
+                self.saver.close()
         if self.until is not None and not self.stopped.get("reached"):
-            self._warn_unreached(self.until.name, at - first)
+            self._warn_unreached(self.until.name, self.at - first)
         samples = self.samples()
-        _warn_lost(samples.info)
-        _warn_grown(self.start, _largest(self.state))
+        if self.keeping.draws_to is None:
+            warn_lost(samples.info)
+        warn_grown(self.start, largest(self.state))
         return samples
+
+    def _resume(self, end: int) -> None:
+        """Go back to where the checkpoint is, if there is one."""
+        checkpoint = self.keeping.checkpoint
+        if checkpoint is None:
+            return
+        identity: dict[str, Any] = fingerprint(
+            self.kernel,
+            self.data,
+            self.keys,
+            self.state,
+            self.keeping.collect,
+            self.keeping.accumulators,
+        )
+        identity |= {
+            "num_chains": len(self.keys),
+            "num_burnin": self.keep_from - self.first,
+            "thinning": self.thinning,
+            "keep_draws": self.keeping.draws,
+            "whether draws go to a file": self.keeping.draws_to is not None,
+        }
+        self.saver = Saver(checkpoint, identity)
+        saved = self.saver.load(self.keeper, self.state, self.found)
+        if saved is None:
+            return
+        if saved.round > end:
+            raise ValueError(
+                f"The checkpoint in {checkpoint.directory} is at round {saved.round}, behind the "
+                f"{end} rounds that are asked for."
+            )
+        self.at = saved.round
+        self.totals, self.stopped = saved.totals, saved.stopped
+        self._restore(saved.state)
+        self.found = jax.tree.map(jnp.asarray, saved.found)
+
+    def _restore(self, state: FederatedState) -> None:
+        self.state = jax.tree.map(jnp.asarray, state)
+
+    def _save(self, *, wait: bool) -> None:
+        assert self.saver is not None
+        saved = Saved(self.first, self.at, self.state, self.found, self.totals, self.stopped)
+        self.saver.save(saved, self.keeper, wait=wait)
+
+    def _num_kept(self, round_: int) -> int:
+        """Return how many draws of a chain are kept before round `round_`."""
+        return max(round_ - self.keep_from, 0) // self.thinning
+
+    def _round_of(self, num_draws: int) -> int:
+        return self.keep_from + num_draws * self.thinning
+
+    def _go(self, end: int, bar: Any) -> None:
+        bytes_per_draw = sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.keeper.shapes)
+        )
+        budget = max(BUFFER_BYTES // max(bytes_per_draw * len(self.keys), 1), 1)
+        # A power of two, so that another number of draws runs the same program.
+        capacity = int(min(2 ** max(self._num_kept(end) - 1, 0).bit_length(), budget, self.longest))
+        capacity *= self.keeping.draws
+        length = self.block
+        asked = 0 if self.until is None else self.until.next_check(0)
+        while self.until is not None and self.at >= self._round_of(asked):
+            asked = self.until.next_check(asked)
+        while self.at < end and not self.stopped.get("reached"):
+            at = self.at
+            stop = min(self._end_of(at, length), end)
+            if capacity:
+                stop = min(stop, self._round_of(self._num_kept(at) + capacity))
+            if self.until is not None:
+                stop = min(stop, self._round_of(asked))
+            if self.saver is not None:
+                stop = min(stop, self.saver.stop_before(at, self.first) or stop)
+            begun = time.perf_counter()
+            segment = self._segment(at, stop, capacity)
+            took = time.perf_counter() - begun
+            self._take(segment, at, stop)
+            bar.update(stop - at)
+            length = self._next_length(length, stop - at, took)
+            if self.until is not None and stop in (self._round_of(asked), end):
+                self._ask(self._num_kept(stop), stop - self.first)
+                asked = self.until.next_check(asked)
+            if self.saver is not None and self.saver.due(stop, self.first):
+                self._save(wait=False)
 
     def _ask(self, num_draws: int, num_rounds: int) -> None:
         assert self.until is not None
@@ -134,13 +222,13 @@ class Run:
             stacklevel=4,
         )
 
-    def _segment(self, at: int, stop: int, keep_from: int, thinning: int, capacity: int) -> Segment:
-        num_kept = max(at - keep_from, 0) // thinning
-        plan = Plan(*(jnp.asarray(x, jnp.int32) for x in (at, stop, keep_from, thinning, num_kept)))
+    def _segment(self, at: int, stop: int, capacity: int) -> Segment:
+        given = (at, stop, self.keep_from, self.thinning, self._num_kept(at))
+        plan = Plan(*(jnp.asarray(x, jnp.int32) for x in given))
         segment = self._compute(at, stop, plan, capacity)
         first_bad = np.asarray(segment.first_bad)
         if (first_bad >= 0).any():
-            self._stop(first_bad, at, keep_from, thinning, capacity)
+            self._stop(first_bad, at, capacity)
         return segment
 
     def _compute(self, at: int, stop: int, plan: Plan, capacity: int) -> Segment:
@@ -161,43 +249,35 @@ class Run:
             self.keys,
             state,
             plan,
+            self.keeping.accumulators,
+            self.found,
             block=self.block,
             capacity=capacity,
-            collect=self.collect,
+            collect=self.keeping.collect,
             canonical=self.canonical,
         )
 
-    def _take(self, segment: Segment, at: int, stop: int, num_kept: int) -> None:
-        # Sliced on the host: on the device each number of draws would compile a program of its own.
-        # Copied, so that slots without a draw are not kept alive.
-        kept = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :num_kept].copy(), segment.kept)
+    def _take(self, segment: Segment, at: int, stop: int) -> None:
         high, low = np.moveaxis(np.asarray(segment.bits, np.int64), 1, 0)
         up, down = (high * 2**32 + low).T
         new = {"bits_up": up, "bits_down": down, "rounds": stop - at}
         totals = {name: total + new[name] for name, total in self.totals.items()}
-        self.kept, self.state, self.totals = [*self.kept, kept], segment.state, totals
+        if segment.kept.info:
+            # Sliced on the host: on the device each number of draws would compile a program of its
+            # own. Copied, so that slots without a draw are not kept alive.
+            num = self._num_kept(stop) - self._num_kept(at)
+            self.keeper.append(
+                jax.tree.map(lambda leaf: np.asarray(leaf)[:, :num].copy(), segment.kept)
+            )
+        self.state, self.totals, self.at = segment.state, totals, stop
+        self.found = segment.found
 
-    def _stop(
-        self, first_bad: np.ndarray, at: int, keep_from: int, thinning: int, capacity: int
-    ) -> None:
-        chains = np.flatnonzero(first_bad >= 0).tolist()
+    def _stop(self, first_bad: np.ndarray, at: int, capacity: int) -> None:
         round_ = int(first_bad[first_bad >= 0].min())
         if round_ > at:
             # Once more up to the last good round: draws, state and totals then belong together.
-            segment = self._segment(at, round_, keep_from, thinning, capacity)
-            num_kept = [max(r - keep_from, 0) // thinning for r in (at, round_)]
-            self._take(segment, at, round_, num_kept[1] - num_kept[0])
-        samples = self.samples()
-        hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
-        raise NonFiniteError(
-            f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
-            f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-            f"for this posterior, or a log density or gradient is not finite there.{hint} The "
-            f"{samples.num_draws} draws a chain from the rounds before are in `error.samples`.",
-            samples,
-            round_,
-            chains,
-        )
+            self._take(self._segment(at, round_, capacity), at, round_)
+        raise non_finite(self.samples(), first_bad, round_)
 
     def _next_length(self, length: int, ran: int, took: float) -> int:
         # The first call of a program compiles, which only makes the next segment short.
@@ -215,45 +295,18 @@ class Run:
 
     def samples(self) -> Samples:
         """Return what was kept so far."""
-        if self.kept:
-            kept = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.kept)
-        else:
-            lead = (len(self.keys), 0)
-            kept = jax.tree.map(lambda s: np.zeros(lead + s.shape, s.dtype), self.shapes)
+        kept = self.keeper.all()
+        host = jax.tree.map(np.asarray, self.found)
+        results = {
+            name: accumulator.result(host[name], self._num_kept(self.at))
+            for name, accumulator in self.keeping.accumulators.items()
+        }
         return Samples(
-            kept.draw, kept.info, self.state, self.totals, self.kernel.constrain_fn, self.stopped
-        )
-
-
-def _warn_lost(info: dict[str, np.ndarray]) -> None:
-    """Warn where most clients sent nothing, which draws and positions need not show."""
-    lost, active = info.get("num_lost", np.zeros(0)).sum(), info["num_active"].sum()
-    if lost > MOST_LOST * active:
-        warnings.warn(
-            f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
-            "Gaussian that is not proper, or numbers that are not finite), so that these clients "
-            "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
-            "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
-            "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def _largest(state: FederatedState) -> float:
-    """Return the largest absolute coordinate of all chains' positions."""
-    leaves = jax.tree.leaves(state.broadcast.position)
-    return max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
-
-
-def _warn_grown(before: float, after: float) -> None:
-    """Warn where a run went far away without a number that is not finite."""
-    if after > GROWN * max(before, 1.0):
-        warnings.warn(
-            f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
-            "parameters of this model are that large, steps are too large for it and the draws are "
-            "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
-            "rows a client also row_curvature=).",
-            RuntimeWarning,
-            stacklevel=4,
+            kept.draw,
+            jax.tree.map(lambda leaf: leaf, kept.info),
+            self.state,
+            self.totals,
+            self.kernel.constrain_fn,
+            self.stopped,
+            results,
         )

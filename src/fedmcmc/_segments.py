@@ -7,7 +7,7 @@ uninterrupted one, and its numbers are the same to the last bit.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,20 @@ from fedmcmc import convolutions, streams, trees
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.simulate import RoundInfo, prepare_round, run_round
+from fedmcmc.streaming import Accumulator
 
 __all__ = [
     "Collect",
     "Kept",
     "Plan",
     "Segment",
+    "Streams",
     "block_length",
+    "first_found",
     "kept_shapes",
     "needs_canonical",
     "run_segment",
+    "traced_round",
 ]
 
 PREPARED_BYTES = 2**22
@@ -35,6 +39,7 @@ MAX_BLOCK = 1024
 """Rounds prepared ahead at most."""
 
 Collect = Callable[[FederatedState, RoundInfo], ArrayTree]
+Streams = dict[str, Accumulator]
 
 
 class Plan(NamedTuple):
@@ -58,9 +63,10 @@ class Segment(NamedTuple):
     """What a segment returns, every leaf with a leading chain axis."""
 
     state: FederatedState
-    kept: Kept  # leaves [capacity + 1, ...]; the last slot takes what is not kept
+    kept: Kept  # leaves [capacity + 1, ...]; the last slot takes what is not kept; empty if none is
     bits: Array  # [2, 2] uint32, rows in units of 2**32 and of 1, columns up and down
     first_bad: Array  # [] int32, the first non-finite round, or -1
+    found: dict[str, ArrayTree]  # the accumulators' states
 
 
 def block_length(
@@ -98,7 +104,18 @@ def kept_shapes(
     collect: Collect | None,
 ) -> Kept:
     """Return the shapes of what one round of one chain keeps."""
-    return _first_kept.trace(kernel, data, keys, state, collect=collect).out_info
+    return traced_round(kernel, data, keys, state, collect).out_info
+
+
+def traced_round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+) -> Any:
+    """Return the trace (``jaxpr``, ``out_info``) of one round of one chain."""
+    return _first_kept.trace(kernel, data, keys, state, collect=collect)
 
 
 def needs_canonical(
@@ -111,8 +128,7 @@ def needs_canonical(
     """Return whether a round holds convolutions and runs where a loop makes those slow."""
     if {device.platform for device in keys.devices()} != {"cpu"}:
         return False
-    round_ = _first_kept.trace(kernel, data, keys, state, collect=collect)
-    return convolutions.holds_convolution(round_.jaxpr)
+    return convolutions.holds_convolution(traced_round(kernel, data, keys, state, collect).jaxpr)
 
 
 @jax.jit
@@ -140,6 +156,13 @@ def _first_kept(
     return _keep(kernel, collect, key, first, info)
 
 
+def first_found(shapes: Kept, num_chains: int, accumulators: Streams) -> dict[str, ArrayTree]:
+    """Return the accumulators' first states, leaves ``[num_chains, ...]``."""
+    zeros = trees.zeros_like(shapes.draw)
+    first = {name: accumulator.init(zeros) for name, accumulator in accumulators.items()}
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *leaf.shape)), first)
+
+
 @partial(jax.jit, static_argnames=("block", "capacity", "collect", "canonical"))
 def run_segment(
     kernel: FederatedKernel,
@@ -147,24 +170,28 @@ def run_segment(
     keys: Array,
     state: FederatedState,
     plan: Plan,
+    accumulators: Streams,
+    found: dict[str, ArrayTree],
     *,
     block: int,
     capacity: int,
     collect: Collect | None,
     canonical: bool,
 ) -> Segment:
-    """Run the rounds of `plan` for all chains; `keys` and `state` have a leading chain axis.
+    """Run the rounds of `plan` for all chains.
 
-    With `canonical`, which `needs_canonical` tells, convolutions are rewritten, and clients and
-    chains run one after the other.
+    `keys`, `state` and `found`, the states of the `accumulators`, have a leading chain axis. A
+    `capacity` of zero keeps no draws. With `canonical`, which `needs_canonical` tells, convolutions
+    are rewritten, and clients and chains run one after the other.
     """
-    shapes = kept_shapes(kernel, data, keys, state, collect)
+    shapes = kept_shapes(kernel, data, keys, state, collect) if capacity else Kept((), {})
     if canonical:
         kernel = convolutions.one_client_at_a_time(kernel)
 
-    def chain(key: Array, start: FederatedState) -> Segment:
+    def chain(key: Array, start: FederatedState, before: dict[str, ArrayTree]) -> Segment:
         kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
-        carry = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), jnp.full((), -1, jnp.int32))
+        none = jnp.full((), -1, jnp.int32)
+        carry = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), none, before)
 
         def run_block(b: Array, carry: Segment) -> Segment:
             begin = b * block
@@ -175,7 +202,9 @@ def run_segment(
 
             def one_round(round_: Array, carry: Segment) -> Segment:
                 drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
-                return _advance(kernel, data, key, plan, capacity, collect, round_, drawn, carry)
+                return _advance(
+                    kernel, data, key, plan, capacity, collect, accumulators, round_, drawn, carry
+                )
 
             low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
             return jax.lax.fori_loop(low, high, one_round, carry)
@@ -185,12 +214,12 @@ def run_segment(
 
     if canonical:
         run = convolutions.canonical(chain)
-        return jax.lax.map(lambda pair: run(*pair), (keys, state))
+        return jax.lax.map(lambda given: run(*given), (keys, state, found))
     if keys.shape[0] == 1:
         # An axis of length one costs a fifth of the speed on small models.
-        only = chain(keys[0], jax.tree.map(lambda leaf: leaf[0], state))
+        only = chain(keys[0], *jax.tree.map(lambda leaf: leaf[0], (state, found)))
         return jax.tree.map(lambda leaf: leaf[None], only)
-    return jax.vmap(chain)(keys, state)
+    return jax.vmap(chain)(keys, state, found)
 
 
 def _advance(
@@ -200,6 +229,7 @@ def _advance(
     plan: Plan,
     capacity: int,
     collect: Collect | None,
+    accumulators: Streams,
     round_: Array,
     drawn: ArrayTree,
     carry: Segment,
@@ -210,15 +240,39 @@ def _advance(
     state, info = run_round(kernel, data, key, carry.state._replace(broadcast=broadcast), *drawn)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
-    slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)
-    kept = jax.tree.map(
-        lambda buffer, value: buffer.at[slot].set(value),
-        carry.kept,
-        _keep(kernel, collect, key, state, info),
-    )
+    new = _keep(kernel, collect, key, state, info)
+    kept = carry.kept
+    if capacity:
+        slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)
+        kept = jax.tree.map(lambda buffer, value: buffer.at[slot].set(value), kept, new)
+    found = carry.found
+    if accumulators:
+        # All chains are in the same round, so that this stays a branch under `vmap`.
+        found = jax.lax.cond(
+            keeps,
+            lambda before: _take_in(accumulators, key, round_, ahead // plan.thinning, new, before),
+            lambda before: before,
+            found,
+        )
     bits = _add_bits(carry.bits, info.bits_up, info.bits_down)
     bad = (carry.first_bad < 0) & ~trees.all_finite(state.broadcast)
-    return Segment(state, kept, bits, jnp.where(bad, round_, carry.first_bad))
+    return Segment(state, kept, bits, jnp.where(bad, round_, carry.first_bad), found)
+
+
+def _take_in(
+    accumulators: Streams,
+    rng_key: Array,
+    round_: Array,
+    index: Array,
+    new: Kept,
+    before: dict[str, ArrayTree],
+) -> dict[str, ArrayTree]:
+    """Return the accumulators' states with one draw more."""
+    base = streams.stream_key(rng_key, round_)
+    return {
+        name: accumulators[name].update(jax.random.fold_in(base, i), index, new.draw, state)
+        for i, (name, state) in enumerate(sorted(before.items()))
+    }
 
 
 def _add_bits(total: Array, up: Array, down: Array) -> Array:

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import streams
-from fedmcmc._run import Run
-from fedmcmc._segments import Collect, Plan, Segment
+from fedmcmc._run import Keeping, Run
+from fedmcmc._segments import Plan, Segment
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation
 from fedmcmc.data import FederatedData
 from fedmcmc.stopping import StoppingRule
@@ -33,7 +33,7 @@ class StoredRun(Run):
         kernel: FederatedKernel,
         data: FederatedData,
         keys: Array,
-        collect: Collect | None,
+        keeping: Keeping,
         state: FederatedState,
         until: StoppingRule | None,
         store: HostStore,
@@ -55,7 +55,7 @@ class StoredRun(Run):
             lambda leaf: jnp.zeros((leaf.shape[0], self.num_slots, *leaf.shape[2:]), leaf.dtype),
             state.clients,
         )
-        super().__init__(kernel, data, keys, collect, state._replace(clients=short), until)
+        super().__init__(kernel, data, keys, keeping, state._replace(clients=short), until)
         self.longest = min(self.longest, self.rounds)
         self.state = state
 
@@ -95,7 +95,7 @@ class StoredRun(Run):
         )
         return np.unique(np.asarray(cohorts))
 
-    def _take(self, segment: Segment, at: int, stop: int, num_kept: int) -> None:
+    def _take(self, segment: Segment, at: int, stop: int) -> None:
         coming = self.coming
         table = None if coming is None else coming.table.result()  # nothing is read while we write
         write(self.all_states, self.ids, segment.state.clients)
@@ -107,7 +107,19 @@ class StoredRun(Run):
             ):
                 old[:, places] = leaf[:, changed]
         state = segment.state._replace(clients=self.all_states)
-        super()._take(segment._replace(state=state), at, stop, num_kept)
+        super()._take(segment._replace(state=state), at, stop)
+
+    def _restore(self, state: FederatedState) -> None:
+        for leaf, saved in zip(
+            jax.tree.leaves(self.all_states), jax.tree.leaves(state.clients), strict=True
+        ):
+            leaf[...] = saved
+        rest = jax.tree.map(jnp.asarray, state._replace(clients=()))
+        self.state = rest._replace(clients=self.all_states)
+
+    def _save(self, *, wait: bool) -> None:
+        # States on the host change in place, and are too large for a copy.
+        super()._save(wait=True)
 
 
 class _Coming(NamedTuple):

@@ -1,6 +1,7 @@
 """`sample`: run a kernel on data and keep draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,11 +9,13 @@ import jax.numpy as jnp
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc import streams, trees
-from fedmcmc._run import Run
+from fedmcmc import streams as random_streams
+from fedmcmc import trees
+from fedmcmc._run import Keeping, Run
 from fedmcmc._segments import Collect
 from fedmcmc._stored_run import StoredRun
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
+from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.predictions import predict_bias
@@ -20,6 +23,7 @@ from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
 from fedmcmc.stopping import StoppingRule
 from fedmcmc.stores import HostStore
+from fedmcmc.streaming import Accumulator
 
 __all__ = ["local_positions", "sample"]
 
@@ -56,6 +60,10 @@ def sample(
     max_rounds: int | None = None,
     surrogates: Gaussian | None = None,
     client_store: HostStore | None = None,
+    streams: Mapping[str, Accumulator] | None = None,
+    keep_draws: bool = True,
+    draws_to: str | Path | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Samples:
     """Run `kernel` on `data` and keep draws.
 
@@ -99,6 +107,17 @@ def sample(
     client_store
         Where clients' states lie, if not on the device: see `fedmcmc.HostStore`. `collect` then
         sees the states of coming cohorts alone.
+    streams
+        Accumulators by name (`fedmcmc.streaming`) that take in every kept draw on the device, or
+        what `collect` made of it; what they found is in ``samples.streams``.
+    keep_draws
+        Whether to keep draws and ``info``; without, the memory of a run does not grow with its
+        rounds, and `streams` is what it gives.
+    draws_to
+        A Zarr store to which draws and ``info`` go while the run goes on, in place of memory.
+    checkpoint
+        Where and how often the run writes down where it is; the same call then goes on after an
+        interruption. See `fedmcmc.Checkpoint`.
 
     Returns
     -------
@@ -107,7 +126,8 @@ def sample(
     Raises
     ------
     ValueError, TypeError
-        On settings or data that do not fit, before anything is compiled.
+        On settings or data that do not fit, before anything is compiled; also where the checkpoint
+        is that of another run.
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
     """
@@ -122,28 +142,35 @@ def sample(
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
         )
+    keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if client_store is not None:
         _check_store(kernel, client_store)
+    goes_on = checkpoint is not None and checkpoint.exists
     if state is not None:
         _check_state(kernel, rows, keys, state)
-        state = state if client_store is None else client_store.adopt(state)
+        if client_store is not None:
+            state = client_store.adopt(state, replace_files=goes_on)
     elif client_store is None:
         state = _start(kernel, rows, keys, position)
     else:
-        state = client_store.start(lambda some: _start(kernel, some, keys, position), rows)
+        state = client_store.start(
+            lambda some: _start(kernel, some, keys, position),
+            rows,
+            replace_files=goes_on,
+        )
     first = int(state.broadcast.round[0])
     if surrogates is not None:
         print(predict_bias(kernel, data, surrogates, round_=first))
     rows = _laid_out(kernel, rows, keys, state.broadcast.position)
     if client_store is None or trees.is_empty(state.clients):
-        run = Run(kernel, rows, keys, collect, state, until)
+        run = Run(kernel, rows, keys, keeping, state, until)
     else:
-        run = StoredRun(kernel, rows, keys, collect, state, until, client_store)
+        run = StoredRun(kernel, rows, keys, keeping, state, until, client_store)
     with tqdm(total=most, unit="round", disable=not progress) as bar:
-        return run.go(first, first + num_burnin, first + most, thinning, bar)
+        return run.go(num_burnin, most, thinning, bar)
 
 
 def _check_types(kernel: Any, data: Any) -> None:
@@ -153,6 +180,33 @@ def _check_types(kernel: Any, data: Any) -> None:
         raise TypeError(
             f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
         )
+
+
+def _keeping(
+    collect: Collect | None,
+    accumulators: Mapping[str, Accumulator] | None,
+    keep_draws: bool,
+    draws_to: str | Path | None,
+    checkpoint: Checkpoint | None,
+    until: StoppingRule | None,
+) -> Keeping:
+    found = dict(accumulators or {})
+    for name, accumulator in found.items():
+        if not isinstance(name, str) or not isinstance(accumulator, Accumulator):
+            raise TypeError(
+                "streams must be a mapping of names to accumulators (fedmcmc.streaming.moments()), "
+                f"got {name!r}: {type(accumulator).__name__}."
+            )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise TypeError(
+            f"checkpoint must be a fedmcmc.Checkpoint(directory), got {type(checkpoint).__name__}."
+        )
+    if draws_to is not None and not keep_draws:
+        raise ValueError("Give draws_to=, or keep_draws=False, and not both.")
+    if until is not None and (draws_to is not None or not keep_draws):
+        raise ValueError("until= judges draws in memory: not with draws_to= or keep_draws=False.")
+    path = None if draws_to is None else Path(draws_to)
+    return Keeping(collect, found, keep_draws, path, checkpoint)
 
 
 def _check_store(kernel: FederatedKernel, client_store: Any) -> None:
@@ -246,7 +300,7 @@ def _start(
     if position is None:
         raise ValueError("Give a position to start from, or the state of an earlier run.")
     place_keys, init_keys = (
-        jax.vmap(lambda key, i=i: streams.draw_key(key, jnp.uint32(2**32 - 1 - i)))(keys)
+        jax.vmap(lambda key, i=i: random_streams.draw_key(key, jnp.uint32(2**32 - 1 - i)))(keys)
         for i in range(2)
     )
     if callable(position):

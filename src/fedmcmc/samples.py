@@ -20,7 +20,8 @@ class Samples:
     Attributes
     ----------
     draws
-        Pytree of NumPy arrays, leaves ``[num_chains, num_draws, *event]``, unconstrained.
+        Pytree of NumPy arrays, leaves ``[num_chains, num_draws, *event]``, unconstrained; with
+        ``sample(..., draws_to=...)`` arrays of the Zarr store, which are read as they are sliced.
     info
         Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
         round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
@@ -36,6 +37,8 @@ class Samples:
     stopped
         What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
         ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
+    streams
+        What the accumulators of ``sample(..., streams=...)`` found, by their names.
     """
 
     draws: ArrayTree
@@ -44,6 +47,7 @@ class Samples:
     totals: dict[str, np.ndarray]
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
     stopped: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_chains(self) -> int:
@@ -69,7 +73,7 @@ class Samples:
         mapped = self.constrain_fn
         for _ in range(self._num_axes()):
             mapped = jax.vmap(mapped)
-        return jax.tree.map(np.asarray, jax.jit(mapped)(self.draws))
+        return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, self.draws)))
 
     def _num_axes(self) -> int:
         # Chain and draw, and one more where local positions were collected.
@@ -109,8 +113,9 @@ class Samples:
             raise ImportError(
                 'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
             ) from error
-        draws = self.constrained if constrained else self.draws
-        groups = {"posterior": named_leaves(draws), "sample_stats": dict(self.info)}
+        draws = self.constrained if constrained else jax.tree.map(np.asarray, self.draws)
+        info = {name: np.asarray(values) for name, values in self.info.items()}
+        groups = {"posterior": named_leaves(draws), "sample_stats": info}
         return from_dict(groups, **kwargs)
 
 

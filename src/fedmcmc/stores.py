@@ -65,12 +65,17 @@ class HostStore:
         self.device_bytes = int(device_bytes)
 
     def start(
-        self, init_fn: Callable[[FederatedData], FederatedState], data: FederatedData
+        self,
+        init_fn: Callable[[FederatedData], FederatedState],
+        data: FederatedData,
+        *,
+        replace_files: bool = False,
     ) -> FederatedState:
         """Return the first state of a run, all clients' states in the store.
 
         `init_fn` returns the state of all chains for the members of the data it is given; it is
-        called for some clients at a time.
+        called for some clients at a time. With `replace_files`, states that the directory holds
+        are replaced.
         """
 
         def some(ids: np.ndarray) -> FederatedState:
@@ -80,7 +85,7 @@ class HostStore:
         first = some(np.arange(1))
         leaves, treedef = jax.tree.flatten(first.clients)
         arrays = [
-            self._allocate(i, (leaf.shape[0], num, *leaf.shape[2:]), leaf.dtype)
+            self._allocate(i, (leaf.shape[0], num, *leaf.shape[2:]), leaf.dtype, replace_files)
             for i, leaf in enumerate(leaves)
         ]
         a_client = sum(array.nbytes for array in arrays) // num
@@ -91,7 +96,7 @@ class HostStore:
                 array[:, ids] = np.asarray(leaf)
         return first._replace(clients=jax.tree.unflatten(treedef, arrays))
 
-    def adopt(self, state: FederatedState) -> FederatedState:
+    def adopt(self, state: FederatedState, *, replace_files: bool = False) -> FederatedState:
         """Return `state` with its clients' states in this store.
 
         Arrays of a store are taken as they are; those of a run without one are copied.
@@ -101,17 +106,19 @@ class HostStore:
         for i, leaf in enumerate(leaves):
             array: Any = leaf
             if not isinstance(leaf, np.ndarray) or not leaf.flags.writeable:
-                array = self._allocate(i, leaf.shape, leaf.dtype)
+                array = self._allocate(i, leaf.shape, leaf.dtype, replace_files)
                 array[...] = np.asarray(leaf)
             arrays.append(array)
         return state._replace(clients=jax.tree.unflatten(treedef, arrays))
 
-    def _allocate(self, index: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def _allocate(
+        self, index: int, shape: tuple[int, ...], dtype: Any, replace_file: bool = False
+    ) -> np.ndarray:
         if self.directory is None:
             return np.empty(shape, dtype)
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"clients_{index}.npy"
-        if path.exists():
+        if path.exists() and not replace_file:
             raise FileExistsError(
                 f"{path} holds states of another run: give HostStore an empty directory, or go on "
                 "from that run's samples.state."

@@ -28,6 +28,7 @@ __all__ = [
     "realise_words",
     "server_key",
     "shared_key",
+    "stream_key",
     "word_halves",
 ]
 
@@ -35,6 +36,7 @@ _SERVER = 2**32 - 1
 _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3
 _SHARED = 2**32 - 4
+_STREAM = 2**32 - 6
 # Folded into the key of a client's round.
 _COMPRESSOR = 2**32 - 4
 _EXCHANGE = 2**32 - 256
@@ -89,6 +91,11 @@ def compressor_key(rng_key: Array, depth: int) -> Array:
 def draw_key(rng_key: Array, round_: Array) -> Array:
     """Return the key with which a kernel's `draw` is called after round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_DRAW))
+
+
+def stream_key(rng_key: Array, round_: Array) -> Array:
+    """Return the key of what a run accumulates, after round `round_`."""
+    return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_STREAM))
 
 
 def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:

@@ -1,0 +1,71 @@
+"""What tells a run from another, so that a checkpoint is not taken for that of another run."""
+
+import hashlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc import schedules
+from fedmcmc._segments import Collect, Streams, traced_round
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc.data import FederatedData
+
+__all__ = ["fingerprint"]
+
+SCHEDULED_ROUNDS = 64
+"""Rounds in which schedules are compared."""
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_SET = re.compile(r"frozenset\(\{([^}]*)\}\)")
+
+
+def fingerprint(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+    accumulators: Streams,
+) -> dict[str, str]:
+    """Return a digest of each thing that a run's draws depend on, by what it is called.
+
+    Parameters
+    ----------
+    kernel, data, keys, state, collect, accumulators
+        Of the run; `state` is its first.
+    """
+    first = int(np.asarray(state.broadcast.round).reshape(-1)[0])
+    numbers = schedules.tabulate(kernel, first, SCHEDULED_ROUNDS, 0)
+    program = traced_round(schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect).jaxpr
+    return {
+        "rows of the data": _digest((data.rows, data.start, data.size)),
+        "numbers of the kernel": _digest(numbers),
+        "model or kind of kernel": _of_program(program),
+        "rng_key": _digest(jax.random.key_data(keys)),
+        "start": _digest(state.broadcast),
+        "streams": _digest(accumulators) + "".join(sorted(accumulators)),
+    }
+
+
+def _of_program(program: Any) -> str:
+    text = _ADDRESS.sub("", str(program.jaxpr))
+    text = _SET.sub(lambda found: str(sorted(found[1].split(", "))), text)
+    return _digest((np.frombuffer(text.encode(), np.uint8), list(program.consts)))
+
+
+def _digest(tree: ArrayTree) -> str:
+    """Return a digest of the arrays of a tree: places, shapes, types and values."""
+    whole = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if not hasattr(leaf, "dtype"):
+            leaf = np.asarray(leaf)
+        array = np.ascontiguousarray(leaf)
+        name = jax.tree_util.keystr(path)
+        whole.update(f"{name} {array.dtype} {array.shape}".encode())
+        whole.update(array.reshape(-1).view(np.uint8).data)
+    return whole.hexdigest()[:32]

@@ -1,0 +1,158 @@
+"""Posterior predictive averages and calibration, one draw at a time."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import trees
+from fedmcmc._types import ArrayTree, Static, as_functions
+from fedmcmc.checks import positive_integer
+from fedmcmc.streaming._types import Accumulator
+
+__all__ = ["Calibration", "calibration", "predictive"]
+
+Predict = Callable[[ArrayTree, ArrayTree], ArrayTree]
+"""``(position, batch) -> predictions``, leaves ``[batch_size, ...]``."""
+
+
+class Calibration(NamedTuple):
+    """How confident single draws are, and how often they are right; ``[num_chains, num_bins]``.
+
+    Attributes
+    ----------
+    share
+        Of the predictions of all draws, in each bin of confidence.
+    confidence, accuracy
+        Their mean highest probability, and how many of them are right; zero in an empty bin.
+    error
+        ``[num_chains]``, the expected calibration error of a draw's predictions. That of their
+        average is to be had from `predictive` and `fedmcmc.metrics.expected_calibration_error`.
+    """
+
+    share: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    error: np.ndarray
+
+
+def predictive(predict_fn: Predict, batch: ArrayTree) -> Accumulator:
+    """Accumulate the average of predictions over draws, as of ``p(y | x, data)``.
+
+    Parameters
+    ----------
+    predict_fn
+        ``(draw, batch) -> predictions``, of any shapes: class probabilities
+        (`fedmcmc.interop.flax.predictive`), densities, means.
+    batch
+        Rows to predict for.
+
+    Returns
+    -------
+    Accumulator
+        Its result is the average, leaves ``[num_chains, ...]``.
+    """
+    given = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch))
+    return Accumulator(
+        Partial(_predictive_init, *given), Partial(_predictive_update, *given), Partial(_mean)
+    )
+
+
+def _predictive_init(predict_fn: Any, batch: ArrayTree, draw: ArrayTree) -> ArrayTree:
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(trees.widen(trees.as_float(leaf))), predict_fn(draw, batch)
+    )
+
+
+def _predictive_update(
+    predict_fn: Any, batch: ArrayTree, rng_key: Array, index: Array, draw: ArrayTree, mean: Any
+) -> ArrayTree:
+    del rng_key
+    return _towards(mean, predict_fn(draw, batch), index)
+
+
+def _towards(mean: ArrayTree, value: ArrayTree, index: Array) -> ArrayTree:
+    share = 1 / (index + 1).astype(jnp.result_type(float))
+    return jax.tree.map(
+        lambda m, v: m + trees.cast(share, m) * (v.astype(m.dtype) - m), mean, value
+    )
+
+
+def _mean(state: ArrayTree, count: int) -> ArrayTree:
+    del count
+    return state
+
+
+def calibration(
+    predict_fn: Predict, batch: ArrayTree, labels: Any, num_bins: int = 15
+) -> Accumulator:
+    """Accumulate counts of confidence and of right answers over draws, by bins of confidence.
+
+    Parameters
+    ----------
+    predict_fn
+        ``(draw, batch) -> [batch_size, num_classes]``, class probabilities.
+    batch
+        Rows to predict for.
+    labels
+        ``[batch_size]`` integers.
+    num_bins
+        Bins ``((m - 1) / M, m / M]`` of the highest probability.
+
+    Returns
+    -------
+    Accumulator
+        Its result is `Calibration`.
+
+    References
+    ----------
+    Guo et al. (2017), On calibration of modern neural networks, equations 2 and 3.
+    """
+    bins = Static(positive_integer(num_bins, "num_bins"))
+    truth = jnp.asarray(labels)
+    if truth.ndim != 1 or not jnp.issubdtype(truth.dtype, jnp.integer):
+        raise ValueError(
+            f"labels must be integers of shape [batch_size], got shape {truth.shape} and dtype "
+            f"{truth.dtype}."
+        )
+    given = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch), truth, bins)
+    return Accumulator(
+        Partial(_calibration_init, bins), Partial(_calibration_update, *given), Partial(_binned)
+    )
+
+
+def _calibration_init(bins: Static[int], draw: ArrayTree) -> Array:
+    del draw
+    return jnp.zeros((3, bins.value))  # shares, confidences and hits, all over all predictions
+
+
+def _calibration_update(
+    predict_fn: Any,
+    batch: ArrayTree,
+    labels: Array,
+    bins: Static[int],
+    rng_key: Array,
+    index: Array,
+    draw: ArrayTree,
+    state: Array,
+) -> Array:
+    del rng_key
+    probabilities = predict_fn(draw, batch)
+    top = jnp.max(probabilities, axis=-1)
+    hit = jnp.argmax(probabilities, axis=-1) == labels
+    place = jnp.clip(jnp.ceil(top * bins.value).astype(jnp.int32) - 1, 0, bins.value - 1)
+    rows = jnp.stack([jnp.ones_like(top), top, hit.astype(top.dtype)])
+    sums = jnp.zeros_like(state).at[:, place].add(rows.astype(state.dtype))
+    return _towards(state, sums / labels.shape[0], index)
+
+
+def _binned(state: np.ndarray, count: int) -> Calibration:
+    del count
+    share, confidence, hits = np.moveaxis(state, 1, 0)
+    full = np.where(share > 0, share, 1)
+    error = np.abs(confidence - hits).sum(axis=-1)
+    return Calibration(share, confidence / full, hits / full, error)

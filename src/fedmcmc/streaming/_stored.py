@@ -1,0 +1,168 @@
+"""A fixed number of draws out of many: at random, or evenly spaced in time."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc import streams
+from fedmcmc._types import ArrayTree, Static, as_functions
+from fedmcmc.checks import positive_integer
+from fedmcmc.streaming._types import Accumulator, Transform, transformed
+
+__all__ = ["Stored", "reservoir", "thinned"]
+
+
+class Stored(NamedTuple):
+    """Some draws out of many.
+
+    Attributes
+    ----------
+    draws
+        Leaves ``[num_chains, num_stored, ...]``; quantiles and the like follow from them, as in
+        ``numpy.quantile(stored.draws, 0.95, axis=(0, 1))``.
+    indices
+        ``[num_chains, num_stored]``, the number of each, counted from zero.
+    num_seen
+        Draws a chain out of which they are.
+    """
+
+    draws: ArrayTree
+    indices: np.ndarray
+    num_seen: int
+
+
+class _State(NamedTuple):
+    draws: ArrayTree  # leaves [size, ...]
+    indices: Array  # [size] int32
+
+
+def reservoir(size: int, fn: Transform | None = None) -> Accumulator:
+    """Keep `size` draws of each chain, every set of so many equally likely.
+
+    Parameters
+    ----------
+    size
+        Draws a chain.
+    fn
+        ``draw -> pytree``, what is kept of a draw; by default the draw itself.
+
+    Returns
+    -------
+    Accumulator
+        Its result is `Stored`, in no order.
+
+    References
+    ----------
+    Vitter (1985), Random sampling with a reservoir, algorithm R.
+    """
+    return _accumulator(positive_integer(size, "size"), fn, _random_place)
+
+
+def thinned(size: int, fn: Transform | None = None) -> Accumulator:
+    """Keep between ``size / 2`` and `size` draws of each chain, evenly spaced from the first on.
+
+    Every draw is kept at first; whenever there is no room, every other one is dropped, and twice
+    the distance is kept from then on. In order, so that autocorrelations and effective sample sizes
+    can be told.
+
+    Parameters
+    ----------
+    size
+        Draws a chain, an even number.
+    fn
+        ``draw -> pytree``, what is kept of a draw; by default the draw itself.
+
+    Returns
+    -------
+    Accumulator
+        Its result is `Stored`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> keep = thinned(4)
+    >>> state = keep.init(jnp.zeros(()))
+    >>> for i in range(11):
+    ...     state = keep.update(None, jnp.int32(i), jnp.float32(i), state)
+    >>> keep.result(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state), 11).draws.tolist()
+    [[0.0, 4.0, 8.0]]
+    """
+    num = positive_integer(size, "size")
+    if num % 2:
+        raise ValueError(f"thinned needs an even size, as it drops every other draw, got {num}.")
+    return _accumulator(num, fn, _even_place)
+
+
+def _accumulator(size: int, fn: Transform | None, place: Any) -> Accumulator:
+    mapped = as_functions(() if fn is None else fn)
+    return Accumulator(
+        Partial(_init, mapped, Static(size)),
+        Partial(_update, mapped, Static(place), Static(size)),
+        Partial(_result, Static(place), Static(size)),
+    )
+
+
+def _init(fn: Any, size: Static[int], draw: ArrayTree) -> _State:
+    empty = jax.tree.map(
+        lambda leaf: jnp.zeros((size.value, *jnp.shape(leaf)), jnp.result_type(leaf)),
+        transformed(fn, draw),
+    )
+    return _State(empty, jnp.zeros(size.value, jnp.int32))
+
+
+def _update(
+    fn: Any,
+    place: Static[Any],
+    size: Static[int],
+    rng_key: Array,
+    index: Array,
+    draw: ArrayTree,
+    state: _State,
+) -> _State:
+    state, slot = place.value(size.value, rng_key, index, state)
+    kept = jax.tree.map(
+        lambda table, leaf: table.at[slot].set(leaf, mode="drop"),
+        state.draws,
+        transformed(fn, draw),
+    )
+    return _State(kept, state.indices.at[slot].set(index, mode="drop"))
+
+
+def _random_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
+    chosen = streams.integers_below(rng_key, index + 1, ())
+    return state, jnp.where(index < size, index, chosen)
+
+
+def _even_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
+    del rng_key
+    # Before draw `index` all multiples of the old distance below it are there. The distance
+    # doubles where `index` is `size` of them, which is a multiple of the new one.
+    old = _distance(size, index - 1)
+    full = index == size * old
+
+    def halve(table: Array) -> Array:
+        return jnp.concatenate([table[::2], jnp.zeros_like(table[::2])])
+
+    # `index` is the same for all chains, so that this stays a branch.
+    state = jax.lax.cond(full, lambda s: jax.tree.map(halve, s), lambda s: s, state)
+    distance = jnp.where(full, 2 * old, old)
+    return state, jnp.where(index % distance == 0, index // distance, size)
+
+
+def _distance(size: int, last: Array) -> Array:
+    """Return the least power of two of which fewer than `size` fit below `last`."""
+    powers = size * 2 ** np.arange(0, max(31 - int(size).bit_length(), 1), dtype=np.int64)
+    return jnp.int32(1) << jnp.sum(last >= jnp.asarray(powers, jnp.int32), dtype=jnp.int32)
+
+
+def _result(place: Static[Any], size: Static[int], state: _State, count: int) -> Stored:
+    num = min(count, size.value)
+    if place.value is _even_place:
+        distance = int(_distance(size.value, jnp.int32(max(count - 1, 0))))
+        num = -(-count // distance)
+    draws = jax.tree.map(lambda leaf: leaf[:, :num], state.draws)
+    return Stored(draws, np.asarray(state.indices)[:, :num], count)

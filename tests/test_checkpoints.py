@@ -1,0 +1,228 @@
+"""Runs that are interrupted or killed, against one that never was: the same to the last bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc.stopping import Verdict
+from tests import killed_run
+
+SCRIPT = Path(killed_run.__file__)
+
+
+def assert_same(one, other):
+    for a, b in zip(one, other, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_array_equal(a, b)
+
+
+def short(folder, kind="plain", rounds=900, **changed):
+    settings = dict(num_rounds=rounds, num_burnin=101) if kind != "store" else {}
+    return killed_run.run(kind, folder, **(settings | changed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("plain", "npz"),
+        ("zarr", "npz"),
+        ("store", "npz"),
+        ("plain", "orbax"),
+        pytest.param("store", "orbax", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_in_pieces_is_one_run(kind, form, tmp_path):
+    """The second call runs some rounds more, from what the first wrote."""
+    whole = killed_run.numbers(short(tmp_path / "whole", kind, rounds=600))
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=70, format=form)
+    for rounds in (333, 600):
+        found = short(tmp_path / "pieces", kind, checkpoint=checkpoint, num_rounds=rounds)
+    assert_same(killed_run.numbers(found), whole)
+
+
+def test_a_finished_run_runs_no_round_more(tmp_path):
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+    first = short(tmp_path, checkpoint=checkpoint)
+    record = (tmp_path / "c" / "run.json").stat().st_mtime_ns
+    again = short(tmp_path, checkpoint=checkpoint)
+    assert (tmp_path / "c" / "run.json").stat().st_mtime_ns == record
+    assert_same(killed_run.numbers(first), killed_run.numbers(again))
+    with pytest.raises(ValueError, match="is at round 900, behind the 800 rounds"):
+        short(tmp_path, rounds=800, checkpoint=checkpoint)
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    whole = short(tmp_path)
+    calls = []
+
+    def asked(interrupts):
+        def next_check(num):
+            calls.append(num)
+            if interrupts and len(calls) == 3:
+                raise KeyboardInterrupt
+            return num + 50
+
+        return fedmcmc.StoppingRule(next_check, lambda draws: Verdict(False, {}), "never")
+
+    given = dict(num_rounds=None, max_rounds=900, checkpoint=fedmcmc.Checkpoint(tmp_path / "c"))
+    with pytest.warns(RuntimeWarning) as told:
+        cut = short(tmp_path, until=asked(True), **given)
+    assert any("Interrupted" in str(warning.message) for warning in told)
+    assert 0 < cut.num_draws < whole.num_draws
+    with pytest.warns(RuntimeWarning, match="without never"):
+        rest = short(tmp_path, until=asked(False), **given)
+    assert_same(killed_run.numbers(rest), killed_run.numbers(whole))
+
+
+def test_a_run_that_turns_non_finite_keeps_what_it_has(tmp_path):
+    def run(limit):
+        kernel = fedmcmc.lsd(
+            killed_run.posterior(), step_size=lambda r: jnp.where(r < limit, 1e-3, 1e12)
+        )
+        return fedmcmc.sample(
+            jax.random.key(0),
+            kernel,
+            killed_run.data(),
+            jnp.zeros(3),
+            num_rounds=400,
+            progress=False,
+            checkpoint=fedmcmc.Checkpoint(tmp_path),
+        )
+
+    with pytest.raises(fedmcmc.NonFiniteError) as caught:
+        run(200)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["round"] == caught.value.round == caught.value.samples.num_draws
+    # The schedules agree in all rounds that are compared: the run goes on with another one.
+    with pytest.warns(RuntimeWarning, match="The position grew to"):  # the last finite one is far
+        assert run(1000).num_draws == 400
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+    short(tmp_path, rounds=150, checkpoint=checkpoint)
+    for changed, what in (
+        ({"num_chains": 1}, r"num_chains \(2, now 1\)"),
+        ({"thinning": 2}, r"thinning \(3, now 2\)"),
+        ({"num_burnin": 7}, r"num_burnin \(101, now 7\)"),
+        ({"streams": {}}, "differs in streams"),
+        ({"keep_draws": False}, "keep_draws"),
+    ):
+        with pytest.raises(ValueError, match=f"that of another run.*{what}"):
+            short(tmp_path, checkpoint=checkpoint, **changed)
+
+
+def test_another_kernel_model_data_key_or_start_is_refused(tmp_path):
+    posterior, data = killed_run.posterior(), killed_run.data()
+    given = dict(
+        key=jax.random.key(0),
+        kernel=fedmcmc.lsd(posterior, step_size=1e-3),
+        data=data,
+        start=jnp.zeros(3),
+    )
+
+    def run(**changed):
+        now = given | changed
+        return fedmcmc.sample(
+            now["key"],
+            now["kernel"],
+            now["data"],
+            now["start"],
+            num_rounds=20,
+            progress=False,
+            checkpoint=fedmcmc.Checkpoint(tmp_path),
+        )
+
+    run()
+    other = posterior._replace(logprior_fn=lambda theta: -0.25 * jnp.sum(theta**2))
+    bare = fedmcmc.FederatedData.from_clients([data.client_rows(i) for i in range(5)])
+    for changed, what in (
+        (dict(kernel=fedmcmc.lsd(posterior, step_size=2e-3)), "numbers of the kernel"),
+        (dict(kernel=fedmcmc.lsd(other, step_size=1e-3)), "model or kind of kernel"),
+        (dict(kernel=fedmcmc.sgld(posterior, step_size=1e-3)), "model or kind of kernel"),
+        (dict(data=bare), "rows of the data"),
+        (dict(key=jax.random.key(1)), "rng_key"),
+        (dict(start=jnp.ones(3)), "start"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            run(**changed)
+    run()  # and the run itself is still welcome
+
+
+def test_the_same_model_written_again_is_the_same(tmp_path):
+    """Functions made anew, as in another process, are compared by what they compute."""
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+    first = short(tmp_path, rounds=300, checkpoint=checkpoint)
+    jax.clear_caches()
+    again = short(tmp_path, rounds=300, checkpoint=checkpoint)
+    assert_same(killed_run.numbers(first), killed_run.numbers(again))
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ValueError, match="not both"):
+        fedmcmc.Checkpoint(tmp_path, every_rounds=3, every_seconds=1.0)
+    with pytest.raises(ValueError, match="format must be one of"):
+        fedmcmc.Checkpoint(tmp_path, format="pickle")
+    with pytest.raises(TypeError, match=r"must be a fedmcmc.Checkpoint\(directory\)"):
+        short(tmp_path, checkpoint=str(tmp_path))
+    (tmp_path / "draws.zarr").mkdir()
+    with pytest.raises(FileExistsError, match="give draws_to a new path"):
+        short(tmp_path, "zarr")
+
+
+def killed(folder, kind, num_kills, seed):
+    """Start the script and kill it at random times until it was so often; then let it end."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    env = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path]),
+    }
+    command = [sys.executable, str(SCRIPT), str(folder), kind]
+    kills = 0
+    while not (folder / "result.npz").exists():
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+            if kills < num_kills:
+                assert process.stdout.readline().strip() == "started"
+                time.sleep(rng.uniform(0.0, 6.0))
+                if process.poll() is None:
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+            else:
+                assert process.wait() == 0
+    with np.load(folder / "result.npz") as found:
+        return [found[name] for name in found.files], kills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "num_kills"), [("plain", 10), ("zarr", 6), ("store", 4)])
+def test_a_killed_process_goes_on_to_the_same_bytes(kind, num_kills, tmp_path):
+    whole = killed_run.numbers(killed_run.run(kind, tmp_path / "whole"))
+    found, kills = killed(tmp_path / "killed", kind, num_kills, seed=11)
+    assert kills > 0
+    assert_same(found, whole)
+
+
+def test_draws_on_disk_are_those_in_memory(tmp_path):
+    in_memory = short(tmp_path / "a")
+    on_disk = short(tmp_path / "b", "zarr")
+    assert on_disk.draws.shape == in_memory.draws.shape and on_disk.num_draws > 0
+    np.testing.assert_array_equal(np.asarray(on_disk.draws), in_memory.draws)
+    np.testing.assert_array_equal(on_disk.draws[:, 5:9], in_memory.draws[:, 5:9])
+    xarray = pytest.importorskip("xarray")
+    tree = xarray.open_datatree(tmp_path / "b" / "draws.zarr", engine="zarr", consolidated=False)
+    assert tree["posterior"]["theta"].dims == ("chain", "draw", "theta_dim_0")
+    np.testing.assert_array_equal(tree["sample_stats"]["bits_up"], in_memory.info["bits_up"])
+    assert on_disk.to_datatree()["posterior"].sizes["draw"] == in_memory.num_draws
