@@ -1,4 +1,5 @@
-"""Peak memory of FedSEP with as many clients as StackOverflow has users, over the rows' bytes.
+"""Peak memory: of FedSEP with as many clients as StackOverflow has users, over the rows' bytes; and
+of a run that streams, by its number of rounds.
 
 Every run has a process of its own, as a peak never comes down, and so has the drawing of the rows,
 which lie on disk: a child begins with the peak of its parent, which must hold little.
@@ -16,6 +17,7 @@ import numpy as np
 from benchmarks.timing import row
 
 CLIENTS, TINY, DIM, ROUNDS, COHORT = 342_477, 1_000, 64, 20, 10
+STREAMED, STREAM_ROUNDS = 500_000, (20, 2_000)
 MIB = 2**20
 
 
@@ -71,6 +73,33 @@ def run(folder: Path, mapped: bool | int) -> dict[str, int]:
     return peaks | {"sample": _peak()}
 
 
+def stream(folder: Path, num_rounds: int) -> dict[str, int]:
+    """Run a model of many parameters with moments for its draws, and return peak memory [bytes]."""
+    import jax
+    import jax.numpy as jnp
+
+    import fedmcmc
+    from fedmcmc import streaming
+
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, x: -0.5 * jnp.sum((x - theta[0]) ** 2, axis=-1),
+    )
+    data = fedmcmc.FederatedData.from_clients([np.zeros((2, 1), np.float32)] * 2)
+    samples = fedmcmc.sample(
+        jax.random.key(0),
+        fedmcmc.lsd(posterior, step_size=1e-3),
+        data,
+        jnp.zeros(STREAMED),
+        num_rounds=num_rounds,
+        progress=False,
+        keep_draws=False,
+        streams={"moments": streaming.moments(), "some": streaming.thinned(4)},
+    )
+    assert samples.streams["moments"].num_draws == num_rounds
+    return {"sample": _peak()}
+
+
 def _peak() -> int:
     # In KiB on Linux, in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
@@ -86,6 +115,10 @@ def _child(task: str, folder: Path, number: int) -> dict[str, int]:
 def bench() -> None:
     with tempfile.TemporaryDirectory() as name:
         large, tiny = Path(name, "large"), Path(name, "tiny")
+        few, many = (_child("stream", tiny, n)["sample"] for n in STREAM_ROUNDS)
+        print(f"LSD, {STREAMED:,} parameters, moments of the draws: {STREAM_ROUNDS[1]:,} rounds")
+        ratio = many / few
+        print(row("  peak memory", many / MIB, "MiB", ratio, f"over {STREAM_ROUNDS[0]} rounds"))
         written = _child("write", large, CLIENTS)["written"]
         _child("write", tiny, TINY)
         for mapped, how in ((False, "rows in NumPy arrays"), (True, "rows mapped from disk")):
@@ -100,4 +133,4 @@ def bench() -> None:
 
 if __name__ == "__main__":
     task, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    print(json.dumps({"write": write_rows, "run": run}[task](folder, number)))
+    print(json.dumps({"write": write_rows, "run": run, "stream": stream}[task](folder, number)))

@@ -191,9 +191,9 @@ def killed(folder, kind, num_kills, seed):
         "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path]),
     }
     command = [sys.executable, str(SCRIPT), str(folder), kind]
-    kills = 0
+    kills, pipes = 0, dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while not (folder / "result.npz").exists():
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=env, text=True, **pipes) as process:
             if kills < num_kills:
                 assert process.stdout.readline().strip() == "started"
                 time.sleep(rng.uniform(0.0, 6.0))
@@ -226,3 +226,22 @@ def test_draws_on_disk_are_those_in_memory(tmp_path):
     assert tree["posterior"]["theta"].dims == ("chain", "draw", "theta_dim_0")
     np.testing.assert_array_equal(tree["sample_stats"]["bits_up"], in_memory.info["bits_up"])
     assert on_disk.to_datatree()["posterior"].sizes["draw"] == in_memory.num_draws
+
+
+@pytest.mark.parametrize("kind", ["zarr", "store"])
+def test_files_of_an_attempt_that_died_before_its_first_checkpoint(kind, tmp_path, monkeypatch):
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+
+    def dies(*args, **kwargs):
+        raise MemoryError("no run")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedmcmc._run.Run.go", dies)
+        with pytest.raises(MemoryError):
+            short(tmp_path, kind, checkpoint=checkpoint, num_rounds=150)
+    assert not checkpoint.exists
+    found = short(tmp_path, kind, checkpoint=checkpoint, num_rounds=150)
+    whole = short(tmp_path / "whole", kind, num_rounds=150)
+    assert_same(killed_run.numbers(found), killed_run.numbers(whole))
+    with pytest.raises(FileExistsError):
+        short(tmp_path, kind, num_rounds=150, checkpoint=fedmcmc.Checkpoint(tmp_path / "other"))

@@ -1,19 +1,32 @@
-"""The snippets of docs/fed_ep.md, in their order."""
+"""The snippets of the pages in docs/, in their order."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "fed_ep.md"
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def run_page(name):
+    """Run the page's snippets; return what they define."""
+    names = {}
+    for snippet in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL):
+        exec(snippet, names)
+    return names
 
 
 @pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
-    names = {}
-    for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(snippet, names)
+    names = run_page("fed_ep.md")
     assert names["samples"].info["num_lost"].sum() == 0
     assert names["marginal"].shape == names["point"].shape == (300, 2)
     hits = (names["point"].argmax(1) == names["rows"]["y"]).mean()
     assert hits > 0.7
+
+
+@pytest.mark.slow
+def test_the_page_on_runs_runs():
+    names = run_page("runs.md")
+    assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
+    assert names["found"].streams["some"].draws.shape[1] > 100

@@ -107,12 +107,14 @@ class ZarrKeeper:
 
     keeps_rest = True
 
-    def __init__(self, path: Path, shapes: Kept, num_chains: int, *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, shapes: Kept, num_chains: int, *, resume: bool, replace: bool
+    ) -> None:
         try:
             import zarr
         except ImportError as error:
             raise ImportError('draws_to needs zarr: pip install "fedmcmc[zarr]".') from error
-        if path.exists() and not resume:
+        if path.exists() and not (resume or replace):
             raise FileExistsError(
                 f"{path} exists: give draws_to a new path, or the checkpoint= of the run to go on "
                 "with."

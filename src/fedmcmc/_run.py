@@ -51,6 +51,7 @@ class Keeping(NamedTuple):
     draws: bool = True
     draws_to: Path | None = None
     checkpoint: Checkpoint | None = None
+    replaces_files: bool = False  # of an attempt that died
 
 
 class Run:
@@ -78,12 +79,18 @@ class Run:
         self.block = block_length(*given)
         self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
         self.found = first_found(shapes, len(keys), keeping.accumulators)
-        resume = keeping.checkpoint is not None and keeping.checkpoint.exists
         self.keeper: Keeper
         if keeping.draws_to is None:
             self.keeper = MemoryKeeper(shapes, len(keys))
         else:
-            self.keeper = ZarrKeeper(keeping.draws_to, shapes, len(keys), resume=resume)
+            resume = keeping.checkpoint is not None and keeping.checkpoint.exists
+            self.keeper = ZarrKeeper(
+                keeping.draws_to,
+                shapes,
+                len(keys),
+                resume=resume,
+                replace=keeping.replaces_files,
+            )
         zero = np.zeros(len(keys), np.int64)
         self.totals = {"bits_up": zero, "bits_down": zero, "rounds": zero}
         self.first = self.at = int(np.asarray(state.broadcast.round)[0])

@@ -20,7 +20,7 @@ from fedmcmc.checks import positive_integer
 
 __all__ = ["Checkpoint", "Saved", "Saver"]
 
-RUN = "run.json"
+RUN, CLAIMED = "run.json", "files.json"
 FORMATS = ("npz", "orbax")
 
 
@@ -90,6 +90,21 @@ class Checkpoint:
     def exists(self) -> bool:
         """Whether the directory holds a checkpoint."""
         return (Path(self.directory) / RUN).is_file()
+
+    def claims(self, *paths: Path | None) -> bool:
+        """Return whether files at `paths` are this run's, and take note that they will be.
+
+        A process may die after it made them and before its first checkpoint.
+        """
+        given = [str(path.absolute()) for path in paths if path is not None]
+        marker = Path(self.directory) / CLAIMED
+        known = json.loads(marker.read_text()) if marker.is_file() else []
+        if self.exists or (given and set(given) <= set(known)):
+            return True
+        if given and not any(Path(path).exists() for path in given):
+            Path(self.directory).mkdir(parents=True, exist_ok=True)
+            write_whole(marker, lambda file: file.write(json.dumps(given).encode()))
+        return False
 
 
 class Saved(NamedTuple):

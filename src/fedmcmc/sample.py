@@ -148,18 +148,20 @@ def sample(
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if client_store is not None:
         _check_store(kernel, client_store)
-    goes_on = checkpoint is not None and checkpoint.exists
+    sites = None if client_store is None else client_store.directory
+    if checkpoint is not None and checkpoint.claims(keeping.draws_to, sites):
+        keeping = keeping._replace(replaces_files=True)
     if state is not None:
         _check_state(kernel, rows, keys, state)
         if client_store is not None:
-            state = client_store.adopt(state, replace_files=goes_on)
+            state = client_store.adopt(state, replace_files=keeping.replaces_files)
     elif client_store is None:
         state = _start(kernel, rows, keys, position)
     else:
         state = client_store.start(
             lambda some: _start(kernel, some, keys, position),
             rows,
-            replace_files=goes_on,
+            replace_files=keeping.replaces_files,
         )
     first = int(state.broadcast.round[0])
     if surrogates is not None:
