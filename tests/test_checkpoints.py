@@ -11,12 +11,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import killed_run
 import numpy as np
 import pytest
 
 import fedmcmc
 from fedmcmc.stopping import Verdict
-from tests import killed_run
 
 SCRIPT = Path(killed_run.__file__)
 

@@ -21,6 +21,7 @@ from fedmcmc._types import (
     StepInfo,
 )
 from fedmcmc.data import FederatedData
+from fedmcmc.layouts import AXIS
 
 __all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
 
@@ -42,7 +43,15 @@ class Said(NamedTuple):
 
 
 def groups_of(participation: Participation, data: FederatedData, cohort: Cohort) -> list[Group]:
-    """Return the parts of the cohort that are computed together, each with a bound on sizes."""
+    """Return the parts of the cohort that are computed together, each with a bound on sizes.
+
+    With a layout, those that this device computes if all take part, and else the whole cohort, out
+    of which it computes its own clients.
+    """
+    if data.layout is not None and participation.cohort_size is None:
+        ids, used = data.layout.own()
+        own = jax.tree.map(lambda leaf: leaf[ids], cohort)
+        return [Group(own._replace(active=own.active & used), data.max_size)]
     if participation.cohort_size is not None or data.buckets is None:
         return [Group(cohort, data.max_size)]
     return [
@@ -129,6 +138,7 @@ def run_groups(
     exchange: Exchange,
     participation: Participation,
     data: FederatedData,
+    cohort: Cohort,
     groups: list[Group],
     broadcast: Broadcast,
     states: list[ArrayTree],
@@ -136,6 +146,10 @@ def run_groups(
 ) -> Said:
     """Run the steps of all groups and sum their messages."""
     totals, kept, infos, bits = [], [], [], 0
+    if data.layout is not None:
+        return _run_laid_out(
+            exchange, participation, data, cohort, groups[0], broadcast, states[0], draws[0]
+        )
     for group, old, drawn in zip(groups, states, draws, strict=True):
         message, new, info = _run_group(exchange, data, group, broadcast, drawn, old)
         if participation.drops:
@@ -146,6 +160,91 @@ def run_groups(
         bits += trees.num_bits(message)
     total = functools.reduce(trees.add, totals)
     return Said(total, kept, infos[0] if len(groups) == 1 else _in_order(data, infos), bits)
+
+
+def _run_laid_out(
+    exchange: Exchange,
+    participation: Participation,
+    data: FederatedData,
+    cohort: Cohort,
+    group: Group,
+    broadcast: Broadcast,
+    old: ArrayTree,
+    draws: ArrayTree,
+) -> Said:
+    """Run the steps of this device's clients, and sum the messages of all devices.
+
+    With the totals ``"gather"`` every device gets all messages and sums them in the order of the
+    cohort, as one device would; with ``"psum"`` it sums its own, and the devices' sums are added.
+    """
+    layout = data.layout
+    assert layout is not None
+    if participation.cohort_size is None:
+        message, new, info = _run_group(exchange, data, group, broadcast, draws, old)
+        here = group.cohort.active & layout.own()[1]
+
+        def collected(tree: ArrayTree) -> ArrayTree:
+            """Return all clients' entries, in the order of the cohort."""
+            return jax.tree.map(
+                lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[layout.slots], tree
+            )
+
+    else:
+        message, new, info = _run_own(exchange, data, group, broadcast, draws, old)
+        here = cohort.active & layout.owned(cohort.ids)
+
+        def collected(tree: ArrayTree) -> ArrayTree:
+            return jax.tree.map(lambda leaf: _sum_over_devices(leaf), tree)
+
+    if participation.drops:
+        new = _kept_by_all(group.cohort.active, new, old)
+    bits = trees.num_bits(message)
+    if layout.totals == "gather":
+        total = _sum_active(collected(message), cohort, participation)
+    else:
+        own = group.cohort._replace(active=here)
+        total = jax.lax.psum(_sum_active(message, own, participation, drops=True), AXIS)
+    return Said(total, [new], collected(info), bits)
+
+
+def _sum_over_devices(leaf: Array) -> Array:
+    """Return the sum of entries that all devices but one have left at zero: that one's, exactly."""
+    if leaf.dtype == jnp.bool_:
+        return jax.lax.psum(leaf.astype(jnp.int32), AXIS) > 0
+    return jax.lax.psum(leaf, AXIS)
+
+
+def _run_own(
+    exchange: Exchange,
+    data: FederatedData,
+    group: Group,
+    broadcast: Broadcast,
+    draws: ArrayTree,
+    old: ArrayTree,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    """Run the steps of those of a cohort that are this device's, one by one; zeros for others."""
+    assert data.layout is not None
+    cohort, layout = group.cohort, data.layout
+    size = cohort.ids.shape[0]
+
+    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
+        own = jax.tree.map(lambda leaf: leaf[entry], old)
+        client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
+        return exchange.take_part(drawn, broadcast, own, client)
+
+    shapes = jax.eval_shape(one, jnp.int32(0))
+    zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+    owned = layout.owned(cohort.ids)
+    first = jnp.argsort(~owned, stable=True)  # this device's entries, then the others
+
+    def body(i: Array, outputs: Any) -> Any:
+        entry = first[i]
+        return jax.tree.map(lambda table, leaf: table.at[entry].set(leaf), outputs, one(entry))
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo]
+    result = jax.lax.fori_loop(0, jnp.sum(owned, dtype=jnp.int32), body, zeros)
+    return result
 
 
 def _in_order(data: FederatedData, parts: list[ArrayTree]) -> ArrayTree:
@@ -207,11 +306,13 @@ def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
     return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
 
 
-def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:
+def _sum_active(
+    message: ArrayTree, cohort: Cohort, participation: Participation, drops: bool = False
+) -> ArrayTree:
     def reduce(leaf: Array) -> Array:
         if participation.weighted:
             leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
-        if participation.drops:
+        if drops or participation.drops:
             leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
         return jnp.sum(leaf, axis=0)
 

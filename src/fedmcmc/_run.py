@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc import schedules
+from fedmcmc import schedules, trees
 from fedmcmc._fingerprint import fingerprint
 from fedmcmc._keeping import Keeper, MemoryKeeper, ZarrKeeper
 from fedmcmc._segments import (
@@ -66,8 +66,11 @@ class Run:
         state: FederatedState,
         until: StoppingRule | None = None,
     ) -> None:
+        # Types of Python numbers are weak, and those that a segment returns are not: one program
+        # for the first and the later segments.
+        state = jax.tree.map(trees.strong, state)
         self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
-        self.state, self.until = state, until
+        self.state, self.until, self.plain = state, until, (data, keys)
         self.start = largest(state)
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
@@ -129,11 +132,11 @@ class Run:
         checkpoint = self.keeping.checkpoint
         if checkpoint is None:
             return
+        start = self._whole_state()
         identity: dict[str, Any] = fingerprint(
             self.kernel,
-            self.data,
-            self.keys,
-            self.state,
+            *self.plain,
+            start,
             self.keeping.collect,
             self.keeping.accumulators,
         )
@@ -145,7 +148,7 @@ class Run:
             "whether draws go to a file": self.keeping.draws_to is not None,
         }
         self.saver = Saver(checkpoint, identity)
-        saved = self.saver.load(self.keeper, self.state, self.found)
+        saved = self.saver.load(self.keeper, start, self.found)
         if saved is None:
             return
         if saved.round > end:
@@ -158,12 +161,18 @@ class Run:
         self._restore(saved.state)
         self.found = jax.tree.map(jnp.asarray, saved.found)
 
+    def _whole_state(self) -> FederatedState:
+        """Return the state, clients in their own order."""
+        return self.state
+
     def _restore(self, state: FederatedState) -> None:
         self.state = jax.tree.map(jnp.asarray, state)
 
     def _save(self, *, wait: bool) -> None:
         assert self.saver is not None
-        saved = Saved(self.first, self.at, self.state, self.found, self.totals, self.stopped)
+        saved = Saved(
+            self.first, self.at, self._whole_state(), self.found, self.totals, self.stopped
+        )
         self.saver.save(saved, self.keeper, wait=wait)
 
     def _num_kept(self, round_: int) -> int:

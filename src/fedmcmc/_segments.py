@@ -6,16 +6,19 @@ uninterrupted one, and its numbers are the same to the last bit.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from fedmcmc import convolutions, streams, trees
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
+from fedmcmc.layouts import AXIS, CHAINS, Layout
 from fedmcmc.simulate import RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
 
@@ -30,6 +33,7 @@ __all__ = [
     "kept_shapes",
     "needs_canonical",
     "run_segment",
+    "state_specs",
     "traced_round",
 ]
 
@@ -183,7 +187,50 @@ def run_segment(
     `keys`, `state` and `found`, the states of the `accumulators`, have a leading chain axis. A
     `capacity` of zero keeps no draws. With `canonical`, which `needs_canonical` tells, convolutions
     are rewritten, and clients and chains run one after the other.
+
+    Where the data has a layout, each device of its mesh runs its own chains and clients.
     """
+    run = partial(_run, block=block, capacity=capacity, collect=collect, canonical=canonical)
+    given = (kernel, data, keys, state, plan, accumulators, found)
+    if data.layout is None:
+        return run(*given)
+    one = PartitionSpec()
+    chains: Any = PartitionSpec(CHAINS if CHAINS in data.layout.mesh.shape else None)
+    states = state_specs(data.layout)
+    everywhere = jax.tree.map(lambda leaf: one, data)
+    rows = replace(everywhere, rows=jax.tree.map(lambda leaf: PartitionSpec(AXIS), data.rows))
+    parallel = jax.shard_map(
+        run,
+        mesh=data.layout.mesh,
+        in_specs=(one, rows, chains, states, one, one, chains),
+        out_specs=Segment(states, chains, chains, chains, chains),
+        check_vma=False,
+    )
+    result: Segment = parallel(*given)
+    return result
+
+
+def state_specs(layout: Layout) -> Any:
+    """Return how the state of all chains lies on the mesh of a layout, as a `FederatedState`."""
+    chains = CHAINS if CHAINS in layout.mesh.shape else None
+    whole: Any = PartitionSpec(chains)
+    return FederatedState(whole, whole, PartitionSpec(chains, AXIS))
+
+
+def _run(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    plan: Plan,
+    accumulators: Streams,
+    found: dict[str, ArrayTree],
+    *,
+    block: int,
+    capacity: int,
+    collect: Collect | None,
+    canonical: bool,
+) -> Segment:
     shapes = kept_shapes(kernel, data, keys, state, collect) if capacity else Kept((), {})
     if canonical:
         kernel = convolutions.one_client_at_a_time(kernel)

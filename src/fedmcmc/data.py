@@ -14,6 +14,7 @@ from jax.tree_util import register_dataclass
 from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client
 from fedmcmc.buckets import Buckets, by_size
+from fedmcmc.layouts import Layout
 
 __all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
 
@@ -50,6 +51,9 @@ class FederatedData:
         Clients whose states a kernel's `init` builds, if not all's (a store builds some at a time).
     slots
         ``[num_clients]``, where a client's state lies, if not in its own order (with a store).
+    layout
+        Which device holds which clients, if ``sample(..., mesh=...)`` laid them out; `start` then
+        counts among the rows of a client's device.
 
     Examples
     --------
@@ -69,6 +73,7 @@ class FederatedData:
     mesh: Mesh | None = field(default=None, metadata={"static": True})
     members: Array | None = None
     slots: Array | None = None
+    layout: Layout | None = None
 
     @classmethod
     def from_clients(
@@ -173,6 +178,8 @@ class FederatedData:
     @property
     def num_rows(self) -> int:
         """Number of rows of all clients."""
+        if self.layout is not None:
+            return self.layout.num_rows
         return jax.tree.leaves(self.rows)[0].shape[0]
 
     @property
@@ -235,6 +242,8 @@ class FederatedData:
 
     def slot(self, ids: Array) -> Array:
         """Return where the states of clients `ids` lie on the leading axis."""
+        if self.layout is not None:
+            return self.layout.own_slot(ids)
         return ids if self.slots is None else self.slots[ids]
 
     def client_axes(self, max_size: int | None = None) -> Client:

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from fedmcmc import streams as random_streams
 from fedmcmc import trees
+from fedmcmc._mesh_run import MeshRun, check_mesh
 from fedmcmc._run import Keeping, Run
 from fedmcmc._segments import Collect
 from fedmcmc._stored_run import StoredRun
@@ -64,6 +66,8 @@ def sample(
     keep_draws: bool = True,
     draws_to: str | Path | None = None,
     checkpoint: Checkpoint | None = None,
+    mesh: Mesh | None = None,
+    totals: Literal["gather", "psum"] = "gather",
 ) -> Samples:
     """Run `kernel` on `data` and keep draws.
 
@@ -118,6 +122,14 @@ def sample(
     checkpoint
         Where and how often the run writes down where it is; the same call then goes on after an
         interruption. See `fedmcmc.Checkpoint`.
+    mesh
+        Devices to run on: each holds the rows and the states of its own clients along the axis
+        ``clients`` (balanced by rows), and its own chains along an axis ``chains``, if there is
+        one.
+    totals
+        With `mesh`, how messages are summed: ``"gather"`` sends them all to every device, which
+        sums them in the order of one device; ``"psum"`` sends the devices' own sums, which is less,
+        and rounds otherwise.
 
     Returns
     -------
@@ -148,6 +160,10 @@ def sample(
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if client_store is not None:
         _check_store(kernel, client_store)
+    if mesh is not None:
+        check_mesh(mesh, totals, kernel, data, num_chains)
+        if client_store is not None:
+            raise ValueError("Give mesh= or client_store=, and not both.")
     sites = None if client_store is None else client_store.directory
     if checkpoint is not None and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
@@ -167,7 +183,10 @@ def sample(
     if surrogates is not None:
         print(predict_bias(kernel, data, surrogates, round_=first))
     rows = _laid_out(kernel, rows, keys, state.broadcast.position)
-    if client_store is None or trees.is_empty(state.clients):
+    run: Run
+    if mesh is not None:
+        run = MeshRun(kernel, rows, keys, keeping, state, until, mesh, totals)
+    elif client_store is None or trees.is_empty(state.clients):
         run = Run(kernel, rows, keys, keeping, state, until)
     else:
         run = StoredRun(kernel, rows, keys, keeping, state, until, client_store)

@@ -179,7 +179,9 @@ def run_round(
     for (index, exchange), clients_draws, drawn in zip(
         _numbered(kernel), draws.clients, draws.server, strict=True
     ):
-        said = run_groups(exchange, participation, data, groups, broadcast, states, clients_draws)
+        said = run_groups(
+            exchange, participation, data, cohort, groups, broadcast, states, clients_draws
+        )
         most_sent = trees.num_bits(broadcast._replace(shared=()))
         up.append(said.info.bits)
         down.append(most_sent if trees.is_empty(said.info.bits_down) else said.info.bits_down)

@@ -30,6 +30,7 @@ __all__ = [
     "select",
     "shapes_of",
     "squared_norm",
+    "strong",
     "subtract",
     "unravel",
     "widen",
@@ -53,6 +54,11 @@ def as_float(leaf: Any) -> Array:
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     return array.astype(jnp.result_type(float))
+
+
+def strong(leaf: Any) -> Any:
+    """Return an array whose type is not weak; NumPy arrays as they are."""
+    return leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf, jnp.result_type(leaf))
 
 
 def add(a: ArrayTree, b: ArrayTree) -> ArrayTree:

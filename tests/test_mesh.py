@@ -1,0 +1,85 @@
+"""Clients and chains over the devices of a mesh: the numbers of one device, to the last bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from contract_model import DATA, KEY, POSITIONS, Given
+from contract_tables import KERNELS
+
+import fedmcmc
+from fedmcmc.layouts import balanced, layout_of
+
+FOLDER = Path(__file__).parent
+NAMES = sorted(KERNELS)
+
+
+def on_eight_devices(*names):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "mesh_runs.py"), *names],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(FOLDER)},
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+def test_cohorts_and_compressors_with_a_memory_on_eight_devices():
+    on_eight_devices("compress: fa_hmc, memory")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(6))
+def test_every_kernel_on_eight_devices(part):
+    on_eight_devices(*NAMES[part::6])
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 7, 20])
+def test_clients_are_balanced(num_devices):
+    sizes = np.random.default_rng(0).integers(1, 90, 20)
+    parts = balanced(sizes, num_devices)
+    assert sorted(i for part in parts for i in part) == list(range(20))
+    assert max(map(len, parts)) <= -(-20 // num_devices)
+    loads = [sizes[part].sum() for part in parts]
+    assert max(loads) - min(loads) <= sizes.max()
+
+
+def test_a_layout_says_where_rows_and_states_are():
+    sizes = np.array([3, 1, 4, 1, 5])
+    mesh = jax.make_mesh((1,), ("clients",))
+    layout, clients, starts = layout_of(sizes, mesh, "gather")
+    assert clients == [[0, 1, 2, 3, 4]] and starts.tolist() == [0, 3, 4, 8, 9]
+    assert layout.block == layout.num_rows == 14 and layout.per_device == 5
+    np.testing.assert_array_equal(layout.places[layout.slots], np.arange(5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (dict(mesh=3), TypeError, "must be a jax.sharding.Mesh"),
+        (dict(mesh=jax.make_mesh((1,), ("rows",))), ValueError, "needs an axis named 'clients'"),
+        (
+            dict(mesh=jax.make_mesh((1, 1), ("clients", "model"))),
+            ValueError,
+            r"got axes \('clients', 'model'\)",
+        ),
+        (dict(mesh=jax.make_mesh((1,), ("clients",)), totals="sum"), ValueError, "totals must be"),
+        (
+            dict(mesh=jax.make_mesh((1,), ("clients",)), data=DATA.bucketed(2)),
+            ValueError,
+            "neither sharded nor bucketed",
+        ),
+    ],
+)
+def test_bad_meshes(settings, error, message):
+    given = dict(data=DATA, num_rounds=2, progress=False) | settings
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    with pytest.raises(error, match=message):
+        fedmcmc.sample(KEY, kernel, given.pop("data"), POSITIONS["nested"], **given)
