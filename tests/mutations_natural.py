@@ -134,8 +134,8 @@ MUTATIONS = {
     ),
     "samples that do not see the cavity": (
         "inference/_means.py",
-        "return trees.scale(per_row, trees.add(estimate, cavity.grad_log(at)))",
-        "return trees.scale(per_row, estimate)",
+        "gradient = trees.scale(per_row, trees.add(estimate, cavity.grad_log(at)))",
+        "gradient = trees.scale(per_row, estimate)",
         SAMPLES,
     ),
     "chains whose noise is off by sqrt 2": (

@@ -160,7 +160,7 @@ def test_kernels_run_clean(lane):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
