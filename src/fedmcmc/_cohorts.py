@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from fedmcmc import streams, trees
 from fedmcmc._types import (
     ArrayTree,
+    Arrivals,
     Broadcast,
     Cached,
     Cohort,
@@ -39,6 +40,7 @@ class Said(NamedTuple):
     states: list[ArrayTree]  # the clients' new states, one entry a group
     info: StepInfo  # of the cohort, in its own order
     bits: int  # of all messages, uncompressed
+    active: Array  # [cohort_size] bool, whose messages the server took
 
 
 def groups_of(participation: Participation, data: FederatedData, cohort: Cohort) -> list[Group]:
@@ -133,19 +135,36 @@ def run_groups(
     broadcast: Broadcast,
     states: list[ArrayTree],
     draws: list[ArrayTree],
+    *,
+    last: bool,
 ) -> Said:
-    """Run the steps of all groups and sum their messages."""
-    totals, kept, infos, bits = [], [], [], 0
+    """Run the steps of all groups and sum their messages.
+
+    Only messages of the round's `last` exchange may be late: later ones wait for the sums of those
+    before.
+    """
+    totals, kept, infos, actives, bits = [], [], [], [], 0
     for group, old, drawn in zip(groups, states, draws, strict=True):
         message, new, info = _run_group(exchange, data, group, broadcast, drawn, old)
-        if participation.drops:
-            new = _kept_by_all(group.cohort.active, new, old)
-        totals.append(_sum_active(message, group.cohort, participation))
+        cohort = group.cohort
+        if participation.guards:
+            message, cohort = _guarded(message, cohort)
+        if participation.drops or participation.guards:
+            new = _kept_by_all(cohort.active, new, old)
+        if last and not trees.is_empty(cohort.late):
+            now, late = (_only(mask, message) for mask in (~cohort.late, cohort.late))
+            sums = [_sum_active(part, cohort, participation) for part in (now, late)]
+            totals.append(Arrivals(*sums))
+        else:
+            totals.append(_sum_active(message, cohort, participation))
         kept.append(new)
         infos.append(info)
+        actives.append(cohort.active)
         bits += trees.num_bits(message)
     total = functools.reduce(trees.add, totals)
-    return Said(total, kept, infos[0] if len(groups) == 1 else _in_order(data, infos), bits)
+    if len(groups) == 1:
+        return Said(total, kept, infos[0], bits, actives[0])
+    return Said(total, kept, _in_order(data, infos), bits, _in_order(data, actives))
 
 
 def _in_order(data: FederatedData, parts: list[ArrayTree]) -> ArrayTree:
@@ -205,6 +224,24 @@ def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
         return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)
 
     return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
+
+
+def _guarded(message: ArrayTree, cohort: Cohort) -> tuple[ArrayTree, Cohort]:
+    """Return the messages as the server takes them, and the cohort without those it leaves out."""
+    if not trees.is_empty(cohort.garbage):
+        crosses = cohort.garbage == 0
+        message = jax.tree.map(
+            lambda x: jnp.where(_column(crosses, x), x, trees.cast(_column(cohort.garbage, x), x)),
+            message,
+        )
+    active = cohort.active & jax.vmap(trees.all_finite)(message)
+    # Zeros before the weights, so that a cohort of finite messages is summed as without a guard.
+    return _only(active, message), cohort._replace(active=active)
+
+
+def _only(mask: Array, message: ArrayTree) -> ArrayTree:
+    """Return `message` with zeros for the clients outside `mask`."""
+    return jax.tree.map(lambda leaf: jnp.where(_column(mask, leaf), leaf, 0), message)
 
 
 def _sum_active(message: ArrayTree, cohort: Cohort, participation: Participation) -> ArrayTree:

@@ -108,6 +108,7 @@ class Run:
             self._warn_unreached(self.until.name, at - first)
         samples = self.samples()
         _warn_lost(samples.info)
+        _warn_excluded(samples.info)
         _warn_grown(self.start, _largest(self.state))
         return samples
 
@@ -235,6 +236,21 @@ def _warn_lost(info: dict[str, np.ndarray]) -> None:
             "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
             "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
             "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_excluded(info: dict[str, np.ndarray]) -> None:
+    """Warn where most messages were left out: the run then moves little, or without clients."""
+    excluded = info.get("num_excluded", np.zeros(0)).sum()
+    sent = excluded + info["num_active"].sum()
+    if excluded > MOST_LOST * sent:
+        warnings.warn(
+            f"{excluded / sent:.0%} of the messages of the kept rounds were left out because they "
+            "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
+            "step size is too large for this posterior, or a log density or gradient is not finite "
+            "there.",
             RuntimeWarning,
             stacklevel=4,
         )
