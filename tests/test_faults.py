@@ -10,9 +10,8 @@ import laws_qlsd
 import numpy as np
 import optax
 import pytest
-from contract_kernels import PLAIN
 from contract_model import DATA, KEY, POSITIONS, Given
-from contract_tables import COMPRESSED, KERNELS
+from contract_tables import BARE
 from federations import LIMIT, Federation, worst_z, z_scores
 from federations_qlsd import Curved
 from lanes import fast_and_slow
@@ -350,12 +349,11 @@ def test_a_run_that_leaves_out_most_messages_warns():
 
 
 SHOWN = ("qlsd_pp", "fed_ep", "compress: sequence, quantize")
-BARE = [name for name in KERNELS if not name.startswith("faults")]
 
 
 @functools.cache
 def kernel_of(name):
-    return KERNELS[name](NESTED, Given())
+    return BARE[name](NESTED, Given())
 
 
 def after(kernel, num_rounds, data=DATA, level=0):
@@ -557,7 +555,3 @@ def lsd(**settings):
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_every_kernel_is_among_those_that_faults_stop_not():
-    assert {*PLAIN} | {f"compress: {k}, {c}" for k, c in COMPRESSED} == {*BARE}
