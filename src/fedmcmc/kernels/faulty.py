@@ -82,7 +82,7 @@ def faults(
         are counted.
     seed
         Another one draws other faults, and nothing else. Faults have a stream of their own, with a
-        key a client and round: the kernel's draws are those without faults.
+        key a client and round: all else that is random is what it is without faults.
     rescale
         Whether messages that are weighted by one over the probability of taking part are also
         multiplied by ``1 / ((1 - drop) * (1 - nan))``, so that the mean of their sum is what it
