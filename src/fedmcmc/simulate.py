@@ -33,7 +33,7 @@ class RoundInfo(NamedTuple):
     round
         ``[]`` int32, counted from zero.
     num_active
-        ``[]`` int32, clients whose messages were summed.
+        ``[]`` int32, clients whose messages were summed; late ones count when they are sent.
     bits_up, bits_down
         ``[]``, all messages of the round to and from the server, exact (int32) below ``2**31``
         bits a round, else float32.

@@ -1,11 +1,7 @@
 """Faults: clients that vanish, messages that come a round late or hold no finite number."""
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
@@ -14,33 +10,18 @@ from fedmcmc._types import (
     ArrayTree,
     Arrivals,
     Broadcast,
-    Cohort,
     Exchange,
     FederatedKernel,
     FederatedState,
+    Participation,
     Static,
 )
 from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
+from fedmcmc.kernels._faulty_participation import Rates, faulty_participation, rate_of, seed_of
 from fedmcmc.kernels.compressed import arrived_late, holds_pooled_memory
-from fedmcmc.streams import fault_key
 
 __all__ = ["faults"]
-
-
-class _Rates(NamedTuple):
-    """Probabilities, ``[]`` or ``[num_clients]``, or ``()`` for what never happens."""
-
-    drop: ArrayTree
-    late: ArrayTree
-    nan: ArrayTree
-
-
-class _Parts(NamedTuple):
-    rates: _Rates
-    seed: Array  # [] uint32
-    rescale: Static[bool]
-    prepare: Any  # of the participation without faults
 
 
 class _Server(NamedTuple):
@@ -117,9 +98,10 @@ def faults(
     posterior. Warnings tell if that happens to most messages.
 
     Where nobody's message arrives, the server goes on without: a Langevin step follows the prior,
-    a relay and a mean stay where they are. Control variates of summed gradients
-    (`fedmcmc.scaffold`) are for full participation: with `drop` or `nan` the mean is biased. Finite
-    nonsense is not noticed, nor what the kernel's own `init` computes.
+    a relay and a mean stay where they are. Losing many messages asks for smaller steps, as
+    `bernoulli` does, and late ones too, since a gradient then lags by a round. Control variates of
+    summed gradients (`fedmcmc.scaffold`) are for full participation: with `drop` or `nan` the mean
+    is biased. Finite nonsense is not noticed, nor what the kernel's own `init` computes.
 
     Examples
     --------
@@ -142,102 +124,34 @@ def faults(
     expect(kernel, FederatedKernel, "kernel")
     if kernel.participation.guards:
         raise ValueError("This kernel has faults already: give all of them in one call.")
-    rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
-    inner = kernel.participation
+    rates = Rates(rate_of(drop, "drop"), rate_of(late, "late"), rate_of(nan, "nan"))
     # Where no message is weighted, a weight multiplies a gradient, as in a relay: that of a client
     # that is heard of. Pooled memories weight messages at the client.
-    weighted = inner.weighted or holds_pooled_memory(kernel)
-    parts = _Parts(rates, _seed(seed), Static(bool(rescale) and weighted), inner.prepare)
-    loses = not (trees.is_empty(rates.drop) and trees.is_empty(rates.nan))
-    participation = replace(
-        inner,
-        prepare=Partial(_prepare, parts),
-        check=Partial(_check, rates, inner.check),
-        drops=inner.drops or loses,
-        guards=True,
+    weighted = kernel.participation.weighted or holds_pooled_memory(kernel)
+    participation = faulty_participation(
+        kernel.participation, rates, seed_of(seed), rescale=bool(rescale) and weighted
     )
-    faulty = kernel._replace(init=Partial(_init, kernel, rates), participation=participation)
-    if trees.is_empty(rates.late):
+    waits = not trees.is_empty(rates.late)
+    init = Partial(_init, kernel, participation, Static(waits))
+    faulty = kernel._replace(init=init, participation=participation)
+    if not waits:
         return faulty
     before = tuple(e._replace(aggregate=Partial(_aggregate_before, e)) for e in kernel.before)
     aggregate, draw = Partial(_aggregate, kernel), Partial(_draw, kernel)
     return faulty._replace(aggregate=aggregate, draw=draw, before=before)
 
 
-def _rate(given: Any, name: str) -> ArrayTree:
-    """Return a probability as a leaf, or ``()`` where it is known to be zero."""
-    wanted = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
-    try:
-        array = jnp.asarray(given)
-    except TypeError:
-        raise ValueError(f"{wanted}{given!r}.") from None
-    if array.ndim > 1 or not jnp.issubdtype(array.dtype, jnp.number):
-        raise ValueError(f"{wanted}an array of shape {array.shape} and dtype {array.dtype}.")
-    if not isinstance(array, jax.core.Tracer):
-        values = np.asarray(array, np.float64)
-        if not np.all((values >= 0) & (values < 1)):
-            raise ValueError(f"{wanted}{given!r}.")
-        if not values.any():
-            return ()
-    return array.astype(jnp.result_type(float))
-
-
-def _seed(given: Any) -> Array:
-    if not isinstance(given, jax.core.Tracer):
-        array = np.asarray(given)
-        if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < 2**32:
-            raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {given!r}.")
-    return jnp.asarray(given, jnp.uint32)
-
-
-def _check(rates: _Rates, inner: Any, num_clients: int) -> None:
-    inner(num_clients)
-    for name, rate in rates._asdict().items():
-        if not trees.is_empty(rate) and rate.ndim and rate.shape[0] != num_clients:
-            raise ValueError(
-                f"{name} has probabilities for {rate.shape[0]} clients, but the data has "
-                f"{num_clients} clients."
-            )
-
-
-def _prepare(parts: _Parts, rng_key: Array, num_clients: int) -> Cohort:
-    cohort: Cohort = parts.prepare(rng_key, num_clients)
-    if trees.is_empty(parts.rates):
-        return cohort
-    keys = jax.vmap(lambda i: fault_key(rng_key, parts.seed, i))(cohort.ids)
-    # All kinds are drawn, so that none depends on which of the others there are.
-    u = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
-
-    def of_cohort(rate: ArrayTree) -> Array:
-        return jnp.broadcast_to(rate, (num_clients,))[cohort.ids]
-
-    def arrives(rate: ArrayTree) -> Array:
-        return jnp.ones_like(cohort.weight) if trees.is_empty(rate) else 1 - of_cohort(rate)
-
-    drop, late, nan = parts.rates
-    if parts.rescale.value and not (trees.is_empty(drop) and trees.is_empty(nan)):
-        cohort = cohort._replace(weight=cohort.weight / (arrives(drop) * arrives(nan)))
-    if not trees.is_empty(drop):
-        cohort = cohort._replace(active=cohort.active & (u[:, 0] >= of_cohort(drop)))
-    if not trees.is_empty(late):
-        cohort = cohort._replace(late=u[:, 1] < of_cohort(late))
-    if not trees.is_empty(nan):
-        kinds = jnp.array([jnp.nan, jnp.inf, -jnp.inf])
-        kind = kinds[jnp.minimum((3 * u[:, 3]).astype(jnp.int32), 2)]
-        cohort = cohort._replace(garbage=jnp.where(u[:, 2] < of_cohort(nan), kind, 0))
-    return cohort
-
-
 def _init(
     kernel: FederatedKernel,
-    rates: _Rates,
+    participation: Participation,
+    waits: Static[bool],
     rng_key: Array,
     position: ArrayTree,
     data: FederatedData,
 ) -> FederatedState:
-    _check(rates, kernel.participation.check, data.num_clients)
+    participation.check(data.num_clients)
     state: FederatedState = kernel.init(rng_key, position, data)
-    if trees.is_empty(rates.late):
+    if not waits.value:
         return state
     like = state.broadcast.position
     if kernel.message_fn is not None:
