@@ -75,10 +75,27 @@ def build_compressed(kernel, compressor):
     return build
 
 
-KERNELS = PLAIN | {
+BARE = PLAIN | {
     f"compress: {kernel}, {compressor}": build_compressed(kernel, compressor)
     for kernel, compressor in COMPRESSED
 }
+
+
+def build_faulty(kernel):
+    def build(position, given):
+        return fedmcmc.faults(
+            BARE[kernel](position, given),
+            drop=0.1 * given.scale,
+            late=0.6 * given.table(P) * given.scale,
+            nan=0.2 * given.scale,
+            seed=given.scale,
+        )
+
+    return build
+
+
+FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize")
+KERNELS = BARE | {f"faults: {name}": build_faulty(name) for name in FAULTY}
 
 # Gradient estimators: ``(build, whether the sum over clients is exact)``, at POSITIONS["vector"]
 

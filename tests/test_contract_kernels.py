@@ -24,6 +24,7 @@ from lanes import fast_and_slow
 
 import fedmcmc
 from fedmcmc import trees
+from fedmcmc._types import Arrivals
 
 NESTED = POSITIONS["nested"]
 
@@ -213,23 +214,34 @@ def deploy(kernel, rows, rng_key, state):
         shared = kernel.prepare_shared(fold(rng_key, round_, 2**32 - 4), between)
         broadcast = broadcast._replace(shared=shared)
     bits = np.zeros(2, int)
+    active, late, garbage = (np.array(x) for x in (cohort.active, cohort.late, cohort.garbage))
     for number, exchange in enumerate(kernel.exchanges):
         ids = () if number == len(kernel.before) else (2**32 - 256 - number,)
         like = broadcast.position if exchange.message_fn is None else exchange.message_fn(between)
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        states = clients
-        for i, weight, active in zip(cohort.ids, cohort.weight, cohort.active, strict=True):
-            if not active:
+        states, waiting = clients, total
+        for slot, (i, weight) in enumerate(zip(cohort.ids, cohort.weight, strict=True)):
+            if not active[slot]:
                 continue
             own = jax.tree.map(lambda leaf, i=i: leaf[i], states)
             key = fold(rng_key, round_, i, *ids)
             message, own, info = take_part(exchange, rows, broadcast, own, key, i, weight)
-            clients = jax.tree.map(lambda every, new, i=i: every.at[i].set(new), clients, own)
             factor = weight if kernel.participation.weighted else 1.0
-            total = jax.tree.map(lambda a, b, factor=factor: a + factor * b, total, message)
+            add = lambda a, b, factor=factor: a + factor * b  # noqa: E731
+            if garbage.size and garbage[slot] != 0:
+                active[slot] = False  # sent, but left out
+            else:
+                set_own = lambda every, new, i=i: every.at[i].set(new)  # noqa: E731
+                clients = jax.tree.map(set_own, clients, own)
+                if late.size and late[slot] and number == len(kernel.before):
+                    waiting = jax.tree.map(add, waiting, message)
+                else:
+                    total = jax.tree.map(add, total, message)
             whole = trees.num_bits(broadcast._replace(shared=()))
             down = info.bits_down if jax.tree.leaves(info.bits_down) else whole
             bits += np.array([info.bits, down])
+        if late.size and number == len(kernel.before):
+            total = Arrivals(total, waiting)
         key = fold(rng_key, round_, 2**32 - 1, *ids)
         moved, new_server, _ = exchange.aggregate(key, broadcast, server, total)
         if exchange.prepare_server is not None and round_ == 0:
@@ -263,6 +275,7 @@ DEPLOYED = (
     "fa_hmc",
     "compress: lsd, memory",
     "compress: relay, top_k",
+    "faults: compress: lsd, memory",
 )
 
 

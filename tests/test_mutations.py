@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import mutations_averaging
+import mutations_faults
 import mutations_natural
 import pytest
 
@@ -38,6 +39,7 @@ TESTS = [
     CONSENSUS,
     QUANTISED,
     *mutations_averaging.TESTS,
+    *mutations_faults.TESTS,
     *mutations_natural.TESTS,
 ]
 FILES = [
@@ -55,6 +57,7 @@ FILES = [
     "test_fa_hmc_law.py",
     "test_fsgld_law.py",
     "test_qlsd_law.py",
+    *mutations_faults.FILES,
     *mutations_natural.FILES,
 ]
 MUTATIONS = {
@@ -286,6 +289,7 @@ MUTATIONS = {
         MEMORY,
     ),
     **mutations_averaging.MUTATIONS,
+    **mutations_faults.MUTATIONS,
     **mutations_natural.MUTATIONS,
 }
 

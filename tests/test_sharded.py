@@ -27,7 +27,7 @@ def run(kernel, data, num_chains):
     )
 
 # Three clients on two devices: one is computed twice, and dropped.
-for name, num_chains in (("compress: fa_hmc, memory", 2),):
+for name, num_chains in (("compress: fa_hmc, memory", 2), ("faults: compress: lsd, memory", 1)):
     kernel = KERNELS[name](POSITIONS["nested"], Given())
     one, two, alone = (
         run(kernel, data, num_chains)

@@ -47,6 +47,9 @@ KERNELS = {
         fedmcmc.lsd(POSTERIOR, step_size=1e-2, participation=fedmcmc.uniform(2)),
         fedmcmc.memory(fedmcmc.quantize(3)),
     ),
+    "faults": lambda: fedmcmc.faults(
+        fed_ep(fedmcmc.uniform(3)), drop=0.2, late=0.3, nan=0.2, rescale=False
+    ),
     "relay": lambda: fedmcmc.compress(
         fedmcmc.dsgld(POSTERIOR, step_size=1e-2, num_local_steps=2), fedmcmc.top_k(0.5)
     ),

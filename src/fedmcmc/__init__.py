@@ -71,6 +71,7 @@ from fedmcmc.kernels.distillation import distillation as distillation
 from fedmcmc.kernels.ensemble import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels.ensemble import ensemble as ensemble
 from fedmcmc.kernels.ensemble import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels.faulty import faults as faults
 from fedmcmc.kernels.langevin import langevin as langevin
 from fedmcmc.kernels.natural import natural as natural
 from fedmcmc.kernels.pseudo_gradients import Delta as Delta

@@ -1,45 +1,18 @@
 """The clients' part of a round: who is computed together, and the sum of what they send."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array
-from jax.sharding import Mesh, PartitionSpec
 
-from fedmcmc import streams, trees
-from fedmcmc._types import (
-    ArrayTree,
-    Broadcast,
-    Cached,
-    Cohort,
-    Exchange,
-    Participation,
-    StepInfo,
-)
+from fedmcmc import trees
+from fedmcmc._devices import run_laid_out
+from fedmcmc._groups import Group, Said, prepare_group, run_group
+from fedmcmc._messages import guarded, kept_by_all, sum_of
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation
 from fedmcmc.data import FederatedData
-from fedmcmc.layouts import AXIS
 
 __all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
-
-
-class Group(NamedTuple):
-    """Clients of a cohort that are computed together."""
-
-    cohort: Cohort
-    bound: int  # static, on the sizes of these clients
-
-
-class Said(NamedTuple):
-    """What the clients of a cohort said in one exchange."""
-
-    total: ArrayTree
-    states: list[ArrayTree]  # the clients' new states, one entry a group
-    info: StepInfo  # of the cohort, in its own order
-    bits: int  # of all messages, uncompressed
 
 
 def groups_of(participation: Participation, data: FederatedData, cohort: Cohort) -> list[Group]:
@@ -58,54 +31,6 @@ def groups_of(participation: Participation, data: FederatedData, cohort: Cohort)
         Group(jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
         for ids, bound in data.buckets.groups()
     ]
-
-
-def prepare_group(
-    exchange: Exchange,
-    index: int | None,
-    data: FederatedData,
-    group: Group,
-    rng_key: Array,
-    round_: Array,
-    shapes: Broadcast,
-) -> ArrayTree:
-    """Draw all that is random in the steps of a group; `index` is ``None`` in a kernel's own."""
-    if group.cohort.ids.shape[0] == 1:
-        only = group.cohort.ids[0]
-        client = data.client(only, group.cohort.weight[0], group.bound)
-        return exchange.prepare(_client_key(rng_key, round_, only, index), shapes, client)
-
-    def prepare(mapped: tuple[Array, Array], fixed: tuple[Any, ...]) -> ArrayTree:
-        (ids, weight), (exchange_, data_, key, round__) = mapped, fixed
-        keys = jax.vmap(lambda i: _client_key(key, round__, i, index))(ids)
-        axes = (0, None, data_.client_axes(group.bound))
-        clients = data_.client(ids, weight, group.bound)
-        return jax.vmap(exchange_.prepare, in_axes=axes)(keys, shapes, clients)
-
-    fixed = (exchange, data, rng_key, round_)
-    return _spread(prepare, data.mesh, (group.cohort.ids, group.cohort.weight), fixed)
-
-
-def _client_key(rng_key: Array, round_: Array, client_id: Array, index: int | None) -> Array:
-    key = streams.client_key(rng_key, round_, client_id)
-    return key if index is None else streams.exchange_key(key, index)
-
-
-def _spread(
-    fn: Callable[[Any, Any], ArrayTree], mesh: Mesh | None, mapped: ArrayTree, fixed: ArrayTree
-) -> ArrayTree:
-    """Return ``fn(mapped, fixed)``, the first axis of `mapped` and of the result over devices."""
-    if mesh is None:
-        return fn(mapped, fixed)
-    num = jax.tree.leaves(mapped)[0].shape[0]
-    # Devices compute equally many; the copies at the end are dropped.
-    places = np.arange(num + -num % mesh.shape["clients"]) % num
-    everyone, clients = PartitionSpec(), PartitionSpec("clients")
-    parallel = jax.shard_map(
-        fn, mesh=mesh, in_specs=(clients, everyone), out_specs=clients, check_vma=False
-    )
-    result = parallel(jax.tree.map(lambda leaf: leaf[places], mapped), fixed)
-    return jax.tree.map(lambda leaf: leaf[:num], result)
 
 
 def own_states(
@@ -143,181 +68,37 @@ def run_groups(
     broadcast: Broadcast,
     states: list[ArrayTree],
     draws: list[ArrayTree],
+    *,
+    last: bool,
 ) -> Said:
-    """Run the steps of all groups and sum their messages."""
-    totals, kept, infos, bits = [], [], [], 0
+    """Run the steps of all groups and sum their messages.
+
+    Only messages of the round's `last` exchange may be late: later ones wait for the sums of those
+    before.
+    """
     if data.layout is not None:
-        return _run_laid_out(
-            exchange, participation, data, cohort, groups[0], broadcast, states[0], draws[0]
-        )
+        given = (cohort, groups[0], broadcast, states[0], draws[0])
+        return run_laid_out(exchange, participation, data, *given, last=last)
+    totals, kept, infos, actives, bits = [], [], [], [], 0
     for group, old, drawn in zip(groups, states, draws, strict=True):
-        message, new, info = _run_group(exchange, data, group, broadcast, drawn, old)
-        if participation.drops:
-            new = _kept_by_all(group.cohort.active, new, old)
-        totals.append(_sum_active(message, group.cohort, participation))
+        message, new, info = run_group(exchange, data, group, broadcast, drawn, old)
+        own = group.cohort
+        if participation.guards:
+            message, own = guarded(message, own)
+        if participation.drops or participation.guards:
+            new = kept_by_all(own.active, new, old)
+        totals.append(sum_of(message, own, participation, late=last, drops=participation.drops))
         kept.append(new)
         infos.append(info)
+        actives.append(own.active)
         bits += trees.num_bits(message)
     total = functools.reduce(trees.add, totals)
-    return Said(total, kept, infos[0] if len(groups) == 1 else _in_order(data, infos), bits)
-
-
-def _run_laid_out(
-    exchange: Exchange,
-    participation: Participation,
-    data: FederatedData,
-    cohort: Cohort,
-    group: Group,
-    broadcast: Broadcast,
-    old: ArrayTree,
-    draws: ArrayTree,
-) -> Said:
-    """Run the steps of this device's clients, and sum the messages of all devices.
-
-    With the totals ``"gather"`` every device gets all messages and sums them in the order of the
-    cohort, as one device would; with ``"psum"`` it sums its own, and the devices' sums are added.
-    """
-    layout = data.layout
-    assert layout is not None
-    if participation.cohort_size is None:
-        message, new, info = _run_group(exchange, data, group, broadcast, draws, old)
-        here = group.cohort.active & layout.own()[1]
-
-        def collected(tree: ArrayTree) -> ArrayTree:
-            """Return all clients' entries, in the order of the cohort."""
-            return jax.tree.map(
-                lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[layout.slots], tree
-            )
-
-    else:
-        message, new, info = _run_own(exchange, data, group, broadcast, draws, old)
-        here = cohort.active & layout.owned(cohort.ids)
-
-        def collected(tree: ArrayTree) -> ArrayTree:
-            return jax.tree.map(lambda leaf: _sum_over_devices(leaf), tree)
-
-    if participation.drops:
-        new = _kept_by_all(group.cohort.active, new, old)
-    bits = trees.num_bits(message)
-    if layout.totals == "gather":
-        total = _sum_active(collected(message), cohort, participation)
-    else:
-        own = group.cohort._replace(active=here)
-        total = jax.lax.psum(_sum_active(message, own, participation, drops=True), AXIS)
-    return Said(total, [new], collected(info), bits)
-
-
-def _sum_over_devices(leaf: Array) -> Array:
-    """Return the sum of entries that all devices but one have left at zero: that one's, exactly."""
-    if leaf.dtype == jnp.bool_:
-        return jax.lax.psum(leaf.astype(jnp.int32), AXIS) > 0
-    return jax.lax.psum(leaf, AXIS)
-
-
-def _run_own(
-    exchange: Exchange,
-    data: FederatedData,
-    group: Group,
-    broadcast: Broadcast,
-    draws: ArrayTree,
-    old: ArrayTree,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    """Run the steps of those of a cohort that are this device's, one by one; zeros for others."""
-    assert data.layout is not None
-    cohort, layout = group.cohort, data.layout
-    size = cohort.ids.shape[0]
-
-    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
-        own = jax.tree.map(lambda leaf: leaf[entry], old)
-        client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
-        return exchange.take_part(drawn, broadcast, own, client)
-
-    shapes = jax.eval_shape(one, jnp.int32(0))
-    zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
-    owned = layout.owned(cohort.ids)
-    first = jnp.argsort(~owned, stable=True)  # this device's entries, then the others
-
-    def body(i: Array, outputs: Any) -> Any:
-        entry = first[i]
-        return jax.tree.map(lambda table, leaf: table.at[entry].set(leaf), outputs, one(entry))
-
-    result: tuple[ArrayTree, ArrayTree, StepInfo]
-    result = jax.lax.fori_loop(0, jnp.sum(owned, dtype=jnp.int32), body, zeros)
-    return result
+    if len(groups) == 1:
+        return Said(total, kept, infos[0], bits, actives[0])
+    return Said(total, kept, _in_order(data, infos), bits, _in_order(data, actives))
 
 
 def _in_order(data: FederatedData, parts: list[ArrayTree]) -> ArrayTree:
     assert data.buckets is not None
     place = data.buckets.place
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[place], *parts)
-
-
-def _run_group(
-    exchange: Exchange,
-    data: FederatedData,
-    group: Group,
-    broadcast: Broadcast,
-    draws: ArrayTree,
-    old: ArrayTree,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    ids, weight = group.cohort.ids, group.cohort.weight
-    if ids.shape[0] == 1:
-        client = data.client(ids[0], weight[0], group.bound)
-        own = jax.tree.map(lambda leaf: leaf[0], old)
-        outputs = exchange.take_part(draws, broadcast, own, client)
-        return jax.tree.map(lambda leaf: leaf[None], outputs)
-
-    def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
-        return _run_together(mapped, *fixed, group.bound)
-
-    result: tuple[ArrayTree, ArrayTree, StepInfo]
-    result = _spread(run, data.mesh, (draws, old, ids, weight), (exchange, data, broadcast))
-    return result
-
-
-def _run_together(
-    mapped: tuple[ArrayTree, ArrayTree, Array, Array],
-    exchange: Exchange,
-    data: FederatedData,
-    broadcast: Broadcast,
-    bound: int,
-) -> ArrayTree:
-    """Run the steps of some clients: all at once, or so many at a time as the data says."""
-    draws, old, ids, weight = mapped
-    at_a_time = data.at_a_time
-    if at_a_time is None or at_a_time >= ids.shape[0]:
-        step = jax.vmap(exchange.take_part, in_axes=(0, None, 0, data.client_axes(bound)))
-        return step(draws, broadcast, old, data.client(ids, weight, bound))
-
-    def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
-        drawn, own, index, weight_ = given
-        return exchange.take_part(drawn, broadcast, own, data.client(index, weight_, bound))
-
-    return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)
-
-
-def _kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """Return the new states of active clients, and of the others the old ones but for caches."""
-
-    def choose(a: Any, b: Any) -> Any:
-        return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)
-
-    return jax.tree.map(choose, new, old, is_leaf=lambda leaf: isinstance(leaf, Cached))
-
-
-def _sum_active(
-    message: ArrayTree, cohort: Cohort, participation: Participation, drops: bool = False
-) -> ArrayTree:
-    def reduce(leaf: Array) -> Array:
-        if participation.weighted:
-            leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
-        if drops or participation.drops:
-            leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
-        return jnp.sum(leaf, axis=0)
-
-    return jax.tree.map(reduce, message)
-
-
-def _column(vector: Array, leaf: Array) -> Array:
-    return vector.reshape(vector.shape + (1,) * (leaf.ndim - 1))

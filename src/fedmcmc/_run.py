@@ -25,7 +25,7 @@ from fedmcmc._segments import (
     run_segment,
 )
 from fedmcmc._types import FederatedKernel, FederatedState
-from fedmcmc._watch import largest, non_finite, warn_grown, warn_lost
+from fedmcmc._watch import largest, non_finite, warn_excluded, warn_grown, warn_lost
 from fedmcmc.checkpoints import Checkpoint, Saved, Saver
 from fedmcmc.data import FederatedData
 from fedmcmc.samples import Samples
@@ -124,6 +124,7 @@ class Run:
         samples = self.samples()
         if self.keeping.draws_to is None:
             warn_lost(samples.info)
+            warn_excluded(samples.info)
         warn_grown(self.start, largest(self.state))
         return samples
 

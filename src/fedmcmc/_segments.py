@@ -95,8 +95,8 @@ def _keep(
         draw = collect(state, info)
     fields = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
     kept = {name: getattr(info, name) for name in fields}
-    if not trees.is_empty(info.num_lost):
-        kept["num_lost"] = info.num_lost
+    counts = {"num_lost": info.num_lost, "num_excluded": info.num_excluded}
+    kept |= {name: count for name, count in counts.items() if not trees.is_empty(count)}
     return Kept(draw, kept)
 
 

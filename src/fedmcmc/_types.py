@@ -15,6 +15,7 @@ from jax.tree_util import Partial, register_dataclass, register_static
 
 __all__ = [
     "ArrayTree",
+    "Arrivals",
     "Broadcast",
     "Client",
     "Cohort",
@@ -162,12 +163,17 @@ class Cohort(NamedTuple):
 
     `ids` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
     taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
-    (shapes are static) but never summed.
+    (shapes are static) but never summed. `late` ``[cohort_size]`` bool is whose message of the
+    kernel's own exchange arrives a round late, `garbage` ``[cohort_size]`` the number that all
+    numbers of a message turn into on their way, zero where it crosses as it is; both are ``()``
+    where that cannot be.
     """
 
     ids: Array
     weight: Array
     active: Array
+    late: ArrayTree = ()
+    garbage: ArrayTree = ()
 
 
 @register_dataclass
@@ -193,6 +199,9 @@ class Participation:
         Whether a cohort may hold clients that are not active.
     repeats
         Whether a cohort may hold a client more than once.
+    guards
+        Whether the server leaves out messages that are not finite: who sent one is not active for
+        the rest of the round, and keeps the state that it had before that exchange.
     """
 
     prepare: Callable[[Array, int], Cohort]
@@ -203,6 +212,17 @@ class Participation:
     silent: bool = field(default=False, metadata={"static": True})
     drops: bool = field(default=True, metadata={"static": True})
     repeats: bool = field(default=False, metadata={"static": True})
+    guards: bool = field(default=False, metadata={"static": True})
+
+
+class Arrivals(NamedTuple):
+    """The two sums that a server makes of a cohort's messages where some arrive a round late.
+
+    Each has the structure of a message; the sum of the late ones waits for the next round.
+    """
+
+    now: ArrayTree
+    late: ArrayTree
 
 
 class Cached(NamedTuple):

@@ -10,7 +10,7 @@ from fedmcmc._types import FederatedState
 from fedmcmc.errors import NonFiniteError
 from fedmcmc.samples import Samples
 
-__all__ = ["largest", "non_finite", "warn_grown", "warn_lost"]
+__all__ = ["largest", "non_finite", "warn_excluded", "warn_grown", "warn_lost"]
 
 GROWN = 1e6
 """Positions that many times larger than where they began (or than one) make a run suspicious."""
@@ -28,6 +28,21 @@ def warn_lost(info: dict[str, np.ndarray]) -> None:
             "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
             "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
             "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def warn_excluded(info: dict[str, np.ndarray]) -> None:
+    """Warn where most messages were left out: the run then moves little, or without clients."""
+    excluded = info.get("num_excluded", np.zeros(0)).sum()
+    sent = excluded + info["num_active"].sum()
+    if excluded > MOST_LOST * sent:
+        warnings.warn(
+            f"{excluded / sent:.0%} of the messages of the kept rounds were left out because they "
+            "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
+            "step size is too large for this posterior, or a log density or gradient is not finite "
+            "there.",
             RuntimeWarning,
             stacklevel=5,
         )

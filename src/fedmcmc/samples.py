@@ -25,7 +25,8 @@ class Samples:
     info
         Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
         round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
-        nothing of use also ``num_lost``, the clients of that round which did not.
+        nothing of use also ``num_lost``, the clients of that round which did not; of kernels with
+        faults also ``num_excluded``, the clients whose messages were left out as not finite.
     state
         `FederatedState` of every chain, leaves ``[num_chains, ...]``; pass it to
         ``sample(..., state=samples.state)`` with the same key to go on.

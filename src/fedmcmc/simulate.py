@@ -16,6 +16,7 @@ from fedmcmc._types import (
     Exchange,
     FederatedKernel,
     FederatedState,
+    Participation,
     StepInfo,
     as_functions,
 )
@@ -32,7 +33,7 @@ class RoundInfo(NamedTuple):
     round
         ``[]`` int32, counted from zero.
     num_active
-        ``[]`` int32, clients whose messages were summed.
+        ``[]`` int32, clients whose messages were summed; late ones count when they are sent.
     bits_up, bits_down
         ``[]``, all messages of the round to and from the server, exact (int32) below ``2**31``
         bits a round, else float32.
@@ -45,6 +46,9 @@ class RoundInfo(NamedTuple):
     num_lost
         ``[]`` int32, active clients of the last exchange whose result was of no use; ``()`` for
         kernels where that cannot be.
+    num_excluded
+        ``[]`` int32, clients whose message the server left out because it was not finite; ``()``
+        where it does not look (see `fedmcmc.faults`).
     """
 
     round: Array
@@ -55,6 +59,7 @@ class RoundInfo(NamedTuple):
     clients: StepInfo
     server: ArrayTree
     num_lost: ArrayTree = ()
+    num_excluded: ArrayTree = ()
 
 
 class RoundDraws(NamedTuple):
@@ -176,23 +181,37 @@ def run_round(
     states = own_states(participation, data, groups, state.clients)
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
     up, down, most_up, most_down = [], [], 0, 0
+    active = cohort.active
     for (index, exchange), clients_draws, drawn in zip(
         _numbered(kernel), draws.clients, draws.server, strict=True
     ):
         said = run_groups(
-            exchange, participation, data, cohort, groups, broadcast, states, clients_draws
+            exchange,
+            participation,
+            data,
+            cohort._replace(active=active),
+            groups,
+            broadcast,
+            states,
+            clients_draws,
+            last=index is None,
         )
         most_sent = trees.num_bits(broadcast._replace(shared=()))
         up.append(said.info.bits)
         down.append(most_sent if trees.is_empty(said.info.bits_down) else said.info.bits_down)
+        if participation.guards:
+            # A message is sent before it is left out; who has sent one such sends no other.
+            up[-1], down[-1] = (jnp.where(active, sent[-1], 0) for sent in (up, down))
+            active = said.active
+            groups = groups_of(participation, data, cohort._replace(active=active))
         most_up, most_down = most_up + said.bits, most_down + most_sent
         if exchange.prepare_server is None:
             drawn = _server_key(rng_key, round_, index)
         broadcast, server, server_info = exchange.aggregate(drawn, broadcast, server, said.total)
         states = said.states
-    num_active = jnp.sum(cohort.active.astype(jnp.int32))
+    num_active = jnp.sum(active.astype(jnp.int32))
     sends = 0 if participation.silent else 1
-    square = jnp.where(cohort.active, said.info.gradient_norm**2, 0)
+    square = jnp.where(active, said.info.gradient_norm**2, 0)
     info = RoundInfo(
         round=round_,
         num_active=num_active,
@@ -207,7 +226,8 @@ def run_round(
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
         clients=said.info,
         server=server_info,
-        num_lost=_num_lost(cohort.active, said.info.usable),
+        num_lost=_num_lost(active, said.info.usable),
+        num_excluded=_num_excluded(participation, cohort.active, active),
     )
     clients = all_states(participation, data, groups, state.clients, states)
     return FederatedState(broadcast._replace(shared=(), summed=()), server, clients), info
@@ -215,6 +235,10 @@ def run_round(
 
 def _num_lost(active: Array, usable: ArrayTree) -> ArrayTree:
     return () if trees.is_empty(usable) else jnp.sum(active & ~usable, dtype=jnp.int32)
+
+
+def _num_excluded(participation: Participation, before: Array, after: Array) -> ArrayTree:
+    return jnp.sum(before & ~after, dtype=jnp.int32) if participation.guards else ()
 
 
 def _sum_bits(bits: Array, bound: int) -> Array:

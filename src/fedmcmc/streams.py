@@ -20,6 +20,7 @@ __all__ = [
     "compressor_key",
     "distinct_integers",
     "exchange_key",
+    "fault_key",
     "integers_below",
     "normals",
     "part_key",
@@ -41,6 +42,8 @@ _STREAM = 2**32 - 6
 _COMPRESSOR = 2**32 - 4
 _EXCHANGE = 2**32 - 256
 _PART = 2**32 - 512
+# Folded into the key that chooses the cohort.
+_FAULT = 2**32 - 5
 MAX_PREPARED_NORMALS = 2**22
 """Above this many numbers a client and round, a key a step is prepared instead of its normals."""
 
@@ -58,6 +61,15 @@ def server_key(rng_key: Array, round_: Array) -> Array:
 def cohort_key(rng_key: Array, round_: Array) -> Array:
     """Return the key that chooses the cohort of round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_COHORT))
+
+
+def fault_key(rng_key: Array, seed: Array, index: Array) -> Array:
+    """Return the key of the faults of client `index` in a round, from that of the round's cohort.
+
+    `seed` is ``[]`` uint32. The stream is nobody else's, so that faults change no other draw.
+    """
+    own = jax.random.fold_in(jax.random.fold_in(rng_key, jnp.uint32(_FAULT)), seed)
+    return jax.random.fold_in(own, index)
 
 
 def shared_key(rng_key: Array, round_: Array) -> Array:

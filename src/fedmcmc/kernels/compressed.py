@@ -26,7 +26,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.scaling import importance
 from fedmcmc.streams import compressor_key
 
-__all__ = ["compress"]
+__all__ = ["arrived_late", "compress", "holds_pooled_memory"]
 
 
 class _Draws(NamedTuple):
@@ -86,9 +86,9 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     Raises
     ------
     ValueError
-        If all clients' memories are to be added where messages are not weighted by one over the
-        probability of taking part, if the server adds them already and `compressor` has another
-        memory; and from `init` where the compressor does not fit the data.
+        If the kernel has faults, if all clients' memories are to be added where messages are not
+        weighted by one over the probability of taking part, if the server adds them already and
+        `compressor` has another memory; and from `init` where the compressor does not fit the data.
 
     Notes
     -----
@@ -117,6 +117,11 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     """
     expect(kernel, FederatedKernel, "kernel")
     expect(compressor, Compressor, "compressor")
+    if kernel.participation.guards:
+        raise ValueError(
+            "Faults happen to messages as they are sent: compress the kernel first, and then give "
+            "it faults."
+        )
     compressed = _compressed(kernel)
     if compressed is not None and compressed.pooled_memory.value:
         before = compressed.compressor.memory
@@ -127,7 +132,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
                 "messages by a compressor without another memory."
             )
         return compress(compressed.kernel, before.followed_by(compressor))
-    if compressed is None and _holds_pooled_memory(kernel):
+    if compressed is None and holds_pooled_memory(kernel):
         raise ValueError(
             "The servers of kernels in this sequence add the memories of their clients: compress "
             "each kernel as far as you want it, then put them in a sequence."
@@ -164,12 +169,26 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     )
 
 
-def _holds_pooled_memory(kernel: FederatedKernel) -> bool:
+def holds_pooled_memory(kernel: FederatedKernel) -> bool:
+    """Return whether a server within `kernel` adds the memories of all its clients."""
+
     def is_parts(node: object) -> bool:
         return isinstance(node, _Parts)
 
     nodes = jax.tree.leaves(kernel, is_leaf=is_parts)
     return any(isinstance(node, _Parts) and node.pooled_memory.value for node in nodes)
+
+
+def arrived_late(total: ArrayTree) -> ArrayTree:
+    """Return a sum of messages as the server has to take it in a round after they were sent.
+
+    Memories moved when they were sent, and the server's sum of them does not know: until it does,
+    what is said relative to those memories lacks the change.
+    """
+    if not isinstance(total, _Message):
+        return total
+    said = trees.add(_without_exact(total.said), total.change)
+    return total._replace(said=_with_exact(said, total.said))
 
 
 def _exchange(parts: _Parts) -> Exchange:

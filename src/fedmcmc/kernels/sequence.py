@@ -50,8 +50,8 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
     TypeError
         If one is no `FederatedKernel`.
     ValueError
-        If there are fewer than two, or their participations differ; and from `init` where a kernel
-        but the last keeps a snapshot.
+        If there are fewer than two, one has faults, or their participations differ; and from `init`
+        where a kernel but the last keeps a snapshot.
 
     Examples
     --------
@@ -73,6 +73,10 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
         expect(kernel, FederatedKernel, f"kernels[{i}]")
     if len(kernels) < 2:
         raise ValueError(f"sequence needs two or more kernels, got {len(kernels)}.")
+    if any(kernel.participation.guards for kernel in kernels):
+        raise ValueError(
+            "All kernels of a sequence have their faults together: give faults to the sequence."
+        )
     every = tuple(as_functions(kernel) for kernel in kernels)
     for kernel in every[1:]:
         _check_same(every[0].participation, kernel.participation)
