@@ -129,13 +129,13 @@ MUTATIONS = {
         ONE,
     ),
     "a distinct cohort that stands for itself alone": (
-        "_cohorts.py",
+        "_messages.py",
         "        if participation.weighted:",
         "        if False:",
         TWO,
     ),
     "all clients share what should be private": (
-        "_cohorts.py",
+        "_groups.py",
         "streams.client_key(rng_key, round_, client_id)",
         "streams.client_key(rng_key, round_, 0 * client_id)",
         HALF,

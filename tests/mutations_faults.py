@@ -53,8 +53,8 @@ MUTATIONS = {
     ),
     "a memory moved by a message that is left out": (
         "_cohorts.py",
-        "new = _kept_by_all(cohort.active, new, old)",
-        "new = _kept_by_all(group.cohort.active, new, old)",
+        "new = kept_by_all(own.active, new, old)",
+        "new = kept_by_all(group.cohort.active, new, old)",
         MEMORY,
     ),
     "what is relative to memories not rescaled": (

@@ -265,7 +265,7 @@ MUTATIONS = {
         CONSENSUS,
     ),
     "a silent client that remembers what it did not send": (
-        "_cohorts.py",
+        "_messages.py",
         "return a if isinstance(a, Cached) else",
         "return a if True else",
         MEMORY,
