@@ -57,6 +57,8 @@ class Run:
         self.kernel, self.data, self.keys, self.collect = kernel, data, keys, collect
         self.state, self.until = state, until
         self.start = _largest(state)
+        self.at = 0  # the first round that was not run
+        self.buffer_bytes = BUFFER_BYTES
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
         # used, and a run that goes on need not have one for round 0.
@@ -71,45 +73,50 @@ class Run:
 
     def go(self, first: int, keep_from: int, end: int, thinning: int, bar: Any) -> Samples:
         """Run rounds ``[first, end)`` and return what was kept."""
-        num_draws = (end - keep_from) // thinning
-        bytes_per_draw = sum(
-            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes)
-        )
-        budget = max(BUFFER_BYTES // max(bytes_per_draw * len(self.keys), 1), 1)
-        # A power of two, so that another number of draws runs the same program.
-        capacity = int(min(2 ** max(num_draws - 1, 0).bit_length(), budget, self.longest))
-        length, at = self.block, first
-        asked = 0 if self.until is None else self.until.next_check(0)
         try:
-            while at < end and not self.stopped.get("reached"):
-                num_kept = max(at - keep_from, 0) // thinning
-                full = keep_from + (num_kept + capacity) * thinning
-                stop = min(self._end_of(at, length), end, full)
-                if self.until is not None:
-                    stop = min(stop, keep_from + asked * thinning)
-                begun = time.perf_counter()
-                segment = self._segment(at, stop, keep_from, thinning, capacity)
-                took = time.perf_counter() - begun
-                self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)
-                bar.update(stop - at)
-                length = self._next_length(length, stop - at, took)
-                at = stop
-                if self.until is not None and at in (keep_from + asked * thinning, end):
-                    self._ask(max(at - keep_from, 0) // thinning, at - first)
-                    asked = self.until.next_check(asked)
+            self.advance(first, keep_from, end, thinning, bar)
         except KeyboardInterrupt:
             warnings.warn(
-                f"Interrupted in or after round {at}; returning what was kept before. Go on with "
-                f"sample(..., state=samples.state).",
+                f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
+                f"with sample(..., state=samples.state).",
                 RuntimeWarning,
                 stacklevel=3,
             )
         if self.until is not None and not self.stopped.get("reached"):
-            self._warn_unreached(self.until.name, at - first)
+            self._warn_unreached(self.until.name, self.at - first)
         samples = self.samples()
         _warn_lost(samples.info)
         _warn_grown(self.start, _largest(self.state))
         return samples
+
+    def advance(self, first: int, keep_from: int, end: int, thinning: int, bar: Any) -> None:
+        """Run rounds ``[first, end)``; what was kept so far is safe from an interrupt."""
+        num_draws = (end - keep_from) // thinning
+        bytes_per_draw = sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes)
+        )
+        budget = max(self.buffer_bytes // max(bytes_per_draw * len(self.keys), 1), 1)
+        # A power of two, so that another number of draws runs the same program.
+        capacity = int(min(2 ** max(num_draws - 1, 0).bit_length(), budget, self.longest))
+        length, at = self.block, first
+        asked = 0 if self.until is None else self.until.next_check(0)
+        self.at = at
+        while at < end and not self.stopped.get("reached"):
+            num_kept = max(at - keep_from, 0) // thinning
+            full = keep_from + (num_kept + capacity) * thinning
+            stop = min(self._end_of(at, length), end, full)
+            if self.until is not None:
+                stop = min(stop, keep_from + asked * thinning)
+            begun = time.perf_counter()
+            segment = self._segment(at, stop, keep_from, thinning, capacity)
+            took = time.perf_counter() - begun
+            self._take(segment, at, stop, max(stop - keep_from, 0) // thinning - num_kept)
+            bar.update(stop - at)
+            length = self._next_length(length, stop - at, took)
+            at = self.at = stop
+            if self.until is not None and at in (keep_from + asked * thinning, end):
+                self._ask(max(at - keep_from, 0) // thinning, at - first)
+                asked = self.until.next_check(asked)
 
     def _ask(self, num_draws: int, num_rounds: int) -> None:
         assert self.until is not None
