@@ -19,6 +19,7 @@ from fedmcmc._segments import (
     Segment,
     block_length,
     kept_shapes,
+    needs_canonical,
     prepared_bytes,
 )
 from fedmcmc._sweep_results import Results, Rounds
@@ -30,7 +31,7 @@ __all__ = ["Group", "Sampler", "one_by_one", "runs_faster_together", "together"]
 
 
 LARGE_BYTES = 2**18
-"""Positions above this size are run one by one on a CPU."""
+"""Where all chains of a run have larger positions, a CPU takes one run after another."""
 
 
 class SteadyRun(Run):
@@ -113,6 +114,7 @@ class Group(NamedTuple):
     rows: FederatedData  # the same, laid out as rounds are to be computed
     example: FederatedState  # of one seed's chains
     shapes: Kept
+    canonical: bool  # whether convolutions are rewritten, one chain at a time
 
 
 class Sampler(NamedTuple):
@@ -142,7 +144,8 @@ class Sampler(NamedTuple):
         rows = laid_out(own[0], pooled, keys, state.broadcast.position)
         tabulated = schedules.tabulate(own[0], 0, 1, 0)
         shapes = kept_shapes(tabulated, rows, keys, state, self.collect)
-        return Group(indices, own, pooled, rows, state, shapes)
+        canonical = needs_canonical(tabulated, rows, keys, state, self.collect)
+        return Group(indices, own, pooled, rows, state, shapes, canonical)
 
 
 class Bar(NamedTuple):
@@ -159,19 +162,21 @@ class Bar(NamedTuple):
 def runs_faster_together(group: Group) -> bool:
     """Return whether kernels are to be run in one program, measured in `benchmarks/sweeps.py`.
 
-    On accelerators always. On a CPU states of a model that fit the cache one by one, but not all
-    at a time, cost more than what is saved.
+    On accelerators always. On a CPU a large model fits the cache once, but not for all points, and
+    convolutions are computed for one chain at a time in any case.
     """
     on_cpu = {device.platform for device in group.example.broadcast.round.devices()} == {"cpu"}
-    return not on_cpu or _num_bytes(group.example.broadcast.position) <= LARGE_BYTES
+    size = _num_bytes(group.example.broadcast.position)
+    return not on_cpu or (size <= LARGE_BYTES and not group.canonical)
 
 
 def one_by_one(group: Group, sampler: Sampler, results: Results, bar: Any) -> None:
     """Run every seed of every kernel by itself; all run the same program."""
-    for i, kernel in zip(group.indices, group.kernels, strict=True):
-        for seed in range(sampler.num_seeds):
-            keys = sampler.keys(seed)
-            state = start(kernel, group.data, keys, sampler.position)
+    for seed in range(sampler.num_seeds):
+        keys = sampler.keys(seed)
+        init_keys, places = start_positions(keys, sampler.position)
+        for i, kernel in zip(group.indices, group.kernels, strict=True):
+            state = jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, group.data)
             run = SteadyRun(kernel, group.rows, keys, sampler.collect, state)
             _go(run, [i], range(seed, seed + 1), 1, sampler.rounds, results, Bar(bar, 1))
 

@@ -102,6 +102,10 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
 
 
 def _set_scale(panel: Any, at: Sequence[Any]) -> None:
-    # Step sizes and the like are mostly spaced by factors.
-    if all(isinstance(v, int | float) for v in at) and min(at) > 0 and max(at) >= 20 * min(at):
+    if not all(isinstance(v, int | float) for v in at):
+        return
+    if min(at) > 0 and max(at) >= 10 * min(at):  # step sizes and the like, spaced by factors
         panel.set_xscale("log")
+    else:
+        panel.locator_params(axis="x", nbins=4)
+        panel.ticklabel_format(axis="x", scilimits=(-2, 4))

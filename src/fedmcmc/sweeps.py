@@ -70,11 +70,12 @@ def sweep(
         ``"sequential"`` runs point after point and seed after seed. ``"vmapped"`` runs many at a
         time in one program, which draws what is random in a round once for all points wherever it
         does not depend on what differs between them. ``"auto"`` is ``"vmapped"``, but
-        ``"sequential"`` for large models on a CPU, where it is faster.
+        ``"sequential"`` for large models and for convolutions on a CPU, where it is faster.
     max_bytes
         Memory for the states, the kept draws and the prepared randomness of runs that are run at
         the same time; what a round computes in between comes on top. A smaller number makes more,
-        smaller parts; one point of one seed is run in any case.
+        smaller parts; one point of one seed is run in any case. The draws of the whole sweep lie in
+        the host's memory.
     progress
         Whether to show a progress bar.
 
@@ -188,7 +189,8 @@ class Sweep:
         Draws, one variable a leaf (``theta`` where a position is one array), and what is in
         `Samples.info` have dimensions the names of the grid, ``seed``, ``chain`` and ``draw``,
         draws then those of the leaf. `diverged`, `num_rounds`, `total_bits_up` and
-        `total_bits_down` have one number a chain. Draws are unconstrained. From the round on in
+        `total_bits_down` have one number a chain (a part of a sweep ends where all its chains
+        diverged). Draws are unconstrained. From the round on in
         which a chain turned non-finite, and where a run was interrupted, all is NaN.
         """
         return self._results.dataset(self._grid)
