@@ -50,13 +50,13 @@ experiment: $(STAMP) ## run one experiment: make experiment CONFIG=fsgld/gaussia
 	$(BIN)/python -m experiments.run experiment=$(CONFIG) $(ARGS)
 
 sweep-cpu: $(STAMP) ## sweep an experiment: make sweep-cpu CONFIG=... SWEEP="seed=0,1 step_size=1e-4,1e-3"
-	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun experiment=$(CONFIG) $(SWEEP) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
 sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
-	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun experiment=$(CONFIG) $(SWEEP) $(ARGS)
+	JAX_PLATFORMS=cuda $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
 sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
-	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun experiment=$(CONFIG) $(SWEEP) $(ARGS)
+	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
 docs: $(STAMP) ## regenerate docs/results from the runs in results/
 	$(BIN)/python -m experiments.report $(ARGS)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import convolution, fed_ep, memory, toy, wire
+from benchmarks import convolution, fed_ep, memory, sweeps, toy, wire
 from benchmarks.timing import compare, row
 
 
@@ -148,6 +148,7 @@ BENCHMARKS = {
     "memory": memory.bench,
     "wire": wire.bench,
     "convolution": convolution.bench,
+    "sweeps": sweeps.bench,
 }
 
 if __name__ == "__main__":

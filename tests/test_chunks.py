@@ -40,7 +40,7 @@ def test_devices_of_a_cpu_walk_large_rows_client_by_client(monkeypatch):
     one = 1 if jax.devices()[0].platform == "cpu" else None
 
     def laid_out(kernel, data):
-        return layout._laid_out(kernel, data, keys, places).at_a_time
+        return layout.laid_out(kernel, data, keys, places).at_a_time
 
     assert laid_out(apart, spread) is None
     monkeypatch.setattr(layout, "CACHE_BYTES", 1)

@@ -132,6 +132,39 @@ def test_repetitions_are_runs_of_simulate_and_know_whom_they_visited():
     assert np.corrcoef(moves, visited[1])[0, 1] > 0.9
 
 
+def test_repetitions_with_other_numbers_share_a_program():
+    traces = []
+
+    def loglikelihood(t, x):
+        traces.append(None)
+        return -0.5 * (x - t) ** 2
+
+    posterior = fedmcmc.Posterior(
+        jax.tree_util.Partial(lambda t: -0.5 * t**2), jax.tree_util.Partial(loglikelihood)
+    )
+    clients = [np.full(4, float(c), np.float32) for c in range(3)]
+    data = repetitions.stack([fedmcmc.FederatedData.from_clients(clients)] * 2)
+    kept, counts = [], []
+    for step_size in (1e-3, 1e-3, 2e-3):
+        kept.append(
+            repetitions.run(
+                repetitions.Relay(False, 2, 2),
+                (posterior, jnp.asarray(step_size)),
+                (),
+                data,
+                jax.random.split(KEY, 2),
+                jnp.zeros(2),
+                num_kept=3,
+                keep_every=2,
+                collect=metric.position_of,
+            )
+        )
+        counts.append(len(traces))
+    np.testing.assert_array_equal(kept[0], kept[1])
+    assert np.abs(kept[2] - kept[0]).min() > 0
+    assert counts[0] > 0 and counts == counts[:1] * 3
+
+
 @pytest.mark.parametrize(
     ("config", "bad", "message"),
     [

@@ -167,18 +167,14 @@ def sample_both(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return draws ``[num_repetitions, num_kept, ...]`` of each method."""
     posterior = make_posterior(config.prior_scale)
-    settings = dict(
-        step_size=config.step_size,
-        num_local_steps=config.num_local_steps,
-        batch_size=config.batch_size,
-    )
     fit_keys = jax.random.split(fit_key, len(federations))
     fitted = repetitions.stack(
         [fit(config, f, k) for f, k in zip(federations, fit_keys, strict=True)]
     )
+    lengths = (config.num_local_steps, config.batch_size)
     kernels = {
-        "DSGLD": lambda model, q: fedmcmc.dsgld(model, **settings),
-        "FSGLD": lambda model, q: fedmcmc.fsgld(model, q, **settings),
+        "DSGLD": repetitions.Relay(False, *lengths),
+        "FSGLD": repetitions.Relay(True, *lengths),
     }
     zeros = {
         "gamma": jnp.zeros((len(federations), config.num_components)),
@@ -187,14 +183,20 @@ def sample_both(
     return {
         name: repetitions.run(
             kernel_fn,
-            posterior,
+            (posterior, jnp.asarray(config.step_size)),
             fitted,
             repetitions.stack(federations),
             jax.random.split(run_key, len(federations)),
             zeros,
             num_kept=config.num_rounds // config.keep_every,
             keep_every=config.keep_every,
-            collect=lambda state, info: state.broadcast.position,
+            collect=position_of,
         )
         for name, kernel_fn in kernels.items()
     }
+
+
+def position_of(state: fedmcmc.FederatedState, info: fedmcmc.RoundInfo) -> Any:
+    """Keep the position at the end of a round."""
+    del info
+    return state.broadcast.position

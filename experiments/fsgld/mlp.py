@@ -2,10 +2,10 @@
 
 import dataclasses
 import pathlib
-from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -147,17 +147,19 @@ def run_split(
         num_local_steps=config.num_local_steps,
         batch_size=config.batch_size,
     )
-    runs = [("DSGLD", dsgld_kernel, (), federation)]
+    lengths = (config.num_local_steps, config.batch_size)
+    relay, conducive = repetitions.Relay(False, *lengths), repetitions.Relay(True, *lengths)
+    runs = [("DSGLD", relay, (), federation)]
     fitted = fit_sampled(config, posterior, shards, starts, jax.random.split(fit_key, num))
-    runs.append(("FSGLD", fsgld_kernel, fitted, federation))
+    runs.append(("FSGLD", conducive, fitted, federation))
     if config.pooled:
         everything = repetitions.stack([s.data.pooled() for s in shards])
-        runs.append(("pooled SGLD", dsgld_kernel, (), everything))
+        runs.append(("pooled SGLD", relay, (), everything))
     scores = {}
     for name, kernel_fn, arguments, rows in runs:
         draws = repetitions.run(
-            partial(kernel_fn, settings),
-            posterior,
+            kernel_fn,
+            (posterior, jnp.asarray(config.step_size)),
             arguments,
             rows,
             keys,
@@ -175,20 +177,6 @@ def run_split(
             visited = repetitions.visited_clients(kernel, keys, rounds, config.num_shards)
             mlp_scores.add_visited(scores[name], visited)
     return scores
-
-
-def dsgld_kernel(
-    settings: dict[str, Any], posterior: fedmcmc.Posterior, _: Any
-) -> fedmcmc.FederatedKernel:
-    """DSGLD, in the form that `repetitions.run` takes."""
-    return fedmcmc.dsgld(posterior, **settings)
-
-
-def fsgld_kernel(
-    settings: dict[str, Any], posterior: fedmcmc.Posterior, fitted: fedmcmc.Gaussian
-) -> fedmcmc.FederatedKernel:
-    """FSGLD, in the form that `repetitions.run` takes."""
-    return fedmcmc.fsgld(posterior, fitted, **settings)
 
 
 def four_local_states(state: fedmcmc.FederatedState, info: fedmcmc.RoundInfo) -> Any:

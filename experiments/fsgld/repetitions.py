@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,31 @@ from jax import Array
 
 import fedmcmc
 
-__all__ = ["run", "stack", "visited_clients"]
+__all__ = ["Relay", "run", "stack", "visited_clients"]
+
+
+class Relay(NamedTuple):
+    """DSGLD, or FSGLD if `conducive`, as a `kernel_fn` of `run`.
+
+    `shared` is the posterior and the step size. Two of equal fields are equal, so that jobs of a
+    sweep compile once.
+    """
+
+    conducive: bool
+    num_local_steps: int
+    batch_size: int
+
+    def __call__(
+        self, shared: tuple[fedmcmc.Posterior, Array], fitted: Any
+    ) -> fedmcmc.FederatedKernel:
+        """Return the kernel of one repetition, whose surrogates are `fitted`."""
+        posterior, step_size = shared
+        settings: dict[str, Any] = dict(
+            step_size=step_size, num_local_steps=self.num_local_steps, batch_size=self.batch_size
+        )
+        if self.conducive:
+            return fedmcmc.fsgld(posterior, fitted, **settings)
+        return fedmcmc.dsgld(posterior, **settings)
 
 
 def stack(trees: Sequence[Any]) -> Any:
@@ -40,7 +64,8 @@ def run(
     Parameters
     ----------
     kernel_fn
-        Makes the kernel of one repetition of what is `shared` and its own `arguments`.
+        Makes the kernel of one repetition of what is `shared` and its own `arguments`. Compiled
+        anew for another `kernel_fn` or `collect`, so pass equal ones where the program is the same.
     shared
         What all repetitions have in common, such as the posterior.
     arguments, data, keys, positions
@@ -54,10 +79,23 @@ def run(
     -------
     Pytree of NumPy arrays, leaves ``[num_repetitions, num_kept, ...]``.
     """
-    step = partial(_repetition, kernel_fn, num_kept, keep_every, collect)
-    every = jax.vmap(step, in_axes=(None, 0, 0, 0, 0))
-    kept = jax.jit(every)(shared, arguments, data, keys, positions)
+    kept = _all_repetitions(
+        kernel_fn, num_kept, keep_every, collect, shared, arguments, data, keys, positions
+    )
     return jax.tree.map(np.asarray, kept)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _all_repetitions(
+    kernel_fn: Callable[[Any, Any], fedmcmc.FederatedKernel],
+    num_kept: int,
+    keep_every: int,
+    collect: Callable[..., Any],
+    shared: Any,
+    *mapped: Any,
+) -> Any:
+    step = partial(_repetition, kernel_fn, num_kept, keep_every, collect)
+    return jax.vmap(step, in_axes=(None, 0, 0, 0, 0))(shared, *mapped)
 
 
 def _repetition(

@@ -107,4 +107,6 @@ from fedmcmc.step_sizes import suggest_step_size as suggest_step_size
 from fedmcmc.stopping import StoppingRule as StoppingRule
 from fedmcmc.stopping import rhat_below as rhat_below
 from fedmcmc.stores import HostStore as HostStore
+from fedmcmc.sweeps import Sweep as Sweep
+from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.switching import switch as switch

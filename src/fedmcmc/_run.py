@@ -72,6 +72,7 @@ class Run:
         self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
         self.state, self.until, self.plain = state, until, (data, keys)
         self.start = largest(state)
+        self.buffer_bytes = BUFFER_BYTES
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
         # used, and a run that goes on need not have one for round 0.
@@ -103,11 +104,11 @@ class Run:
     def go(self, num_burnin: int, num_rounds: int, thinning: int, bar: Any) -> Samples:
         """Run all rounds and return what was kept."""
         first, end = self.first, self.first + num_rounds
-        self.keep_from, self.thinning = first + num_burnin, thinning
+        self.keep(num_burnin, thinning)
         self._resume(end)
         bar.update(self.at - first)
         try:
-            self._go(end, bar)
+            self.advance(end, bar)
         except KeyboardInterrupt:
             warnings.warn(
                 f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
@@ -183,11 +184,16 @@ class Run:
     def _round_of(self, num_draws: int) -> int:
         return self.keep_from + num_draws * self.thinning
 
-    def _go(self, end: int, bar: Any) -> None:
+    def keep(self, num_burnin: int, thinning: int) -> None:
+        """Say which rounds are kept."""
+        self.keep_from, self.thinning = self.first + num_burnin, thinning
+
+    def advance(self, end: int, bar: Any) -> None:
+        """Run rounds up to `end`; what was kept so far is safe from an interrupt."""
         bytes_per_draw = sum(
             leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.keeper.shapes)
         )
-        budget = max(BUFFER_BYTES // max(bytes_per_draw * len(self.keys), 1), 1)
+        budget = max(self.buffer_bytes // max(bytes_per_draw * len(self.keys), 1), 1)
         # A power of two, so that another number of draws runs the same program.
         capacity = int(min(2 ** max(self._num_kept(end) - 1, 0).bit_length(), budget, self.longest))
         capacity *= self.keeping.draws

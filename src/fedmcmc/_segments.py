@@ -32,6 +32,7 @@ __all__ = [
     "first_found",
     "kept_shapes",
     "needs_canonical",
+    "prepared_bytes",
     "run_segment",
     "state_specs",
     "traced_round",
@@ -74,12 +75,23 @@ class Segment(NamedTuple):
 
 
 def block_length(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    num_bytes: int = PREPARED_BYTES,
 ) -> int:
     """Return how many rounds are prepared at a time; depends on shapes alone."""
+    size = prepared_bytes(kernel, data, keys, state) * keys.shape[0]
+    return int(min(max(num_bytes // max(size, 1), 1), MAX_BLOCK))
+
+
+def prepared_bytes(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> int:
+    """Return the size of what is drawn for one round of one chain."""
     prepared = _first_prepared.trace(kernel, data, keys, state).out_info
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
-    return int(min(max(PREPARED_BYTES // max(size * keys.shape[0], 1), 1), MAX_BLOCK))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
 
 
 def _keep(

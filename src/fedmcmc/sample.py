@@ -143,13 +143,15 @@ def sample(
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
     """
-    _check_types(kernel, data)
+    if not isinstance(kernel, FederatedKernel):
+        raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
+    check_data(data)
     most = _most_rounds(num_rounds, until, max_rounds)
     if num_chains is None:
         num_chains = 1 if state is None else jnp.size(state.broadcast.round)
     counts = dict(num_burnin=num_burnin, thinning=thinning, num_chains=num_chains)
     name = "num_rounds" if until is None else "max_rounds"
-    most, num_burnin, thinning, num_chains = _check_counts(name, most, **counts)
+    most, num_burnin, thinning, num_chains = check_counts(name, most, **counts)
     if until is not None and num_chains < until.min_chains:
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
@@ -172,17 +174,17 @@ def sample(
         if client_store is not None:
             state = client_store.adopt(state, replace_files=keeping.replaces_files)
     elif client_store is None:
-        state = _start(kernel, rows, keys, position)
+        state = start(kernel, rows, keys, position)
     else:
         state = client_store.start(
-            lambda some: _start(kernel, some, keys, position),
+            lambda some: start(kernel, some, keys, position),
             rows,
             replace_files=keeping.replaces_files,
         )
     first = int(state.broadcast.round[0])
     if surrogates is not None:
         print(predict_bias(kernel, data, surrogates, round_=first))
-    rows = _laid_out(kernel, rows, keys, state.broadcast.position)
+    rows = laid_out(kernel, rows, keys, state.broadcast.position)
     run: Run
     if mesh is not None:
         run = MeshRun(kernel, rows, keys, keeping, state, until, mesh, totals)
@@ -194,9 +196,8 @@ def sample(
         return run.go(num_burnin, most, thinning, bar)
 
 
-def _check_types(kernel: Any, data: Any) -> None:
-    if not isinstance(kernel, FederatedKernel):
-        raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
+def check_data(data: Any) -> None:
+    """Raise unless `data` are a federation's."""
     if not isinstance(data, FederatedData):
         raise TypeError(
             f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
@@ -242,7 +243,7 @@ def _check_store(kernel: FederatedKernel, client_store: Any) -> None:
         )
 
 
-def _laid_out(
+def laid_out(
     kernel: FederatedKernel, data: FederatedData, keys: Array, positions: ArrayTree
 ) -> FederatedData:
     """Choose how many clients are computed together, where the data leaves it open.
@@ -281,7 +282,8 @@ def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds:
     return max_rounds
 
 
-def _check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
+def check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
+    """Return the counts as integers, the one called `rounds` first; raise if one is off."""
     given = {rounds: most, **given}
     for name, count in given.items():
         least = 0 if name == "num_burnin" else 1
@@ -315,9 +317,16 @@ def _check_state(
         )
 
 
-def _start(
+def start(
     kernel: FederatedKernel, data: FederatedData, keys: Array, position: ArrayTree
 ) -> FederatedState:
+    """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
+    init_keys, places = start_positions(keys, position)
+    return jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, data)
+
+
+def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
+    """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
     if position is None:
         raise ValueError("Give a position to start from, or the state of an earlier run.")
     place_keys, init_keys = (
@@ -333,4 +342,4 @@ def _start(
     places = jax.tree.map(trees.as_float, places)
     if not bool(trees.all_finite(places)):
         raise ValueError("The start position holds NaN or infinite values.")
-    return jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, data)
+    return init_keys, places

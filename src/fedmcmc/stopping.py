@@ -114,7 +114,7 @@ def rhat_below(
         return max(int(min_draws), num_draws + 1, int(np.ceil(num_draws * growth)))
 
     def check(draws: ArrayTree) -> Verdict:
-        rhat, ess = _worst(draws)
+        rhat, ess = worst(draws)
         # Not a number, as of a coordinate that never moved, is no reason to stop.
         return Verdict(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
 
@@ -134,7 +134,7 @@ def array_stats() -> Any:
         raise ImportError('rhat_below needs arviz-stats: pip install "fedmcmc[arviz]".') from error
 
 
-def _worst(draws: ArrayTree) -> tuple[float, float]:
+def worst(draws: ArrayTree) -> tuple[float, float]:
     """Return the largest R-hat and the smallest bulk effective sample size of any coordinate."""
     statistics = array_stats()
     rhats, sizes = [], []

@@ -1,0 +1,151 @@
+"""30 seeds x 8 step sizes of FSGLD's toy: processes of their own, one after another, vmapped.
+
+Whole processes are timed, imports and compilation included. Of the 240 that run one point of one
+seed each, only `FEW` are run; their total is extrapolated from the median.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from benchmarks import toy
+from benchmarks.timing import compare
+
+SEEDS, ROUNDS, FEW, REPEATS = 30, 2000, 5, 3
+MODES = ("sequential", "vmapped")
+SIZES, CLASSES = ((10, 1600), (784, 200), (3200, 60), (12_800, 15)), 10
+STEPS = tuple(float(s) for s in np.geomspace(1e-5, 8e-5, 8))
+
+
+def sweep(mode: str, steps=STEPS, seeds: int = SEEDS):
+    x = toy.rows()
+    data = fedmcmc.FederatedData.from_clients(list(x))
+    surrogates = fedmcmc.Gaussian.from_moments(
+        jnp.asarray(x.mean(axis=1)), variance=jnp.full(len(x), 1 / toy.ROWS)
+    )
+
+    def kernel_fn(step_size):
+        return fedmcmc.fsgld(
+            toy.POSTERIOR,
+            surrogates,
+            step_size=step_size,
+            num_local_steps=toy.LOCAL,
+            batch_size=toy.BATCH,
+        )
+
+    return fedmcmc.sweep(
+        jax.random.key(0),
+        kernel_fn,
+        {"step_size": steps},
+        data,
+        jnp.zeros(toy.DIM),
+        num_seeds=seeds,
+        num_rounds=ROUNDS,
+        thinning=10,
+        mode=mode,
+        progress=False,
+    ).dataset
+
+
+def single() -> None:
+    x = toy.rows()
+    toy.ours(x, ROUNDS)()
+
+
+def bench() -> None:
+    total = len(STEPS) * SEEDS
+    with tempfile.TemporaryDirectory() as cache:
+        _process("single", cache)  # fills the cache
+        times: dict[str, list[float]] = {}
+        for i in range(max(FEW, REPEATS)):
+            if i < FEW:
+                times.setdefault("single", []).append(_process("single"))
+                times.setdefault("single, cached", []).append(_process("single", cache))
+            if i < REPEATS:
+                for mode in MODES:
+                    times.setdefault(mode, []).append(_process(mode))
+    seconds = {name: statistics.median(some) for name, some in times.items()}
+    best = seconds["vmapped"]
+    print(f"{len(STEPS)} step sizes x {SEEDS} seeds of the toy, {ROUNDS} rounds, whole processes:")
+    for name, words in (
+        ("single", f"{total} processes, extrapolated from {FEW}"),
+        ("single, cached", f"the same, programs cached on disk, from {FEW}"),
+        ("sequential", "one process, one after another"),
+        ("vmapped", "one process, vmapped"),
+    ):
+        whole = seconds[name] * (total if name.startswith("single") else 1)
+        print(f"{words:<54}{whole:>10,.1f} s   {whole / best:>8.1f} times the vmapped")
+    warm = compare({mode: lambda m=mode: sweep(m) for mode in MODES}, REPEATS)
+    print(
+        f"{'without start-up and compilation':<54}"
+        f"{warm['sequential']:>10.2f} s one after another, {warm['vmapped']:.2f} s vmapped: "
+        f"{warm['sequential'] / warm['vmapped']:.1f}"
+    )
+    bench_sizes()
+
+
+def bench_sizes() -> None:
+    """Small and large models, 8 step sizes x 2 seeds, programs compiled before."""
+    rng = np.random.default_rng(0)
+    posterior = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), _softmax)
+    steps = {"step_size": [float(s) for s in np.geomspace(1e-6, 8e-6, 8)]}
+    for dim, rounds in SIZES:
+        x = rng.normal(size=(20, 50, dim)).astype(np.float32) / np.sqrt(dim)
+        data = fedmcmc.FederatedData.from_clients(
+            [{"x": rows, "y": rng.integers(0, CLASSES, 50)} for rows in x]
+        )
+
+        def kernel_fn(step_size):
+            return fedmcmc.lsd(posterior, step_size=step_size, batch_size=20)
+
+        def run(mode, data=data, dim=dim, rounds=rounds, kernel_fn=kernel_fn):
+            return fedmcmc.sweep(
+                jax.random.key(0),
+                kernel_fn,
+                steps,
+                data,
+                jnp.zeros((dim, CLASSES)),
+                num_seeds=2,
+                num_rounds=rounds,
+                thinning=rounds,
+                mode=mode,
+                progress=False,
+            ).modes
+
+        seconds = compare({m: lambda m=m, run=run: run(m) for m in MODES}, REPEATS)
+        name = f"LSD, softmax regression, {dim * CLASSES * 4 / 1000:,.0f} kB"
+        one, many = (seconds[mode] for mode in MODES)
+        words = f"{one:.2f} s one after another, {many:.2f} s vmapped: {one / many:.1f}"
+        print(f"{name:<54}{words} (auto: {run('auto')[0]})")
+
+
+def _softmax(theta, rows):
+    logits = jax.nn.log_softmax(rows["x"] @ theta)
+    return jnp.take_along_axis(logits, rows["y"][:, None], axis=-1)[:, 0]
+
+
+def _process(what: str, cache: str | None = None) -> float:
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    if cache is not None:
+        env["JAX_COMPILATION_CACHE_DIR"] = cache
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.sweeps", what]
+    subprocess.run(command, check=True, env=env, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "single":
+        single()
+    elif sys.argv[1] == "sizes":
+        bench_sizes()
+    else:
+        sweep(sys.argv[1])
