@@ -37,7 +37,7 @@ KERNELS = {
     "bernoulli": lambda: qlsd_pp(fedmcmc.bernoulli(0.5)),
     "uniform": lambda: qlsd_pp(fedmcmc.uniform(3)),
     "faults": lambda: fedmcmc.faults(
-        qlsd_pp(fedmcmc.bernoulli(0.5)), drop=0.2, late=jnp.linspace(0.1, 0.7, 7), nan=0.2
+        qlsd_pp(fedmcmc.full()), drop=0.2, late=jnp.linspace(0.1, 0.7, 7), nan=0.2
     ),
     "full gradients": lambda: fedmcmc.lsd(POSTERIOR, step_size=1e-3),
     "without replacement": lambda: fedmcmc.lsd(
