@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from benchmarks.timing import compare
 
 SEEDS, ROUNDS, FEW, REPEATS = 30, 2000, 5, 3
 MODES = ("sequential", "vmapped")
-SIZES, CLASSES = ((10, 1600), (784, 200), (3200, 60), (12_800, 15)), 10
+SIZES, CLASSES = ((0, 10, 200), (0, 784, 50), (0, 3200, 10), (20, 50, 100), (32, 784, 10)), 10
 STEPS = tuple(float(s) for s in np.geomspace(1e-5, 8e-5, 8))
 
 
@@ -93,43 +94,59 @@ def bench() -> None:
 
 
 def bench_sizes() -> None:
-    """Small and large models, 8 step sizes x 2 seeds, programs compiled before."""
+    """Small and large models, 4 step sizes x 2 seeds, programs compiled before."""
     rng = np.random.default_rng(0)
-    posterior = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), _softmax)
-    steps = {"step_size": [float(s) for s in np.geomspace(1e-6, 8e-6, 8)]}
-    for dim, rounds in SIZES:
+    steps = {"step_size": [1e-6, 2e-6, 4e-6, 8e-6]}
+    for width, dim, rounds in SIZES:
         x = rng.normal(size=(20, 50, dim)).astype(np.float32) / np.sqrt(dim)
         data = fedmcmc.FederatedData.from_clients(
             [{"x": rows, "y": rng.integers(0, CLASSES, 50)} for rows in x]
         )
+        sizes = [dim, width, CLASSES] if width else [dim, CLASSES]
+        start = [rng.normal(size=s) / np.sqrt(s[0]) for s in pairwise(sizes)]
+        bytes_ = sum(4 * leaf.size for leaf in start)
+        model = "network" if width else "softmax regression"
+        for name, kernel_fn, times in (("LSD", _lsd, 4), ("FA-LD", _fa_ld, 1)):
 
-        def kernel_fn(step_size):
-            return fedmcmc.lsd(posterior, step_size=step_size, batch_size=20)
+            def run(mode, kernel_fn=kernel_fn, data=data, start=start, rounds=rounds * times):
+                return fedmcmc.sweep(
+                    jax.random.key(0),
+                    kernel_fn,
+                    steps,
+                    data,
+                    start,
+                    num_seeds=2,
+                    num_rounds=rounds,
+                    thinning=rounds,
+                    mode=mode,
+                    progress=False,
+                ).modes
 
-        def run(mode, data=data, dim=dim, rounds=rounds, kernel_fn=kernel_fn):
-            return fedmcmc.sweep(
-                jax.random.key(0),
-                kernel_fn,
-                steps,
-                data,
-                jnp.zeros((dim, CLASSES)),
-                num_seeds=2,
-                num_rounds=rounds,
-                thinning=rounds,
-                mode=mode,
-                progress=False,
-            ).modes
-
-        seconds = compare({m: lambda m=m, run=run: run(m) for m in MODES}, REPEATS)
-        name = f"LSD, softmax regression, {dim * CLASSES * 4 / 1000:,.0f} kB"
-        one, many = (seconds[mode] for mode in MODES)
-        words = f"{one:.2f} s one after another, {many:.2f} s vmapped: {one / many:.1f}"
-        print(f"{name:<54}{words} (auto: {run('auto')[0]})")
+            seconds = compare({m: lambda m=m, run=run: run(m) for m in MODES}, REPEATS)
+            one, many = (seconds[mode] for mode in MODES)
+            words = f"{one:.2f} s one after another, {many:.2f} s vmapped: {one / many:.1f}"
+            print(f"{f'{name}, {model}, {bytes_ / 1000:,.0f} kB':<40}{words} ({run('auto')[0]})")
 
 
-def _softmax(theta, rows):
-    logits = jax.nn.log_softmax(rows["x"] @ theta)
+def _lsd(step_size):
+    return fedmcmc.lsd(MODEL, step_size=step_size, batch_size=20)
+
+
+def _fa_ld(step_size):
+    return fedmcmc.fa_ld(MODEL, step_size=step_size, num_local_steps=5)
+
+
+def _loglikelihood(theta, rows):
+    values = rows["x"]
+    for weight in theta[:-1]:
+        values = jax.nn.relu(values @ weight)
+    logits = jax.nn.log_softmax(values @ theta[-1])
     return jnp.take_along_axis(logits, rows["y"][:, None], axis=-1)[:, 0]
+
+
+MODEL = fedmcmc.Posterior(
+    lambda theta: -0.5 * sum(jnp.sum(leaf**2) for leaf in theta), _loglikelihood
+)
 
 
 def _process(what: str, cache: str | None = None) -> float:

@@ -30,7 +30,7 @@ from fedmcmc.sample import laid_out, start, start_positions
 __all__ = ["Group", "Sampler", "one_by_one", "runs_faster_together", "together"]
 
 
-LARGE_BYTES = 2**18
+LARGE_BYTES = 2**16
 """Where all chains of a run have larger positions, a CPU takes one run after another."""
 
 
@@ -162,8 +162,9 @@ class Bar(NamedTuple):
 def runs_faster_together(group: Group) -> bool:
     """Return whether kernels are to be run in one program, measured in `benchmarks/sweeps.py`.
 
-    On accelerators always. On a CPU a large model fits the cache once, but not for all points, and
-    convolutions are computed for one chain at a time in any case.
+    On accelerators always. On a CPU it is about twice as fast for small models, but of larger ones
+    anything between half and twice as fast, depending on the model; and convolutions are computed
+    for one chain at a time in any case.
     """
     on_cpu = {device.platform for device in group.example.broadcast.round.devices()} == {"cpu"}
     size = _num_bytes(group.example.broadcast.position)
