@@ -13,10 +13,6 @@ from contract_tables import KERNELS
 
 import fedmcmc
 
-EIGHT = jax.make_mesh((8,), ("clients",))
-TWO = jax.make_mesh((2,), ("clients",), devices=jax.devices()[:2])
-BOTH = jax.make_mesh((2, 2), ("chains", "clients"), devices=jax.devices()[:4])
-
 
 def leaves(samples):
     parts = (samples.draws, dict(samples.info), samples.totals, samples.state)
@@ -35,6 +31,10 @@ def close(one, other):
 
 def compare(name):
     """Hold a kernel's runs on meshes against that of one device."""
+    devices = jax.devices()
+    eight = jax.make_mesh((8,), ("clients",))
+    two = jax.make_mesh((2,), ("clients",), devices=devices[:2])
+    both = jax.make_mesh((2, 2), ("chains", "clients"), devices=devices[:4])
     kernel, position = KERNELS[name](POSITIONS["nested"], Given()), POSITIONS["nested"]
 
     def run(data, **settings):
@@ -44,20 +44,20 @@ def compare(name):
     alone = DATA.chunked(1)
     if kernel.participation.pooled:
         try:
-            run(alone, mesh=TWO)
+            run(alone, mesh=two)
         except ValueError as error:
             assert "one client" in str(error)
             return
         raise AssertionError(f"{name} ran pooled rows on a mesh")
     one = run(alone)
-    for mesh in (EIGHT, TWO, BOTH):
+    for mesh in (eight, two, both):
         same(one, run(alone, mesh=mesh))
-    close(one, run(DATA, mesh=TWO))
-    close(one, run(alone, mesh=TWO, totals="psum"))
+    close(one, run(DATA, mesh=two))
+    close(one, run(alone, mesh=two, totals="psum"))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = fedmcmc.Checkpoint(folder)
-        run(alone, num_rounds=3, mesh=EIGHT, checkpoint=checkpoint)
-        same(one, run(alone, mesh=TWO, checkpoint=checkpoint))
+        run(alone, num_rounds=3, mesh=eight, checkpoint=checkpoint)
+        same(one, run(alone, mesh=two, checkpoint=checkpoint))
 
 
 if __name__ == "__main__":
