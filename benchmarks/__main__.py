@@ -149,6 +149,7 @@ BENCHMARKS = {
     "wire": wire.bench,
     "convolution": convolution.bench,
     "sweeps": sweeps.bench,
+    "scaling": partial(on_two_devices, "benchmarks.scaling"),
 }
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc import streaming
 from fedmcmc.stopping import Verdict
 
 SCRIPT = Path(killed_run.__file__)
@@ -117,6 +118,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         ({"thinning": 2}, r"thinning \(3, now 2\)"),
         ({"num_burnin": 7}, r"num_burnin \(101, now 7\)"),
         ({"streams": {}}, "differs in streams"),
+        (
+            {"streams": {"m": streaming.moments(jnp.exp), "r": streaming.reservoir(16)}},
+            "differs in streams",
+        ),
         ({"keep_draws": False}, "keep_draws"),
     ):
         with pytest.raises(ValueError, match=f"that of another run.*{what}"):

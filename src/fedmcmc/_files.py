@@ -22,6 +22,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+    if os.name != "posix":
+        return
     # The new name, too, is to survive a crash of the machine.
     folder = os.open(path.parent, os.O_RDONLY)
     try:

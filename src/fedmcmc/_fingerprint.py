@@ -13,6 +13,7 @@ from fedmcmc import schedules
 from fedmcmc._segments import Collect, Streams, traced_round
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
+from fedmcmc.streaming import Accumulator
 
 __all__ = ["fingerprint"]
 
@@ -29,25 +30,37 @@ def fingerprint(
     state: FederatedState,
     collect: Collect | None,
     accumulators: Streams,
+    found: dict[str, ArrayTree],
 ) -> dict[str, str]:
     """Return a digest of each thing that a run's draws depend on, by what it is called.
 
     Parameters
     ----------
-    kernel, data, keys, state, collect, accumulators
-        Of the run; `state` is its first.
+    kernel, data, keys, state, collect, accumulators, found
+        Of the run; `state` and `found` (of the accumulators) are its first.
     """
     first = int(np.asarray(state.broadcast.round).reshape(-1)[0])
     numbers = schedules.tabulate(kernel, first, SCHEDULED_ROUNDS, 0)
-    program = traced_round(schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect).jaxpr
+    traced = traced_round(schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect)
+    program, draw = traced.jaxpr, traced.out_info.draw
     return {
         "rows of the data": _digest((data.rows, data.start, data.size)),
         "numbers of the kernel": _digest(numbers),
         "model or kind of kernel": _of_program(program),
         "rng_key": _digest(jax.random.key_data(keys)),
         "start": _digest(state.broadcast),
-        "streams": _digest(accumulators) + "".join(sorted(accumulators)),
+        "streams": " ".join(
+            f"{name} {_of_accumulator(accumulators[name], found[name], draw)}"
+            for name in sorted(accumulators)
+        ),
     }
+
+
+def _of_accumulator(accumulator: Accumulator, found: ArrayTree, draw: ArrayTree) -> str:
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return _of_program(jax.make_jaxpr(accumulator.update)(key, index, draw, one))
 
 
 def _of_program(program: Any) -> str:

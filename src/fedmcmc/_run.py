@@ -141,6 +141,7 @@ class Run:
             start,
             self.keeping.collect,
             self.keeping.accumulators,
+            self.found,
         )
         identity |= {
             "num_chains": len(self.keys),
