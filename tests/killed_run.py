@@ -36,14 +36,13 @@ def settings(kind, folder):
         kernel = fedmcmc.fed_ep(posterior(), inference=inference.exact_gaussian(), cohort_size=2)
         given = dict(num_rounds=600, client_store=fedmcmc.HostStore(folder / "sites"))
     else:
-        kernel = fedmcmc.qlsd_pp(
-            posterior(),
-            step_size=1e-3,
-            compressor=fedmcmc.quantize(4),
-            batch_size=2,
-            refresh_every=10,
-            participation=fedmcmc.uniform(3),
+        common = dict(
+            step_size=1e-3, batch_size=2, refresh_every=10, participation=fedmcmc.uniform(3)
         )
+        if kind == "coded":
+            kernel = fedmcmc.qlsd_pp(posterior(), compressor=fedmcmc.quantize(4), **common)
+        else:
+            kernel = fedmcmc.lsd_pp(posterior(), **common)
         given = dict(num_rounds=NUM_ROUNDS, num_burnin=1_001, thinning=3, num_chains=2)
         given["streams"] = {"m": streaming.moments(), "r": streaming.reservoir(16)}
     if kind == "zarr":

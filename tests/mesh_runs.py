@@ -1,4 +1,4 @@
-"""Runs on eight devices against one: ``python mesh_runs.py NAME ...``, names of the contract table.
+"""Runs on meshes against one device: ``python mesh_runs.py [--quick] NAME ...``, of the contracts.
 
 To be run with eight devices of the host; prints ``same`` at its end.
 """
@@ -27,6 +27,18 @@ def same(one, other):
 def close(one, other):
     for a, b in zip(leaves(one), leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def quick(name):
+    """Hold one run on a mesh against that of one device."""
+    kernel, position = KERNELS[name](POSITIONS["nested"], Given()), POSITIONS["nested"]
+    given = dict(num_rounds=5, num_chains=2, progress=False)
+    mesh = jax.make_mesh((2, 2), ("chains", "clients"), devices=jax.devices()[:4])
+    one, other = (
+        fedmcmc.sample(KEY, kernel, DATA.chunked(1), position, mesh=where, **given)
+        for where in (None, mesh)
+    )
+    same(one, other)
 
 
 def compare(name):
@@ -62,7 +74,9 @@ def compare(name):
 
 if __name__ == "__main__":
     assert jax.device_count() == 8
-    for name in sys.argv[1:]:
+    names = sys.argv[1:]
+    check = quick if names[0] == "--quick" else compare
+    for name in names[names[0] == "--quick" :]:
         print(name, flush=True)
-        compare(name)
+        check(name)
     print("same")

@@ -40,6 +40,7 @@ def short(folder, kind="plain", rounds=900, **changed):
         ("zarr", "npz"),
         ("store", "npz"),
         ("plain", "orbax"),
+        pytest.param("coded", "npz", marks=pytest.mark.slow),
         pytest.param("store", "orbax", marks=pytest.mark.slow),
     ],
 )
@@ -212,7 +213,7 @@ def killed(folder, kind, num_kills, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "num_kills"), [("plain", 10), ("zarr", 6), ("store", 4)])
+@pytest.mark.parametrize(("kind", "num_kills"), [("coded", 10), ("zarr", 6), ("store", 4)])
 def test_a_killed_process_goes_on_to_the_same_bytes(kind, num_kills, tmp_path):
     whole = killed_run.numbers(killed_run.run(kind, tmp_path / "whole"))
     found, kills = killed(tmp_path / "killed", kind, num_kills, seed=11)
@@ -233,7 +234,7 @@ def test_draws_on_disk_are_those_in_memory(tmp_path):
     assert on_disk.to_datatree()["posterior"].sizes["draw"] == in_memory.num_draws
 
 
-@pytest.mark.parametrize("kind", ["zarr", "store"])
+@pytest.mark.parametrize("kind", ["zarr", pytest.param("store", marks=pytest.mark.slow)])
 def test_files_of_an_attempt_that_died_before_its_first_checkpoint(kind, tmp_path, monkeypatch):
     checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
 

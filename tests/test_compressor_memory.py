@@ -44,7 +44,7 @@ def straight(participation, inner, rates, of):
         key = jax.random.fold_in(KEY, round_)
         cohort = participation.prepare(jax.random.fold_in(key, jnp.uint32(2**32 - 2)), 3)
         total = eta.sum(0) if of == "all" else np.zeros(4)
-        for i, weight, active in zip(*map(np.asarray, cohort), strict=True):
+        for i, weight, active in zip(*map(np.asarray, cohort[:3]), strict=True):
             if not active:
                 continue
             message = (ROWS[i] - theta).sum(0)

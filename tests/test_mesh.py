@@ -31,8 +31,8 @@ def on_eight_devices(*names):
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
-def test_cohorts_and_compressors_with_a_memory_on_eight_devices():
-    on_eight_devices("compress: fa_hmc, memory")
+def test_chains_and_a_cohort_on_four_devices():
+    on_eight_devices("--quick", "lsd")
 
 
 @pytest.mark.slow
