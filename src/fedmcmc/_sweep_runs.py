@@ -30,7 +30,7 @@ from fedmcmc.sample import laid_out, start, start_positions
 __all__ = ["Group", "Sampler", "one_by_one", "runs_faster_together", "together"]
 
 
-LARGE_BYTES = 2**16
+LARGE_BYTES = 2**17
 """Where all chains of a run have larger positions, a CPU takes one run after another."""
 
 
