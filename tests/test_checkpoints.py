@@ -251,3 +251,39 @@ def test_files_of_an_attempt_that_died_before_its_first_checkpoint(kind, tmp_pat
     assert_same(killed_run.numbers(found), killed_run.numbers(whole))
     with pytest.raises(FileExistsError):
         short(tmp_path, kind, num_rounds=150, checkpoint=fedmcmc.Checkpoint(tmp_path / "other"))
+
+
+def test_a_full_disk_costs_no_draw(tmp_path, monkeypatch):
+    whole = short(tmp_path)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "c", every_rounds=100)
+    sync, calls = os.fsync, []
+
+    def full(file):
+        calls.append(file)
+        if len(calls) > 12:
+            raise OSError(28, "No space left on device")
+        return sync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.warns(RuntimeWarning, match="No space left on device"):
+            found = short(tmp_path, checkpoint=checkpoint)
+    assert_same(killed_run.numbers(found), killed_run.numbers(whole))
+    assert checkpoint.exists
+    assert_same(
+        killed_run.numbers(short(tmp_path, checkpoint=checkpoint)), killed_run.numbers(whole)
+    )
+
+
+@pytest.mark.parametrize("kind", ["store", "zarr"])
+def test_a_checkpoint_gives_no_right_to_the_files_of_another_run(kind, tmp_path):
+    """Even a run that would be refused next must leave them as they are."""
+    for name in "ab":
+        checkpoint = fedmcmc.Checkpoint(tmp_path / f"checkpoint_{name}")
+        short(tmp_path / name, kind, num_rounds=150, checkpoint=checkpoint)
+    files = [path for path in sorted((tmp_path / "b").rglob("*")) if path.is_file()]
+    before = [path.read_bytes() for path in files]
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint_a")
+    with pytest.raises(FileExistsError):
+        short(tmp_path / "b", kind, num_rounds=200, checkpoint=checkpoint)
+    assert [path.read_bytes() for path in files] == before

@@ -87,13 +87,14 @@ class Run:
         if keeping.draws_to is None:
             self.keeper = MemoryKeeper(shapes, len(keys))
         else:
-            resume = keeping.checkpoint is not None and keeping.checkpoint.exists
+            checkpoint, own = keeping.checkpoint, keeping.replaces_files
+            resume = own and checkpoint is not None and checkpoint.exists
             self.keeper = ZarrKeeper(
                 keeping.draws_to,
                 shapes,
                 len(keys),
                 resume=resume,
-                replace=keeping.replaces_files,
+                replace=own,
             )
         zero = np.zeros(len(keys), np.int64)
         self.totals = {"bits_up": zero, "bits_down": zero, "rounds": zero}
@@ -119,6 +120,7 @@ class Run:
         finally:
             if self.saver is not None:
                 self._save(wait=True)
+            if self.saver is not None:
                 self.saver.close()
         if self.until is not None and not self.stopped.get("reached"):
             self._warn_unreached(self.until.name, self.at - first)
@@ -176,7 +178,17 @@ class Run:
         saved = Saved(
             self.first, self.at, self._whole_state(), self.found, self.totals, self.stopped
         )
-        self.saver.save(saved, self.keeper, wait=wait)
+        try:
+            self.saver.save(saved, self.keeper, wait=wait)
+        except OSError as error:  # a full disk must not cost the draws
+            self.saver.close()
+            self.saver = None
+            warnings.warn(
+                f"No checkpoint could be written up to round {self.at} ({error}); the run goes on "
+                "without. The last one before is still good.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _num_kept(self, round_: int) -> int:
         """Return how many draws of a chain are kept before round `round_`."""

@@ -99,7 +99,7 @@ class Checkpoint:
         given = [str(path.absolute()) for path in paths if path is not None]
         marker = Path(self.directory) / CLAIMED
         known = json.loads(marker.read_text()) if marker.is_file() else []
-        if self.exists or (given and set(given) <= set(known)):
+        if given and set(given) <= set(known):
             return True
         if given and not any(Path(path).exists() for path in given):
             Path(self.directory).mkdir(parents=True, exist_ok=True)
