@@ -1,6 +1,7 @@
 """Bayesian federated learning by sampling: composable kernels for JAX."""
 
 from fedmcmc import compression as compression
+from fedmcmc import distributed as distributed
 from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
 from fedmcmc import partition as partition
@@ -80,6 +81,7 @@ from fedmcmc.kernels.pseudo_gradients import posterior_delta as posterior_delta
 from fedmcmc.kernels.pseudo_gradients import pseudo_gradients as pseudo_gradients
 from fedmcmc.kernels.relay import relay as relay
 from fedmcmc.kernels.sequence import sequence as sequence
+from fedmcmc.loaders import ClientLoader as ClientLoader
 from fedmcmc.minibatches import minibatch as minibatch
 from fedmcmc.momentum import Momentum as Momentum
 from fedmcmc.momentum import independent_momentum as independent_momentum

@@ -15,7 +15,7 @@ from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.streaming import Accumulator
 
-__all__ = ["fingerprint"]
+__all__ = ["digest", "fingerprint"]
 
 SCHEDULED_ROUNDS = 64
 """Rounds in which schedules are compared."""
@@ -26,6 +26,7 @@ _SET = re.compile(r"frozenset\(\{([^}]*)\}\)")
 def fingerprint(
     kernel: FederatedKernel,
     data: FederatedData,
+    rows: str,
     keys: Array,
     state: FederatedState,
     collect: Collect | None,
@@ -37,18 +38,21 @@ def fingerprint(
     Parameters
     ----------
     kernel, data, keys, state, collect, accumulators, found
-        Of the run; `state` and `found` (of the accumulators) are its first.
+        Of the run; `state` and `found` (of the accumulators) are its first. Of `data` and of the
+        clients' states shapes are enough.
+    rows
+        The digest of the rows.
     """
     first = int(np.asarray(state.broadcast.round).reshape(-1)[0])
     numbers = schedules.tabulate(kernel, first, SCHEDULED_ROUNDS, 0)
     traced = traced_round(schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect)
     program, draw = traced.jaxpr, traced.out_info.draw
     return {
-        "rows of the data": _digest((data.rows, data.start, data.size)),
-        "numbers of the kernel": _digest(numbers),
+        "rows of the data": rows,
+        "numbers of the kernel": digest(numbers),
         "model or kind of kernel": _of_program(program),
-        "rng_key": _digest(jax.random.key_data(keys)),
-        "start": _digest(state.broadcast),
+        "rng_key": digest(jax.random.key_data(keys)),
+        "start": digest(state.broadcast),
         "streams": " ".join(
             f"{name} {_of_accumulator(accumulators[name], found[name], draw)}"
             for name in sorted(accumulators)
@@ -66,10 +70,10 @@ def _of_accumulator(accumulator: Accumulator, found: ArrayTree, draw: ArrayTree)
 def _of_program(program: Any) -> str:
     text = _ADDRESS.sub("", str(program.jaxpr))
     text = _SET.sub(lambda found: str(sorted(found[1].split(", "))), text)
-    return _digest((np.frombuffer(text.encode(), np.uint8), list(program.consts)))
+    return digest((np.frombuffer(text.encode(), np.uint8), list(program.consts)))
 
 
-def _digest(tree: ArrayTree) -> str:
+def digest(tree: ArrayTree) -> str:
     """Return a digest of the arrays of a tree: places, shapes, types and values."""
     whole = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

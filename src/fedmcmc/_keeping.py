@@ -10,7 +10,7 @@ from fedmcmc._segments import Kept
 from fedmcmc._types import ArrayTree
 from fedmcmc.samples import named_leaves
 
-__all__ = ["Keeper", "MemoryKeeper", "ZarrKeeper"]
+__all__ = ["Keeper", "MemoryKeeper", "ZarrKeeper", "ZarrReader"]
 
 CHUNK_BYTES = 2**22
 """Of an array's draws, in one file of a Zarr store."""
@@ -193,6 +193,45 @@ class ZarrKeeper:
         if self.count > self.written:
             self._write(self.unsaved())
             self.rest = []
+
+
+class ZarrReader:
+    """Read the draws that another process of the run writes to a Zarr store."""
+
+    keeps_rest = True
+
+    def __init__(self, path: Path, shapes: Kept) -> None:
+        self.path, self.shapes, self.count = path, shapes, 0
+
+    def append(self, kept: Kept) -> None:
+        """Count draws."""
+        self.count += _num(kept)
+
+    def all(self) -> Kept:
+        """Return the store's arrays, once they are written."""
+        import zarr
+
+        group: Any = zarr.open_group(self.path, mode="r")
+
+        def arrays(name: str, shapes: ArrayTree) -> ArrayTree:
+            found = [group[f"{name}/{leaf}"] for leaf in named_leaves(shapes)]
+            return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+        return Kept(arrays("posterior", self.shapes.draw), arrays("sample_stats", self.shapes.info))
+
+    def unsaved(self) -> Kept:
+        """Raise: the process that writes knows."""
+        raise NotImplementedError("Only the process that writes the draws saves them.")
+
+    def mark_saved(self) -> None:
+        """Do nothing."""
+
+    def restore(self, parts: list[Kept], count: int) -> None:
+        """Go on counting."""
+        self.count = count
+
+    def finish(self) -> None:
+        """Do nothing."""
 
 
 def _only(tree: ArrayTree, path: Any) -> ArrayTree:

@@ -7,136 +7,165 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedmcmc import trees
+from fedmcmc._fingerprint import digest
+from fedmcmc._keeping import Keeper, ZarrReader
+from fedmcmc._placing import Placed
+from fedmcmc._processes import (
+    agreed,
+    all_equal,
+    combined,
+    is_first,
+    on_host,
+    on_words,
+    put,
+    several,
+)
 from fedmcmc._run import Keeping, Run
-from fedmcmc._segments import state_specs
+from fedmcmc._segments import Kept
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
-from fedmcmc.data import FederatedData
-from fedmcmc.layouts import AXIS, CHAINS, layout_of
+from fedmcmc.checkpoints import Checkpoint, Saved
+from fedmcmc.errors import NonFiniteError
+from fedmcmc.layouts import CHAINS, Layout, state_specs
 from fedmcmc.samples import Samples
 from fedmcmc.stopping import StoppingRule
 
-__all__ = ["TOTALS", "MeshRun", "check_mesh", "laid_out"]
-
-TOTALS = ("gather", "psum")
+__all__ = ["MeshRun"]
 
 
 class MeshRun(Run):
     """A run whose clients' rows and states lie on the devices that compute with them.
 
     Shapes are those of a run on one device, and so is what a checkpoint holds, which another mesh
-    can go on from.
+    can go on from. Of `state`, `ids` are the clients whose states this process has.
+
+    Where several processes share the mesh, all of them run this alike: each asks for the same
+    segments, all get the draws, and the first one writes.
     """
 
     def __init__(
         self,
         kernel: FederatedKernel,
-        data: FederatedData,
+        placed: Placed,
         keys: Array,
         keeping: Keeping,
         state: FederatedState,
         until: StoppingRule | None,
-        mesh: Mesh,
-        totals: str,
+        ids: np.ndarray,
     ) -> None:
-        super().__init__(kernel, data, keys, keeping, state, until)
-        self.data = laid_out(data, mesh, totals)
-        self.chains = CHAINS if CHAINS in mesh.shape else None
-        self.keys = self._put(keys, PartitionSpec(self.chains))
-        self.found = self._put(self.found, PartitionSpec(self.chains))
-        self._restore(self.state)
+        assert placed.data.layout is not None
+        self.layout: Layout = placed.data.layout
+        self.mesh = self.layout.mesh
+        self.places, self.slots = (
+            np.asarray(table) for table in (self.layout.places, self.layout.slots)
+        )
+        self.own, self.ids = placed.own, placed.ids
+        shapes = trees.shapes_of(jax.tree.map(trees.strong, state))
 
-    def _put(self, tree: ArrayTree, spec: PartitionSpec) -> ArrayTree:
-        assert self.data.layout is not None
-        place = NamedSharding(self.data.layout.mesh, spec)
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, place), tree)
+        def of_all(leaf: Any) -> Any:
+            shape = (leaf.shape[0], len(self.slots), *leaf.shape[2:])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
-    def _restore(self, state: FederatedState) -> None:
-        layout = self.data.layout
-        assert layout is not None
-        places = np.asarray(layout.places)
-        specs = state_specs(layout)
+        self.shapes = shapes._replace(clients=jax.tree.map(of_all, shapes.clients))
+        super().__init__(kernel, placed.plain, keys, keeping, state, until, like=self.shapes)
+        self.data = placed.data
+        self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
+        self.keys = put(keys, self.mesh, self.chains)
+        self._restore_found(self.found)
+        self._lay_out(self.state, ids)
+
+    def _lay_out(self, state: FederatedState, ids: np.ndarray) -> None:
+        """Take a state whose clients are `ids` to the devices."""
+        specs = state_specs(self.mesh)
+        at = np.zeros(len(self.slots), np.int64)  # others' states are not asked for
+        at[ids] = np.arange(len(ids))
+        num_slots, where = len(self.places), NamedSharding(self.mesh, specs.clients)
+
+        def spread(leaf: Any) -> Array:
+            host = np.asarray(leaf)
+            shape = (host.shape[0], num_slots, *host.shape[2:])
+
+            def part(index: Any) -> np.ndarray:
+                chains, slots, *rest = index
+                return host[chains][:, at[self.places[slots]]][(slice(None), slice(None), *rest)]
+
+            return jax.make_array_from_callback(shape, where, part)
+
         self.state = FederatedState(
-            self._put(state.broadcast, specs.broadcast),
-            self._put(state.server, specs.server),
-            self._put(
-                jax.tree.map(lambda leaf: np.asarray(leaf)[:, places], state.clients),
-                specs.clients,
-            ),
+            put(state.broadcast, self.mesh, specs.broadcast),
+            put(state.server, self.mesh, specs.server),
+            jax.tree.map(on_words(spread), state.clients),
         )
 
+    def _restore(self, state: FederatedState) -> None:
+        self._lay_out(state, np.arange(len(self.slots)))
+
+    def _restore_found(self, found: dict[str, ArrayTree]) -> None:
+        self.found = put(found, self.mesh, self.chains)
+
+    def _host(self, tree: ArrayTree) -> ArrayTree:
+        return on_host(tree, self.mesh)
+
     def _whole_state(self) -> FederatedState:
-        assert self.data.layout is not None
-        slots = np.asarray(self.data.layout.slots)
-        state = jax.tree.map(np.asarray, self.state)
-        return state._replace(clients=jax.tree.map(lambda leaf: leaf[:, slots], state.clients))
+        state: FederatedState = self._host(self.state)
+        return state._replace(clients=jax.tree.map(lambda leaf: leaf[:, self.slots], state.clients))
+
+    def _whole_shapes(self) -> FederatedState:
+        return self.shapes
+
+    def _whole_found(self) -> dict[str, ArrayTree]:
+        found: dict[str, ArrayTree] = self._host(self.found)
+        return found
 
     def samples(self) -> Samples:
         """Return what was kept so far, clients in their own order."""
         state = jax.tree.map(jnp.asarray, self._whole_state())
+        if several() and self.keeping.draws_to is not None:
+            self.keeper.finish()
+            agreed(0.0)  # the others read what is now on disk
         return replace(super().samples(), state=state)
 
+    def _keeper(self, shapes: Kept) -> Keeper:
+        if self.keeping.draws_to is None or is_first():
+            return super()._keeper(shapes)
+        return ZarrReader(self.keeping.draws_to, shapes)
 
-def laid_out(data: FederatedData, mesh: Mesh, totals: str) -> FederatedData:
-    """Return `data` with each device's rows on it, for code that `jax.shard_map` runs there."""
-    layout, clients, starts = layout_of(np.asarray(data.size), mesh, totals)
-    begin, size = np.asarray(data.start), np.asarray(data.size)
+    def _agreed(self, number: float) -> float:
+        return agreed(number)
 
-    def of_device(leaf: np.ndarray, own: list[int]) -> np.ndarray:
-        parts = [leaf[begin[i] : begin[i] + size[i]] for i in own]
-        rows = sum(map(len, parts))
-        return np.concatenate(
-            [*parts, np.zeros((layout.block - rows, *leaf.shape[1:]), leaf.dtype)]
-        )
+    def _writes(self) -> bool:
+        return is_first()
 
-    def spread(leaf: Any) -> Array:
-        host = np.asarray(leaf)
-        place = NamedSharding(layout.mesh, PartitionSpec(AXIS))
-        shape = (layout.block * len(clients), *host.shape[1:])
+    def _check_loaded(self, checkpoint: Checkpoint, saved: Saved | None) -> None:
+        if not all_equal(-1 if saved is None else saved.round):
+            raise ValueError(
+                f"The processes of this run do not find the same checkpoint in "
+                f"{checkpoint.directory}: it must be a folder that all of them see."
+            )
 
-        def block_of(index: Any) -> np.ndarray:
-            first, last = index[0].start or 0, index[0].stop or shape[0]
-            devices = range(first // layout.block, last // layout.block)
-            return np.concatenate([of_device(host, clients[d]) for d in devices])
+    def _rows_digest(self) -> str:
+        plain, _ = self.plain
+        if not isinstance(jax.tree.leaves(plain.rows)[0], jax.ShapeDtypeStruct):
+            return super()._rows_digest()
+        # One a client, from the processes that hold its rows.
+        words = np.zeros((len(self.slots), 4), np.uint32)
+        for client in self.ids:
+            own = digest(self.own.client_rows(int(client)))
+            words[client] = np.frombuffer(bytes.fromhex(own), np.uint32)
+        return digest((combined(words), np.asarray(self.own.size)))
 
-        return jax.make_array_from_callback(shape, place, block_of)
+    def _can_save(self, error: BaseException | None) -> bool:
+        # Other processes may be elsewhere, and would be waited for for ever.
+        return not several() or error is None or isinstance(error, NonFiniteError)
 
-    everywhere = NamedSharding(layout.mesh, PartitionSpec())
-    rest = (jnp.asarray(starts), data.size, data.share, layout)
-    start, size_, share, layout = jax.tree.map(lambda leaf: jax.device_put(leaf, everywhere), rest)
-    return replace(
-        data,
-        rows=jax.tree.map(spread, data.rows),
-        start=start,
-        size=size_,
-        share=share,
-        layout=layout,
-    )
+    def _interrupted(self) -> None:
+        if several():
+            raise  # as above
 
-
-def check_mesh(
-    mesh: Any, totals: str, kernel: FederatedKernel, data: FederatedData, num_chains: int
-) -> None:
-    """Raise `TypeError` or `ValueError` where a run cannot be spread over `mesh`."""
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}.")
-    if totals not in TOTALS:
-        raise ValueError(f"totals must be one of {TOTALS}, got {totals!r}.")
-    if AXIS not in mesh.shape or not set(mesh.axis_names) <= {AXIS, CHAINS}:
-        raise ValueError(
-            f"The mesh needs an axis named {AXIS!r} and may have one named {CHAINS!r}, got axes "
-            f"{tuple(mesh.axis_names)}."
-        )
-    if num_chains % mesh.shape.get(CHAINS, 1):
-        raise ValueError(
-            f"num_chains must be a multiple of the mesh's axis {CHAINS!r}, {mesh.shape[CHAINS]}, "
-            f"got {num_chains}."
-        )
-    if kernel.participation.pooled:
-        raise ValueError("Pooled rows are those of one client, which no mesh spreads.")
-    if data.mesh is not None or data.buckets is not None:
-        raise ValueError("Give mesh= data that is neither sharded nor bucketed: it lays it out.")
-    if not trees.is_empty((data.members, data.slots)):
-        raise ValueError("Data of a store cannot be spread over a mesh.")
+    def go(self, num_burnin: int, num_rounds: int, thinning: int, bar: Any) -> Samples:
+        """Run all rounds and return what was kept."""
+        samples = super().go(num_burnin, num_rounds, thinning, bar)
+        agreed(0.0)  # nobody goes on before the last checkpoint is on disk
+        return samples

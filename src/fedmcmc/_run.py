@@ -1,5 +1,6 @@
 """A run on the host: one compiled program, called in segments so that draws leave the device."""
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import schedules, trees
-from fedmcmc._fingerprint import fingerprint
+from fedmcmc._fingerprint import digest, fingerprint
 from fedmcmc._keeping import Keeper, MemoryKeeper, ZarrKeeper
 from fedmcmc._segments import (
     Collect,
+    Kept,
     Plan,
     Segment,
     Streams,
@@ -24,7 +26,7 @@ from fedmcmc._segments import (
     needs_canonical,
     run_segment,
 )
-from fedmcmc._types import FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc._watch import largest, non_finite, warn_excluded, warn_grown, warn_lost
 from fedmcmc.checkpoints import Checkpoint, Saved, Saver
 from fedmcmc.data import FederatedData
@@ -65,42 +67,43 @@ class Run:
         keeping: Keeping,
         state: FederatedState,
         until: StoppingRule | None = None,
+        *,
+        like: FederatedState | None = None,
     ) -> None:
+        # `like` has the shapes of the state in the program of one device, which tell the length
+        # of blocks, and with it what a round's numbers are made of.
         # Types of Python numbers are weak, and those that a segment returns are not: one program
         # for the first and the later segments.
         state = jax.tree.map(trees.strong, state)
         self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
         self.state, self.until, self.plain = state, until, (data, keys)
         self.start = largest(state)
+        like = trees.shapes_of(state) if like is None else like
         self.buffer_bytes = BUFFER_BYTES
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
         # used, and a run that goes on need not have one for round 0.
         tabulated = schedules.tabulate(kernel, 0, 1, 0)
-        given = (tabulated, data, keys, state)
+        given = (tabulated, data, keys, like)
         shapes = kept_shapes(*given, keeping.collect)
         self.canonical = needs_canonical(*given, keeping.collect)
         self.block = block_length(*given)
         self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
         self.found = first_found(shapes, len(keys), keeping.accumulators)
-        self.keeper: Keeper
-        if keeping.draws_to is None:
-            self.keeper = MemoryKeeper(shapes, len(keys))
-        else:
-            checkpoint, own = keeping.checkpoint, keeping.replaces_files
-            resume = own and checkpoint is not None and checkpoint.exists
-            self.keeper = ZarrKeeper(
-                keeping.draws_to,
-                shapes,
-                len(keys),
-                resume=resume,
-                replace=own,
-            )
+        self.keeper = self._keeper(shapes)
         zero = np.zeros(len(keys), np.int64)
         self.totals = {"bits_up": zero, "bits_down": zero, "rounds": zero}
         self.first = self.at = int(np.asarray(state.broadcast.round)[0])
         self.keep_from, self.thinning = self.first, 1
         self.saver: Saver | None = None
+
+    def _keeper(self, shapes: Kept) -> Keeper:
+        keeping, num_chains = self.keeping, len(self.keys)
+        if keeping.draws_to is None:
+            return MemoryKeeper(shapes, num_chains)
+        own = keeping.replaces_files
+        resume = own and keeping.checkpoint is not None and keeping.checkpoint.exists
+        return ZarrKeeper(keeping.draws_to, shapes, num_chains, resume=resume, replace=own)
 
     def go(self, num_burnin: int, num_rounds: int, thinning: int, bar: Any) -> Samples:
         """Run all rounds and return what was kept."""
@@ -111,6 +114,7 @@ class Run:
         try:
             self.advance(end, bar)
         except KeyboardInterrupt:
+            self._interrupted()
             warnings.warn(
                 f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
                 f"with sample(..., state=samples.state).",
@@ -119,8 +123,8 @@ class Run:
             )
         finally:
             if self.saver is not None:
-                self._save(wait=True)
-            if self.saver is not None:
+                if self._can_save(sys.exception()):
+                    self._save(wait=True)
                 self.saver.close()
         if self.until is not None and not self.stopped.get("reached"):
             self._warn_unreached(self.until.name, self.at - first)
@@ -128,19 +132,29 @@ class Run:
         if self.keeping.draws_to is None:
             warn_lost(samples.info)
             warn_excluded(samples.info)
-        warn_grown(self.start, largest(self.state))
+        warn_grown(self.start, largest(samples.state))
         return samples
+
+    def _interrupted(self) -> None:
+        """Raise where a run cannot return what it has after an interrupt."""
+
+    def _can_save(self, error: BaseException | None) -> bool:
+        """Return whether to write a checkpoint at the end of a run, or at an `error`."""
+        return True
 
     def _resume(self, end: int) -> None:
         """Go back to where the checkpoint is, if there is one."""
         checkpoint = self.keeping.checkpoint
         if checkpoint is None:
             return
-        start = self._whole_state()
+        data, keys = self.plain
+        like = self._whole_shapes()
         identity: dict[str, Any] = fingerprint(
             self.kernel,
-            *self.plain,
-            start,
+            data,
+            self._rows_digest(),
+            keys,
+            like._replace(broadcast=self._host(self.state.broadcast)),
             self.keeping.collect,
             self.keeping.accumulators,
             self.found,
@@ -152,8 +166,9 @@ class Run:
             "keep_draws": self.keeping.draws,
             "whether draws go to a file": self.keeping.draws_to is not None,
         }
-        self.saver = Saver(checkpoint, identity)
-        saved = self.saver.load(self.keeper, start, self.found)
+        self.saver = Saver(checkpoint, identity, writes=self._writes())
+        saved = self.saver.load(self.keeper, like, self.found)
+        self._check_loaded(checkpoint, saved)
         if saved is None:
             return
         if saved.round > end:
@@ -164,25 +179,54 @@ class Run:
         self.at = saved.round
         self.totals, self.stopped = saved.totals, saved.stopped
         self._restore(saved.state)
-        self.found = jax.tree.map(jnp.asarray, saved.found)
+        self._restore_found(saved.found)
+
+    def _rows_digest(self) -> str:
+        data, _ = self.plain
+        return digest((data.rows, data.start, data.size))
+
+    def _writes(self) -> bool:
+        """Return whether this process writes what the run keeps on disk."""
+        return True
+
+    def _check_loaded(self, checkpoint: Checkpoint, saved: Saved | None) -> None:
+        """Raise if what was read here does not do for the run."""
 
     def _whole_state(self) -> FederatedState:
         """Return the state, clients in their own order."""
         return self.state
 
+    def _whole_shapes(self) -> FederatedState:
+        """Return the shapes of the whole state."""
+        shapes: FederatedState = trees.shapes_of(self._whole_state())
+        return shapes
+
     def _restore(self, state: FederatedState) -> None:
         self.state = jax.tree.map(jnp.asarray, state)
 
+    def _restore_found(self, found: dict[str, ArrayTree]) -> None:
+        self.found = jax.tree.map(jnp.asarray, found)
+
+    def _whole_found(self) -> dict[str, ArrayTree]:
+        """Return the accumulators' states of all chains."""
+        return self.found
+
+    def _host(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis on the host."""
+        return jax.tree.map(np.asarray, tree)
+
+    def _agreed(self, number: float) -> float:
+        """Return what all processes of the run take for `number`, which depends on the time."""
+        return number
+
     def _save(self, *, wait: bool) -> None:
         assert self.saver is not None
-        saved = Saved(
-            self.first, self.at, self._whole_state(), self.found, self.totals, self.stopped
-        )
+        whole = (self._whole_state(), self._whole_found())
+        saved = Saved(self.first, self.at, *whole, self.totals, self.stopped)
         try:
             self.saver.save(saved, self.keeper, wait=wait)
         except OSError as error:  # a full disk must not cost the draws
-            self.saver.close()
-            self.saver = None
+            self.saver.give_up()
             warnings.warn(
                 f"No checkpoint could be written up to round {self.at} ({error}); the run goes on "
                 "without. The last one before is still good.",
@@ -225,14 +269,14 @@ class Run:
                 stop = min(stop, self.saver.stop_before(at, self.first) or stop)
             begun = time.perf_counter()
             segment = self._segment(at, stop, capacity)
-            took = time.perf_counter() - begun
+            took = self._agreed(time.perf_counter() - begun)
             self._take(segment, at, stop)
             bar.update(stop - at)
             length = self._next_length(length, stop - at, took)
             if self.until is not None and stop in (self._round_of(asked), end):
                 self._ask(self._num_kept(stop), stop - self.first)
                 asked = self.until.next_check(asked)
-            if self.saver is not None and self.saver.due(stop, self.first):
+            if self.saver is not None and self._agreed(self.saver.due(stop, self.first)):
                 self._save(wait=False)
 
     def _ask(self, num_draws: int, num_rounds: int) -> None:
@@ -262,7 +306,7 @@ class Run:
         given = (at, stop, self.keep_from, self.thinning, self._num_kept(at))
         plan = Plan(*(jnp.asarray(x, jnp.int32) for x in given))
         segment = self._compute(at, stop, plan, capacity)
-        first_bad = np.asarray(segment.first_bad)
+        first_bad = self._host(segment.first_bad)
         if (first_bad >= 0).any():
             self._stop(first_bad, at, capacity)
         return segment
@@ -294,7 +338,7 @@ class Run:
         )
 
     def _take(self, segment: Segment, at: int, stop: int) -> None:
-        high, low = np.moveaxis(np.asarray(segment.bits, np.int64), 1, 0)
+        high, low = np.moveaxis(self._host(segment.bits).astype(np.int64), 1, 0)
         up, down = (high * 2**32 + low).T
         new = {"bits_up": up, "bits_down": down, "rounds": stop - at}
         totals = {name: total + new[name] for name, total in self.totals.items()}
@@ -303,7 +347,7 @@ class Run:
             # own. Copied, so that slots without a draw are not kept alive.
             num = self._num_kept(stop) - self._num_kept(at)
             self.keeper.append(
-                jax.tree.map(lambda leaf: np.asarray(leaf)[:, :num].copy(), segment.kept)
+                jax.tree.map(lambda leaf: leaf[:, :num].copy(), self._host(segment.kept))
             )
         self.state, self.totals, self.at = segment.state, totals, stop
         self.found = segment.found
@@ -332,7 +376,7 @@ class Run:
     def samples(self) -> Samples:
         """Return what was kept so far."""
         kept = self.keeper.all()
-        host = jax.tree.map(np.asarray, self.found)
+        host = self._host(self.found)
         results = {
             name: accumulator.result(host[name], self._num_kept(self.at))
             for name, accumulator in self.keeping.accumulators.items()

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from fedmcmc import convolutions, streams, trees
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
-from fedmcmc.layouts import AXIS, CHAINS, Layout
+from fedmcmc.layouts import AXIS, CHAINS, state_specs
 from fedmcmc.simulate import RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
 
@@ -34,7 +34,6 @@ __all__ = [
     "needs_canonical",
     "prepared_bytes",
     "run_segment",
-    "state_specs",
     "traced_round",
 ]
 
@@ -208,7 +207,7 @@ def run_segment(
         return run(*given)
     one = PartitionSpec()
     chains: Any = PartitionSpec(CHAINS if CHAINS in data.layout.mesh.shape else None)
-    states = state_specs(data.layout)
+    states = state_specs(data.layout.mesh)
     everywhere = jax.tree.map(lambda leaf: one, data)
     rows = replace(everywhere, rows=jax.tree.map(lambda leaf: PartitionSpec(AXIS), data.rows))
     parallel = jax.shard_map(
@@ -220,13 +219,6 @@ def run_segment(
     )
     result: Segment = parallel(*given)
     return result
-
-
-def state_specs(layout: Layout) -> Any:
-    """Return how the state of all chains lies on the mesh of a layout, as a `FederatedState`."""
-    chains = CHAINS if CHAINS in layout.mesh.shape else None
-    whole: Any = PartitionSpec(chains)
-    return FederatedState(whole, whole, PartitionSpec(chains, AXIS))
 
 
 def _run(

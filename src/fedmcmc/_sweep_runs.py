@@ -22,10 +22,10 @@ from fedmcmc._segments import (
     needs_canonical,
     prepared_bytes,
 )
+from fedmcmc._starts import laid_out, start, start_positions
 from fedmcmc._sweep_results import Results, Rounds
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
-from fedmcmc.sample import laid_out, start, start_positions
 
 __all__ = ["Group", "Sampler", "one_by_one", "runs_faster_together", "together"]
 

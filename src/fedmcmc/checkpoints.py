@@ -127,10 +127,14 @@ class Saver:
         Where and how often.
     identity
         What tells this run from others, ``{what: digest or number}``.
+    writes
+        Whether this process is the one that writes.
     """
 
-    def __init__(self, checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
-        self.checkpoint, self.identity = checkpoint, identity
+    def __init__(
+        self, checkpoint: Checkpoint, identity: dict[str, Any], *, writes: bool = True
+    ) -> None:
+        self.checkpoint, self.identity, self.writes = checkpoint, identity, writes
         self.directory = Path(checkpoint.directory)
         self.parts: list[tuple[str, int]] = []  # files of draws, and how many each holds
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -195,6 +199,8 @@ class Saver:
 
     def due(self, at: int, first: int) -> bool:
         """Return whether to write after round `at`."""
+        if not self.writes:
+            return False
         every = self.checkpoint.every_rounds
         if every is not None:
             return (at - first) % every == 0
@@ -205,6 +211,8 @@ class Saver:
 
         Where the one before is still being written, nothing is done unless `wait`.
         """
+        if not self.writes:
+            return
         if self.writing is not None:
             if not wait and not self.writing.done():
                 return
@@ -264,6 +272,10 @@ class Saver:
                     _remove_folder(path)
                 else:
                     path.unlink()
+
+    def give_up(self) -> None:
+        """Write no more."""
+        self.writes, self.writing = False, None
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 
 from fedmcmc import trees
+from fedmcmc._rows import as_row_type, check_finite, count_rows, gathered, joined, starts_of
 from fedmcmc._types import ArrayTree, Client
 from fedmcmc.buckets import Buckets, by_size
 from fedmcmc.layouts import Layout
@@ -20,8 +21,6 @@ __all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_
 
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
-CHECKED_ROWS = 2**16
-"""Rows of which a check for NaN makes a table at a time."""
 
 
 @register_dataclass
@@ -54,6 +53,8 @@ class FederatedData:
     layout
         Which device holds which clients, if ``sample(..., mesh=...)`` laid them out; `start` then
         counts among the rows of a client's device.
+    partial
+        Whether `rows` are those of the `members` alone (of a `ClientLoader`), static.
 
     Examples
     --------
@@ -74,6 +75,7 @@ class FederatedData:
     members: Array | None = None
     slots: Array | None = None
     layout: Layout | None = None
+    partial: bool = field(default=False, metadata={"static": True})
 
     @classmethod
     def from_clients(
@@ -88,28 +90,7 @@ class FederatedData:
             clients disagree about structure or row shapes, or (unless `allow_nonfinite`) a float
             is not finite.
         """
-        if len(clients) == 0:
-            raise ValueError("FederatedData needs at least one client, got none.")
-        treedef: Any = jax.tree.structure(clients[0])
-        sizes: list[int] = []
-        columns: list[list[np.ndarray]] = [[] for _ in range(treedef.num_leaves)]
-        for i, client in enumerate(clients):
-            if jax.tree.structure(client) != treedef:
-                raise ValueError(
-                    f"Every client needs the same structure of rows: client 0 has {treedef}, "
-                    f"client {i} has {jax.tree.structure(client)}."
-                )
-            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(client)]
-            sizes.append(_num_rows(leaves, f"client {i}"))
-            for column, leaf in zip(columns, leaves, strict=True):
-                if column and leaf.shape[1:] != column[0].shape[1:]:
-                    raise ValueError(
-                        f"Rows differ in shape: {column[0].shape[1:]} at client 0, "
-                        f"{leaf.shape[1:]} at client {i}."
-                    )
-                column.append(leaf)
-        rows = jax.tree.unflatten(treedef, [np.concatenate(column) for column in columns])
-        return cls._from_sorted(rows, np.asarray(sizes), allow_nonfinite)
+        return cls._from_sorted(*joined(clients), allow_nonfinite)
 
     @classmethod
     def from_arrays(
@@ -132,7 +113,7 @@ class FederatedData:
         """
         ids = np.asarray(client_ids)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-        num_rows = _num_rows(leaves, "the data")
+        num_rows = count_rows(leaves, "the data")
         if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
                 f"client_ids must be one integer a row, shape ({num_rows},), got shape "
@@ -144,23 +125,17 @@ class FederatedData:
                 f"client_ids must lie in [0, {count}), got [{ids.min()}, {ids.max()}]."
             )
         order = np.argsort(ids, kind="stable")
-        rows = jax.tree.map(lambda leaf: _gathered(np.asarray(leaf), order), tree)
+        rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
         return cls._from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
 
     @classmethod
     def _from_sorted(
         cls, rows: ArrayTree, sizes: np.ndarray, allow_nonfinite: bool
     ) -> "FederatedData":
-        empty = np.flatnonzero(sizes == 0)
-        if empty.size:
-            raise ValueError(
-                f"Every client needs at least one row; client {empty[0]} has none"
-                + (f" (nor have {empty.size - 1} others)." if empty.size > 1 else ".")
-            )
-        start = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        rows = jax.tree_util.tree_map_with_path(_as_row_type, rows)
+        start = starts_of(sizes)
+        rows = jax.tree_util.tree_map_with_path(as_row_type, rows)
         if not allow_nonfinite:
-            _check_finite(rows, start)
+            check_finite(rows, start)
         return cls(
             # Shares memory with the host where it can; the arrays are nobody else's.
             rows=jax.tree.map(jax.device_put, rows),
@@ -180,6 +155,8 @@ class FederatedData:
         """Number of rows of all clients."""
         if self.layout is not None:
             return self.layout.num_rows
+        if self.partial:
+            return int(np.asarray(self.size).sum())
         return jax.tree.leaves(self.rows)[0].shape[0]
 
     @property
@@ -310,7 +287,7 @@ class FederatedData:
 
     def pooled(self) -> "FederatedData":
         """Return the same rows as those of a single client."""
-        total = self.num_rows
+        total = jax.tree.leaves(self.rows)[0].shape[0]
         return FederatedData(
             self.rows,
             jnp.zeros(1, jnp.int32),
@@ -318,64 +295,6 @@ class FederatedData:
             jnp.ones(1, self.share.dtype),
             total,
         )
-
-
-def _num_rows(leaves: list[np.ndarray], where: str) -> int:
-    if not leaves:
-        raise ValueError(f"Rows must hold at least one array, {where} holds none.")
-    counts = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
-    if len(counts) != 1 or None in counts:
-        raise ValueError(
-            f"All arrays of {where} need the same number of rows on their first axis, got shapes "
-            f"{[leaf.shape for leaf in leaves]}."
-        )
-    return leaves[0].shape[0]
-
-
-def _gathered(leaf: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return ``leaf[order]`` in memory that a CPU device takes as it is, aligned to 64 bytes."""
-    raw = np.empty(leaf.nbytes + 64, np.uint8)
-    first = -raw.ctypes.data % 64
-    out = raw[first : first + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
-    return np.take(leaf, order, axis=0, out=out, mode="clip")
-
-
-def _finite_rows(leaf: np.ndarray) -> np.ndarray:
-    """Return which rows are finite, some rows at a time."""
-    parts = np.split(leaf, range(CHECKED_ROWS, len(leaf), CHECKED_ROWS))
-    return np.concatenate([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in parts])
-
-
-def _check_finite(rows: ArrayTree, start: np.ndarray) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
-        if np.issubdtype(leaf.dtype, np.inexact):
-            finite = _finite_rows(leaf)
-            if not finite.all():
-                bad = np.flatnonzero(~finite)
-                client = int(np.searchsorted(start, bad[0], side="right")) - 1
-                name = jax.tree_util.keystr(path) or "the rows"
-                raise ValueError(
-                    f"{bad.size} rows hold NaN or infinite values in {name}, first row "
-                    f"{bad[0] - start[client]} of client {client}. Drop or impute them, or pass "
-                    f"allow_nonfinite=True if the model handles them."
-                )
-
-
-def _as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
-    # What JAX would do on its own (64-bit numbers to its default width), but not in silence.
-    if leaf.dtype.kind not in "fiubc" and not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        name = jax.tree_util.keystr(path) or "the rows"
-        raise ValueError(f"Rows must be numbers, got dtype {leaf.dtype} in {name}: encode it.")
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    with np.errstate(over="ignore"):
-        cast = leaf.astype(dtype, copy=False)
-    if leaf.dtype.kind in "iu" and not np.array_equal(cast, leaf):
-        name = jax.tree_util.keystr(path) or "the rows"
-        raise ValueError(
-            f"Integers in {name} do not fit into {dtype}: [{leaf.min()}, {leaf.max()}]. Renumber "
-            f"them, or enable 64 bits in JAX (jax_enable_x64)."
-        )
-    return cast
 
 
 def single_chunk(client: Client) -> bool:

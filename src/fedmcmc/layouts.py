@@ -2,15 +2,18 @@
 
 import heapq
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import register_dataclass
 
-__all__ = ["AXIS", "CHAINS", "Layout", "balanced", "layout_of"]
+from fedmcmc._types import FederatedState
+
+__all__ = ["AXIS", "CHAINS", "Layout", "balanced", "layout_of", "state_specs"]
 
 AXIS, CHAINS = "clients", "chains"
 
@@ -118,3 +121,10 @@ def layout_of(
         totals=totals,
     )
     return layout, clients, starts
+
+
+def state_specs(mesh: Mesh) -> Any:
+    """Return how the state of all chains lies on a mesh, as a `FederatedState`."""
+    chains = CHAINS if CHAINS in mesh.shape else None
+    whole: Any = PartitionSpec(chains)
+    return FederatedState(whole, whole, PartitionSpec(chains, AXIS))

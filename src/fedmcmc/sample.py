@@ -1,25 +1,31 @@
 """`sample`: run a kernel on data and keep draws."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from fedmcmc import streams as random_streams
 from fedmcmc import trees
-from fedmcmc._mesh_run import MeshRun, check_mesh
+from fedmcmc._mesh_run import MeshRun
+from fedmcmc._meshes import Spread, check_mesh, chosen_layout
+from fedmcmc._placing import place
+from fedmcmc._processes import several
 from fedmcmc._run import Keeping, Run
 from fedmcmc._segments import Collect
+from fedmcmc._starts import check_counts, check_data, check_state, laid_out, start
 from fedmcmc._stored_run import StoredRun
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.loaders import ClientLoader
 from fedmcmc.predictions import predict_bias
 from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
@@ -28,11 +34,6 @@ from fedmcmc.stores import HostStore
 from fedmcmc.streaming import Accumulator
 
 __all__ = ["local_positions", "sample"]
-
-CACHE_BYTES = 2**20
-"""Above this size of all rows, devices of a CPU take clients that move by themselves one by one."""
-MANY_CLIENTS, COHORT_BYTES = 32, 2**21
-"""So does a CPU that is one device, from so many clients a round and bytes of positions on."""
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
@@ -48,7 +49,7 @@ def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
 def sample(
     rng_key: Array,
     kernel: FederatedKernel,
-    data: FederatedData,
+    data: FederatedData | ClientLoader,
     position: ArrayTree | Callable[[Array], ArrayTree] | None = None,
     *,
     num_rounds: int | None = None,
@@ -79,7 +80,7 @@ def sample(
     kernel
         A federated kernel.
     data
-        Every client's rows.
+        Every client's rows, or a `ClientLoader`, of which with `mesh` a process loads its own.
     position
         Where each chain starts: a pytree, or ``rng_key -> pytree`` for a start a chain. Not
         needed where `state` is given.
@@ -125,7 +126,8 @@ def sample(
     mesh
         Devices to run on: each holds the rows and the states of its own clients along the axis
         ``clients`` (balanced by rows), and its own chains along an axis ``chains``, if there is
-        one.
+        one. They may be those of several processes, all of which make this call: see
+        `fedmcmc.distributed`.
     totals
         With `mesh`, how messages are summed: ``"gather"`` sends them all to every device, which
         sums them in the order of one device; ``"psum"`` sends the devices' own sums, which is less,
@@ -145,7 +147,8 @@ def sample(
     """
     if not isinstance(kernel, FederatedKernel):
         raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
-    check_data(data)
+    if not isinstance(data, ClientLoader):
+        check_data(data)
     most = _most_rounds(num_rounds, until, max_rounds)
     if num_chains is None:
         num_chains = 1 if state is None else jnp.size(state.broadcast.round)
@@ -158,19 +161,42 @@ def sample(
         )
     keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
     kernel = as_functions(kernel)
-    rows = data.pooled() if kernel.participation.pooled else data
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if client_store is not None:
-        _check_store(kernel, client_store)
-    if mesh is not None:
-        check_mesh(mesh, totals, kernel, data, num_chains)
-        if client_store is not None:
-            raise ValueError("Give mesh= or client_store=, and not both.")
+        _check_store(kernel, client_store, mesh)
+    spread, data = chosen_layout(mesh, totals, kernel, data, spreads=client_store is None)
+    if spread is not None:
+        check_mesh(spread.mesh, kernel, data, num_chains)
     sites = None if client_store is None else client_store.directory
+    _check_files(keeping, sites, spread)
     if checkpoint is not None and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
+    given = (kernel, keys, keeping, position, state, until, surrogates)
+    run: Run
+    if spread is not None:
+        run = _on_mesh(*given, data, spread)
+    else:
+        if isinstance(data, ClientLoader):
+            data = data.load()
+        run = _on_one_device(*given, data, client_store)
+    with tqdm(total=most, unit="round", disable=not progress) as bar:
+        return run.go(num_burnin, most, thinning, bar)
+
+
+def _on_one_device(
+    kernel: FederatedKernel,
+    keys: Array,
+    keeping: Keeping,
+    position: ArrayTree,
+    state: FederatedState | None,
+    until: StoppingRule | None,
+    surrogates: Gaussian | None,
+    data: FederatedData,
+    client_store: HostStore | None,
+) -> Run:
+    rows = data.pooled() if kernel.participation.pooled else data
     if state is not None:
-        _check_state(kernel, rows, keys, state)
+        check_state(kernel, rows, keys, state)
         if client_store is not None:
             state = client_store.adopt(state, replace_files=keeping.replaces_files)
     elif client_store is None:
@@ -181,27 +207,51 @@ def sample(
             rows,
             replace_files=keeping.replaces_files,
         )
-    first = int(state.broadcast.round[0])
-    if surrogates is not None:
-        print(predict_bias(kernel, data, surrogates, round_=first))
+    _print_prediction(kernel, data, surrogates, state)
     rows = laid_out(kernel, rows, keys, state.broadcast.position)
-    run: Run
-    if mesh is not None:
-        run = MeshRun(kernel, rows, keys, keeping, state, until, mesh, totals)
-    elif client_store is None or trees.is_empty(state.clients):
-        run = Run(kernel, rows, keys, keeping, state, until)
-    else:
-        run = StoredRun(kernel, rows, keys, keeping, state, until, client_store)
-    with tqdm(total=most, unit="round", disable=not progress) as bar:
-        return run.go(num_burnin, most, thinning, bar)
+    if client_store is None or trees.is_empty(state.clients):
+        return Run(kernel, rows, keys, keeping, state, until)
+    return StoredRun(kernel, rows, keys, keeping, state, until, client_store)
 
 
-def check_data(data: Any) -> None:
-    """Raise unless `data` are a federation's."""
-    if not isinstance(data, FederatedData):
-        raise TypeError(
-            f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
+def _on_mesh(
+    kernel: FederatedKernel,
+    keys: Array,
+    keeping: Keeping,
+    position: ArrayTree,
+    state: FederatedState | None,
+    until: StoppingRule | None,
+    surrogates: Gaussian | None,
+    data: FederatedData | ClientLoader,
+    spread: Spread,
+) -> Run:
+    if surrogates is not None and isinstance(data, ClientLoader):
+        raise ValueError(
+            "surrogates= predicts from all rows, which a ClientLoader has in no one place."
         )
+    placed = place(data, spread.mesh, spread.totals)
+    if state is None:
+        ids, state = placed.ids, start(kernel, placed.own, keys, position)
+    else:
+        ids = np.arange(data.num_clients)
+        check_state(kernel, replace(placed.own, members=None, partial=False), keys, state)
+    if isinstance(data, FederatedData):
+        _print_prediction(kernel, data, surrogates, state)
+    plain = laid_out(kernel, placed.plain, keys, state.broadcast.position)
+    on_devices = replace(placed.data, at_a_time=plain.at_a_time)
+    placed = placed._replace(data=on_devices, plain=plain)
+    return MeshRun(kernel, placed, keys, keeping, state, until, ids)
+
+
+def _print_prediction(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    surrogates: Gaussian | None,
+    state: FederatedState,
+) -> None:
+    if surrogates is not None:
+        first = int(np.asarray(state.broadcast.round)[0])
+        print(predict_bias(kernel, data, surrogates, round_=first))
 
 
 def _keeping(
@@ -231,40 +281,28 @@ def _keeping(
     return Keeping(collect, found, keep_draws, path, checkpoint)
 
 
-def _check_store(kernel: FederatedKernel, client_store: Any) -> None:
+def _check_files(keeping: Keeping, sites: Path | None, spread: Spread | None) -> None:
+    """Raise where every process would write the same files."""
+    written = (keeping.checkpoint, keeping.draws_to, sites)
+    if several() and spread is None and any(x is not None for x in written):
+        raise ValueError(
+            "Each process of this run would write the same files (checkpoint, draws_to, those of "
+            "the store): give mesh=, over which they share one run."
+        )
+
+
+def _check_store(kernel: FederatedKernel, client_store: Any, mesh: Any) -> None:
     if not isinstance(client_store, HostStore):
         raise TypeError(
             f"client_store must be a fedmcmc.HostStore, got {type(client_store).__name__}."
         )
+    if mesh is not None:
+        raise ValueError("Give mesh= or client_store=, and not both.")
     if kernel.participation.cohort_size is None:
         raise ValueError(
             "With client_store= only a cohort's states are on the device: use a participation that "
             "chooses a cohort, uniform(cohort_size) or categorical(...)."
         )
-
-
-def laid_out(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, positions: ArrayTree
-) -> FederatedData:
-    """Choose how many clients are computed together, where the data leaves it open.
-
-    `positions` have a leading chain axis. What one client's steps use over and over is to stay in
-    the cache: measured in `benchmarks/fed_avg.py`.
-    """
-    on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.clients_apart.value and data.at_a_time is None):
-        return data
-
-    def num_bytes(tree: ArrayTree) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-    if data.mesh is not None:
-        large = num_bytes(data.rows) >= CACHE_BYTES
-    else:
-        clients = kernel.participation.cohort_size or data.num_clients
-        size = clients * num_bytes(positions) // len(keys)
-        large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
-    return data.chunked(1) if large else data
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:
@@ -280,66 +318,3 @@ def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds:
     if max_rounds is None or num_rounds is not None:
         raise ValueError("With until= give max_rounds= in place of num_rounds=.")
     return max_rounds
-
-
-def check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
-    """Return the counts as integers, the one called `rounds` first; raise if one is off."""
-    given = {rounds: most, **given}
-    for name, count in given.items():
-        least = 0 if name == "num_burnin" else 1
-        if int(count) != count or count < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}.")
-    if given["num_burnin"] > most:
-        raise ValueError(
-            f"{rounds} counts burn-in too: got {rounds}={most}, num_burnin={given['num_burnin']}."
-        )
-    return tuple(int(count) for count in given.values())
-
-
-def _check_state(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
-) -> None:
-    if jnp.shape(state.broadcast.round) != (len(keys),):
-        raise ValueError(
-            f"state does not fit {len(keys)} chains: its leaves need a first axis of that length, "
-            f"as in Samples.state; its round has shape {jnp.shape(state.broadcast.round)}."
-        )
-    # Also runs the kernel's own checks of the data, as a fresh start would.
-    init = jax.vmap(kernel.init, in_axes=(0, 0, None))
-    wanted = jax.eval_shape(
-        lambda keys_, place: init(keys_, place, data), keys, state.broadcast.position
-    )
-    difference = trees.first_difference(wanted, state)
-    if difference:
-        raise ValueError(
-            f"state does not fit this kernel, data and {len(keys)} chains (switch makes one that "
-            f"does of another kernel's): {difference}."
-        )
-
-
-def start(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, position: ArrayTree
-) -> FederatedState:
-    """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
-    init_keys, places = start_positions(keys, position)
-    return jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, data)
-
-
-def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
-    """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
-    if position is None:
-        raise ValueError("Give a position to start from, or the state of an earlier run.")
-    place_keys, init_keys = (
-        jax.vmap(lambda key, i=i: random_streams.draw_key(key, jnp.uint32(2**32 - 1 - i)))(keys)
-        for i in range(2)
-    )
-    if callable(position):
-        places = jax.vmap(position)(place_keys)
-    else:
-        places = jax.tree.map(
-            lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
-        )
-    places = jax.tree.map(trees.as_float, places)
-    if not bool(trees.all_finite(places)):
-        raise ValueError("The start position holds NaN or infinite values.")
-    return init_keys, places

@@ -14,12 +14,12 @@ from tqdm import tqdm
 from fedmcmc import trees
 from fedmcmc._grids import Grid, group, make_kernels, read_grid
 from fedmcmc._segments import Collect
+from fedmcmc._starts import check_counts, check_data
 from fedmcmc._sweep_results import Results, Rounds, xarray
 from fedmcmc._sweep_runs import Group, Sampler, one_by_one, runs_faster_together, together
 from fedmcmc._sweep_tables import Statistics, default_statistics, draw_table, tabulate_seeds
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.data import FederatedData
-from fedmcmc.sample import check_counts, check_data
 from fedmcmc.simulate import as_key
 
 __all__ = ["Sweep", "sweep"]

@@ -179,7 +179,15 @@ def _first_estimator_states(
 ) -> ArrayTree:
     """Return what the clients' estimators keep at the start, leaves ``[num_clients, ...]``."""
     init = Partial(estimator.init, posterior.loglikelihood_fn, position)
-    return jax.vmap(init, in_axes=(data.client_axes(),))(data.everyone())
+    if data.at_a_time is None:
+        return jax.vmap(init, in_axes=(data.client_axes(),))(data.everyone())
+
+    def one(index: Array) -> ArrayTree:
+        return init(data.client(index))
+
+    # As many together as in a round: then a client's numbers are the same whoever else is there.
+    ids = data.everyone().index
+    return jax.lax.map(one, ids, batch_size=None if data.at_a_time == 1 else data.at_a_time)
 
 
 def mean_loss(

@@ -12,6 +12,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from fedmcmc import schedules, trees
+from fedmcmc._totals import total_of_clients
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -144,11 +145,10 @@ def _init(
     at_centre: ArrayTree = ()
     if not trees.is_empty(parameters.centre):
         centre = parameters.centre
-        pooled = data.pooled().client(jnp.zeros((), jnp.int32))
-        at_centre = trees.add(
-            client_gradient(posterior.loglikelihood_fn, centre, pooled),
-            jax.grad(posterior.logprior_fn)(centre),
+        of_rows = total_of_clients(
+            lambda client: client_gradient(posterior.loglikelihood_fn, centre, client), data
         )
+        at_centre = trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))
     scales: ArrayTree = ()
     if parameters.preconditioner is not None:
         scales = parameters.preconditioner.init(position, data)

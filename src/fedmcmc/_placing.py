@@ -1,0 +1,102 @@
+"""Data on the devices of a mesh: each device gets the rows of its own clients."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedmcmc._processes import put
+from fedmcmc.data import FederatedData
+from fedmcmc.layouts import AXIS, Layout, layout_of
+from fedmcmc.loaders import ClientLoader
+
+__all__ = ["Placed", "place"]
+
+
+class Placed(NamedTuple):
+    """Data of a run over a mesh."""
+
+    data: FederatedData  # laid out, for code that `jax.shard_map` runs
+    plain: FederatedData  # as one device would hold them; of a loader's rows the shapes alone
+    own: FederatedData  # with the rows of this process's clients, from which states begin
+    ids: np.ndarray  # those clients
+
+
+def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed:
+    """Lay `data` out over `mesh`; of a loader only this process's clients are loaded.
+
+    Raises
+    ------
+    ValueError
+        If this process has no client of a loader.
+    """
+    sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
+    layout, clients, starts = layout_of(sizes, mesh, totals)
+    if isinstance(data, FederatedData):
+        plain = own = data
+        ids = np.arange(len(sizes))
+    else:
+        ids = _own_clients(mesh, clients)
+        own = data.load(ids)
+        total = int(sizes.sum())
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), own.rows
+        )
+        plain = replace(own, rows=shapes, members=None, partial=False)
+    return Placed(_laid_out(own, layout, clients, starts), plain, own, ids)
+
+
+def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
+    """Return the clients that this process's devices compute."""
+    here = jax.process_index()
+    by_place = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0).reshape(len(clients), -1)
+    mine = [
+        i for i, devices in enumerate(by_place) if any(d.process_index == here for d in devices)
+    ]
+    ids = sorted(client for i in mine for client in clients[i])
+    if not ids:
+        raise ValueError(
+            f"Process {here} of {jax.process_count()} has no client: {sum(map(len, clients))} "
+            f"clients are spread over {len(clients)} devices along the mesh's axis {AXIS!r}."
+        )
+    return np.asarray(ids)
+
+
+def _laid_out(
+    own: FederatedData, layout: Layout, clients: list[list[int]], starts: np.ndarray
+) -> FederatedData:
+    """Return the data on the mesh of `layout`, from rows of which `own` has those needed here."""
+    begin, size = np.asarray(own.start), np.asarray(own.size)
+
+    def of_device(leaf: np.ndarray, ids: list[int]) -> np.ndarray:
+        parts = [leaf[begin[i] : begin[i] + size[i]] for i in ids]
+        rest = layout.block - sum(map(len, parts))
+        return np.concatenate([*parts, np.zeros((rest, *leaf.shape[1:]), leaf.dtype)])
+
+    def spread(leaf: Any) -> Array:
+        host = np.asarray(leaf)
+        where = NamedSharding(layout.mesh, PartitionSpec(AXIS))
+        shape = (layout.block * len(clients), *host.shape[1:])
+
+        def block_of(index: Any) -> np.ndarray:
+            first, last = index[0].start or 0, index[0].stop or shape[0]
+            devices = range(first // layout.block, last // layout.block)
+            return np.concatenate([of_device(host, clients[d]) for d in devices])
+
+        return jax.make_array_from_callback(shape, where, block_of)
+
+    rest = (starts, own.size, own.share, layout)
+    start, size_, share, layout = put(rest, layout.mesh, PartitionSpec())
+    return replace(
+        own,
+        rows=jax.tree.map(spread, own.rows),
+        start=start,
+        size=size_,
+        share=share,
+        layout=layout,
+        members=None,
+        partial=False,
+    )

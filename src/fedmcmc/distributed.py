@@ -1,0 +1,88 @@
+"""Runs over several processes: how they find each other, and the mesh that they share.
+
+The same script runs in every process. `initialize` connects them, `mesh` is the mesh of all their
+devices, and ``sample(..., mesh=mesh)`` (or `use_layout`) spreads one run over it.
+
+``python -m fedmcmc.launch -n 2 script.py`` starts the processes on one machine; clusters have
+launchers of their own (``srun``), which `initialize` knows.
+"""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedmcmc._meshes import use_layout
+from fedmcmc._processes import is_first
+from fedmcmc.layouts import AXIS, CHAINS
+
+__all__ = ["initialize", "is_first", "mesh", "use_layout"]
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+def initialize(**settings: Any) -> None:
+    """Connect this process to the others of its run; to be called before anything else of JAX.
+
+    Under ``python -m fedmcmc.launch`` it takes what that says, and else leaves it to
+    `jax.distributed.initialize` to find out, which knows SLURM, Open MPI and TPU pods. A process
+    that nobody launched stays alone.
+
+    Parameters
+    ----------
+    **settings
+        Passed on, such as ``heartbeat_timeout_seconds``.
+
+    Raises
+    ------
+    ValueError
+        If what the launcher sets is incomplete.
+    """
+    given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
+    if given[COUNT] is None and given[INDEX] is None:
+        if _of_a_cluster():
+            jax.distributed.initialize(**settings)
+        return
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be set as well, got {given}.")
+    jax.distributed.initialize(
+        given[ADDRESS], int(str(given[COUNT])), int(str(given[INDEX])), **settings
+    )
+
+
+def _of_a_cluster() -> bool:
+    """Return whether a cluster's launcher started this process as one of several."""
+    # Of a step, which srun starts: the shell of an allocation is one process.
+    counts = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+    several = any(int(os.environ.get(name, "1")) > 1 for name in counts)
+    return several or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+
+
+def mesh(chains: int = 1) -> Mesh:
+    """Return the mesh of all processes' devices: clients over one axis, chains over another.
+
+    Parameters
+    ----------
+    chains
+        Devices along the axis of chains; there is no such axis by default.
+
+    Raises
+    ------
+    ValueError
+        If the devices do not divide into so many.
+
+    Examples
+    --------
+    >>> from fedmcmc import distributed
+    >>> distributed.mesh().axis_names
+    ('clients',)
+    """
+    devices = np.asarray(jax.devices())
+    if chains < 1 or devices.size % chains:
+        raise ValueError(f"chains must divide the number of devices, {devices.size}, got {chains}.")
+    if chains == 1:
+        return Mesh(devices, (AXIS,))
+    return Mesh(devices.reshape(chains, -1), (CHAINS, AXIS))

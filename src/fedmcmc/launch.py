@@ -1,0 +1,115 @@
+"""A launcher of several processes on one machine: ``python -m fedmcmc.launch -n 2 script.py``.
+
+The script calls `fedmcmc.distributed.initialize` before anything else of JAX.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from fedmcmc.distributed import ADDRESS, COUNT, INDEX
+
+__all__ = ["launch", "main"]
+
+GRACE_SECONDS = 10.0
+"""Time for the other processes to end by themselves after one has failed."""
+
+
+def launch(command: Sequence[str], num_processes: int) -> int:
+    """Run `command` in several processes of this machine, and return its exit status.
+
+    Each line that they print is shown with the number of its process. Where one fails the others
+    are ended, as they would wait for it.
+
+    Parameters
+    ----------
+    command
+        A program and its arguments.
+    num_processes
+        Processes; each has the devices that it would have alone, so on a GPU machine say in
+        ``CUDA_VISIBLE_DEVICES`` or the command which.
+    """
+    if num_processes < 1:
+        raise ValueError(f"num_processes must be positive, got {num_processes}.")
+    shared = {ADDRESS: f"127.0.0.1:{_free_port()}", COUNT: str(num_processes)}
+    processes = [
+        subprocess.Popen(
+            list(command),
+            env={**os.environ, **shared, INDEX: str(i)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        for i in range(num_processes)
+    ]
+    readers = [
+        threading.Thread(target=_show, args=(i, process.stdout), daemon=True)
+        for i, process in enumerate(processes)
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        status = _wait(processes)
+    finally:
+        _end(processes)
+    for reader in readers:
+        reader.join(timeout=GRACE_SECONDS)
+    return status
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _show(index: int, lines: IO[bytes] | None) -> None:
+    for line in lines or ():
+        sys.stdout.write(f"[{index}] {line.decode(errors='replace')}")
+        sys.stdout.flush()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all, or for the first that fails and then a little; return its status."""
+    while True:
+        found = [process.poll() for process in processes]
+        failed = next((status for status in found if status), None)
+        if failed is not None:
+            deadline = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < deadline and any(p.poll() is None for p in processes):
+                time.sleep(0.1)
+            return failed
+        if all(status == 0 for status in found):
+            return 0
+        time.sleep(0.1)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    # A process of JAX that waits for others does not hear a polite signal.
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a Python script, or with ``-m`` a module, in several processes of this machine."""
+    parser = argparse.ArgumentParser(prog="python -m fedmcmc.launch", description=__doc__)
+    parser.add_argument("-n", "--num-processes", type=int, default=2)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="script.py or -m module, ...")
+    given = parser.parse_args(arguments)
+    if not given.script:
+        parser.error("say which script to run")
+    return launch([sys.executable, "-u", *given.script], given.num_processes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

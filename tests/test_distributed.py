@@ -1,0 +1,181 @@
+"""Runs over several processes: the draws of one, from rows that no process has all of."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import process_runs
+import pytest
+from contract_model import DATA, KEY, POSITIONS, SIZES, Given
+from contract_tables import KERNELS
+
+import fedmcmc
+from fedmcmc import distributed
+
+FOLDER = Path(__file__).parent
+
+
+def launched(folder, *arguments, devices=1, num=2):
+    """Run `process_runs` in several processes; return what each wrote."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(FOLDER)}
+    script = [str(FOLDER / "process_runs.py"), str(folder), *arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", str(num), *script],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert f"[{num - 1}] done {num - 1} {num} {num * devices}" in done.stdout
+
+
+def same(name, alone, together, num=2):
+    """Hold what every process found against a run of one process; return who loaded whom."""
+    one = np.load(alone / f"{name}-0.npz")
+    assert len(one.files) > 10
+    for process in range(num):
+        other = np.load(together / f"{name}-{process}.npz")
+        assert one.files == other.files
+        for key in one.files:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=f"{name}, {process}: {key}")
+    return [json.loads((together / f"{name}-{i}.json").read_text()) for i in range(num)]
+
+
+def run_both(tmp_path, names, chains, **settings):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    for name in names:
+        process_runs.run(name, alone)
+    launched(together, str(chains), *names, **settings)
+    return {name: same(name, alone, together) for name in names}
+
+
+def test_two_processes_give_the_draws_of_one(tmp_path):
+    loaded = run_both(tmp_path, ["compress: qlsd_star, chain"], 1)
+    assert loaded == {"compress: qlsd_star, chain": [[0], [1, 2]]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chains", [1, 2])
+def test_kernels_over_two_processes_of_two_devices(tmp_path, chains):
+    names = ["lsd", "fa_ld", "fed_avg", "faults: compress: lsd, memory", "relay", "lsd_pp"]
+    loaded = run_both(tmp_path, names, chains, devices=2)
+    # Four devices in a row, of which one has none of the three clients; or two by two, where each
+    # process has some of the chains, and the rows of all clients for them.
+    expected = [[0, 1], [2]] if chains == 1 else [[0, 1, 2], [0, 1, 2]]
+    assert all(found == expected for found in loaded.values())
+
+
+def test_a_loader_without_a_mesh_loads_all():
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows, allow_nonfinite=True)
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    one, other = (
+        fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], num_rounds=3, progress=False)
+        for data in (DATA, loader)
+    )
+    for a, b in zip(jax.tree.leaves(one.draws), jax.tree.leaves(other.draws), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_layout_for_runs_that_know_of_none():
+    mesh = distributed.mesh()
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+
+    def run(data, **settings):
+        given = dict(num_rounds=3, progress=False) | settings
+        return fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], **given)
+
+    alone = run(DATA.chunked(1))
+    with distributed.use_layout(mesh, clients_at_a_time=1):
+        spread = run(DATA.bucketed(2))  # whose groups a mesh would refuse
+        pooled = fedmcmc.sample(
+            KEY,
+            KERNELS["sgld"](POSITIONS["nested"], Given()),
+            DATA,
+            POSITIONS["nested"],
+            num_rounds=2,
+            progress=False,
+        )
+    assert pooled.num_draws == 2
+    for a, b in zip(jax.tree.leaves(alone.draws), jax.tree.leaves(spread.draws), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="neither sharded nor bucketed"):
+        run(DATA.bucketed(2), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "load", "message"),
+    [
+        ([], None, "one integer a client"),
+        ([1.5], None, "dtype float64"),
+        ([2, 0], None, "client 1 has none"),
+        ([2, -1], None, "must not be negative"),
+        ([2, 3], lambda i: np.zeros(2), r"load_fn\(1\) returned 2 rows, sizes says 3"),
+        ([2, 2], lambda i: np.full(2, [0, np.nan][i]), "first row 0 of client 1"),
+        ([2, 2], lambda i: np.zeros((2, i + 1)), r"\(1,\) at client 0, \(2,\) at client 1"),
+    ],
+)
+def test_bad_loaders(sizes, load, message):
+    with pytest.raises(ValueError, match=message):
+        fedmcmc.ClientLoader(sizes, load or (lambda i: np.zeros(2))).load()
+
+
+def test_a_loader_names_clients_by_their_numbers():
+    loader = fedmcmc.ClientLoader([2, 2, 2], lambda i: np.full(2, [0, 0, np.inf][i]))
+    with pytest.raises(ValueError, match="row 0 of client 2"):
+        loader.load([1, 2])
+
+
+def test_where_a_loader_cannot_go():
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows)
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    given = dict(num_rounds=2, progress=False)
+    with pytest.raises(ValueError, match="in no one place"):
+        fedmcmc.sample(
+            KEY,
+            kernel,
+            loader,
+            POSITIONS["nested"],
+            mesh=distributed.mesh(),
+            surrogates=fedmcmc.Gaussian.from_moments(np.zeros((3, 3)), variance=np.ones(3)),
+            **given,
+        )
+    with pytest.raises(TypeError, match="load_fn must be a function, got int"):
+        fedmcmc.ClientLoader([2], 3)
+
+
+def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "if os.environ['JAX_PROCESS_ID'] == '1':\n"
+        "    print('failing'); sys.exit(3)\n"
+        "time.sleep(600)\n"
+    )
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert time.monotonic() - begun < 90
+    assert done.returncode == 3 and "[1] failing" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_a_launcher_must_say(monkeypatch):
+    monkeypatch.setenv(distributed.COUNT, "2")
+    with pytest.raises(ValueError, match="JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID must be set"):
+        distributed.initialize()
+    with pytest.raises(ValueError, match="number of devices, 1, got 2"):
+        distributed.mesh(2)
