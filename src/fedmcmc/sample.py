@@ -21,6 +21,7 @@ from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.predictions import predict_bias
+from fedmcmc.resuming import alone, checkpoint_of_call
 from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
 from fedmcmc.stopping import StoppingRule
@@ -121,7 +122,7 @@ def sample(
         A Zarr store to which draws and ``info`` go while the run goes on, in place of memory.
     checkpoint
         Where and how often the run writes down where it is; the same call then goes on after an
-        interruption. See `fedmcmc.Checkpoint`.
+        interruption. See `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
     mesh
         Devices to run on: each holds the rows and the states of its own clients along the axis
         ``clients`` (balanced by rows), and its own chains along an axis ``chains``, if there is
@@ -156,6 +157,7 @@ def sample(
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
         )
+    checkpoint = checkpoint_of_call(checkpoint)
     keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
@@ -192,7 +194,7 @@ def sample(
         run = Run(kernel, rows, keys, keeping, state, until)
     else:
         run = StoredRun(kernel, rows, keys, keeping, state, until, client_store)
-    with tqdm(total=most, unit="round", disable=not progress) as bar:
+    with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
         return run.go(num_burnin, most, thinning, bar)
 
 
