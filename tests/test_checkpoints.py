@@ -53,6 +53,59 @@ def test_a_run_in_pieces_is_one_run(kind, form, tmp_path):
     assert_same(killed_run.numbers(found), whole)
 
 
+def keyed(kernel):
+    """Return `kernel` with random keys in its states, which the design does not forbid a user."""
+
+    def init(rng_key, position, data):
+        state = kernel.init(rng_key, position, data)
+        keys = jax.random.split(rng_key, data.num_clients)
+        return state._replace(server=(state.server, rng_key), clients=(state.clients, keys))
+
+    def step(draws, broadcast, state, client):
+        message, inner, info = kernel.step(draws, broadcast, state[0], client)
+        own, key = jax.random.split(state[1])
+        return message + jax.random.normal(own, message.shape), (inner, key), info
+
+    def aggregate(rng_key, broadcast, server, total):
+        own, key = jax.random.split(server[1])
+        total = jax.tree.map(lambda leaf: leaf + jax.random.normal(own, leaf.shape), total)
+        broadcast, inner, info = kernel.aggregate(rng_key, broadcast, server[0], total)
+        return broadcast, (inner, key), info
+
+    return kernel._replace(init=init, step=step, aggregate=aggregate)
+
+
+@pytest.mark.parametrize("form", ["npz", "orbax"])
+def test_a_state_that_holds_typed_keys_goes_on(form, tmp_path):
+    kernel = keyed(fedmcmc.lsd(killed_run.posterior(), step_size=1e-3))
+
+    def run(name, num_rounds, impl="threefry2x32"):
+        return fedmcmc.sample(
+            jax.random.key(0, impl=impl),
+            kernel,
+            killed_run.data(),
+            jnp.zeros(3),
+            num_rounds=num_rounds,
+            num_chains=2,
+            progress=False,
+            checkpoint=fedmcmc.Checkpoint(tmp_path / name, every_rounds=30, format=form),
+        )
+
+    def numbers(samples):
+        (_, server), (_, clients) = samples.state.server, samples.state.clients
+        keys = [np.asarray(jax.random.key_data(key)) for key in (server, clients)]
+        return [np.asarray(samples.draws), np.asarray(samples.state.broadcast.position), *keys]
+
+    run("pieces", 50)
+    found, whole = run("pieces", 120), run("whole", 120)
+    assert found.state.server[1].dtype == whole.state.server[1].dtype
+    assert_same(numbers(found), numbers(whole))
+    again = numbers(run("whole", 120))  # read back, and no round run
+    assert_same(again, numbers(whole))
+    with pytest.raises(ValueError, match="that of another run"):
+        run("pieces", 120, impl="rbg")
+
+
 def test_a_finished_run_runs_no_round_more(tmp_path):
     checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
     first = short(tmp_path, checkpoint=checkpoint)
