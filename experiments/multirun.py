@@ -92,6 +92,8 @@ def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
     settings = {}
     for override in filter_overrides(overrides):
         name, _, text = override.lstrip("+~").partition("=")
+        if name in schemas.RUN_SETTINGS:
+            continue
         value = OmegaConf.select(config, name)
         settings[name] = value if isinstance(value, bool | int | float | str) else text
     plain: Any = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])

@@ -2,11 +2,7 @@
 
 import json
 import os
-import random
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -14,6 +10,7 @@ import jax.numpy as jnp
 import killed_run
 import numpy as np
 import pytest
+from kills import kill_until_done
 
 import fedmcmc
 from fedmcmc import streaming
@@ -241,26 +238,18 @@ def test_bad_settings(tmp_path):
 
 
 def killed(folder, kind, num_kills, seed):
-    """Start the script and kill it at random times until it was so often; then let it end."""
-    rng = random.Random(seed)
+    """Kill the script at random times until it was so often; then let it end."""
     folder.mkdir(parents=True, exist_ok=True)
-    env = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path]),
-    }
-    command = [sys.executable, str(SCRIPT), str(folder), kind]
-    kills, pipes = 0, dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    while not (folder / "result.npz").exists():
-        with subprocess.Popen(command, env=env, text=True, **pipes) as process:
-            if kills < num_kills:
-                assert process.stdout.readline().strip() == "started"
-                time.sleep(rng.uniform(0.0, 6.0))
-                if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
-                    kills += 1
-            else:
-                assert process.wait() == 0
+    kills = kill_until_done(
+        [sys.executable, str(SCRIPT), str(folder), kind],
+        os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])},
+        is_ready=(folder / "started").exists,
+        done=folder / "result.npz",
+        before=lambda: (folder / "started").unlink(missing_ok=True),
+        num_kills=num_kills,
+        longest=6.0,
+        seed=seed,
+    )
     with np.load(folder / "result.npz") as found:
         return [found[name] for name in found.files], kills
 
