@@ -71,7 +71,8 @@ def launch(
     if finished:
         out = _common(jobs)
         command = f"python -m experiments.run {shlex.join(sys.argv[1:])}"
-        names = sweep_results.write(out, finished, command=command, failed=lines)
+        name = sweep_results.stem([job.settings for job in jobs])
+        names = sweep_results.write(out, finished, name=name, command=command, failed=lines)
         print(f"{len(finished)} jobs; {', '.join(names)} in {output.relative(out)}")
     if interrupted:
         raise SystemExit(f"error: interrupted, {len(finished)} of {len(jobs)} jobs are done.")
