@@ -149,6 +149,20 @@ def test_an_interrupt_ends_the_program_and_not_a_call(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.draws, call().draws)
 
 
+def test_a_call_that_turned_non_finite_does_so_again(tmp_path):
+    """A program that goes on after it finds the same error, from where that call was last good."""
+    found = []
+    for _ in range(3):
+        with fedmcmc.resumable(tmp_path), pytest.raises(fedmcmc.NonFiniteError) as caught:
+            call(lambda r: jnp.where(r < 120, 1e-3, 1e30), num_chains=2)
+        found.append((caught.value.round, caught.value.samples.draws))
+    first, draws = found[0]
+    assert first > 100 and draws.shape == (2, first, 3)
+    for round_, again in found[1:]:
+        assert round_ == first
+        np.testing.assert_array_equal(again, draws)
+
+
 def test_bad_settings(tmp_path):
     with (
         pytest.raises(ValueError, match="not both"),

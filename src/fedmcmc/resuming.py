@@ -68,7 +68,8 @@ def resumable(directory: str | Path, **settings: Any) -> Iterator[None]:
     Notes
     -----
     `draws_to` and the directory of a `client_store` must be the same in every attempt, as for any
-    run with a checkpoint. What a program does between calls is done again.
+    run with a checkpoint. What a program does between calls is done again. The directory grows to
+    the size of the last states and the draws of all calls.
 
     Examples
     --------
