@@ -71,7 +71,8 @@ def launch(
     if finished:
         out = _common(jobs)
         command = f"python -m experiments.run {shlex.join(sys.argv[1:])}"
-        names = sweep_results.write(out, finished, command=command, failed=lines)
+        name = sweep_results.stem([job.settings for job in jobs])
+        names = sweep_results.write(out, finished, name=name, command=command, failed=lines)
         print(f"{len(finished)} jobs; {', '.join(names)} in {output.relative(out)}")
     if interrupted:
         raise SystemExit(f"error: interrupted, {len(finished)} of {len(jobs)} jobs are done.")
@@ -92,6 +93,8 @@ def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
     settings = {}
     for override in filter_overrides(overrides):
         name, _, text = override.lstrip("+~").partition("=")
+        if name in schemas.RUN_SETTINGS:
+            continue
         value = OmegaConf.select(config, name)
         settings[name] = value if isinstance(value, bool | int | float | str) else text
     plain: Any = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])

@@ -19,11 +19,13 @@ __all__ = [
     "environment",
     "format_number",
     "markdown_table",
+    "plain",
     "relative",
     "save_draws",
     "summary",
     "text_table",
     "write_metrics",
+    "write_whole",
 ]
 
 METRICS = "metrics.json"
@@ -69,18 +71,26 @@ def write_metrics(out: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
     Arrays become lists. Numbers that are not finite become ``null``: JSON has no others.
     """
-    plain = _plain(dict(record))
-    (out / METRICS).write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n")
-    return plain
+    found = plain(dict(record))
+    write_whole(out / METRICS, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    return found
 
 
-def _plain(value: Any) -> Any:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all, whenever the process dies."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON gives it back: arrays as lists, numbers not finite as ``None``."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return _plain(np.asarray(value).tolist())
+        return plain(np.asarray(value).tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

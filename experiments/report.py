@@ -89,10 +89,13 @@ def _run(
     versions = record["versions"]
     commit = (record["git_commit"] or "unknown")[:10]
     changed = " with changes" if record["git_dirty"] else ""
+    seconds = f"{record['wall_seconds']:.0f} s"
+    if record.get("resumed"):
+        seconds += " in the last of several attempts"
     parts = [
         f"### `{record['experiment']}`",
         f"```\n{record['command']}\n```",
-        f"{record['wall_seconds']:.0f} s on {record['device']}; fedmcmc {versions['fedmcmc']} "
+        f"{seconds} on {record['device']}; fedmcmc {versions['fedmcmc']} "
         f"(commit {commit}{changed}), JAX {versions['jax']}, Python {versions['python']}.",
     ]
     if figures is not None and hasattr(module, "commentary"):

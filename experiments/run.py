@@ -16,7 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import output, schemas
+from experiments import output, restarts, schemas
 from experiments.data import DataNotFound
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -50,21 +50,27 @@ def execute(
         Before anything is written, if the settings are unknown or out of range.
     """
     config = schemas.build(cfg, module)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result behind
-    (out / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
-    begun = time.perf_counter()
-    metrics = module.run(config, out)
-    record = {
-        "experiment": experiment,
-        "command": command,
-        "overrides": list(overrides),
-        "wall_seconds": round(time.perf_counter() - begun, 2),
-        **output.environment(),
-        "config": OmegaConf.to_container(cfg, resolve=True),
-        "metrics": metrics,
-    }
-    return output.write_metrics(out, record)
+    settings, of_run = schemas.split(cfg)
+    if of_run.keep_finished and (old := restarts.finished(out, experiment, settings)):
+        return old
+    told = {"experiment": experiment, **settings}
+    with restarts.surviving(out, told, of_run.checkpoint_seconds) as resumed:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result
+        (out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
+        begun = time.perf_counter()
+        metrics = module.run(config, out)
+        record = {
+            "experiment": experiment,
+            "command": command,
+            "overrides": list(overrides),
+            "wall_seconds": round(time.perf_counter() - begun, 2),
+            "resumed": resumed,
+            **output.environment(),
+            "config": settings,
+            "metrics": metrics,
+        }
+        return output.write_metrics(out, record)
 
 
 def _job(cfg: DictConfig) -> None:

@@ -15,12 +15,37 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 import experiments
+from experiments import checks
 
-__all__ = ["SettingsError", "build", "modules", "name_of", "register"]
+__all__ = [
+    "RUN_SETTINGS",
+    "RunSettings",
+    "SettingsError",
+    "build",
+    "modules",
+    "name_of",
+    "register",
+    "split",
+]
 
 
 class SettingsError(ValueError):
     """Settings that no experiment accepts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """Settings of how to run, which change no result; every experiment takes them."""
+
+    checkpoint_seconds: float | None = None
+    keep_finished: bool = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_seconds is not None:
+            checks.at_least(0, self, "checkpoint_seconds")
+
+
+RUN_SETTINGS = tuple(item.name for item in dataclasses.fields(RunSettings))
 
 
 def modules() -> dict[str, ModuleType]:
@@ -47,9 +72,9 @@ def register() -> dict[str, ModuleType]:
 
 def _editable(config: type, name: str) -> type:
     # OmegaConf takes a frozen dataclass as read-only, so that no value could be overridden.
-    hints = typing.get_type_hints(config)
+    hints = typing.get_type_hints(RunSettings) | typing.get_type_hints(config)
     fields: list[Any] = []
-    for item in dataclasses.fields(config):
+    for item in (*dataclasses.fields(config), *dataclasses.fields(RunSettings)):
         if item.default is dataclasses.MISSING:
             raise TypeError(f"{name}: the setting {item.name} needs a plain default.")
         fields.append((item.name, hints[item.name], dataclasses.field(default=item.default)))
@@ -71,13 +96,30 @@ def build(cfg: DictConfig, module: ModuleType) -> Any:
         On a setting that the experiment does not have (Hydra lets ``+name=value`` pass), or a
         value out of range.
     """
-    values: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    values, _ = split(cfg)
     known = [item.name for item in dataclasses.fields(module.Config)]
     for name in values:
         if name not in known:
-            raise SettingsError(f"Unknown setting {name!r}; the settings are {', '.join(known)}.")
+            names = ", ".join([*known, *RUN_SETTINGS])
+            raise SettingsError(f"Unknown setting {name!r}; the settings are {names}.")
     try:
         return module.Config(**{name: _frozen(value) for name, value in values.items()})
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def split(cfg: DictConfig) -> tuple[dict[str, Any], RunSettings]:
+    """Return the experiment's own settings, and those of the run.
+
+    Raises
+    ------
+    SettingsError
+        On settings of the run out of range.
+    """
+    values: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    of_run = {name: values.pop(name) for name in RUN_SETTINGS if name in values}
+    try:
+        return values, RunSettings(**of_run)
     except ValueError as error:
         raise SettingsError(str(error)) from error
 

@@ -1,5 +1,7 @@
 """The metrics of a sweep's jobs side by side: one data set, one table, one figure."""
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +13,8 @@ import xarray
 from experiments import output
 from fedmcmc._sweep_tables import draw_table, tabulate_seeds
 
-__all__ = ["collect", "write"]
+__all__ = ["collect", "stem", "write"]
 
-DATASET, TABLE, FIGURE = "sweep.nc", "sweep.md", "sweep.png"
 SEED = "seed"
 Entries = dict[tuple[str, str], dict[str, Any]]
 
@@ -22,6 +23,7 @@ def write(
     out: Path,
     jobs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
     *,
+    name: str,
     command: str,
     failed: Sequence[str] = (),
 ) -> list[str]:
@@ -31,6 +33,8 @@ def write(
     ----------
     jobs
         Settings given on the command line and what ``metrics.json`` holds, of each job.
+    name
+        What the files are called, see `stem`.
     command
         What was run.
     failed
@@ -39,17 +43,35 @@ def write(
     points = _swept([settings for settings, _ in jobs])
     data = collect(points, [record["metrics"] for _, record in jobs])
     data.attrs = {"command": command, "experiment": jobs[0][1]["experiment"]}
-    data.to_netcdf(out / DATASET, engine="h5netcdf")
+    dataset, table, figure = (f"{name}.{kind}" for kind in ("nc", "md", "png"))
+    data.to_netcdf(out / dataset, engine="h5netcdf")
     names = [name for name in points[0] if name != SEED]
     rows = _summary(points, names, [scalars(record["metrics"]) for _, record in jobs])
     lines = [f"`{command}`", "", f"{len(jobs)} jobs; mean and sd are over seeds."]
     lines += ["", output.markdown_table(rows)] if rows else []
     lines += ["", "Failed:", "", *(f"- {line}" for line in failed)] if failed else []
-    (out / TABLE).write_text("\n".join(lines) + "\n")
+    (out / table).write_text("\n".join(lines) + "\n")
     if not rows:
-        return [DATASET, TABLE]
-    draw_table(rows, names, None).savefig(out / FIGURE, dpi=110)
-    return [DATASET, TABLE, FIGURE]
+        return [dataset, table]
+    draw_table(rows, names, None).savefig(out / figure, dpi=110)
+    return [dataset, table, figure]
+
+
+def stem(settings: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the files of a sweep are called: what was swept, and digits of all its settings.
+
+    Another sweep of the same experiment is thus called otherwise, and the same one the same, also
+    where not all jobs came to an end.
+
+    Parameters
+    ----------
+    settings
+        Those given on the command line, of each job that was asked for.
+    """
+    points = sorted(json.dumps(dict(s), sort_keys=True) for s in settings)
+    digits = hashlib.sha256("\n".join(points).encode()).hexdigest()[:6]
+    swept = (name.replace("/", ".") for name in _swept(settings)[0])
+    return "-".join(["sweep", *swept, digits])
 
 
 def collect(

@@ -1,6 +1,6 @@
 """A run with checkpoints, for tests that kill it: ``python killed_run.py DIRECTORY KIND``.
 
-Prints ``started`` once it samples, and writes the draws and all else to ``result.npz`` at its end.
+Makes a file ``started`` once it samples, and writes all that it found to ``result.npz`` at its end.
 """
 
 import sys
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     folder, kind = Path(sys.argv[1]), sys.argv[2]
     every = dict(every_rounds=50) if kind == "store" else dict(every_seconds=0.0)
     checkpoint = fedmcmc.Checkpoint(folder / "checkpoint", **every)
-    print("started", flush=True)
+    (folder / "started").touch()
     found = run(kind, folder, checkpoint)
     np.savez(folder / "result.partial.npz", *numbers(found))
     (folder / "result.partial.npz").rename(folder / "result.npz")

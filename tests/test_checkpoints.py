@@ -2,11 +2,7 @@
 
 import json
 import os
-import random
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -14,6 +10,7 @@ import jax.numpy as jnp
 import killed_run
 import numpy as np
 import pytest
+from kills import kill_until_done
 
 import fedmcmc
 from fedmcmc import streaming
@@ -51,6 +48,59 @@ def test_a_run_in_pieces_is_one_run(kind, form, tmp_path):
     for rounds in (333, 600):
         found = short(tmp_path / "pieces", kind, checkpoint=checkpoint, num_rounds=rounds)
     assert_same(killed_run.numbers(found), whole)
+
+
+def keyed(kernel):
+    """Return `kernel` with random keys in its states, which the design does not forbid a user."""
+
+    def init(rng_key, position, data):
+        state = kernel.init(rng_key, position, data)
+        keys = jax.random.split(rng_key, data.num_clients)
+        return state._replace(server=(state.server, rng_key), clients=(state.clients, keys))
+
+    def step(draws, broadcast, state, client):
+        message, inner, info = kernel.step(draws, broadcast, state[0], client)
+        own, key = jax.random.split(state[1])
+        return message + jax.random.normal(own, message.shape), (inner, key), info
+
+    def aggregate(rng_key, broadcast, server, total):
+        own, key = jax.random.split(server[1])
+        total = jax.tree.map(lambda leaf: leaf + jax.random.normal(own, leaf.shape), total)
+        broadcast, inner, info = kernel.aggregate(rng_key, broadcast, server[0], total)
+        return broadcast, (inner, key), info
+
+    return kernel._replace(init=init, step=step, aggregate=aggregate)
+
+
+@pytest.mark.parametrize("form", ["npz", "orbax"])
+def test_a_state_that_holds_typed_keys_goes_on(form, tmp_path):
+    kernel = keyed(fedmcmc.lsd(killed_run.posterior(), step_size=1e-3))
+
+    def run(name, num_rounds, impl="threefry2x32"):
+        return fedmcmc.sample(
+            jax.random.key(0, impl=impl),
+            kernel,
+            killed_run.data(),
+            jnp.zeros(3),
+            num_rounds=num_rounds,
+            num_chains=2,
+            progress=False,
+            checkpoint=fedmcmc.Checkpoint(tmp_path / name, every_rounds=30, format=form),
+        )
+
+    def numbers(samples):
+        (_, server), (_, clients) = samples.state.server, samples.state.clients
+        keys = [np.asarray(jax.random.key_data(key)) for key in (server, clients)]
+        return [np.asarray(samples.draws), np.asarray(samples.state.broadcast.position), *keys]
+
+    run("pieces", 50)
+    found, whole = run("pieces", 120), run("whole", 120)
+    assert found.state.server[1].dtype == whole.state.server[1].dtype
+    assert_same(numbers(found), numbers(whole))
+    again = numbers(run("whole", 120))  # read back, and no round run
+    assert_same(again, numbers(whole))
+    with pytest.raises(ValueError, match="that of another run"):
+        run("pieces", 120, impl="rbg")
 
 
 def test_a_finished_run_runs_no_round_more(tmp_path):
@@ -188,26 +238,18 @@ def test_bad_settings(tmp_path):
 
 
 def killed(folder, kind, num_kills, seed):
-    """Start the script and kill it at random times until it was so often; then let it end."""
-    rng = random.Random(seed)
+    """Kill the script at random times until it was so often; then let it end."""
     folder.mkdir(parents=True, exist_ok=True)
-    env = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path]),
-    }
-    command = [sys.executable, str(SCRIPT), str(folder), kind]
-    kills, pipes = 0, dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    while not (folder / "result.npz").exists():
-        with subprocess.Popen(command, env=env, text=True, **pipes) as process:
-            if kills < num_kills:
-                assert process.stdout.readline().strip() == "started"
-                time.sleep(rng.uniform(0.0, 6.0))
-                if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
-                    kills += 1
-            else:
-                assert process.wait() == 0
+    kills = kill_until_done(
+        [sys.executable, str(SCRIPT), str(folder), kind],
+        os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])},
+        is_ready=(folder / "started").exists,
+        done=folder / "result.npz",
+        before=lambda: (folder / "started").unlink(missing_ok=True),
+        num_kills=num_kills,
+        longest=6.0,
+        seed=seed,
+    )
     with np.load(folder / "result.npz") as found:
         return [found[name] for name in found.files], kills
 

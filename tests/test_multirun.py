@@ -1,5 +1,6 @@
 """Sweeps of experiments: all jobs in one process, their numbers side by side, none lost."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -48,6 +49,11 @@ def call(tmp_path, *arguments, program=("-c", FAKE)):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
 
 
+def the_only(folder, kind):
+    (found,) = folder.glob(f"sweep-seed-step_size-*.{kind}")
+    return found
+
+
 def test_a_failing_job_loses_no_other(tmp_path):
     done = call(tmp_path, "experiment=fsgld/gaussian", "seed=0,1,2", "step_size=1e-5,2e-5")
     assert done.returncode == 1
@@ -59,7 +65,7 @@ def test_a_failing_job_loses_no_other(tmp_path):
     records = [json.loads(p.read_text()) for p in folder.glob("*/metrics.json")]
     assert len(records) == 5
     assert len({record["metrics"]["process"] for record in records}) == 1
-    with xarray.open_dataset(folder / "sweep.nc", engine="h5netcdf") as data:
+    with xarray.open_dataset(the_only(folder, "nc"), engine="h5netcdf") as data:
         assert dict(data.sizes) == {"seed": 3, "step_size": 2, "bias_dim_0": 2, "table": 2}
         assert data.table.values.tolist() == ["DSGLD 7", "FSGLD 7"]
         assert data.attrs["experiment"] == "fsgld/gaussian"
@@ -67,11 +73,21 @@ def test_a_failing_job_loses_no_other(tmp_path):
         np.testing.assert_allclose(data["table.error"], wanted)
         np.testing.assert_allclose(data["bias"][:, 0], [[0.5, 0], [0.5, 1], [0.5, 2]])
         assert np.isnan(data["bias"][1, 1]).all()
-    table = (folder / "sweep.md").read_text()
+    table = the_only(folder, "md").read_text()
     assert "| 1e-05 | DSGLD 7: error | 0.002 | 0.001 | 3 |" in table
     assert "| 2e-05 | FSGLD 7: error | 0.006 | 0.00283 | 2 |" in table
     assert "- experiment=fsgld/gaussian, seed=1, step_size=2e-05: RuntimeError" in table
-    assert (folder / "sweep.png").stat().st_size > 1000
+    assert the_only(folder, "png").stat().st_size > 1000
+
+    # Again, as after a kill: jobs that were done keep their results, and files are called the same.
+    again = call(
+        tmp_path,
+        *("experiment=fsgld/gaussian", "seed=0,1,2", "step_size=1e-5,2e-5"),
+        *("keep_finished=true", "checkpoint_seconds=60"),
+    )
+    assert "error: 1 of 6 jobs failed:" in again.stderr
+    assert [json.loads(p.read_text()) for p in folder.glob("*/metrics.json")] == records
+    assert the_only(folder, "nc") and len(list(folder.glob("*/checkpoints"))) == 1
 
 
 def test_settings_out_of_range_are_one_message_before_the_first_job(tmp_path):
@@ -92,7 +108,7 @@ def test_an_experiment_in_a_grid_of_two_by_two(tmp_path):
     done = call(tmp_path, *grid, program=("-m", "experiments.run"))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "fsgld" / "gaussian"
-    with xarray.open_dataset(folder / "sweep.nc", engine="h5netcdf") as data:
+    with xarray.open_dataset(the_only(folder, "nc"), engine="h5netcdf") as data:
         assert data["table.variance"].dims == ("seed", "step_size", "table")
         records = [json.loads(p.read_text()) for p in folder.glob("*/metrics.json")]
         assert len(records) == 4
@@ -106,7 +122,29 @@ def test_an_experiment_in_a_grid_of_two_by_two(tmp_path):
     times = {tuple(r["overrides"][-2:]): r["wall_seconds"] for r in records}
     first = times.pop(("seed=0", "step_size=0.001"))
     assert max(times.values()) < first
-    assert len((folder / "sweep.md").read_text().splitlines()) > 30
+    assert len(the_only(folder, "md").read_text().splitlines()) > 30
+
+
+def test_another_sweep_is_called_otherwise():
+    def points(**grid):
+        fixed = {"experiment": "fsgld/gaussian"}
+        values = itertools.product(*grid.values())
+        return [fixed | dict(zip(grid, v, strict=True)) for v in values]
+
+    names = [
+        sweep_results.stem(points(**grid))
+        for grid in (
+            dict(seed=[0, 1], step_size=[1e-5, 2e-5]),
+            dict(seed=[0, 2], step_size=[1e-5, 2e-5]),
+            dict(seed=[0, 1], step_size=[1e-5, 2e-5], num_draws=[10]),
+            dict(seed=[0, 1]),
+            dict(seed=[0]),
+        )
+    ]
+    assert len(set(names)) == len(names)
+    assert names[0] == sweep_results.stem(points(seed=[1, 0], step_size=[2e-5, 1e-5]))
+    starts = ["seed-step_size"] * 3 + ["seed", "experiment-seed"]
+    assert [name[6:-7] for name in names] == starts
 
 
 def test_what_jobs_lack_and_what_has_no_common_shape():

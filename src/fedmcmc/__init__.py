@@ -92,6 +92,7 @@ from fedmcmc.participation import full as full
 from fedmcmc.participation import uniform as uniform
 from fedmcmc.predictions import Prediction as Prediction
 from fedmcmc.predictions import predict_bias as predict_bias
+from fedmcmc.resuming import resumable as resumable
 from fedmcmc.sample import local_positions as local_positions
 from fedmcmc.sample import sample as sample
 from fedmcmc.samples import Samples as Samples

@@ -1,7 +1,7 @@
 """Files that are there whole or not at all, and trees of arrays in them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 
-__all__ = ["read_npz", "write_whole", "written_npz"]
+__all__ = ["plain_leaves", "read_npz", "tree_of_plain", "write_whole", "written_npz"]
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -32,14 +32,47 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         os.close(folder)
 
 
+def plain_leaves(tree: ArrayTree) -> dict[str, Any]:
+    """Return the leaves of `tree` by names of their own, typed random keys as their data.
+
+    The name of a key says of which generator it is.
+    """
+    leaves = enumerate(jax.tree.leaves(tree))
+    return {
+        _name(i, leaf): jax.random.key_data(leaf) if _is_key(leaf) else leaf for i, leaf in leaves
+    }
+
+
+def tree_of_plain(found: Mapping[str, Any], like: ArrayTree) -> ArrayTree:
+    """Return the tree of which `found` are the plain leaves; `like` has its structure and types."""
+    leaves, treedef = jax.tree.flatten(like)
+    named = [(found[_name(i, leaf)], leaf) for i, leaf in enumerate(leaves)]
+    typed = [
+        jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(leaf))
+        if _is_key(leaf)
+        else data
+        for data, leaf in named
+    ]
+    return jax.tree.unflatten(treedef, typed)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _name(index: int, leaf: Any) -> str:
+    return f"leaf_{index}" + (f"_key_{jax.random.key_impl(leaf)}" if _is_key(leaf) else "")
+
+
 def written_npz(tree: ArrayTree, copy: bool) -> Callable[[Path], None]:
     """Return what writes the leaves of `tree` as a new ``.npz`` file.
 
     With `copy`, arrays that a caller may change are copied at once. Arrays of a type that NumPy
     has no name for (bfloat16) are written as bytes.
     """
-    leaves = [_as_bytes(leaf, copy) for leaf in jax.tree.leaves(tree)]
-    named: dict[str, Any] = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
+    named: dict[str, Any] = {
+        name: _as_bytes(leaf, copy) for name, leaf in plain_leaves(tree).items()
+    }
 
     def write(path: Path) -> None:
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **named))
@@ -53,23 +86,19 @@ def read_npz(path: Path, like: ArrayTree) -> ArrayTree:
     Raises
     ------
     ValueError
-        If it holds another number of arrays.
+        If it holds other arrays.
     """
-    leaves, treedef = jax.tree.flatten(like)
+    wanted = plain_leaves(like)
     with np.load(path, allow_pickle=False) as stored:
-        if len(stored.files) != len(leaves):
+        if set(stored.files) != set(wanted):
             raise ValueError(
-                f"{path} holds {len(stored.files)} arrays, {len(leaves)} were expected."
+                f"{path} holds the arrays {sorted(stored.files)}, {sorted(wanted)} were expected."
             )
-        found = [_from_bytes(stored[f"leaf_{i}"], leaf) for i, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(treedef, found)
+        found = {name: _from_bytes(stored[name], leaf) for name, leaf in wanted.items()}
+    return tree_of_plain(found, like)
 
 
 def _as_bytes(leaf: Any, copy: bool) -> np.ndarray:
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise TypeError(
-            "A state that holds typed random keys cannot be written: keep jax.random.key_data."
-        )
     # Only NumPy arrays (states on the host) may change.
     array = np.array(leaf) if copy and isinstance(leaf, np.ndarray) else np.asarray(leaf)
     if array.dtype.kind == "V":

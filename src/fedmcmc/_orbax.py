@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedmcmc._files import plain_leaves, tree_of_plain
 from fedmcmc._types import ArrayTree
 
 __all__ = ["read_orbax", "written_orbax"]
@@ -26,8 +27,8 @@ def written_orbax(tree: ArrayTree, copy: bool) -> Callable[[Path], None]:
     """Return what writes the leaves of `tree` as a new folder, which is there whole or not."""
     checkpointer = _checkpointer()
     leaves = {
-        f"leaf_{i}": np.array(leaf) if copy and isinstance(leaf, np.ndarray) else leaf
-        for i, leaf in enumerate(jax.tree.leaves(tree))
+        name: np.array(leaf) if copy and isinstance(leaf, np.ndarray) else leaf
+        for name, leaf in plain_leaves(tree).items()
     }
 
     def write(path: Path) -> None:
@@ -39,9 +40,8 @@ def written_orbax(tree: ArrayTree, copy: bool) -> Callable[[Path], None]:
 
 def read_orbax(path: Path, like: ArrayTree) -> ArrayTree:
     """Return the tree in a folder, in the structure and of the types of `like`."""
-    leaves, treedef = jax.tree.flatten(like)
     shapes = {
-        f"leaf_{i}": jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for name, leaf in plain_leaves(like).items()
     }
-    found = _checkpointer().restore(path.absolute(), shapes)
-    return jax.tree.unflatten(treedef, [found[f"leaf_{i}"] for i in range(len(leaves))])
+    return tree_of_plain(_checkpointer().restore(path.absolute(), shapes), like)

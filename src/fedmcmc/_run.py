@@ -115,6 +115,9 @@ class Run:
             self.advance(end, bar)
         except KeyboardInterrupt:
             self._interrupted()
+            checkpoint = self.keeping.checkpoint
+            if checkpoint is not None and checkpoint.hands_on_interrupts:
+                raise
             warnings.warn(
                 f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
                 f"with sample(..., state=samples.state).",
@@ -165,6 +168,7 @@ class Run:
             "thinning": self.thinning,
             "keep_draws": self.keeping.draws,
             "whether draws go to a file": self.keeping.draws_to is not None,
+            "the rule of until": None if self.until is None else self.until.name,
         }
         self.saver = Saver(checkpoint, identity, writes=self._writes())
         saved = self.saver.load(self.keeper, like, self.found)
@@ -174,7 +178,7 @@ class Run:
         if saved.round > end:
             raise ValueError(
                 f"The checkpoint in {checkpoint.directory} is at round {saved.round}, behind the "
-                f"{end} rounds that are asked for."
+                f"{end} rounds that are asked for. {checkpoint.advice}"
             )
         self.at = saved.round
         self.totals, self.stopped = saved.totals, saved.stopped

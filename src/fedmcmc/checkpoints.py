@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -76,6 +76,8 @@ class Checkpoint:
     every_seconds: float | None = None
     format: Literal["npz", "orbax"] = "npz"
 
+    hands_on_interrupts: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if self.every_rounds is not None and self.every_seconds is not None:
             raise ValueError("Give every_rounds= or every_seconds=, and not both.")
@@ -85,6 +87,14 @@ class Checkpoint:
             raise ValueError(f"every_seconds must be at least 0, got {self.every_seconds!r}.")
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {FORMATS}, got {self.format!r}.")
+
+    @property
+    def advice(self) -> str:
+        """What to do where the directory holds the checkpoint of another run."""
+        return (
+            "Give the run a directory of its own, or the settings with which the checkpoint was "
+            "written."
+        )
 
     @property
     def exists(self) -> bool:
@@ -188,8 +198,7 @@ class Saver:
         note = f" It was written with {'; '.join(changed)}." if changed else ""
         raise ValueError(
             f"The checkpoint in {self.directory} is that of another run: it differs in "
-            f"{', '.join(different)}.{note} Give the run a directory of its own, or the settings "
-            "with which the checkpoint was written."
+            f"{', '.join(different)}.{note} {self.checkpoint.advice}"
         )
 
     def stop_before(self, at: int, first: int) -> int | None:

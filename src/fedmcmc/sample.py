@@ -27,6 +27,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.loaders import ClientLoader
 from fedmcmc.predictions import predict_bias
+from fedmcmc.resuming import alone, checkpoint_of_call
 from fedmcmc.samples import Samples
 from fedmcmc.simulate import RoundInfo, as_key
 from fedmcmc.stopping import StoppingRule
@@ -122,7 +123,7 @@ def sample(
         A Zarr store to which draws and ``info`` go while the run goes on, in place of memory.
     checkpoint
         Where and how often the run writes down where it is; the same call then goes on after an
-        interruption. See `fedmcmc.Checkpoint`.
+        interruption. See `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
     mesh
         Devices to run on: each holds the rows and the states of its own clients along the axis
         ``clients`` (balanced by rows), and its own chains along an axis ``chains``, if there is
@@ -159,7 +160,6 @@ def sample(
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
         )
-    keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
     kernel = as_functions(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     if client_store is not None:
@@ -168,7 +168,11 @@ def sample(
     if spread is not None:
         check_mesh(spread.mesh, kernel, data, num_chains)
     sites = None if client_store is None else client_store.directory
-    _check_files(keeping, sites, spread)
+    if several() and spread is None:
+        _check_no_files(checkpoint, draws_to, sites)
+    else:
+        checkpoint = checkpoint_of_call(checkpoint)
+    keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
     if checkpoint is not None and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
     given = (kernel, keys, keeping, position, state, until, surrogates)
@@ -179,7 +183,7 @@ def sample(
         if isinstance(data, ClientLoader):
             data = data.load()
         run = _on_one_device(*given, data, client_store)
-    with tqdm(total=most, unit="round", disable=not progress) as bar:
+    with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
         return run.go(num_burnin, most, thinning, bar)
 
 
@@ -281,10 +285,9 @@ def _keeping(
     return Keeping(collect, found, keep_draws, path, checkpoint)
 
 
-def _check_files(keeping: Keeping, sites: Path | None, spread: Spread | None) -> None:
-    """Raise where every process would write the same files."""
-    written = (keeping.checkpoint, keeping.draws_to, sites)
-    if several() and spread is None and any(x is not None for x in written):
+def _check_no_files(*written: Any) -> None:
+    """Raise if every process would write the same files, as each has a run of its own."""
+    if any(x is not None for x in written):
         raise ValueError(
             "Each process of this run would write the same files (checkpoint, draws_to, those of "
             "the store): give mesh=, over which they share one run."

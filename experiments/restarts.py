@@ -1,0 +1,75 @@
+"""Runs that survive being killed: checkpoints beside the results, and results that stand."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fedmcmc
+from experiments import output, schemas
+
+__all__ = ["FOLDER", "finished", "surviving"]
+
+FOLDER, DONE, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
+
+
+@contextmanager
+def surviving(out: Path, settings: Mapping[str, Any], seconds: float | None) -> Iterator[bool]:
+    """Write checkpoints into the results folder `out` every so many seconds, until all is done.
+
+    Yields whether an earlier attempt left any. Does nothing if `seconds` is ``None``.
+
+    Raises
+    ------
+    SettingsError
+        If there are checkpoints of a run with other `settings`: not every difference shows in what
+        `sample` compares.
+    """
+    if seconds is None:
+        yield False
+        return
+    folder, told = out / FOLDER, output.plain(settings)
+    resumed = (folder / SETTINGS).is_file()
+    if resumed:
+        _check(folder, json.loads((folder / SETTINGS).read_text()), told)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        output.write_whole(folder / SETTINGS, json.dumps(told))
+    with fedmcmc.resumable(folder, every_seconds=seconds):
+        yield resumed
+    # Renamed first: of a folder that is half removed no run could go on.
+    shutil.rmtree(out / DONE, ignore_errors=True)
+    folder.rename(out / DONE)
+    shutil.rmtree(out / DONE)
+
+
+def _check(folder: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    different = [
+        f"{name}={then.get(name)} (now {now.get(name)})"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]
+    if different:
+        raise schemas.SettingsError(
+            f"{output.relative(folder)} holds checkpoints of a run with {', '.join(different)}: "
+            "go on with those settings, or delete that folder to start anew."
+        )
+
+
+def finished(out: Path, experiment: str, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what ``metrics.json`` holds, if it is there and what a run would write again.
+
+    That is one of the same experiment, settings, versions, commit and device.
+    """
+    try:
+        record = json.loads((out / output.METRICS).read_text())
+    except FileNotFoundError:
+        return None
+    wanted = {
+        "experiment": experiment,
+        "config": output.plain(settings),
+        **output.environment(),
+    }
+    return record if all(record.get(name) == value for name, value in wanted.items()) else None

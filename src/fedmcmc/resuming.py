@@ -1,0 +1,121 @@
+"""Checkpoints for a program that samples many times, without a change to its calls."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedmcmc.checkpoints import Checkpoint
+
+__all__ = ["alone", "checkpoint_of_call", "resumable"]
+
+
+@dataclass(frozen=True)
+class _OfCall(Checkpoint):
+    call: int = 0
+
+    # What comes after a call that was cut would start from too few draws, and keep that.
+    hands_on_interrupts: ClassVar[bool] = True
+
+    @property
+    def advice(self) -> str:
+        folder = Path(self.directory).parent
+        return (
+            f"This is call {self.call} of `sample` in fedmcmc.resumable, which knows calls by "
+            "their order: make the same calls with the same settings, or delete "
+            f"{folder} to start anew."
+        )
+
+
+@dataclass
+class _Calls:
+    directory: Path
+    settings: dict[str, Any]
+    num: int = 0
+
+    def next(self) -> Checkpoint:
+        self.num += 1
+        return _OfCall(self.directory / f"{self.num:04d}", **self.settings, call=self.num)
+
+
+_CALLS: ContextVar[_Calls | None] = ContextVar("fedmcmc_resumable_calls", default=None)
+
+
+@contextmanager
+def resumable(directory: str | Path, **settings: Any) -> Iterator[None]:
+    """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
+
+    The program is started again with the same command after it was killed, whenever that was.
+    Calls that had finished are then read back from ``directory/0001``, ``directory/0002``, ...,
+    the one that was cut goes on, and later ones start; each returns what it would have returned
+    in an uninterrupted program, to the last bit. The calls must come in the same order: one that
+    finds the checkpoint of another is refused.
+
+    Calls that have a `checkpoint` of their own are left alone and not counted. So are calls made
+    by what a call runs (a rule of `until`), and calls in other threads. An interrupt (Ctrl-C)
+    ends the program, after the call wrote a checkpoint, and not the call alone.
+
+    Parameters
+    ----------
+    directory
+        Created if missing. Delete it once the results are safe.
+    **settings
+        Those of `fedmcmc.Checkpoint`: `every_seconds` (60 if nothing is given) or `every_rounds`,
+        and `format`.
+
+    Notes
+    -----
+    `draws_to` and the directory of a `client_store` must be the same in every attempt, as for any
+    run with a checkpoint. What a program does between calls is done again. The directory grows to
+    the size of the last states and the draws of all calls.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
+    >>> def program():
+    ...     return [
+    ...         fedmcmc.sample(
+    ...             jax.random.key(0), fedmcmc.lsd(posterior, step_size=step_size), data, 0.0,
+    ...             num_rounds=100, progress=False,
+    ...         )
+    ...         for step_size in (0.01, 0.02)
+    ...     ]
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with fedmcmc.resumable(folder.name, every_seconds=60):
+    ...     first = program()
+    >>> with fedmcmc.resumable(folder.name, every_seconds=60):
+    ...     again = program()  # runs no round
+    >>> [bool((a.draws == b.draws).all()) for a, b in zip(first, again)]
+    [True, True]
+    >>> folder.cleanup()
+    """
+    Checkpoint(directory, **settings)  # raises on settings out of range
+    token = _CALLS.set(_Calls(Path(directory), settings))
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)
+
+
+def checkpoint_of_call(own: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint that a call was given, or that of its place in `resumable`."""
+    calls = _CALLS.get()
+    return calls.next() if own is None and calls is not None else own
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hide `resumable` from calls within a call, whose number depends on where it was cut."""
+    token = _CALLS.set(None)
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)

@@ -1,0 +1,123 @@
+"""Experiments that are cut and started again with the same command."""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("hydra")
+
+import xarray
+from kills import kill_until_done
+from test_experiments import TINY, compose, modules  # noqa: F401
+from test_resuming import Cut
+
+from experiments import output, restarts, run, schemas
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ("experiment=fsgld/gaussian", *TINY, "num_chains=4", "num_local_steps=[1]", "grid_points=5")
+
+
+def assert_same_results(one, other):
+    """Compare what two runs left, all but how long it took."""
+    first, second = (json.loads((out / output.METRICS).read_text()) for out in (one, other))
+    assert first["metrics"] == second["metrics"] and first["config"] == second["config"]
+    names = sorted(path.name for path in one.glob("*.nc"))
+    assert names == sorted(path.name for path in other.glob("*.nc")) and names
+    for name in names:
+        trees = [xarray.open_datatree(out / name, engine="h5netcdf") for out in (one, other)]
+        for group in ("posterior", "sample_stats"):
+            a, b = (tree[group].to_dataset() for tree in trees)
+            assert set(a.data_vars) == set(b.data_vars)
+            for variable in a.data_vars:
+                assert a[variable].dtype == b[variable].dtype
+                np.testing.assert_array_equal(a[variable].values, b[variable].values)
+        for tree in trees:
+            tree.close()
+
+
+def execute(module, out, *overrides):
+    return run.execute(module, compose(*overrides), out, experiment="x", command="x")
+
+
+def test_an_experiment_that_was_cut_goes_on(modules, tmp_path, monkeypatch):  # noqa: F811
+    module, cut = modules["fsgld/gaussian"], Cut(monkeypatch)
+    whole = execute(module, tmp_path / "whole", *SMALL)
+    assert not whole["resumed"] and not (tmp_path / "whole" / restarts.FOLDER).exists()
+    out, again = tmp_path / "cut", (*SMALL, "checkpoint_seconds=0")
+    attempted, total = [], cut.rounds
+    for segments in (1, 3):
+        cut.left, cut.rounds = segments, 0
+        with pytest.raises(KeyboardInterrupt):
+            execute(module, out, *again)
+        attempted.append(cut.rounds)
+    assert not (out / output.METRICS).exists()
+    with pytest.raises(schemas.SettingsError, match=r"seed=0 \(now 1\).* delete that folder"):
+        execute(module, out, *again, "seed=1")
+    cut.rounds = 0
+    assert execute(module, out, *again)["resumed"]
+    assert cut.rounds == total - sum(attempted)
+    assert_same_results(tmp_path / "whole", out)
+    assert not list(out.glob("checkpoints*"))
+    assert "checkpoint" not in (out / "config.yaml").read_text()
+
+
+def test_settings_of_a_run_are_checked(modules, tmp_path):  # noqa: F811
+    with pytest.raises(schemas.SettingsError, match="checkpoint_seconds must be at least 0"):
+        execute(modules["fsgld/gaussian"], tmp_path / "x", *SMALL, "checkpoint_seconds=-1")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_finished_job_is_kept_on_demand(modules, tmp_path):  # noqa: F811
+    calls = []
+
+    def fake(config, out):
+        calls.append(config.seed)
+        return {"seed": config.seed, "lost": np.nan}
+
+    module = types.SimpleNamespace(Config=modules["fsgld/gaussian"].Config, run=fake)
+    first = execute(module, tmp_path, *SMALL)
+    assert execute(module, tmp_path, *SMALL, "keep_finished=true") == first
+    assert calls == [0]
+    execute(module, tmp_path, *SMALL)
+    execute(module, tmp_path, *SMALL, "keep_finished=true", "seed=3")
+    assert calls == [0, 0, 3]
+    record = json.loads((tmp_path / output.METRICS).read_text())
+    record["versions"]["jax"] = "0.0"
+    (tmp_path / output.METRICS).write_text(json.dumps(record))
+    execute(module, tmp_path, *SMALL, "keep_finished=true", "seed=3")
+    assert calls == [0, 0, 3, 3]
+
+
+@pytest.mark.slow
+def test_a_killed_experiment_goes_on_to_the_same_results(tmp_path):
+    command = [
+        *(sys.executable, "-m", "experiments.run", "experiment=fsgld/gaussian_small"),
+        *("num_chains=4", "num_local_steps=[1,10]"),
+    ]
+    path = os.pathsep.join([str(ROOT), *sys.path])
+
+    def killed(folder, num_kills, *more):
+        out = folder / "fsgld" / "gaussian_small"
+        out.mkdir(parents=True)
+        return out, kill_until_done(
+            [*command, *more],
+            os.environ | {"FEDMCMC_RESULTS": str(folder), "PYTHONPATH": path},
+            is_ready=(out / "config.yaml").exists,
+            done=out / output.METRICS,
+            before=lambda: (out / "config.yaml").unlink(missing_ok=True),
+            num_kills=num_kills,
+            longest=5.0,
+            seed=5,
+        )
+
+    whole, _ = killed(tmp_path / "whole", 0)
+    out, kills = killed(tmp_path / "killed", 8, "checkpoint_seconds=0.1")
+    assert kills >= 4
+    assert json.loads((out / output.METRICS).read_text())["resumed"]
+    assert_same_results(whole, out)
+    assert not list(out.glob("checkpoints*"))
