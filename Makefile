@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONFIG ?= fsgld/gaussian_small
 SWEEP ?=
+NPROC ?= 2
 ARGS ?=
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
 
-.PHONY: help setup demo test test-slow lint format type bench experiment sweep-cpu sweep-gpu sweep-tpu docs clean
+.PHONY: help setup demo test test-slow lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -48,6 +49,9 @@ bench: $(STAMP) ## benchmarks, as ratios in one run
 
 experiment: $(STAMP) ## run one experiment: make experiment CONFIG=fsgld/gaussian_small
 	$(BIN)/python -m experiments.run experiment=$(CONFIG) $(ARGS)
+
+run-distributed: $(STAMP) ## the same in several processes: make run-distributed NPROC=2 CONFIG=...
+	$(BIN)/python -m fedmcmc.launch -n $(NPROC) -m experiments.run experiment=$(CONFIG) $(ARGS)
 
 sweep-cpu: $(STAMP) ## sweep an experiment: make sweep-cpu CONFIG=... SWEEP="seed=0,1 step_size=1e-4,1e-3"
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import fedmcmc
 from experiments import output, schemas
+from fedmcmc import distributed
 
 __all__ = ["FOLDER", "finished", "surviving"]
 
@@ -31,14 +32,18 @@ def surviving(out: Path, settings: Mapping[str, Any], seconds: float | None) -> 
         yield False
         return
     folder, told = out / FOLDER, output.plain(settings)
-    resumed = (folder / SETTINGS).is_file()
+    # Of several processes the first looks, and writes.
+    resumed = bool(distributed.agreed((folder / SETTINGS).is_file()))
     if resumed:
         _check(folder, json.loads((folder / SETTINGS).read_text()), told)
-    else:
+    elif distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
         output.write_whole(folder / SETTINGS, json.dumps(told))
     with fedmcmc.resumable(folder, every_seconds=seconds):
         yield resumed
+    distributed.agreed(0)  # all are done
+    if not distributed.is_first():
+        return
     # Renamed first: of a folder that is half removed no run could go on.
     shutil.rmtree(out / DONE, ignore_errors=True)
     folder.rename(out / DONE)

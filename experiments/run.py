@@ -13,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import hydra
+import jax
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import output, restarts, schemas
+from experiments import output, restarts, schemas, spreading
 from experiments.data import DataNotFound
+from fedmcmc import distributed
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -54,23 +56,29 @@ def execute(
     if of_run.keep_finished and (old := restarts.finished(out, experiment, settings)):
         return old
     told = {"experiment": experiment, **settings}
-    with restarts.surviving(out, told, of_run.checkpoint_seconds) as resumed:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result
-        (out / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
+    with (
+        spreading.over_devices(of_run),
+        restarts.surviving(out, told, of_run.checkpoint_seconds) as resumed,
+        spreading.own_folder(out) as folder,
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
         begun = time.perf_counter()
-        metrics = module.run(config, out)
+        metrics = module.run(config, folder)
         record = {
             "experiment": experiment,
             "command": command,
             "overrides": list(overrides),
             "wall_seconds": round(time.perf_counter() - begun, 2),
             "resumed": resumed,
+            "processes": jax.process_count(),
+            "devices": jax.device_count(),
             **output.environment(),
             "config": settings,
             "metrics": metrics,
         }
-        return output.write_metrics(out, record)
+        return output.write_metrics(folder, record)
 
 
 def _job(cfg: DictConfig) -> None:
@@ -87,6 +95,8 @@ def _job(cfg: DictConfig) -> None:
         )
     except (schemas.SettingsError, DataNotFound) as error:
         raise SystemExit(f"error: {error}") from error
+    if not distributed.is_first():
+        return
     print(output.summary(record))
     print(f"{record['wall_seconds']} s; results in {output.relative(Path(runtime.output_dir))}")
 
@@ -94,6 +104,9 @@ def _job(cfg: DictConfig) -> None:
 def main() -> None:
     """Compose the settings from the command line and run."""
     arguments = sys.argv[1:]
+    distributed.initialize()
+    if jax.process_count() > 1 and {"--multirun", "-m"} & set(arguments):
+        raise SystemExit("Several processes run one experiment at a time, not a --multirun.")
     if not any(a.startswith("experiment=") for a in arguments):
         names = "\n".join(f"  experiment={name}" for name in available())
         raise SystemExit(f"Say which experiment to run, one of:\n{names}")

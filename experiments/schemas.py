@@ -35,12 +35,19 @@ class SettingsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of how to run, which change no result; every experiment takes them."""
+    """Settings of how to run, which change no result; every experiment takes them.
+
+    `clients_at_a_time` is the one that decides to the last bit, and with one whatever the devices.
+    """
 
     checkpoint_seconds: float | None = None
     keep_finished: bool = False
+    all_devices: bool = False
+    clients_at_a_time: int | None = None
 
     def __post_init__(self) -> None:
+        if self.clients_at_a_time is not None:
+            checks.at_least(1, self, "clients_at_a_time")
         if self.checkpoint_seconds is not None:
             checks.at_least(0, self, "checkpoint_seconds")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc import trees
-from fedmcmc._groups import Group, Said, run_group
+from fedmcmc._groups import Group, Said, one_step, run_group
 from fedmcmc._messages import guarded, kept_by_all, sum_of
 from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation, StepInfo
 from fedmcmc.data import FederatedData
@@ -99,7 +99,7 @@ def _run_own(
         drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
         own = jax.tree.map(lambda leaf: leaf[entry], old)
         client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
-        return exchange.take_part(drawn, broadcast, own, client)
+        return one_step(exchange, data, drawn, broadcast, own, client)
 
     shapes = jax.eval_shape(one, jnp.int32(0))
     zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)

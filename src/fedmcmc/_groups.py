@@ -9,10 +9,10 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from fedmcmc import streams
-from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, StepInfo
+from fedmcmc._types import ArrayTree, Broadcast, Client, Cohort, Exchange, StepInfo
 from fedmcmc.data import FederatedData
 
-__all__ = ["Group", "Said", "prepare_group", "run_group"]
+__all__ = ["Group", "Said", "one_step", "prepare_group", "run_group"]
 
 
 class Group(NamedTuple):
@@ -93,7 +93,7 @@ def run_group(
     if ids.shape[0] == 1:
         client = data.client(ids[0], weight[0], group.bound)
         own = jax.tree.map(lambda leaf: leaf[0], old)
-        outputs = exchange.take_part(draws, broadcast, own, client)
+        outputs = one_step(exchange, data, draws, broadcast, own, client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
 
     def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
@@ -102,6 +102,27 @@ def run_group(
     result: tuple[ArrayTree, ArrayTree, StepInfo]
     result = _spread(run, data.mesh, (draws, old, ids, weight), (exchange, data, broadcast))
     return result
+
+
+def one_step(
+    exchange: Exchange,
+    data: FederatedData,
+    draws: ArrayTree,
+    broadcast: Broadcast,
+    own: ArrayTree,
+    client: Client,
+) -> ArrayTree:
+    """Return what one client says and keeps, of a group that is not mapped over.
+
+    Where clients are computed one by one, a compiler may not fuse the step with what is around it:
+    its arithmetic would be rounded otherwise in a loop over a device's clients than outside of one.
+    """
+    given = (draws, broadcast, own, client)
+    if data.at_a_time != 1:
+        return exchange.take_part(*given)
+    return jax.lax.optimization_barrier(
+        exchange.take_part(*jax.lax.optimization_barrier(given)),
+    )
 
 
 def _run_together(
@@ -120,6 +141,7 @@ def _run_together(
 
     def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
         drawn, own, index, weight_ = given
-        return exchange.take_part(drawn, broadcast, own, data.client(index, weight_, bound))
+        client = data.client(index, weight_, bound)
+        return one_step(exchange, data, drawn, broadcast, own, client)
 
     return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)

@@ -34,12 +34,28 @@ def several() -> bool:
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that writes."""
+    """Return whether this process is the one that writes files.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> fedmcmc.distributed.is_first()
+    True
+    """
     return jax.process_index() == 0
 
 
 def agreed(number: float) -> float:
-    """Return the first process's `number`."""
+    """Return the first process's `number` (to float32), once all processes ask for it.
+
+    For what may differ between processes, such as the time or what is on a disk.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> fedmcmc.distributed.agreed(3.0)
+    3.0
+    """
     if not several():
         return number
     return float(_of_all(np.float32(number))[0])

@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedmcmc._meshes import use_layout
-from fedmcmc._processes import is_first
+from fedmcmc._processes import agreed, is_first
 from fedmcmc.layouts import AXIS, CHAINS
 
-__all__ = ["initialize", "is_first", "mesh", "use_layout"]
+__all__ = ["agreed", "initialize", "is_first", "mesh", "use_layout"]
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 

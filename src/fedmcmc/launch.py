@@ -102,13 +102,20 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a Python script, or with ``-m`` a module, in several processes of this machine."""
-    parser = argparse.ArgumentParser(prog="python -m fedmcmc.launch", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m fedmcmc.launch",
+        description=__doc__,
+        usage="%(prog)s [-h] [-n NUM_PROCESSES] (script.py | -m module) ...",
+    )
     parser.add_argument("-n", "--num-processes", type=int, default=2)
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="script.py or -m module, ...")
-    given = parser.parse_args(arguments)
-    if not given.script:
-        parser.error("say which script to run")
-    return launch([sys.executable, "-u", *given.script], given.num_processes)
+    # A parser of its own for the rest would take the script's options, or `-m`, for its own.
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own = 2 if given[:1] in (["-n"], ["--num-processes"]) else 0
+    own = 1 if given[:1] in (["-h"], ["--help"]) else own
+    settings = parser.parse_args(given[:own])
+    if not given[own:]:
+        parser.error("say which script or module to run")
+    return launch([sys.executable, "-u", *given[own:]], settings.num_processes)
 
 
 if __name__ == "__main__":
