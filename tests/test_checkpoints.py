@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import killed_run
 import numpy as np
 import pytest
+from killed_run import assert_same
 from kills import kill_until_done
 
 import fedmcmc
@@ -17,12 +18,6 @@ from fedmcmc import streaming
 from fedmcmc.stopping import Verdict
 
 SCRIPT = Path(killed_run.__file__)
-
-
-def assert_same(one, other):
-    for a, b in zip(one, other, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        np.testing.assert_array_equal(a, b)
 
 
 def short(folder, kind="plain", rounds=900, **changed):
