@@ -1,5 +1,6 @@
 """Experiments that are cut and started again with the same command."""
 
+import contextlib
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from kills import Cut, kill_until_done
 from tiny_experiments import TINY, compose
 
 from experiments import output, restarts, run, schemas
+from experiments.fa_hmc.image_sweep import Curves
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ("experiment=fsgld/gaussian", *TINY, "num_chains=4", "num_local_steps=[1]", "grid_points=5")
@@ -68,6 +70,36 @@ def test_an_experiment_that_was_cut_goes_on(module, tmp_path, monkeypatch):
     assert_same_results(tmp_path / "whole", out)
     assert not list(out.glob("checkpoints*"))
     assert "checkpoint" not in (out / "config.yaml").read_text()
+
+
+def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
+    done, ends = [], []
+
+    def part(number):
+        if number in ends:
+            raise KeyboardInterrupt
+        done.append(number)
+        return {"draws": Curves({"a": np.full(2, 0.1 * number)}, np.ones(1, bool), ())}
+
+    def fake(config, out):
+        parts = [restarts.once(lambda i=i: part(i)) for i in range(4)]
+        return {"draws": [p["draws"].scores["a"] for p in parts]}
+
+    fakes = types.SimpleNamespace(Config=module.Config, run=fake)
+    again = (*SMALL, "checkpoint_seconds=60")
+    for ends[:] in ([2], [3], []):
+        with contextlib.suppress(KeyboardInterrupt):
+            found = execute(fakes, tmp_path / "cut", *again)
+    assert done == [0, 1, 2, 3]
+    assert found["metrics"] == execute(fakes, tmp_path / "whole", *SMALL)["metrics"]
+
+    done.clear()
+    ends[:] = [3]
+    for commit in "one", "two":  # what was kept may be what other code computed
+        monkeypatch.setattr(output, "environment", lambda commit=commit: {"git_commit": commit})
+        with pytest.raises(KeyboardInterrupt):
+            execute(fakes, tmp_path / "cut", *again)
+    assert done == [0, 1, 2, 0, 1, 2]
 
 
 def test_settings_of_a_run_are_checked(module, tmp_path):
