@@ -76,10 +76,10 @@ def write_metrics(out: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whenever the process dies."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(path)
 
 

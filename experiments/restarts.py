@@ -1,19 +1,32 @@
 """Runs that survive being killed: checkpoints beside the results, and results that stand."""
 
 import json
+import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fedmcmc
 from experiments import output, schemas
 from fedmcmc import distributed
 
-__all__ = ["FOLDER", "finished", "surviving"]
+__all__ = ["FOLDER", "finished", "once", "surviving"]
 
 FOLDER, DONE, SETTINGS = "checkpoints", "checkpoints.done", "settings.json"
+T = TypeVar("T")
+
+
+@dataclass
+class _Parts:
+    folder: Path
+    num: int = 0
+
+
+_PARTS: ContextVar[_Parts | None] = ContextVar("parts", default=None)
 
 
 @contextmanager
@@ -39,8 +52,12 @@ def surviving(out: Path, settings: Mapping[str, Any], seconds: float | None) -> 
     elif distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
         output.write_whole(folder / SETTINGS, json.dumps(told))
-    with fedmcmc.resumable(folder, every_seconds=seconds):
-        yield resumed
+    token = _PARTS.set(_Parts(folder))
+    try:
+        with fedmcmc.resumable(folder, every_seconds=seconds):
+            yield resumed
+    finally:
+        _PARTS.reset(token)
     distributed.agreed(0)  # all are done
     if not distributed.is_first():
         return
@@ -48,6 +65,28 @@ def surviving(out: Path, settings: Mapping[str, Any], seconds: float | None) -> 
     shutil.rmtree(out / DONE, ignore_errors=True)
     folder.rename(out / DONE)
     shutil.rmtree(out / DONE)
+
+
+def once(compute: Callable[[], T]) -> T:
+    """Return what ``compute()`` returns, NumPy arrays, or what an earlier attempt kept of it.
+
+    For the long parts of an experiment that do not go through `fedmcmc.sample`. They are known by
+    their order. Nothing in them is compared, so what another commit, version or device kept is
+    computed anew.
+    """
+    parts = _PARTS.get()
+    if parts is None:
+        return compute()
+    parts.num += 1
+    path, now = parts.folder / f"part-{parts.num:04d}.pickle", output.environment()
+    if path.is_file():
+        then, found = pickle.loads(path.read_bytes())
+        if then == now:
+            return found
+    found = compute()
+    if distributed.is_first():
+        output.write_whole(path, pickle.dumps((now, found)))
+    return found
 
 
 def _check(folder: Path, then: dict[str, Any], now: dict[str, Any]) -> None:

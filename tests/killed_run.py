@@ -69,6 +69,13 @@ def numbers(samples):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parts)]
 
 
+def assert_same(one, other):
+    """Compare the `numbers` of two runs."""
+    for a, b in zip(one, other, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_array_equal(a, b)
+
+
 if __name__ == "__main__":
     folder, kind = Path(sys.argv[1]), sys.argv[2]
     every = dict(every_rounds=50) if kind == "store" else dict(every_seconds=0.0)

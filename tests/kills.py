@@ -1,10 +1,29 @@
-"""Kill a real process at random times, and start it again."""
+"""Cut runs short: a real process, killed at random times, or a call in this one."""
 
 import os
 import random
 import signal
 import subprocess
 import time
+
+from fedmcmc import _run
+
+
+class Cut:
+    """Interrupts a run after its ``left``-th segment from now on, and counts its rounds."""
+
+    def __init__(self, monkeypatch):
+        self.left, self.rounds = -1, 0
+        take = _run.Run._take
+
+        def taken(run, segment, at, stop):
+            take(run, segment, at, stop)
+            self.rounds += stop - at
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(_run.Run, "_take", taken)
 
 
 def kill_until_done(command, env, *, is_ready, done, before, num_kills, longest, seed):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import killed_run
 import numpy as np
 import pytest
+from killed_run import assert_same
 from kills import kill_until_done
 
 import fedmcmc
@@ -17,12 +18,6 @@ from fedmcmc import streaming
 from fedmcmc.stopping import Verdict
 
 SCRIPT = Path(killed_run.__file__)
-
-
-def assert_same(one, other):
-    for a, b in zip(one, other, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        np.testing.assert_array_equal(a, b)
 
 
 def short(folder, kind="plain", rounds=900, **changed):
@@ -76,16 +71,17 @@ def keyed(kernel):
 def test_a_state_that_holds_typed_keys_goes_on(form, tmp_path):
     kernel = keyed(fedmcmc.lsd(killed_run.posterior(), step_size=1e-3))
 
-    def run(name, num_rounds, impl="threefry2x32"):
+    def run(name, num_rounds, impl="threefry2x32", mesh=None):
         return fedmcmc.sample(
             jax.random.key(0, impl=impl),
             kernel,
-            killed_run.data(),
+            killed_run.data().chunked(1),
             jnp.zeros(3),
             num_rounds=num_rounds,
             num_chains=2,
             progress=False,
             checkpoint=fedmcmc.Checkpoint(tmp_path / name, every_rounds=30, format=form),
+            mesh=mesh,
         )
 
     def numbers(samples):
@@ -94,6 +90,7 @@ def test_a_state_that_holds_typed_keys_goes_on(form, tmp_path):
         return [np.asarray(samples.draws), np.asarray(samples.state.broadcast.position), *keys]
 
     run("pieces", 50)
+    run("pieces", 80, mesh=jax.make_mesh((1,), ("clients",)))
     found, whole = run("pieces", 120), run("whole", 120)
     assert found.state.server[1].dtype == whole.state.server[1].dtype
     assert_same(numbers(found), numbers(whole))

@@ -10,30 +10,16 @@ import pytest
 hydra = pytest.importorskip("hydra")
 
 from hydra.errors import ConfigCompositionException  # noqa: E402
+from tiny_experiments import TINY, compose  # noqa: E402
 
 from experiments import output, report, run, schemas  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = (
-    "num_clients=3",
-    "rows_per_client=40",
-    "step_size=1e-3",
-    "num_local_steps=[20]",
-    "num_burnin=100",
-    "thinning=10",
-    "num_draws=400",
-    "num_chains=16",
-)
 
 
 @pytest.fixture(scope="module")
 def modules():
     return schemas.register()
-
-
-def compose(*overrides):
-    with hydra.initialize_config_dir(str(run.CONFIGS), version_base="1.3"):
-        return hydra.compose("config", list(overrides))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Experiments that are cut and started again with the same command."""
 
+import contextlib
 import json
 import os
 import sys
@@ -12,14 +13,19 @@ import pytest
 pytest.importorskip("hydra")
 
 import xarray
-from kills import kill_until_done
-from test_experiments import TINY, compose, modules  # noqa: F401
-from test_resuming import Cut
+from kills import Cut, kill_until_done
+from tiny_experiments import TINY, compose
 
 from experiments import output, restarts, run, schemas
+from experiments.fa_hmc.image_sweep import Curves
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ("experiment=fsgld/gaussian", *TINY, "num_chains=4", "num_local_steps=[1]", "grid_points=5")
+
+
+@pytest.fixture(scope="module")
+def module():
+    return schemas.register()["fsgld/gaussian"]
 
 
 def assert_same_results(one, other):
@@ -44,8 +50,8 @@ def execute(module, out, *overrides):
     return run.execute(module, compose(*overrides), out, experiment="x", command="x")
 
 
-def test_an_experiment_that_was_cut_goes_on(modules, tmp_path, monkeypatch):  # noqa: F811
-    module, cut = modules["fsgld/gaussian"], Cut(monkeypatch)
+def test_an_experiment_that_was_cut_goes_on(module, tmp_path, monkeypatch):
+    cut = Cut(monkeypatch)
     whole = execute(module, tmp_path / "whole", *SMALL)
     assert not whole["resumed"] and not (tmp_path / "whole" / restarts.FOLDER).exists()
     out, again = tmp_path / "cut", (*SMALL, "checkpoint_seconds=0")
@@ -66,30 +72,60 @@ def test_an_experiment_that_was_cut_goes_on(modules, tmp_path, monkeypatch):  # 
     assert "checkpoint" not in (out / "config.yaml").read_text()
 
 
-def test_settings_of_a_run_are_checked(modules, tmp_path):  # noqa: F811
+def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
+    done, ends = [], []
+
+    def part(number):
+        if number in ends:
+            raise KeyboardInterrupt
+        done.append(number)
+        return {"draws": Curves({"a": np.full(2, 0.1 * number)}, np.ones(1, bool), ())}
+
+    def fake(config, out):
+        parts = [restarts.once(lambda i=i: part(i)) for i in range(4)]
+        return {"draws": [p["draws"].scores["a"] for p in parts]}
+
+    fakes = types.SimpleNamespace(Config=module.Config, run=fake)
+    again = (*SMALL, "checkpoint_seconds=60")
+    for ends[:] in ([2], [3], []):
+        with contextlib.suppress(KeyboardInterrupt):
+            found = execute(fakes, tmp_path / "cut", *again)
+    assert done == [0, 1, 2, 3]
+    assert found["metrics"] == execute(fakes, tmp_path / "whole", *SMALL)["metrics"]
+
+    done.clear()
+    ends[:] = [3]
+    for commit in "one", "two":  # what was kept may be what other code computed
+        monkeypatch.setattr(output, "environment", lambda commit=commit: {"git_commit": commit})
+        with pytest.raises(KeyboardInterrupt):
+            execute(fakes, tmp_path / "cut", *again)
+    assert done == [0, 1, 2, 0, 1, 2]
+
+
+def test_settings_of_a_run_are_checked(module, tmp_path):
     with pytest.raises(schemas.SettingsError, match="checkpoint_seconds must be at least 0"):
-        execute(modules["fsgld/gaussian"], tmp_path / "x", *SMALL, "checkpoint_seconds=-1")
+        execute(module, tmp_path / "x", *SMALL, "checkpoint_seconds=-1")
     assert not (tmp_path / "x").exists()
 
 
-def test_a_finished_job_is_kept_on_demand(modules, tmp_path):  # noqa: F811
+def test_a_finished_job_is_kept_on_demand(module, tmp_path):
     calls = []
 
     def fake(config, out):
         calls.append(config.seed)
         return {"seed": config.seed, "lost": np.nan}
 
-    module = types.SimpleNamespace(Config=modules["fsgld/gaussian"].Config, run=fake)
-    first = execute(module, tmp_path, *SMALL)
-    assert execute(module, tmp_path, *SMALL, "keep_finished=true") == first
+    fakes = types.SimpleNamespace(Config=module.Config, run=fake)
+    first = execute(fakes, tmp_path, *SMALL)
+    assert execute(fakes, tmp_path, *SMALL, "keep_finished=true") == first
     assert calls == [0]
-    execute(module, tmp_path, *SMALL)
-    execute(module, tmp_path, *SMALL, "keep_finished=true", "seed=3")
+    execute(fakes, tmp_path, *SMALL)
+    execute(fakes, tmp_path, *SMALL, "keep_finished=true", "seed=3")
     assert calls == [0, 0, 3]
     record = json.loads((tmp_path / output.METRICS).read_text())
     record["versions"]["jax"] = "0.0"
     (tmp_path / output.METRICS).write_text(json.dumps(record))
-    execute(module, tmp_path, *SMALL, "keep_finished=true", "seed=3")
+    execute(fakes, tmp_path, *SMALL, "keep_finished=true", "seed=3")
     assert calls == [0, 0, 3, 3]
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import killed_run
 import numpy as np
 import pytest
-from test_checkpoints import assert_same
+from killed_run import assert_same
+from kills import Cut
 
 import fedmcmc
 from fedmcmc.stopping import Verdict
@@ -37,23 +38,6 @@ def program(folder, stored=False):
 
 def all_numbers(results):
     return [number for samples in results for number in killed_run.numbers(samples)]
-
-
-class Cut:
-    """Interrupts a run when it has done a segment for the n-th time."""
-
-    def __init__(self, monkeypatch):
-        self.left, self.rounds = -1, 0
-        take = fedmcmc._run.Run._take
-
-        def taken(run, segment, at, stop):
-            take(run, segment, at, stop)
-            self.rounds += stop - at
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(fedmcmc._run.Run, "_take", taken)
 
 
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 import fedmcmc
+from experiments import restarts
 
 __all__ = ["run_grid"]
 
@@ -62,4 +63,4 @@ def run_grid(
         return jax.vmap(jax.vmap(chain, (None, 0)), (0, None))(steps, keys_)
 
     steps = jnp.asarray(step_sizes, jnp.result_type(float))
-    return jax.tree.map(np.asarray, program(data, keys, steps))
+    return restarts.once(lambda: jax.tree.map(np.asarray, program(data, keys, steps)))

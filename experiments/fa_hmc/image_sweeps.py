@@ -1,6 +1,7 @@
 """What the experiments on images share: settings, and both sweeps."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
+from experiments import restarts
 from experiments.checks import require
 from experiments.fa_hmc import image_figures
 from experiments.fa_hmc.image_data import DATASETS, Task, federate
@@ -178,7 +180,7 @@ def execute(config: Settings, out: Path) -> dict[str, Any]:
     steps = jnp.asarray(config.step_sizes, jnp.result_type(float)) * given.step_limit
     results, stored = [], {}
     for (leapfrogs, local), (plan, sweeps) in plans(config).items():
-        curves = _curves(plan, given, task, steps)
+        curves = restarts.once(partial(_curves, plan, given, task, steps))
         results.append(
             {
                 "L": leapfrogs,

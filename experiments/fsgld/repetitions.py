@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 import fedmcmc
+from experiments import restarts
 
 __all__ = ["Relay", "run", "stack", "visited_clients"]
 
@@ -79,10 +80,9 @@ def run(
     -------
     Pytree of NumPy arrays, leaves ``[num_repetitions, num_kept, ...]``.
     """
-    kept = _all_repetitions(
-        kernel_fn, num_kept, keep_every, collect, shared, arguments, data, keys, positions
-    )
-    return jax.tree.map(np.asarray, kept)
+    program = partial(_all_repetitions, kernel_fn, num_kept, keep_every, collect)
+    given = (shared, arguments, data, keys, positions)
+    return restarts.once(lambda: jax.tree.map(np.asarray, program(*given)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

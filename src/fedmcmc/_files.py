@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.trees import is_key
 
 __all__ = ["plain_leaves", "read_npz", "tree_of_plain", "write_whole", "written_npz"]
 
@@ -39,7 +40,7 @@ def plain_leaves(tree: ArrayTree) -> dict[str, Any]:
     """
     leaves = enumerate(jax.tree.leaves(tree))
     return {
-        _name(i, leaf): jax.random.key_data(leaf) if _is_key(leaf) else leaf for i, leaf in leaves
+        _name(i, leaf): jax.random.key_data(leaf) if is_key(leaf) else leaf for i, leaf in leaves
     }
 
 
@@ -49,19 +50,15 @@ def tree_of_plain(found: Mapping[str, Any], like: ArrayTree) -> ArrayTree:
     named = [(found[_name(i, leaf)], leaf) for i, leaf in enumerate(leaves)]
     typed = [
         jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(leaf))
-        if _is_key(leaf)
+        if is_key(leaf)
         else data
         for data, leaf in named
     ]
     return jax.tree.unflatten(treedef, typed)
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _name(index: int, leaf: Any) -> str:
-    return f"leaf_{index}" + (f"_key_{jax.random.key_impl(leaf)}" if _is_key(leaf) else "")
+    return f"leaf_{index}" + (f"_key_{jax.random.key_impl(leaf)}" if is_key(leaf) else "")
 
 
 def written_npz(tree: ArrayTree, copy: bool) -> Callable[[Path], None]:

@@ -62,10 +62,12 @@ class MeshRun(Run):
             np.asarray(table) for table in (self.layout.places, self.layout.slots)
         )
         self.own, self.ids = placed.own, placed.ids
-        shapes = trees.shapes_of(jax.tree.map(trees.strong, state))
+        shapes = trees.shapes_but_keys(jax.tree.map(trees.strong, state))
 
         def of_all(leaf: Any) -> Any:
             shape = (leaf.shape[0], len(self.slots), *leaf.shape[2:])
+            if trees.is_key(leaf):
+                return jnp.broadcast_to(leaf[:, :1], shape)
             return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
         self.shapes = shapes._replace(clients=jax.tree.map(of_all, shapes.clients))

@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.trees import is_key
 
 __all__ = [
     "agreed",
@@ -93,7 +93,7 @@ def on_words(fn: Callable[[Any], Array]) -> Callable[[Any], Array]:
     """Return `fn`, applied to the words of typed keys and to other arrays as they are."""
 
     def one(leaf: Any) -> Array:
-        if not _is_key(leaf):
+        if not is_key(leaf):
             return fn(leaf)
         words = fn(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
@@ -118,7 +118,7 @@ def on_host(tree: ArrayTree, mesh: Mesh) -> ArrayTree:
     Typed keys stay typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    impls = {i: jax.random.key_impl(leaf) for i, leaf in enumerate(leaves) if _is_key(leaf)}
+    impls = {i: jax.random.key_impl(leaf) for i, leaf in enumerate(leaves) if is_key(leaf)}
     words = [jax.random.key_data(leaf) if i in impls else leaf for i, leaf in enumerate(leaves)]
     apart = [
         i
@@ -133,10 +133,6 @@ def on_host(tree: ArrayTree, mesh: Mesh) -> ArrayTree:
     for i, impl in impls.items():
         host[i] = jax.random.wrap_key_data(host[i], impl=impl)
     return jax.tree.unflatten(treedef, host)
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 @cache

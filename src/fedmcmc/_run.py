@@ -78,7 +78,7 @@ class Run:
         self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
         self.state, self.until, self.plain = state, until, (data, keys)
         self.start = largest(state)
-        like = trees.shapes_of(state) if like is None else like
+        like = trees.shapes_but_keys(state) if like is None else like
         self.buffer_bytes = BUFFER_BYTES
         self.stopped: dict[str, Any] = {}
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
@@ -201,8 +201,8 @@ class Run:
         return self.state
 
     def _whole_shapes(self) -> FederatedState:
-        """Return the shapes of the whole state."""
-        shapes: FederatedState = trees.shapes_of(self._whole_state())
+        """Return the shapes of the whole state, typed keys as they are."""
+        shapes: FederatedState = trees.shapes_but_keys(self._whole_state())
         return shapes
 
     def _restore(self, state: FederatedState) -> None:

@@ -76,7 +76,7 @@ class Checkpoint:
     every_seconds: float | None = None
     format: Literal["npz", "orbax"] = "npz"
 
-    hands_on_interrupts: ClassVar[bool] = False
+    hands_on_interrupts: ClassVar[bool] = False  # or Ctrl-C ends the run, and not the program
 
     def __post_init__(self) -> None:
         if self.every_rounds is not None and self.every_seconds is not None:

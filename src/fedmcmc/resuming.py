@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from fedmcmc.checkpoints import Checkpoint
 
@@ -31,20 +31,27 @@ class _OfCall(Checkpoint):
 
 @dataclass
 class _Calls:
-    directory: Path
-    settings: dict[str, Any]
+    first: Checkpoint
     num: int = 0
 
     def next(self) -> Checkpoint:
         self.num += 1
-        return _OfCall(self.directory / f"{self.num:04d}", **self.settings, call=self.num)
+        given = self.first
+        folder = Path(given.directory) / f"{self.num:04d}"
+        return _OfCall(folder, given.every_rounds, given.every_seconds, given.format, call=self.num)
 
 
 _CALLS: ContextVar[_Calls | None] = ContextVar("fedmcmc_resumable_calls", default=None)
 
 
 @contextmanager
-def resumable(directory: str | Path, **settings: Any) -> Iterator[None]:
+def resumable(
+    directory: str | Path,
+    *,
+    every_rounds: int | None = None,
+    every_seconds: float | None = None,
+    format: Literal["npz", "orbax"] = "npz",
+) -> Iterator[None]:
     """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
 
     The program is started again with the same command after it was killed, whenever that was.
@@ -61,9 +68,8 @@ def resumable(directory: str | Path, **settings: Any) -> Iterator[None]:
     ----------
     directory
         Created if missing. Delete it once the results are safe.
-    **settings
-        Those of `fedmcmc.Checkpoint`: `every_seconds` (60 if nothing is given) or `every_rounds`,
-        and `format`.
+    every_rounds, every_seconds, format
+        Of each call's `fedmcmc.Checkpoint`.
 
     Notes
     -----
@@ -97,8 +103,7 @@ def resumable(directory: str | Path, **settings: Any) -> Iterator[None]:
     [True, True]
     >>> folder.cleanup()
     """
-    Checkpoint(directory, **settings)  # raises on settings out of range
-    token = _CALLS.set(_Calls(Path(directory), settings))
+    token = _CALLS.set(_Calls(Checkpoint(directory, every_rounds, every_seconds, format)))
     try:
         yield
     finally:

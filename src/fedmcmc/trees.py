@@ -157,6 +157,16 @@ def shapes_of(tree: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
+def is_key(leaf: Any) -> bool:
+    """Return whether `leaf` is an array of typed random keys."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def shapes_but_keys(tree: ArrayTree) -> ArrayTree:
+    """Return `shapes_of` of `tree`, typed keys as they are: their shapes do not tell their kind."""
+    return jax.tree.map(lambda leaf: leaf if is_key(leaf) else shapes_of(leaf), tree)
+
+
 def same_structure(a: ArrayTree, b: ArrayTree) -> bool:
     """Return whether `a` and `b` have the same tree structure, whatever their leaves."""
     first: Any = jax.tree.structure(a)
