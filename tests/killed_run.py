@@ -1,6 +1,7 @@
 """A run with checkpoints, for tests that kill it: ``python killed_run.py DIRECTORY KIND``.
 
 Makes a file ``started`` once it samples, and writes all that it found to ``result.npz`` at its end.
+The kind ``processes`` is for ``python -m fedmcmc.launch``, or one process.
 """
 
 import sys
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from fedmcmc import inference, streaming
+from fedmcmc import distributed, inference, streaming
 
 NUM_ROUNDS = 40_000
 
@@ -45,17 +46,21 @@ def settings(kind, folder):
             kernel = fedmcmc.lsd_pp(posterior(), **common)
         given = dict(num_rounds=NUM_ROUNDS, num_burnin=1_001, thinning=3, num_chains=2)
         given["streams"] = {"m": streaming.moments(), "r": streaming.reservoir(16)}
-    if kind == "zarr":
+    if kind == "processes":
+        given |= dict(num_rounds=4_000)
+    if kind in ("zarr", "processes"):
         given["draws_to"] = folder / "draws.zarr"
     return kernel, given
 
 
 def run(kind, folder, checkpoint=None, **changed):
     kernel, given = settings(kind, Path(folder))
+    if jax.process_count() > 1:
+        given["mesh"] = distributed.mesh()
     return fedmcmc.sample(
         jax.random.key(7),
         kernel,
-        data(),
+        data().chunked(1) if kind == "processes" else data(),
         jnp.zeros(3),
         progress=False,
         checkpoint=checkpoint,
@@ -77,10 +82,12 @@ def assert_same(one, other):
 
 
 if __name__ == "__main__":
+    distributed.initialize()
     folder, kind = Path(sys.argv[1]), sys.argv[2]
     every = dict(every_rounds=50) if kind == "store" else dict(every_seconds=0.0)
     checkpoint = fedmcmc.Checkpoint(folder / "checkpoint", **every)
     (folder / "started").touch()
     found = run(kind, folder, checkpoint)
-    np.savez(folder / "result.partial.npz", *numbers(found))
-    (folder / "result.partial.npz").rename(folder / "result.npz")
+    if distributed.is_first():
+        np.savez(folder / "result.partial.npz", *numbers(found))
+        (folder / "result.partial.npz").rename(folder / "result.npz")

@@ -32,7 +32,8 @@ def run(name, folder, chains=1):
     data = fedmcmc.ClientLoader(SIZES, load, allow_nonfinite=True).chunked(1)
     kernel, position = KERNELS[name](POSITIONS["nested"], Given()), POSITIONS["nested"]
     mesh = distributed.mesh(chains) if jax.device_count() > 1 else None
-    given = dict(mesh=mesh, num_chains=2, progress=False)
+    # Two on each device: one alone runs another program, whose last digits may be others.
+    given = dict(mesh=mesh, num_chains=2 * chains, progress=False)
     given |= dict(streams={"moments": streaming.moments()})
     checkpoint = fedmcmc.Checkpoint(folder / f"{name}-checkpoint", every_rounds=2)
 

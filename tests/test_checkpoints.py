@@ -237,8 +237,9 @@ def test_bad_settings(tmp_path):
 def killed(folder, kind, num_kills, seed):
     """Kill the script at random times until it was so often; then let it end."""
     folder.mkdir(parents=True, exist_ok=True)
+    launcher = ["-m", "fedmcmc.launch", "-n", "2"] if kind == "processes" else []
     kills = kill_until_done(
-        [sys.executable, str(SCRIPT), str(folder), kind],
+        [sys.executable, *launcher, str(SCRIPT), str(folder), kind],
         os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])},
         is_ready=(folder / "started").exists,
         done=folder / "result.npz",
@@ -252,7 +253,9 @@ def killed(folder, kind, num_kills, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "num_kills"), [("coded", 10), ("zarr", 6), ("store", 4)])
+@pytest.mark.parametrize(
+    ("kind", "num_kills"), [("coded", 10), ("zarr", 6), ("store", 4), ("processes", 4)]
+)
 def test_a_killed_process_goes_on_to_the_same_bytes(kind, num_kills, tmp_path):
     whole = killed_run.numbers(killed_run.run(kind, tmp_path / "whole"))
     found, kills = killed(tmp_path / "killed", kind, num_kills, seed=11)

@@ -54,7 +54,7 @@ def run_both(tmp_path, names, chains, **settings):
     alone.mkdir()
     together.mkdir()
     for name in names:
-        process_runs.run(name, alone)
+        process_runs.run(name, alone, chains)
     launched(together, str(chains), *names, **settings)
     return {name: same(name, alone, together) for name in names}
 
@@ -71,7 +71,7 @@ def test_kernels_over_two_processes_of_two_devices(tmp_path, chains):
     loaded = run_both(tmp_path, names, chains, devices=2)
     # Four devices in a row, of which one has none of the three clients; or two by two, where each
     # process has some of the chains, and the rows of all clients for them.
-    expected = [[0, 1], [2]] if chains == 1 else [[0, 1, 2], [0, 1, 2]]
+    expected = [[0, 2], [1]] if chains == 1 else [[0, 1, 2], [0, 1, 2]]
     assert all(found == expected for found in loaded.values())
 
 

@@ -45,7 +45,6 @@ def launch(command: Sequence[str], num_processes: int) -> int:
             env={**os.environ, **shared, INDEX: str(i)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         for i in range(num_processes)
     ]
@@ -96,7 +95,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     # A process of JAX that waits for others does not hear a polite signal.
     for process in processes:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
 
 
@@ -113,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = 2 if given[:1] in (["-n"], ["--num-processes"]) else 0
     own = 1 if given[:1] in (["-h"], ["--help"]) else own
     settings = parser.parse_args(given[:own])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and end the others
     if not given[own:]:
         parser.error("say which script or module to run")
     return launch([sys.executable, "-u", *given[own:]], settings.num_processes)
