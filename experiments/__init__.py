@@ -14,6 +14,9 @@ An experiment is a module ``experiments/<paper>/<name>.py`` with
   commentary are shown for the first settings file (by name) that was run, tables for all; with
   ``COMMENT_ON_ALL = True`` both are shown for each.
 
+With ``checkpoint_seconds=60`` a killed run goes on: calls of `fedmcmc.sample` by themselves, and
+other long parts where they are run by `experiments.restarts.once`. Both are known by their order.
+
 A module without ``Config`` is a helper. ``configs/README.md`` says how a new one gets its
 settings files; ``python -m experiments.run experiment=<paper>/<name>`` runs it.
 """
