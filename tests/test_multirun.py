@@ -48,6 +48,7 @@ def call(tmp_path, *arguments, program=("-c", FAKE)):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
 
 
+@pytest.mark.slow
 def test_a_failing_job_loses_no_other(tmp_path):
     done = call(tmp_path, "experiment=fsgld/gaussian", "seed=0,1,2", "step_size=1e-5,2e-5")
     assert done.returncode == 1
