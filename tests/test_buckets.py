@@ -49,7 +49,7 @@ KERNELS = {
 }
 
 
-FAST = ("full gradients", "local steps", "uniform")
+FAST = ("local steps", "uniform")
 
 
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, FAST))

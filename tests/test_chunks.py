@@ -14,7 +14,7 @@ import fedmcmc
 layout = importlib.import_module("fedmcmc.sample")  # the package has a function of that name
 
 NESTED = POSITIONS["nested"]
-SOME = ("qlsd_pp", "fa_hmc")
+SOME = ("qlsd_pp", pytest.param("fa_hmc", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -60,6 +60,7 @@ def test_devices_of_a_cpu_walk_large_rows_client_by_client(monkeypatch):
     assert laid_out(apart, DATA) is None
 
 
+@pytest.mark.slow
 def test_large_positions_change_nothing_but_the_order(monkeypatch):
     posterior = fedmcmc.Posterior(
         lambda theta: -0.5 * jnp.sum(theta**2),

@@ -110,6 +110,31 @@ SPOKEN = (
 )
 
 
+# One kernel of each way in which clients depend on one another.
+FAMILIES = (
+    "relay",
+    "langevin",
+    "lsd_pp",
+    "ensemble",
+    "fa_ld",
+    "sequence",
+    "fed_pa",
+    "fed_sep",
+    "compress: lsd, memory",
+)
+
+# A nested position holds scalars and vectors; these positions are for each family's own shapes.
+PLACED = [
+    pytest.param(
+        name,
+        position,
+        marks=() if position == "nested" or name in FAMILIES else pytest.mark.slow,
+    )
+    for name in KERNELS
+    for position in POSITIONS
+]
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_functions_take_the_documented_arguments(name):
     kernel = kernel_of(name)
@@ -133,8 +158,7 @@ def test_functions_take_the_documented_arguments(name):
             assert arguments(getattr(exchange, field)) == documented[field], field
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "position"), PLACED)
 def test_structure_shapes_and_dtypes_are_kept(name, position):
     kernel, position = kernel_of(name, position), POSITIONS[position]
     rows = rows_of(kernel)
@@ -180,7 +204,7 @@ def test_a_message_depends_on_the_clients_own_rows_alone(name):
     assert np.abs(changed - message).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, FAMILIES))
 def test_relabelled_clients_send_the_same_messages(name):
     kernel, order = kernel_of(name), (2, 0, 1)
     if kernel.participation.pooled:
@@ -267,14 +291,10 @@ def close(a, b):
 
 DEPLOYED = (
     "relay",
-    "langevin",
     "qlsd_pp",
-    "lsd_star",
     "psgld",
-    "dg_sgld",
     "fa_hmc",
     "compress: lsd, memory",
-    "compress: relay, top_k",
     "faults: compress: lsd, memory",
 )
 
@@ -324,7 +344,7 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     close(state, jax.tree.map(lambda leaf: leaf[1], first.state))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, SPOKEN))
 def test_one_trace_serves_all_numbers(name):
     traces = []
 

@@ -58,13 +58,7 @@ CASES = {
     ),
 }
 # In the fast lane: every argument once.
-FAST = (
-    "noise-fresh",
-    "batch-reuse",
-    "control-variate-weights-noise",
-    "scheme-one",
-    "langevin",
-)
+FAST = ("noise-fresh", "control-variate-weights-noise", "langevin")
 PARTICIPATION = {
     "scheme-one": lambda: fedmcmc.categorical(W, cohort_size=3),
     "scheme-one-other-probabilities": lambda: fedmcmc.categorical(W, cohort_size=2),

@@ -377,7 +377,7 @@ def after(kernel, num_rounds, data=DATA):
     return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
 
 
-@pytest.mark.parametrize("name", fast_and_slow(BARE, ["qlsd_pp", "fa_hmc"]))
+@pytest.mark.parametrize("name", fast_and_slow(BARE, ["qlsd_pp"]))
 def test_faults_change_no_other_draw(name):
     """To the last bit: who is asked, what clients and the server draw, and what all share."""
     kernel = kernel_of(name)

@@ -121,6 +121,7 @@ def test_expectation_propagation_is_that_of_the_released_code():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sites_that_are_large_lie_on_the_host(monkeypatch, tmp_path):
     from experiments.fed_ep import runs
 
@@ -175,6 +176,7 @@ def test_emnist_and_linear_models(monkeypatch, tmp_path):
     assert "4 principal components" in text and "2 rounds after the burn-in" in text
 
 
+@pytest.mark.slow
 def test_tags_of_made_up_users(tmp_path):
     settings = tags.Config(
         dataset="synthetic",

@@ -92,7 +92,7 @@ CASES = {
     for cavity in ("site", "average", "power", "global", "none")
     for structure in STRUCTURES
 }
-FAST = ("site-diagonal", "average-scaled_identity", "power-diagonal")
+FAST = ("site-diagonal", "average-scaled_identity")
 
 
 @pytest.mark.parametrize("case", fast_and_slow(CASES, FAST))

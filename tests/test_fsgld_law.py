@@ -9,6 +9,7 @@ import laws
 import numpy as np
 import pytest
 from federations import LIMIT, Federation, worst_z, z_scores
+from lanes import fast_and_slow
 
 import fedmcmc
 
@@ -68,7 +69,17 @@ def build(name, structure, settings):
     return kernel, FEDERATION.law(surrogates=parameters, **settings)
 
 
-@pytest.mark.parametrize("case", CASES)
+# Each kernel, with and without minibatches, structures and probabilities among them.
+FAST = (
+    "sgld-minibatch-cool",
+    "dsgld-hot",
+    "fsgld-exact-distinct-rows",
+    "fsgld-one-step",
+    "fsgld-dense-half",
+)
+
+
+@pytest.mark.parametrize("case", fast_and_slow(CASES, FAST))
 def test_law_after_six_and_twelve_rounds(case):
     kernel, law = build(*CASES[case])
     expected = law.rounds(FEDERATION.start, 12)

@@ -314,6 +314,7 @@ def per_row(block, index, key):
     return (float(found.gaussian.precision) - 1) / len(WEIGHTS[index])
 
 
+@pytest.mark.slow
 def test_samples_of_a_step_of_ngvi_share_its_minibatch():
     def block(mean):
         return inference.ngvi(
@@ -324,7 +325,7 @@ def test_samples_of_a_step_of_ngvi_share_its_minibatch():
     assert found <= {1.0, 2.0, 4.0} and len(found) > 1
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_epochs_of_ngvi_pass_over_the_rows_of_each_client(index):
     def block(mean):
         return inference.ngvi(mean, num_epochs=2, decay=0.5, initial=1.0, batch_size=1)

@@ -31,8 +31,8 @@ def on_eight_devices(*names):
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
-def test_chains_and_a_cohort_on_four_devices():
-    on_eight_devices("--quick", "lsd")
+def test_chains_with_a_cohort_and_with_everyone_on_four_devices():
+    on_eight_devices("--quick", "lsd", "fa_ld")
 
 
 @pytest.mark.slow

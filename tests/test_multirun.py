@@ -54,6 +54,7 @@ def the_only(folder, kind):
     return found
 
 
+@pytest.mark.slow
 def test_a_failing_job_loses_no_other(tmp_path):
     done = call(tmp_path, "experiment=fsgld/gaussian", "seed=0,1,2", "step_size=1e-5,2e-5")
     assert done.returncode == 1

@@ -139,6 +139,7 @@ def test_one_trace_for_all_numbers_and_one_more_for_each_structure(mode):
     assert 0 < counts[2] - counts[1] <= counts[0]
 
 
+@pytest.mark.slow
 def test_small_parts_give_the_same():
     whole = run(num_seeds=5, mode="vmapped").dataset
     for max_bytes in (1, 2000):
@@ -167,6 +168,7 @@ def test_parts_grow_with_the_memory(monkeypatch):
     assert 15 > parts[1000] > parts[2000] > 1
 
 
+@pytest.mark.slow
 def test_labels_of_everything():
     grid = {
         "batch_size": [2, 3],
