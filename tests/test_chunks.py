@@ -1,7 +1,5 @@
 """Clients computed some at a time: the numbers of all together, whatever the kernel."""
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,7 @@ from contract_model import DATA, KEY, POSITIONS, Given
 from contract_tables import KERNELS
 
 import fedmcmc
-
-layout = importlib.import_module("fedmcmc.sample")  # the package has a function of that name
+from fedmcmc import _starts as layout
 
 NESTED = POSITIONS["nested"]
 SOME = ("qlsd_pp", pytest.param("fa_hmc", marks=pytest.mark.slow))
