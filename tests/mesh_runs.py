@@ -37,9 +37,10 @@ def quick(name):
     kernel, position = KERNELS[name](POSITIONS["nested"], Given()), POSITIONS["nested"]
     given = dict(num_rounds=5, num_chains=4, progress=False)
     mesh = jax.make_mesh((2, 2), ("chains", "clients"), devices=jax.devices()[:4])
+    # Buckets are for kernels in which everybody takes part.
+    data = DATA.chunked(1).bucketed(2)
     one, other = (
-        fedmcmc.sample(KEY, kernel, DATA.chunked(1), position, mesh=where, **given)
-        for where in (None, mesh)
+        fedmcmc.sample(KEY, kernel, data, position, mesh=where, **given) for where in (None, mesh)
     )
     same(one, other)
 
@@ -69,6 +70,8 @@ def compare(name):
     for mesh in (eight, two, both):
         same(one, run(alone, mesh=mesh))
     close(one, run(alone, mesh=one_each))
+    grouped = alone.bucketed(2)
+    same(run(grouped), run(grouped, mesh=two))
     close(one, run(DATA, mesh=two))
     close(one, run(alone, mesh=two, totals="psum"))
     with tempfile.TemporaryDirectory() as folder:

@@ -96,7 +96,7 @@ def test_a_layout_for_runs_that_know_of_none():
 
     alone = run(DATA.chunked(1))
     with distributed.use_layout(mesh, clients_at_a_time=1):
-        spread = run(DATA.bucketed(2))  # whose groups a mesh would refuse
+        spread = run(DATA.sharded(mesh))  # which a mesh would refuse
         pooled = fedmcmc.sample(
             KEY,
             KERNELS["sgld"](POSITIONS["nested"], Given()),
@@ -108,8 +108,8 @@ def test_a_layout_for_runs_that_know_of_none():
     assert pooled.num_draws == 2
     for a, b in zip(jax.tree.leaves(alone.draws), jax.tree.leaves(spread.draws), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="neither sharded nor bucketed"):
-        run(DATA.bucketed(2), mesh=mesh)
+    with pytest.raises(ValueError, match="that is not sharded"):
+        run(DATA.sharded(mesh), mesh=mesh)
 
 
 @pytest.mark.parametrize(

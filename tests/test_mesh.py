@@ -12,6 +12,7 @@ from contract_model import DATA, KEY, POSITIONS, Given
 from contract_tables import KERNELS
 
 import fedmcmc
+from fedmcmc.buckets import by_size
 from fedmcmc.layouts import balanced, layout_of
 
 FOLDER = Path(__file__).parent
@@ -60,6 +61,24 @@ def test_a_layout_says_where_rows_and_states_are():
     np.testing.assert_array_equal(layout.places[layout.slots], np.arange(5))
 
 
+def test_each_device_has_as_many_clients_of_each_bucket():
+    sizes = np.array([30, 1, 40, 2, 50, 1, 2, 60])
+    buckets = by_size(sizes, 2)
+    mesh = jax.sharding.Mesh(np.repeat(np.array(jax.devices()), 2), ("clients",))
+    layout, clients, starts = layout_of(sizes, mesh, "gather", buckets)
+    assert clients == [[1, 3, 0, 7], [5, 6, 2, 4]] and layout.per_device == 4
+    assert [(part.first, part.count, part.bound) for part in layout.parts] == [
+        (0, 2, 2),
+        (2, 2, 60),
+    ]
+    np.testing.assert_array_equal(layout.places[layout.slots], np.arange(8))
+    for part, (ids, _) in zip(layout.parts, buckets.groups(), strict=True):
+        np.testing.assert_array_equal(part.members, ids)
+        places = layout.places.reshape(2, 4)[:, part.first : part.first + part.count].ravel()
+        np.testing.assert_array_equal(places[part.at], ids)
+    assert starts[7] == 1 + 2 + 30 and layout.block == 93
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -72,9 +91,12 @@ def test_a_layout_says_where_rows_and_states_are():
         ),
         (dict(mesh=jax.make_mesh((1,), ("clients",)), totals="sum"), ValueError, "totals must be"),
         (
-            dict(mesh=jax.make_mesh((1,), ("clients",)), data=DATA.bucketed(2)),
+            dict(
+                mesh=jax.make_mesh((1,), ("clients",)),
+                data=DATA.sharded(jax.make_mesh((1,), ("clients",))),
+            ),
             ValueError,
-            "neither sharded nor bucketed",
+            "that is not sharded",
         ),
     ],
 )

@@ -1,17 +1,15 @@
 """The clients of a round on the devices of a mesh: each device computes its own."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc import trees
-from fedmcmc._groups import Group, Said, one_step, run_group
+from fedmcmc._groups import Group, Said, one_by_one, run_group
 from fedmcmc._messages import guarded, kept_by_all, sum_of
-from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation, StepInfo
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation
 from fedmcmc.data import FederatedData
-from fedmcmc.layouts import AXIS, Layout
+from fedmcmc.layouts import AXIS, Layout, Part
 
 __all__ = ["run_laid_out"]
 
@@ -21,6 +19,7 @@ def run_laid_out(
     participation: Participation,
     data: FederatedData,
     cohort: Cohort,
+    index: int,
     group: Group,
     broadcast: Broadcast,
     old: ArrayTree,
@@ -28,26 +27,27 @@ def run_laid_out(
     *,
     last: bool,
 ) -> Said:
-    """Run the steps of this device's clients, and sum the messages of all devices.
+    """Run the steps of this device's clients of a group, and sum the messages of all devices.
 
     With the totals ``"gather"`` every device gets all messages and sums them in the order of the
     cohort, as one device would; with ``"psum"`` it sums its own, and the devices' sums are added.
     """
     layout = data.layout
     assert layout is not None
-    everyone = participation.cohort_size is None
+    everyone, part = participation.cohort_size is None, layout.parts[index]
+    if len(layout.parts) > 1 and everyone:
+        cohort = jax.tree.map(lambda leaf: leaf[part.members], cohort)
     if everyone:
         message, new, info = run_group(exchange, data, group, broadcast, draws, old)
     else:
-        message, new, info = _run_own(exchange, data, group, broadcast, draws, old)
+        here = layout.owned(group.cohort.ids)
+        message, new, info = one_by_one(exchange, data, group, broadcast, draws, old, here)
 
     def collected(tree: ArrayTree) -> ArrayTree:
         """Return the entries of all clients, in the order of the cohort."""
         if not everyone:
             return jax.tree.map(_over_devices, tree)
-        return jax.tree.map(
-            lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[layout.slots], tree
-        )
+        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[part.at], tree)
 
     bits = trees.num_bits(message)
     drops = participation.drops or participation.guards
@@ -57,22 +57,23 @@ def run_laid_out(
             message, cohort = guarded(message, cohort)
         total = sum_of(message, cohort, participation, late=last, drops=participation.drops)
     else:
-        here = layout.own()[1] if everyone else layout.owned(cohort.ids)
+        here = layout.own(part)[1] if everyone else layout.owned(cohort.ids)
         own = group.cohort._replace(active=group.cohort.active & here)
         if participation.guards:
             message, own = guarded(message, own)
         cohort = cohort._replace(active=collected(own.active))
         total = jax.lax.psum(sum_of(message, own, participation, late=last, drops=True), AXIS)
     if drops:
-        new = kept_by_all(_of_group(cohort.active, layout, everyone), new, old)
+        new = kept_by_all(_of_group(cohort.active, layout, part, everyone), new, old)
     return Said(total, [new], collected(info), bits, cohort.active)
 
 
-def _of_group(active: Array, layout: Layout, everyone: bool) -> Array:
+def _of_group(active: Array, layout: Layout, part: Part, everyone: bool) -> Array:
+    """Return which of this device's clients are active, from those of a part or of a cohort."""
     if not everyone:
         return active
-    ids, used = layout.own()
-    return active[ids] & used
+    here = jax.lax.axis_index(AXIS) * part.count + jnp.arange(part.count)
+    return jnp.zeros(layout.num_devices * part.count, bool).at[part.at].set(active)[here]
 
 
 def _over_devices(leaf: Array) -> Array:
@@ -80,36 +81,3 @@ def _over_devices(leaf: Array) -> Array:
     if leaf.dtype == jnp.bool_:
         return jax.lax.psum(leaf.astype(jnp.int32), AXIS) > 0
     return jax.lax.psum(leaf, AXIS)
-
-
-def _run_own(
-    exchange: Exchange,
-    data: FederatedData,
-    group: Group,
-    broadcast: Broadcast,
-    draws: ArrayTree,
-    old: ArrayTree,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    """Run the steps of those of a cohort that are this device's, one by one; zeros for others."""
-    assert data.layout is not None
-    cohort, layout = group.cohort, data.layout
-    size = cohort.ids.shape[0]
-
-    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
-        own = jax.tree.map(lambda leaf: leaf[entry], old)
-        client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
-        return one_step(exchange, data, drawn, broadcast, own, client)
-
-    shapes = jax.eval_shape(one, jnp.int32(0))
-    zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
-    owned = layout.owned(cohort.ids)
-    first = jnp.argsort(~owned, stable=True)  # this device's entries, then the others
-
-    def body(i: Array, outputs: Any) -> Any:
-        entry = first[i]
-        return jax.tree.map(lambda table, leaf: table.at[entry].set(leaf), outputs, one(entry))
-
-    result: tuple[ArrayTree, ArrayTree, StepInfo]
-    result = jax.lax.fori_loop(0, jnp.sum(owned, dtype=jnp.int32), body, zeros)
-    return result

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from fedmcmc import streams
-from fedmcmc._types import ArrayTree, Broadcast, Client, Cohort, Exchange, StepInfo
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, StepInfo
 from fedmcmc.data import FederatedData
 
-__all__ = ["Group", "Said", "one_step", "prepare_group", "run_group"]
+__all__ = ["Group", "Said", "one_by_one", "prepare_group", "run_group"]
 
 
 class Group(NamedTuple):
@@ -90,10 +91,12 @@ def run_group(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     """Return messages, new states and reports of the clients of a group, leaves ``[size, ...]``."""
     ids, weight = group.cohort.ids, group.cohort.weight
+    if data.at_a_time == 1 and data.mesh is None:
+        return one_by_one(exchange, data, group, broadcast, draws, old)
     if ids.shape[0] == 1:
         client = data.client(ids[0], weight[0], group.bound)
         own = jax.tree.map(lambda leaf: leaf[0], old)
-        outputs = one_step(exchange, data, draws, broadcast, own, client)
+        outputs = exchange.take_part(draws, broadcast, own, client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
 
     def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
@@ -104,25 +107,44 @@ def run_group(
     return result
 
 
-def one_step(
+def one_by_one(
     exchange: Exchange,
     data: FederatedData,
-    draws: ArrayTree,
+    group: Group,
     broadcast: Broadcast,
-    own: ArrayTree,
-    client: Client,
-) -> ArrayTree:
-    """Return what one client says and keeps, of a group that is not mapped over.
+    draws: ArrayTree,
+    old: ArrayTree,
+    here: Array | None = None,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    """Return what `run_group` does, computed client by client; zeros for those not `here`.
 
-    Where clients are computed one by one, a compiler may not fuse the step with what is around it:
-    its arithmetic would be rounded otherwise in a loop over a device's clients than outside of one.
+    A loop whose length a compiler does not know: it would take the step of a single client out of
+    the loop, fuse it with what is around, and round it otherwise than that of one of several.
     """
-    given = (draws, broadcast, own, client)
-    if data.at_a_time != 1:
-        return exchange.take_part(*given)
-    return jax.lax.optimization_barrier(
-        exchange.take_part(*jax.lax.optimization_barrier(given)),
-    )
+    cohort = group.cohort
+    size = cohort.ids.shape[0]
+
+    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
+        own = jax.tree.map(lambda leaf: leaf[entry], old)
+        client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
+        return exchange.take_part(drawn, broadcast, own, client)
+
+    shapes = jax.eval_shape(one, jnp.int32(0))
+    zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+    if here is None:
+        count = jnp.where(data.size[0] > 0, jnp.int32(size), 0)  # clients have rows
+        order = jnp.arange(size)
+    else:
+        count = jnp.sum(here, dtype=jnp.int32)
+        order = jnp.argsort(~here, stable=True)  # this device's entries, then the others
+
+    def body(i: Array, outputs: Any) -> Any:
+        entry = order[i]
+        return jax.tree.map(lambda table, leaf: table.at[entry].set(leaf), outputs, one(entry))
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo] = jax.lax.fori_loop(0, count, body, zeros)
+    return result
 
 
 def _run_together(
@@ -141,7 +163,6 @@ def _run_together(
 
     def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
         drawn, own, index, weight_ = given
-        client = data.client(index, weight_, bound)
-        return one_step(exchange, data, drawn, broadcast, own, client)
+        return exchange.take_part(drawn, broadcast, own, data.client(index, weight_, bound))
 
     return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)

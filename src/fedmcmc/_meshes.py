@@ -46,8 +46,7 @@ def use_layout(
     """Within the context, lay out the runs of `fedmcmc.sample` that are not told otherwise.
 
     So code that calls `sample` and knows of no mesh is spread as well. What cannot be (kernels of
-    pooled rows, runs with ``client_store=``) runs on one device; the groups of ``data.bucketed()``
-    are given up on a mesh.
+    pooled rows, runs with ``client_store=``) runs on one device.
 
     Parameters
     ----------
@@ -95,7 +94,7 @@ def chosen_layout(
     if ambient.spread is None or not spreads or kernel.participation.pooled:
         return None, data
     if isinstance(data, FederatedData):
-        data = replace(data, buckets=None, mesh=None)
+        data = replace(data, mesh=None)
     return ambient.spread, data
 
 
@@ -124,7 +123,7 @@ def check_mesh(
         raise ValueError("Pooled rows are those of one client, which no mesh spreads.")
     if isinstance(data, ClientLoader):
         return
-    if data.mesh is not None or data.buckets is not None:
-        raise ValueError("Give mesh= data that is neither sharded nor bucketed: it lays it out.")
+    if data.mesh is not None:
+        raise ValueError("Give mesh= data that is not sharded: it lays it out.")
     if not trees.is_empty((data.members, data.slots)):
         raise ValueError("Data of a store cannot be spread over a mesh.")

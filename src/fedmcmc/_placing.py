@@ -34,7 +34,7 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
         If this process has no client of a loader.
     """
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
-    layout, clients, starts = layout_of(sizes, mesh, totals)
+    layout, clients, starts = layout_of(sizes, mesh, totals, data.buckets)
     if isinstance(data, FederatedData):
         plain = own = data
         ids = np.arange(len(sizes))
@@ -88,14 +88,15 @@ def _laid_out(
 
         return jax.make_array_from_callback(shape, where, block_of)
 
-    rest = (starts, own.size, own.share, layout)
-    start, size_, share, layout = put(rest, layout.mesh, PartitionSpec())
+    rest = (starts, own.size, own.share, own.buckets, layout)
+    start, size_, share, buckets, layout = put(rest, layout.mesh, PartitionSpec())
     return replace(
         own,
         rows=jax.tree.map(spread, own.rows),
         start=start,
         size=size_,
         share=share,
+        buckets=buckets,
         layout=layout,
         members=None,
         partial=False,

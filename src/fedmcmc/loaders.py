@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmcmc._rows import as_row_type, check_finite, count_rows, joined, starts_of
 from fedmcmc._types import ArrayTree
+from fedmcmc.buckets import Buckets, by_size
 from fedmcmc.checks import positive_integer
 from fedmcmc.data import FederatedData
 
@@ -52,6 +53,7 @@ class ClientLoader:
     load_fn: Callable[[int], ArrayTree]
     allow_nonfinite: bool = False
     at_a_time: int | None = field(default=None, kw_only=True)
+    buckets: Buckets | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = np.asarray(self.sizes)
@@ -77,6 +79,11 @@ class ClientLoader:
         positive_integer(clients_at_a_time, "clients_at_a_time")
         return replace(self, at_a_time=int(clients_at_a_time))
 
+    def bucketed(self, num_buckets: int = 4) -> "ClientLoader":
+        """Return the same clients, grouped by size; see `FederatedData.bucketed`."""
+        num = positive_integer(num_buckets, "num_buckets")
+        return replace(self, buckets=by_size(np.asarray(self.sizes), num))
+
     def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
         """Return all clients' data, or data that hold the rows of some `clients` alone.
 
@@ -98,6 +105,7 @@ class ClientLoader:
             share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
             max_size=int(sizes.max()),
             at_a_time=self.at_a_time,
+            buckets=self.buckets,
             members=None if clients is None else jnp.asarray(ids, jnp.int32),
             partial=clients is not None,
         )
