@@ -118,8 +118,9 @@ def one_by_one(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     """Return what `run_group` does, computed client by client; zeros for those not `here`.
 
-    A loop whose length a compiler does not know: it would take the step of a single client out of
-    the loop, fuse it with what is around, and round it otherwise than that of one of several.
+    A loop whose length a compiler does not know, in which what is not `here` is masked, on one
+    device as on many: a compiler fuses, and rounds, the same program the same way. Of a loop over
+    one client it would make none, and chains that share a loop would each mask all that it carries.
     """
     cohort = group.cohort
     size = cohort.ids.shape[0]
@@ -132,19 +133,34 @@ def one_by_one(
 
     shapes = jax.eval_shape(one, jnp.int32(0))
     zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
-    if here is None:
-        count = jnp.where(data.size[0] > 0, jnp.int32(size), 0)  # clients have rows
-        order = jnp.arange(size)
-    else:
-        count = jnp.sum(here, dtype=jnp.int32)
-        order = jnp.argsort(~here, stable=True)  # this device's entries, then the others
+    here = cohort.ids >= 0 if here is None else here
+    num_here = jnp.sum(here, dtype=jnp.int32)
+    order = jnp.argsort(~here, stable=True)  # those to compute, then the others
 
     def body(i: Array, outputs: Any) -> Any:
-        entry = order[i]
-        return jax.tree.map(lambda table, leaf: table.at[entry].set(leaf), outputs, one(entry))
+        entry, counts = order[i], i < num_here
 
-    result: tuple[ArrayTree, ArrayTree, StepInfo] = jax.lax.fori_loop(0, count, body, zeros)
+        def put(table: Array, leaf: Array) -> Array:
+            return table.at[entry].set(jnp.where(counts, leaf, table[entry]))
+
+        return jax.tree.map(put, outputs, one(entry))
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo] = jax.lax.fori_loop(
+        0, _most_of_chains(num_here), body, zeros
+    )
     return result
+
+
+@jax.custom_batching.custom_vmap
+def _most_of_chains(number: Array) -> Array:
+    """Return the largest of the numbers that chains have: a loop of that length stays one loop."""
+    return number
+
+
+@_most_of_chains.def_vmap
+def _most_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> tuple[Array, bool]:
+    del axis_size
+    return (jnp.max(number, axis=0) if in_batched[0] else number), False
 
 
 def _run_together(
