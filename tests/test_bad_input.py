@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc import _pace
 from fedmcmc import _run as module
 
 POSTERIOR = fedmcmc.Posterior(
@@ -337,8 +338,8 @@ def test_interrupt_returns_what_was_kept(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(module, "run_segment", interrupted)
-    monkeypatch.setattr(module, "MAX_SEGMENT", 1)
-    monkeypatch.setattr(module, "SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(_pace, "MAX_SEGMENT", 1)
+    monkeypatch.setattr(_pace, "SEGMENT_SECONDS", 0.0)
     with pytest.warns(RuntimeWarning, match="Interrupted"):
         samples = run(fsgld(), num_rounds=5000)
     assert 0 < samples.num_draws < 5000

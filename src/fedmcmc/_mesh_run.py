@@ -24,9 +24,10 @@ from fedmcmc._processes import (
     several,
 )
 from fedmcmc._run import Keeping, Run
+from fedmcmc._saving import Saved
 from fedmcmc._segments import Kept
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
-from fedmcmc.checkpoints import Checkpoint, Saved
+from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.errors import NonFiniteError
 from fedmcmc.layouts import CHAINS, Layout, state_specs
 from fedmcmc.samples import Samples

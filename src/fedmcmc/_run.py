@@ -14,6 +14,8 @@ from jax import Array
 from fedmcmc import schedules, trees
 from fedmcmc._fingerprint import digest, fingerprint
 from fedmcmc._keeping import Keeper, MemoryKeeper, ZarrKeeper
+from fedmcmc._pace import pace_of
+from fedmcmc._saving import Saved, Saver
 from fedmcmc._segments import (
     Collect,
     Kept,
@@ -27,8 +29,8 @@ from fedmcmc._segments import (
     run_segment,
 )
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
-from fedmcmc._watch import largest, non_finite, warn_excluded, warn_grown, warn_lost
-from fedmcmc.checkpoints import Checkpoint, Saved, Saver
+from fedmcmc._watch import largest, non_finite, warn_excluded, warn_grown, warn_lost, warn_unreached
+from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.samples import Samples
 from fedmcmc.stopping import StoppingRule
@@ -37,12 +39,6 @@ __all__ = ["Keeping", "Run"]
 
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
-MAX_SEGMENT = 2**14
-"""Rounds in a segment at most."""
-SEGMENT_SECONDS = 0.5
-"""Time that a segment should take, so that progress moves and an interrupt is heard."""
-BLOCK_SECONDS = 5.0
-"""Time that a segment may take before it is to be shorter than a block."""
 
 
 class Keeping(NamedTuple):
@@ -87,8 +83,7 @@ class Run:
         given = (tabulated, data, keys, like)
         shapes = kept_shapes(*given, keeping.collect)
         self.canonical = needs_canonical(*given, keeping.collect)
-        self.block = block_length(*given)
-        self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
+        self.pace = pace_of(block_length(*given))
         self.found = first_found(shapes, len(keys), keeping.accumulators)
         self.keeper = self._keeper(shapes)
         zero = np.zeros(len(keys), np.int64)
@@ -130,7 +125,11 @@ class Run:
                     self._save(wait=True)
                 self.saver.close()
         if self.until is not None and not self.stopped.get("reached"):
-            self._warn_unreached(self.until.name, self.at - first)
+            rounds = self.at - first
+            self.stopped = {"rule": self.until.name, "reached": False, "rounds": rounds} | (
+                self.stopped
+            )
+            warn_unreached(self.stopped)
         samples = self.samples()
         if self.keeping.draws_to is None:
             warn_lost(samples.info)
@@ -256,15 +255,15 @@ class Run:
         )
         budget = max(self.buffer_bytes // max(bytes_per_draw * len(self.keys), 1), 1)
         # A power of two, so that another number of draws runs the same program.
-        capacity = int(min(2 ** max(self._num_kept(end) - 1, 0).bit_length(), budget, self.longest))
-        capacity *= self.keeping.draws
-        length = self.block
+        capacity = 2 ** max(self._num_kept(end) - 1, 0).bit_length()
+        capacity = int(min(capacity, budget, self.pace.longest)) * self.keeping.draws
+        length = self.pace.block
         asked = 0 if self.until is None else self.until.next_check(0)
         while self.until is not None and self.at >= self._round_of(asked):
             asked = self.until.next_check(asked)
         while self.at < end and not self.stopped.get("reached"):
             at = self.at
-            stop = min(self._end_of(at, length), end)
+            stop = min(self.pace.end_of(at, length), end)
             if capacity:
                 stop = min(stop, self._round_of(self._num_kept(at) + capacity))
             if self.until is not None:
@@ -276,7 +275,7 @@ class Run:
             took = self._agreed(time.perf_counter() - begun)
             self._take(segment, at, stop)
             bar.update(stop - at)
-            length = self._next_length(length, stop - at, took)
+            length = self.pace.next_length(length, stop - at, took)
             if self.until is not None and stop in (self._round_of(asked), end):
                 self._ask(self._num_kept(stop), stop - self.first)
                 asked = self.until.next_check(asked)
@@ -294,17 +293,6 @@ class Run:
             "rounds": num_rounds,
             **verdict.figures,
         }
-
-    def _warn_unreached(self, name: str, num_rounds: int) -> None:
-        self.stopped = {"rule": name, "reached": False, "rounds": num_rounds} | self.stopped
-        figures = {k: v for k, v in self.stopped.items() if isinstance(v, float)}
-        found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
-        warnings.warn(
-            f"Stopped after {num_rounds} rounds without {name} ({found}). Go on with "
-            f"sample(..., state=samples.state).",
-            RuntimeWarning,
-            stacklevel=4,
-        )
 
     def _segment(self, at: int, stop: int, capacity: int) -> Segment:
         given = (at, stop, self.keep_from, self.thinning, self._num_kept(at))
@@ -328,14 +316,14 @@ class Run:
         capacity: int,
     ) -> Segment:
         return run_segment(
-            schedules.tabulate(self.kernel, at, self.longest, stop - at),
+            schedules.tabulate(self.kernel, at, self.pace.longest, stop - at),
             data,
             self.keys,
             state,
             plan,
             self.keeping.accumulators,
             self.found,
-            block=self.block,
+            block=self.pace.block,
             capacity=capacity,
             collect=self.keeping.collect,
             canonical=self.canonical,
@@ -362,20 +350,6 @@ class Run:
             # Once more up to the last good round: draws, state and totals then belong together.
             self._take(self._segment(at, round_, capacity), at, round_)
         raise non_finite(self.samples(), first_bad, round_)
-
-    def _next_length(self, length: int, ran: int, took: float) -> int:
-        # The first call of a program compiles, which only makes the next segment short.
-        rate = ran / max(took, 1e-6)
-        if rate * SEGMENT_SECONDS < self.block:
-            # A part of a block prepares all of it: short parts would do little else.
-            return int(max(1, min(4 * length, self.block, rate * BLOCK_SECONDS)))
-        return int(min(4 * length, rate * SEGMENT_SECONDS))
-
-    def _end_of(self, at: int, length: int) -> int:
-        """Return where a segment of about `length` rounds ends: with a block, if one does in it."""
-        stop = at + min(length, self.longest)
-        whole = stop // self.block * self.block
-        return whole if whole > at and self.longest >= self.block else stop
 
     def samples(self) -> Samples:
         """Return what was kept so far."""

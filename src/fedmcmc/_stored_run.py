@@ -56,7 +56,7 @@ class StoredRun(Run):
             state.clients,
         )
         super().__init__(kernel, data, keys, keeping, state._replace(clients=short), until)
-        self.longest = min(self.longest, self.rounds)
+        self.pace = self.pace._replace(longest=min(self.pace.longest, self.rounds))
         self.state = state
 
     def _compute(self, at: int, stop: int, plan: Plan, capacity: int) -> Segment:

@@ -9,8 +9,9 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import schedules
+from fedmcmc._pace import pace_of
 from fedmcmc._points import Points, points_of, prepares_alike, run_points, start_points
-from fedmcmc._run import BUFFER_BYTES, MAX_SEGMENT, Keeping, Run
+from fedmcmc._run import BUFFER_BYTES, Keeping, Run
 from fedmcmc._segments import (
     PREPARED_BYTES,
     Collect,
@@ -71,8 +72,7 @@ class PointsRun(SteadyRun):
         alike = prepares_alike(points, self._leaves_at(0, 1, 0), data, keys, state, len(kernels))
         prepared = min(PREPARED_BYTES, max_bytes // 4)
         distinct = keys if alike else everyones
-        self.block = block_length(tabulated, data, distinct, state, prepared)
-        self.longest = max(MAX_SEGMENT // self.block, 1) * self.block
+        self.pace = pace_of(block_length(tabulated, data, distinct, state, prepared))
         self.buffer_bytes = min(BUFFER_BYTES, max_bytes // 4)
 
     def _leaves_at(self, at: int, num_rounds: int, num_used: int) -> list[Array]:
@@ -92,13 +92,13 @@ class PointsRun(SteadyRun):
         capacity: int,
     ) -> Segment:
         return run_points(
-            self._leaves_at(at, self.longest, stop - at),
+            self._leaves_at(at, self.pace.longest, stop - at),
             data,
             self.own_keys,
             state,
             plan,
             points=self.points,
-            block=self.block,
+            block=self.pace.block,
             capacity=capacity,
             collect=self.keeping.collect,
             canonical=self.canonical,

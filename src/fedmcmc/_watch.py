@@ -1,6 +1,7 @@
 """What a run warns of at its end, and the error of one that turned non-finite."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from fedmcmc._types import FederatedState
 from fedmcmc.errors import NonFiniteError
 from fedmcmc.samples import Samples
 
-__all__ = ["largest", "non_finite", "warn_excluded", "warn_grown", "warn_lost"]
+__all__ = ["largest", "non_finite", "warn_excluded", "warn_grown", "warn_lost", "warn_unreached"]
 
 GROWN = 1e6
 """Positions that many times larger than where they began (or than one) make a run suspicious."""
@@ -46,6 +47,18 @@ def warn_excluded(info: dict[str, np.ndarray]) -> None:
             RuntimeWarning,
             stacklevel=5,
         )
+
+
+def warn_unreached(stopped: dict[str, Any]) -> None:
+    """Warn that a run ended without what its rule asked for."""
+    figures = {k: v for k, v in stopped.items() if isinstance(v, float)}
+    found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
+    warnings.warn(
+        f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({found}). Go on with "
+        f"sample(..., state=samples.state).",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def largest(state: FederatedState) -> float:
