@@ -20,6 +20,8 @@ from fedmcmc.layouts import AXIS, CHAINS
 
 __all__ = ["agreed", "initialize", "is_first", "mesh", "use_layout"]
 
+SAID = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
+"""Settings that say how to find the other processes, or that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -28,12 +30,12 @@ def initialize(**settings: Any) -> None:
 
     Under ``python -m fedmcmc.launch`` it takes what that says, and else leaves it to
     `jax.distributed.initialize` to find out, which knows SLURM, Open MPI and TPU pods. A process
-    that nobody launched stays alone.
+    that nobody launched, and that is not told of others in `settings`, stays alone.
 
     Parameters
     ----------
     **settings
-        Passed on, such as ``heartbeat_timeout_seconds``.
+        Passed on, such as ``heartbeat_timeout_seconds``; what they say goes first.
 
     Raises
     ------
@@ -42,15 +44,18 @@ def initialize(**settings: Any) -> None:
     """
     given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
     if given[COUNT] is None and given[INDEX] is None:
-        if _of_a_cluster():
+        if SAID & settings.keys() or _of_a_cluster():
             jax.distributed.initialize(**settings)
         return
     missing = [name for name, value in given.items() if value is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be set as well, got {given}.")
-    jax.distributed.initialize(
-        given[ADDRESS], int(str(given[COUNT])), int(str(given[INDEX])), **settings
-    )
+    told = {
+        "coordinator_address": given[ADDRESS],
+        "num_processes": int(str(given[COUNT])),
+        "process_id": int(str(given[INDEX])),
+    }
+    jax.distributed.initialize(**told | settings)
 
 
 def _of_a_cluster() -> bool:
