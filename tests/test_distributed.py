@@ -206,6 +206,35 @@ print("ran")
 """
 
 
+FAILING = """
+import jax
+from fedmcmc import distributed
+
+distributed.initialize()
+distributed.agreed(0.0)
+if jax.process_index() == 1:
+    raise FileNotFoundError("no such rows")
+distributed.agreed(0.0)
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all_at_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FAILING)
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert time.monotonic() - begun < 120  # and not until JAX's barrier at the end times out
+    assert done.returncode == 1 and "[1] FileNotFoundError: no such rows" in done.stdout
+
+
 def test_processes_that_differ_all_say_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNLIKE)

@@ -7,7 +7,9 @@ devices, and ``sample(..., mesh=mesh)`` (or `use_layout`) spreads one run over i
 launchers of their own (``srun``), which `initialize` knows.
 """
 
+import atexit
 import os
+import sys
 from typing import Any
 
 import jax
@@ -45,7 +47,7 @@ def initialize(**settings: Any) -> None:
     given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
     if given[COUNT] is None and given[INDEX] is None:
         if SAID & settings.keys() or _of_a_cluster():
-            jax.distributed.initialize(**settings)
+            _connect(**settings)
         return
     missing = [name for name, value in given.items() if value is None]
     if missing:
@@ -55,7 +57,23 @@ def initialize(**settings: Any) -> None:
         "num_processes": int(str(given[COUNT])),
         "process_id": int(str(given[INDEX])),
     }
-    jax.distributed.initialize(**told | settings)
+    _connect(**told | settings)
+
+
+def _connect(**settings: Any) -> None:
+    jax.distributed.initialize(**settings)
+    atexit.register(_leave_after_an_error)  # runs before what JAX registered
+
+
+def _leave_after_an_error() -> None:
+    """End this process if an exception ended its script.
+
+    JAX would wait for the others, which wait for this one, until its shutdown times out (minutes).
+    """
+    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _of_a_cluster() -> bool:
