@@ -173,6 +173,157 @@ def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
     assert done.returncode == 3 and "[1] failing" in done.stdout, done.stdout + done.stderr
 
 
+UNLIKE = """
+import os
+num = 1 + int(os.environ["JAX_PROCESS_ID"])
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num}"
+
+import jax, jax.numpy as jnp, numpy as np
+import fedmcmc
+from fedmcmc import distributed
+
+distributed.initialize()
+index = jax.process_index()
+assert distributed.agreed(5.0 + index) == 5
+kernel = fedmcmc.lsd(
+    fedmcmc.Posterior(lambda t: -t.sum() ** 2, lambda t, x: -((x - t) ** 2).sum(-1)), step_size=0.01
+)
+
+def run(sizes, load):
+    try:
+        fedmcmc.sample(
+            jax.random.key(0), kernel, fedmcmc.ClientLoader(sizes, load), jnp.zeros(2),
+            num_rounds=2, mesh=distributed.mesh(), progress=False,
+        )
+    except ValueError as error:
+        print("refused:", error)
+
+run([2], lambda client: np.zeros((2, 2)))  # one client, on a device of the first process
+run([2] * 3, lambda client: np.zeros((2, 2 - index)))
+run([2] * 3, lambda client: np.zeros((2, 2), [float, int][index]))
+run([2] * 3, lambda client: np.zeros((2, 2)))
+print("ran")
+"""
+
+
+FAILING = """
+import jax
+from fedmcmc import distributed
+
+distributed.initialize()
+distributed.agreed(0.0)
+if jax.process_index() == 1:
+    raise FileNotFoundError("no such rows")
+distributed.agreed(0.0)
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all_at_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FAILING)
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert time.monotonic() - begun < 120  # and not until JAX's barrier at the end times out
+    assert done.returncode == 1 and "[1] FileNotFoundError: no such rows" in done.stdout
+
+
+def test_processes_that_differ_all_say_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(UNLIKE)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    for i in range(2):
+        assert done.stdout.count(f"[{i}] refused: Process 1 of 2 has no client") == 1, done.stdout
+        assert done.stdout.count(f"[{i}] refused: The clients of all processes need rows") == 2
+        assert f"[{i}] ran" in done.stdout
+
+
+def test_the_first_process_alone_claims_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules["fedmcmc.sample"], "is_first", lambda: False)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint")
+    claimed = []
+    monkeypatch.setattr(fedmcmc.Checkpoint, "claims", lambda *_: claimed.append(1))
+    run_small(checkpoint=checkpoint, draws_to=tmp_path / "draws.zarr", mesh=distributed.mesh())
+    assert not claimed
+
+
+def test_calls_have_one_number_alone_and_in_several_processes(monkeypatch, tmp_path):
+    with fedmcmc.resumable(tmp_path):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["fedmcmc.sample"], "several", lambda: True)
+            run_small()  # no mesh, no checkpoint
+        run_small(mesh=distributed.mesh())
+    assert [path.name for path in tmp_path.iterdir()] == ["0002"]
+
+
+def test_a_run_of_several_processes_within_an_except_block_saves_its_end(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedmcmc._mesh_run.several", lambda: True)
+    checkpoint = fedmcmc.Checkpoint(tmp_path)
+    try:
+        raise RuntimeError("the caller's own")
+    except RuntimeError:
+        run_small(checkpoint=checkpoint, mesh=distributed.mesh())
+    assert checkpoint.exists
+
+
+def test_processes_meet_after_the_checkpoint_of_a_run_that_turned_non_finite(monkeypatch, tmp_path):
+    checkpoint, met = fedmcmc.Checkpoint(tmp_path), []
+
+    def agreed(number):
+        met.append(checkpoint.exists)
+        return number
+
+    monkeypatch.setattr("fedmcmc._mesh_run.agreed", agreed)
+    posterior = fedmcmc.Posterior(lambda t: -(t**2), lambda t, x: -((x - t) ** 2))
+    data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    with pytest.raises(fedmcmc.NonFiniteError):
+        fedmcmc.sample(
+            KEY,
+            fedmcmc.lsd(posterior, step_size=100.0),
+            data,
+            0.0,
+            num_rounds=100,
+            checkpoint=checkpoint,
+            mesh=distributed.mesh(),
+            progress=False,
+        )
+    assert met[-1]
+
+
+def run_small(**settings):
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    given = dict(num_rounds=2, progress=False) | settings
+    return fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **given)
+
+
+@pytest.mark.parametrize("launched_by", [{}, {"COUNT": "2", "INDEX": "0", "ADDRESS": "host0:1"}])
+def test_what_initialize_is_told_goes_first(monkeypatch, launched_by):
+    for name in ("COUNT", "INDEX", "ADDRESS"):
+        monkeypatch.delenv(getattr(distributed, name), raising=False)
+    for name, value in launched_by.items():
+        monkeypatch.setenv(getattr(distributed, name), value)
+    passed = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: passed.append(given))
+    told = dict(coordinator_address="host9:1", num_processes=4, process_id=3)
+    distributed.initialize(**told)
+    assert passed == [told]
+
+
 def test_what_a_launcher_must_say(monkeypatch):
     monkeypatch.setenv(distributed.COUNT, "2")
     with pytest.raises(ValueError, match="JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID must be set"):

@@ -169,6 +169,10 @@ class MeshRun(Run):
 
     def go(self, num_burnin: int, num_rounds: int, thinning: int, bar: Any) -> Samples:
         """Run all rounds and return what was kept."""
-        samples = super().go(num_burnin, num_rounds, thinning, bar)
+        try:
+            samples = super().go(num_burnin, num_rounds, thinning, bar)
+        except NonFiniteError:
+            agreed(0.0)  # as below
+            raise
         agreed(0.0)  # nobody goes on before the last checkpoint is on disk
         return samples

@@ -1,5 +1,6 @@
 """Data on the devices of a mesh: each device gets the rows of its own clients."""
 
+import zlib
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedmcmc._processes import put
+from fedmcmc._processes import all_equal, put
 from fedmcmc.data import FederatedData
 from fedmcmc.layouts import AXIS, Layout, layout_of
 from fedmcmc.loaders import ClientLoader
@@ -31,7 +32,8 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
     Raises
     ------
     ValueError
-        If this process has no client of a loader.
+        If a process has no client of a loader, or the rows of processes differ in structure, shape
+        or type.
     """
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
     layout, clients, starts = layout_of(sizes, mesh, totals, data.buckets)
@@ -41,6 +43,7 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
     else:
         ids = _own_clients(mesh, clients)
         own = data.load(ids)
+        _check_alike(own)
         total = int(sizes.sum())
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), own.rows
@@ -51,18 +54,31 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
 
 def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
     """Return the clients that this process's devices compute."""
-    here = jax.process_index()
     by_place = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0).reshape(len(clients), -1)
-    mine = [
-        i for i, devices in enumerate(by_place) if any(d.process_index == here for d in devices)
-    ]
-    ids = sorted(client for i in mine for client in clients[i])
-    if not ids:
+    here = jax.process_index()
+    of_process: dict[int, set[int]] = {here: set()}
+    for own, devices in zip(clients, by_place, strict=True):
+        for device in devices:
+            of_process.setdefault(device.process_index, set()).update(own)
+    # All processes raise: the others would wait for the one that does.
+    without = [process for process, own in sorted(of_process.items()) if not own]
+    if without:
         raise ValueError(
-            f"Process {here} of {jax.process_count()} has no client: {sum(map(len, clients))} "
-            f"clients are spread over {len(clients)} devices along the mesh's axis {AXIS!r}."
+            f"Process {without[0]} of {jax.process_count()} has no client: "
+            f"{sum(map(len, clients))} clients are spread over {len(clients)} devices along the "
+            f"mesh's axis {AXIS!r}."
         )
-    return np.asarray(ids)
+    return np.asarray(sorted(of_process[here]))
+
+
+def _check_alike(own: FederatedData) -> None:
+    """Raise `ValueError` in all processes unless their rows make one array."""
+    shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", own.rows)
+    if not all_equal(zlib.crc32(str(shapes).encode()) >> 1):
+        raise ValueError(
+            "The clients of all processes need rows of one structure, shape and type; those of "
+            f"this process are {shapes} a row."
+        )
 
 
 def _laid_out(

@@ -71,9 +71,10 @@ def all_equal(number: int) -> bool:
 def _of_all(array: Any) -> np.ndarray:
     """Return what each process gives, ``[num_processes, ...]``."""
     host = np.asarray(array)[None]
-    # All devices of the run, as many of each process.
-    devices = np.asarray(jax.devices()).reshape(jax.process_count(), -1)
-    mesh = Mesh(devices, ("processes", "devices"))
+    # One device of each process: they may have different numbers of them, in any order.
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    devices = [first[process] for process in sorted(first)]
+    mesh = Mesh(np.asarray(devices), ("processes",))
     shape = (len(devices), *host.shape[1:])
     where = NamedSharding(mesh, PartitionSpec("processes"))
     with jax.ensure_compile_time_eval():  # also where a transformation is under way

@@ -106,6 +106,7 @@ class Run:
         self.keep(num_burnin, thinning)
         self._resume(end)
         bar.update(self.at - first)
+        outside = sys.exception()  # which the caller handles, and which is none of this run's
         try:
             self.advance(end, bar)
         except KeyboardInterrupt:
@@ -121,7 +122,8 @@ class Run:
             )
         finally:
             if self.saver is not None:
-                if self._can_save(sys.exception()):
+                error = sys.exception()
+                if self._can_save(None if error is outside else error):
                     self._save(wait=True)
                 self.saver.close()
         if self.until is not None and not self.stopped.get("reached"):
@@ -219,7 +221,7 @@ class Run:
         return jax.tree.map(np.asarray, tree)
 
     def _agreed(self, number: float) -> float:
-        """Return what all processes of the run take for `number`, which depends on the time."""
+        """Return what all processes of the run take for `number`, which may differ between them."""
         return number
 
     def _save(self, *, wait: bool) -> None:
@@ -289,7 +291,7 @@ class Run:
         verdict = self.until.check(self.samples().draws)
         self.stopped = {
             "rule": self.until.name,
-            "reached": verdict.stop,
+            "reached": bool(self._agreed(verdict.stop)),
             "rounds": num_rounds,
             **verdict.figures,
         }

@@ -7,7 +7,9 @@ devices, and ``sample(..., mesh=mesh)`` (or `use_layout`) spreads one run over i
 launchers of their own (``srun``), which `initialize` knows.
 """
 
+import atexit
 import os
+import sys
 from typing import Any
 
 import jax
@@ -20,6 +22,8 @@ from fedmcmc.layouts import AXIS, CHAINS
 
 __all__ = ["agreed", "initialize", "is_first", "mesh", "use_layout"]
 
+SAID = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
+"""Settings that say how to find the other processes, or that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -28,12 +32,12 @@ def initialize(**settings: Any) -> None:
 
     Under ``python -m fedmcmc.launch`` it takes what that says, and else leaves it to
     `jax.distributed.initialize` to find out, which knows SLURM, Open MPI and TPU pods. A process
-    that nobody launched stays alone.
+    that nobody launched, and that is not told of others in `settings`, stays alone.
 
     Parameters
     ----------
     **settings
-        Passed on, such as ``heartbeat_timeout_seconds``.
+        Passed on, such as ``heartbeat_timeout_seconds``; what they say goes first.
 
     Raises
     ------
@@ -42,15 +46,34 @@ def initialize(**settings: Any) -> None:
     """
     given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
     if given[COUNT] is None and given[INDEX] is None:
-        if _of_a_cluster():
-            jax.distributed.initialize(**settings)
+        if SAID & settings.keys() or _of_a_cluster():
+            _connect(**settings)
         return
     missing = [name for name, value in given.items() if value is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be set as well, got {given}.")
-    jax.distributed.initialize(
-        given[ADDRESS], int(str(given[COUNT])), int(str(given[INDEX])), **settings
-    )
+    told = {
+        "coordinator_address": given[ADDRESS],
+        "num_processes": int(str(given[COUNT])),
+        "process_id": int(str(given[INDEX])),
+    }
+    _connect(**told | settings)
+
+
+def _connect(**settings: Any) -> None:
+    jax.distributed.initialize(**settings)
+    atexit.register(_leave_after_an_error)  # runs before what JAX registered
+
+
+def _leave_after_an_error() -> None:
+    """End this process if an exception ended its script.
+
+    JAX would wait for the others, which wait for this one, until its shutdown times out (minutes).
+    """
+    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _of_a_cluster() -> bool:

@@ -16,7 +16,7 @@ from fedmcmc import trees
 from fedmcmc._mesh_run import MeshRun
 from fedmcmc._meshes import Spread, check_mesh, chosen_layout
 from fedmcmc._placing import place
-from fedmcmc._processes import several
+from fedmcmc._processes import is_first, several
 from fedmcmc._run import Keeping, Run
 from fedmcmc._segments import Collect
 from fedmcmc._starts import check_counts, check_data, check_state, laid_out, start
@@ -170,10 +170,12 @@ def sample(
     sites = None if client_store is None else client_store.directory
     if several() and spread is None:
         _check_no_files(checkpoint, draws_to, sites)
+        checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
     else:
         checkpoint = checkpoint_of_call(checkpoint)
     keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
-    if checkpoint is not None and checkpoint.claims(keeping.draws_to, sites):
+    # The process that writes the files claims them: two at once would take turns on one name.
+    if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
     given = (kernel, keys, keeping, position, state, until, surrogates)
     run: Run
