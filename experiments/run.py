@@ -53,8 +53,10 @@ def execute(
     """
     config = schemas.build(cfg, module)
     settings, of_run = schemas.split(cfg)
-    if of_run.keep_finished and (old := restarts.finished(out, experiment, settings)):
-        return old
+    if of_run.keep_finished:
+        old = restarts.finished(out, experiment, settings)
+        if distributed.agreed(old is not None):
+            return old or {}
     told = {"experiment": experiment, **settings}
     with (
         spreading.over_devices(of_run),
@@ -111,7 +113,11 @@ def main() -> None:
         names = "\n".join(f"  experiment={name}" for name in available())
         raise SystemExit(f"Say which experiment to run, one of:\n{names}")
     schemas.register()
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(_job)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(_job)()
+    except SystemExit as stop:
+        distributed.leave(stop.code)
+        raise
 
 
 if __name__ == "__main__":

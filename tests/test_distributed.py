@@ -15,7 +15,7 @@ from contract_model import DATA, KEY, POSITIONS, SIZES, Given
 from contract_tables import KERNELS
 
 import fedmcmc
-from fedmcmc import distributed
+from fedmcmc import distributed, launch
 
 FOLDER = Path(__file__).parent
 
@@ -180,7 +180,7 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num}"
 
 import jax, jax.numpy as jnp, numpy as np
 import fedmcmc
-from fedmcmc import distributed
+from fedmcmc import distributed, launch
 
 distributed.initialize()
 index = jax.process_index()
@@ -208,7 +208,7 @@ print("ran")
 
 FAILING = """
 import jax
-from fedmcmc import distributed
+from fedmcmc import distributed, launch
 
 distributed.initialize()
 distributed.agreed(0.0)
@@ -330,3 +330,38 @@ def test_what_a_launcher_must_say(monkeypatch):
         distributed.initialize()
     with pytest.raises(ValueError, match="number of devices, 1, got 2"):
         distributed.mesh(2)
+
+
+def test_a_loader_goes_on_where_it_is_alone(tmp_path):
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows).chunked(1)
+    kernel, position = KERNELS["lsd"](POSITIONS["nested"], Given()), POSITIONS["nested"]
+
+    def run(num_rounds, **settings):
+        checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+        given = dict(num_rounds=num_rounds, checkpoint=checkpoint, progress=False) | settings
+        return fedmcmc.sample(KEY, kernel, loader, position, **given)
+
+    run(3, mesh=distributed.mesh())
+    found, whole = run(6), run(6, checkpoint=None)
+    for a, b in zip(jax.tree.leaves(found.draws), jax.tree.leaves(whole.draws), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("count", [["-n", "2"], ["-n2"], ["--num-processes=2"]])
+def test_arguments_of_the_launcher(monkeypatch, count):
+    started = []
+    monkeypatch.setattr(launch, "launch", lambda command, num: started.append((command, num)) or 0)
+    assert launch.main([*count, "-m", "room", "-n", "3"]) == 0
+    assert started == [([sys.executable, "-u", "-m", "room", "-n", "3"], 2)]
+
+
+def test_a_script_that_exits_with_an_error_leaves(monkeypatch):
+    left = []
+    monkeypatch.setattr(distributed.os, "_exit", left.append)
+    for code in (None, 0, 1):
+        distributed.leave(code)
+    assert left == []
+    monkeypatch.setattr(distributed.jax, "process_count", lambda: 2)
+    for code in (None, 0, 3, "a message"):
+        distributed.leave(code)
+    assert left == [3, 1]

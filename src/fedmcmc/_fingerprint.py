@@ -15,7 +15,7 @@ from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.streaming import Accumulator
 
-__all__ = ["digest", "fingerprint"]
+__all__ = ["digest", "digests_of_clients", "fingerprint"]
 
 SCHEDULED_ROUNDS = 64
 """Rounds in which schedules are compared."""
@@ -71,6 +71,18 @@ def _of_program(program: Any) -> str:
     text = _ADDRESS.sub("", str(program.jaxpr))
     text = _SET.sub(lambda found: str(sorted(found[1].split(", "))), text)
     return digest((np.frombuffer(text.encode(), np.uint8), list(program.consts)))
+
+
+def digests_of_clients(data: FederatedData, ids: np.ndarray) -> np.ndarray:
+    """Return a digest of the rows of each of the clients `ids`, the others' zero.
+
+    ``[num_clients, 4]`` uint32: what several processes can tell each other of rows.
+    """
+    words = np.zeros((data.num_clients, 4), np.uint32)
+    for client in ids:
+        own = digest(data.client_rows(int(client)))
+        words[client] = np.frombuffer(bytes.fromhex(own), np.uint32)
+    return words
 
 
 def digest(tree: ArrayTree) -> str:

@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedmcmc import trees
-from fedmcmc._fingerprint import digest
+from fedmcmc._fingerprint import digest, digests_of_clients
 from fedmcmc._keeping import Keeper, ZarrReader
 from fedmcmc._placing import Placed
 from fedmcmc._processes import (
@@ -62,7 +62,8 @@ class MeshRun(Run):
         self.places, self.slots = (
             np.asarray(table) for table in (self.layout.places, self.layout.slots)
         )
-        self.own, self.ids = placed.own, placed.ids
+        # Now, so that this process's rows need not be kept beside those on the devices.
+        self.rows_digest = "" if keeping.checkpoint is None else _digest_of(placed, keeping)
         shapes = trees.shapes_but_keys(jax.tree.map(trees.strong, state))
 
         def of_all(leaf: Any) -> Any:
@@ -149,15 +150,7 @@ class MeshRun(Run):
             )
 
     def _rows_digest(self) -> str:
-        plain, _ = self.plain
-        if not isinstance(jax.tree.leaves(plain.rows)[0], jax.ShapeDtypeStruct):
-            return super()._rows_digest()
-        # One a client, from the processes that hold its rows.
-        words = np.zeros((len(self.slots), 4), np.uint32)
-        for client in self.ids:
-            own = digest(self.own.client_rows(int(client)))
-            words[client] = np.frombuffer(bytes.fromhex(own), np.uint32)
-        return digest((combined(words), np.asarray(self.own.size)))
+        return self.rows_digest
 
     def _can_save(self, error: BaseException | None) -> bool:
         # Other processes may be elsewhere, and would be waited for for ever.
@@ -176,3 +169,11 @@ class MeshRun(Run):
             raise
         agreed(0.0)  # nobody goes on before the last checkpoint is on disk
         return samples
+
+
+def _digest_of(placed: Placed, keeping: Keeping) -> str:
+    own = placed.own
+    if not keeping.by_client:
+        return digest((own.rows, own.start, own.size))
+    words = combined(digests_of_clients(own, placed.ids))
+    return digest((words, np.asarray(own.size)))

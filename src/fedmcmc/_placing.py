@@ -42,7 +42,7 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
         ids = np.arange(len(sizes))
     else:
         ids = _own_clients(mesh, clients)
-        own = data.load(ids)
+        own = _loaded(data, ids)
         _check_alike(own)
         total = int(sizes.sum())
         shapes = jax.tree.map(
@@ -69,6 +69,21 @@ def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
             f"mesh's axis {AXIS!r}."
         )
     return np.asarray(sorted(of_process[here]))
+
+
+def _loaded(data: ClientLoader, ids: np.ndarray) -> FederatedData:
+    """Return this process's data; raise in all processes if one cannot load its own."""
+    own, error = None, None
+    try:
+        own = data.load(ids)
+    except Exception as raised:
+        error = raised
+    together = all_equal(int(own is None))
+    if error is not None:
+        raise error
+    if own is None or not together:
+        raise RuntimeError("Another process could not load its clients; it says why.")
+    return own
 
 
 def _check_alike(own: FederatedData) -> None:

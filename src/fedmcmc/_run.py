@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import schedules, trees
-from fedmcmc._fingerprint import digest, fingerprint
+from fedmcmc._fingerprint import digest, digests_of_clients, fingerprint
 from fedmcmc._keeping import Keeper, MemoryKeeper, ZarrKeeper
 from fedmcmc._pace import pace_of
 from fedmcmc._saving import Saved, Saver
@@ -50,6 +50,7 @@ class Keeping(NamedTuple):
     draws_to: Path | None = None
     checkpoint: Checkpoint | None = None
     replaces_files: bool = False  # of an attempt that died
+    by_client: bool = False  # rows are told apart client by client, as of a loader
 
 
 class Run:
@@ -188,6 +189,9 @@ class Run:
 
     def _rows_digest(self) -> str:
         data, _ = self.plain
+        if self.keeping.by_client:
+            words = digests_of_clients(data, np.arange(data.num_clients))
+            return digest((words, np.asarray(data.size)))
         return digest((data.rows, data.start, data.size))
 
     def _writes(self) -> bool:

@@ -22,7 +22,8 @@ def check_data(data: Any) -> None:
     """Raise unless `data` are a federation's."""
     if not isinstance(data, FederatedData):
         raise TypeError(
-            f"data must be a FederatedData (from_clients, from_arrays), got {type(data).__name__}."
+            "data must be a FederatedData (from_clients, from_arrays; for sample also a "
+            f"ClientLoader), got {type(data).__name__}."
         )
 
 

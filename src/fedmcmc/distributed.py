@@ -20,7 +20,7 @@ from fedmcmc._meshes import use_layout
 from fedmcmc._processes import agreed, is_first
 from fedmcmc.layouts import AXIS, CHAINS
 
-__all__ = ["agreed", "initialize", "is_first", "mesh", "use_layout"]
+__all__ = ["agreed", "initialize", "is_first", "leave", "mesh", "use_layout"]
 
 SAID = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
 """Settings that say how to find the other processes, or that there are some."""
@@ -74,6 +74,19 @@ def _leave_after_an_error() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def leave(code: Any) -> None:
+    """End this process at once if `code` tells of a failure and other processes take part.
+
+    For scripts that end by ``sys.exit`` (an exception that ends a script does so by itself): JAX
+    would wait for the others, which wait for this process.
+    """
+    if code in (None, 0) or jax.process_count() == 1:
+        return
+    print(code if isinstance(code, str) else "", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def _of_a_cluster() -> bool:

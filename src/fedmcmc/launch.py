@@ -39,22 +39,19 @@ def launch(command: Sequence[str], num_processes: int) -> int:
     if num_processes < 1:
         raise ValueError(f"num_processes must be positive, got {num_processes}.")
     shared = {ADDRESS: f"127.0.0.1:{_free_port()}", COUNT: str(num_processes)}
-    processes = [
-        subprocess.Popen(
-            list(command),
-            env={**os.environ, **shared, INDEX: str(i)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for i in range(num_processes)
-    ]
-    readers = [
-        threading.Thread(target=_show, args=(i, process.stdout), daemon=True)
-        for i, process in enumerate(processes)
-    ]
-    for reader in readers:
-        reader.start()
+    processes: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
     try:
+        for i in range(num_processes):
+            process = subprocess.Popen(
+                list(command),
+                env={**os.environ, **shared, INDEX: str(i)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            processes.append(process)
+            readers.append(threading.Thread(target=_show, args=(i, process.stdout), daemon=True))
+            readers[-1].start()
         status = _wait(processes)
     finally:
         _end(processes)
@@ -109,8 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", "--num-processes", type=int, default=2)
     # A parser of its own for the rest would take the script's options, or `-m`, for its own.
     given = list(sys.argv[1:] if arguments is None else arguments)
-    own = 2 if given[:1] in (["-n"], ["--num-processes"]) else 0
-    own = 1 if given[:1] in (["-h"], ["--help"]) else own
+    own = 0
+    while given[own:] and given[own].startswith("-") and given[own] not in ("-m", "-c"):
+        own += 2 if given[own] in ("-n", "--num-processes") else 1
     settings = parser.parse_args(given[:own])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and end the others
     if not given[own:]:

@@ -177,6 +177,7 @@ def sample(
     # The process that writes the files claims them: two at once would take turns on one name.
     if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
+    keeping = keeping._replace(by_client=isinstance(data, ClientLoader))
     given = (kernel, keys, keeping, position, state, until, surrogates)
     run: Run
     if spread is not None:
@@ -255,7 +256,7 @@ def _print_prediction(
     surrogates: Gaussian | None,
     state: FederatedState,
 ) -> None:
-    if surrogates is not None:
+    if surrogates is not None and is_first():
         first = int(np.asarray(state.broadcast.round)[0])
         print(predict_bias(kernel, data, surrogates, round_=first))
 
@@ -292,7 +293,8 @@ def _check_no_files(*written: Any) -> None:
     if any(x is not None for x in written):
         raise ValueError(
             "Each process of this run would write the same files (checkpoint, draws_to, those of "
-            "the store): give mesh=, over which they share one run."
+            "the store): give mesh=, over which they share one run, or leave these out where there "
+            "can be no mesh (pooled rows, client_store=)."
         )
 
 
