@@ -1,7 +1,7 @@
 """Runs on meshes against one device: ``python mesh_runs.py [--quick] NAME ...``, of the contracts.
 
 To be run with eight devices of the host; prints ``same`` at its end. A device that holds one chain
-of several runs another program than one that vmaps them, and a compiler may round it otherwise. Runs
+of several runs another program than one that vmaps them, which a compiler may round otherwise. Runs
 are held to the same bits where devices hold two chains, and to closeness where they hold one.
 """
 

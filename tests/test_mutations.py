@@ -200,14 +200,14 @@ MUTATIONS = {
     ),
     "the prior's gradient at the centre missing": (
         "kernels/langevin.py",
-        "            jax.grad(posterior.logprior_fn)(centre),\n",
-        "            trees.zeros_like(centre),\n",
+        "trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))",
+        "trees.add(of_rows, trees.zeros_like(centre))",
         STAR,
     ),
     "the rows' gradient at the centre missing": (
         "kernels/langevin.py",
-        "            client_gradient(posterior.loglikelihood_fn, centre, pooled),\n",
-        "            trees.zeros_like(centre),\n",
+        "trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))",
+        "trees.add(trees.zeros_like(centre), jax.grad(posterior.logprior_fn)(centre))",
         STAR,
     ),
     "memory of the active clients alone": (
