@@ -83,6 +83,20 @@ def test_each_device_has_as_many_clients_of_each_bucket():
     assert starts[7] == 1 + 2 + 30 and layout.block == 93
 
 
+def test_a_single_bucket_keeps_the_order_of_the_clients():
+    sizes, mesh = np.array([30, 1, 40]), jax.make_mesh((1,), ("clients",))
+    layout, _, _ = layout_of(sizes, mesh, "gather", by_size(sizes, 1))
+    (part,) = layout.parts
+    np.testing.assert_array_equal(part.members, np.arange(3))
+    kernel = KERNELS["lsd_pp"](POSITIONS["nested"], Given())
+    one, other = (
+        fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], num_rounds=3, progress=False)
+        for data in (DATA, DATA.bucketed(1))
+    )
+    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

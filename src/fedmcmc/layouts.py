@@ -139,7 +139,9 @@ def layout_of(
     Of each bucket every device gets as many clients.
     """
     num, num_devices = len(sizes), mesh.shape[AXIS]
-    groups = [(np.arange(num), int(sizes.max()))] if buckets is None else buckets.groups()
+    groups: list[tuple[Any, int]] = [(np.arange(num), int(sizes.max()))]
+    if buckets is not None and len(buckets.bounds) > 1:
+        groups = buckets.groups()
     clients: list[list[int]] = [[] for _ in range(num_devices)]
     device, local, at = (np.zeros(num, np.int32) for _ in range(3))
     parts: list[Part] = []
