@@ -38,7 +38,10 @@ def test_chains_with_a_cohort_and_with_everyone_on_four_devices():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="a flag for x86")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"),
+    reason="the flag that leaves out fused arithmetic is for x86",
+)
 @pytest.mark.parametrize("part", range(6))
 def test_every_kernel_on_eight_devices(part):
     # Instructions up to AVX have no fused multiply-add, which a compiler uses where a product and
