@@ -1,28 +1,39 @@
-"""The jobs of a sweep in one process: checked first, run to the last, and put side by side."""
+"""The jobs of a sweep in one process: checked first, run to the last, and put side by side.
 
+On a CPU they run one after another and share what is compiled; elsewhere all at once, and what they
+sample at the same time is one program (`fedmcmc.side_by_side`).
+"""
+
+import copy
 import json
-import logging
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.utils import JobReturn, filter_overrides
-from omegaconf import DictConfig, OmegaConf
+import jax
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+import fedmcmc
 from experiments import output, schemas, sweep_results
+from experiments.run import execute_job
 
 __all__ = ["launch"]
 
-log = logging.getLogger(__name__)
+MODES = ("auto", "sequential", "vmapped")
 
 
 class Job(NamedTuple):
     """One job of a sweep."""
 
     overrides: Sequence[str]
+    config: DictConfig  # without Hydra's own
     out: Path
+    experiment: str
     settings: dict[str, Any]  # those that were given on the command line
 
 
@@ -31,6 +42,8 @@ def launch(
     launcher: Any,
     job_overrides: Sequence[Sequence[str]],
     first: int,
+    mode: str = "auto",
+    jobs_at_once: int = 64,
 ) -> Sequence[JobReturn]:
     """Run all jobs, go on where one fails, and write what they found together.
 
@@ -40,6 +53,10 @@ def launch(
         ``(job_overrides, index of the first) -> returns``, Hydra's own launcher.
     launcher
         Has what Hydra gave it: `config` and `hydra_context`.
+    mode
+        ``"sequential"``, ``"vmapped"``, or ``"auto"``: the latter but on a CPU.
+    jobs_at_once
+        Jobs that may be under way, each with its own rows in memory, if `mode` is ``"vmapped"``.
 
     Raises
     ------
@@ -47,26 +64,23 @@ def launch(
         Before the first job, if the settings of any are out of range; after the last, if any
         failed; with one message for all.
     """
+    if mode not in MODES:
+        raise SystemExit(f"error: hydra.launcher.mode is one of {', '.join(MODES)}, not {mode!r}.")
+    if jobs_at_once < 1:
+        raise SystemExit(f"error: hydra.launcher.jobs_at_once is at least 1, not {jobs_at_once}.")
     jobs = [_job(launcher, overrides, first + i) for i, overrides in enumerate(job_overrides)]
-    returns: list[JobReturn] = []
-    finished: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    failed: dict[int, str] = {}
-    interrupted = False
-    for i, job in enumerate(jobs):
-        try:
-            done = run([job.overrides], first + i)
-            _ = done[0].return_value  # raises what the job raised
-            returns += done
-            record = json.loads((job.out / output.METRICS).read_text())
-            finished.append((job.settings, record))
-        except KeyboardInterrupt:
-            interrupted = True
-            break
-        except SystemExit as error:
-            failed[i] = str(error).removeprefix("error: ")
-        except Exception as error:
-            log.exception("A job failed; the others go on.")
-            failed[i] = f"{type(error).__name__}: {error}"
+    vmapped = mode == "vmapped" or (mode == "auto" and jax.default_backend() != "cpu")
+    if vmapped:
+        returned, interrupted = _together(jobs, jobs_at_once)
+    else:
+        returned, interrupted = _in_turn(jobs, run, first)
+    finished, failed = [], {}
+    for i, result in returned.items():
+        if isinstance(result, JobReturn):
+            record = json.loads((jobs[i].out / output.METRICS).read_text())
+            finished.append((jobs[i].settings, record))
+        else:
+            failed[i] = result
     lines = [f"{_named(jobs[i])}: {message}" for i, message in failed.items()]
     if finished:
         out = _common(jobs)
@@ -79,7 +93,55 @@ def launch(
     if failed:
         listed = "\n".join(f"  {line}" for line in lines)
         raise SystemExit(f"error: {len(failed)} of {len(jobs)} jobs failed:\n{listed}")
-    return returns
+    return [result for result in returned.values() if isinstance(result, JobReturn)]
+
+
+Returned = dict[int, JobReturn | str]
+"""What jobs returned, or why they failed."""
+
+
+def _in_turn(jobs: Sequence[Job], run: Callable[..., Any], first: int) -> tuple[Returned, bool]:
+    returned: Returned = {}
+    for i, job in enumerate(jobs):
+        try:
+            (done,) = run([job.overrides], first + i)
+            _ = done.return_value  # raises what the job raised
+            returned[i] = done
+        except KeyboardInterrupt:
+            return returned, True
+        except (Exception, SystemExit) as error:
+            returned[i] = _reason(error)
+    return returned, False
+
+
+def _together(jobs: Sequence[Job], at_once: int) -> tuple[Returned, bool]:
+    """Run jobs side by side. Hydra's own runner has one job's settings for the whole process."""
+    returned: Returned = {}
+
+    def call(i: int) -> None:
+        try:
+            job = jobs[i]
+            execute_job(job.config, job.out, job.experiment, filter_overrides(job.overrides))
+            returned[i] = JobReturn(job.overrides, job.config, status=JobStatus.COMPLETED)
+        except (Exception, SystemExit) as error:
+            returned[i] = _reason(error)
+
+    interrupted = False
+    try:
+        for at in range(0, len(jobs), at_once):
+            some = range(at, min(at + at_once, len(jobs)))
+            fedmcmc.side_by_side([partial(call, i) for i in some], mode="vmapped")
+    except KeyboardInterrupt:
+        interrupted = True
+    return dict(sorted(returned.items())), interrupted
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return str(error).removeprefix("error: ")
+    print("A job failed; the others go on.", file=sys.stderr)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
@@ -97,8 +159,11 @@ def _job(launcher: Any, overrides: Sequence[str], index: int) -> Job:
             continue
         value = OmegaConf.select(config, name)
         settings[name] = value if isinstance(value, bool | int | float | str) else text
-    plain: Any = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-    job = Job(overrides, out, settings)
+    plain = copy.deepcopy(config)  # its type is the schema's
+    with open_dict(plain):
+        del plain["hydra"]
+    experiment = config.hydra.runtime.choices["experiment"]
+    job = Job(overrides, plain, out, experiment, settings)
     try:
         schemas.build(plain, schemas.modules()[schemas.name_of(config)])
     except schemas.SettingsError as error:

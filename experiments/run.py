@@ -23,7 +23,7 @@ from fedmcmc import distributed
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
-__all__ = ["available", "execute", "main"]
+__all__ = ["available", "execute", "execute_job", "main"]
 
 
 def available(paper: str = "*") -> list[str]:
@@ -84,15 +84,26 @@ def execute(
 
 
 def _job(cfg: DictConfig) -> None:
-    runtime = HydraConfig.get().runtime
-    schema = schemas.name_of(cfg)
+    given = HydraConfig.get()
+    out, experiment = Path(given.runtime.output_dir), given.runtime.choices["experiment"]
+    execute_job(cfg, out, experiment, given.overrides.task)
+
+
+def execute_job(cfg: DictConfig, out: Path, experiment: str, overrides: Sequence[str]) -> None:
+    """Run one experiment from the command line into the folder `out`, and print what it found.
+
+    Raises
+    ------
+    SystemExit
+        With one message, if settings are out of range or data are missing.
+    """
     try:
         record = execute(
-            schemas.modules()[schema],
+            schemas.modules()[schemas.name_of(cfg)],
             cfg,
-            Path(runtime.output_dir),
-            experiment=runtime.choices["experiment"],
-            overrides=HydraConfig.get().overrides.task,
+            out,
+            experiment=experiment,
+            overrides=overrides,
             command=f"python -m experiments.run {shlex.join(sys.argv[1:])}",
         )
     except (schemas.SettingsError, DataNotFound) as error:
@@ -100,7 +111,7 @@ def _job(cfg: DictConfig) -> None:
     if not distributed.is_first():
         return
     print(output.summary(record))
-    print(f"{record['wall_seconds']} s; results in {output.relative(Path(runtime.output_dir))}")
+    print(f"{record['wall_seconds']} s; results in {output.relative(out)}")
 
 
 def main() -> None:

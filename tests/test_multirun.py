@@ -31,6 +31,17 @@ def fake(config, out):
 module.run = fake
 run.main()
 """
+# Says when runs of several jobs are one program, and of how many.
+COUNTING = """
+from experiments import run
+from fedmcmc._points_run import PointsRun
+advance = PointsRun.advance
+def told(self, *given):
+    print("TOGETHER", len(self.kernels), flush=True)
+    return advance(self, *given)
+PointsRun.advance = told
+run.main()
+"""
 TINY = (
     "num_clients=3",
     "rows_per_client=40",
@@ -55,8 +66,10 @@ def the_only(folder, kind):
 
 
 @pytest.mark.slow
-def test_a_failing_job_loses_no_other(tmp_path):
-    done = call(tmp_path, "experiment=fsgld/gaussian", "seed=0,1,2", "step_size=1e-5,2e-5")
+@pytest.mark.parametrize("mode", ["sequential", "vmapped"])
+def test_a_failing_job_loses_no_other(tmp_path, mode):
+    given = ("seed=0,1,2", "step_size=1e-5,2e-5", f"hydra.launcher.mode={mode}")
+    done = call(tmp_path, "experiment=fsgld/gaussian", *given)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-2:] == [
         "error: 1 of 6 jobs failed:",
@@ -83,7 +96,7 @@ def test_a_failing_job_loses_no_other(tmp_path):
     # Again, as after a kill: jobs that were done keep their results, and files are called the same.
     again = call(
         tmp_path,
-        *("experiment=fsgld/gaussian", "seed=0,1,2", "step_size=1e-5,2e-5"),
+        *("experiment=fsgld/gaussian", *given),
         *("keep_finished=true", "checkpoint_seconds=60"),
     )
     assert "error: 1 of 6 jobs failed:" in again.stderr
@@ -101,6 +114,34 @@ def test_settings_out_of_range_are_one_message_before_the_first_job(tmp_path):
     unknown = call(tmp_path, "experiment=fsgld/gaussian", "stepsize=1,2")
     assert unknown.returncode == 1
     assert "stepsize" in unknown.stderr and "Traceback" not in unknown.stderr
+
+
+@pytest.mark.slow
+def test_side_by_side_jobs_find_what_they_find_alone(tmp_path):
+    grid = ("experiment=fsgld/gaussian", *TINY, "seed=0,1", "step_size=1e-3,2e-3")
+    found = []
+    for mode in ("vmapped", "sequential"):
+        folder = tmp_path / mode
+        done = call(folder, *grid, f"hydra.launcher.mode={mode}", program=("-c", COUNTING))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("TOGETHER 4") == (2 if mode == "vmapped" else 0)  # two methods
+        paths = sorted((folder / "fsgld" / "gaussian").glob("*/metrics.json"))
+        records = [json.loads(path.read_text()) for path in paths]
+        found.append([(r["config"], r["overrides"], r["metrics"]["table"]) for r in records])
+        assert len(records) == 4
+    for (config, overrides, ours), (*same, theirs) in zip(*found, strict=True):
+        assert [config, overrides] == same
+        for row, wanted in zip(ours, theirs, strict=True):
+            assert row["exact variance"] == wanted["exact variance"]
+            assert row["variance"] == pytest.approx(wanted["variance"], rel=1e-4)
+
+
+def test_a_mode_that_is_none(tmp_path):
+    done = call(tmp_path, "experiment=fsgld/gaussian", "hydra.launcher.mode=parallel")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "error: hydra.launcher.mode is one of auto, sequential, vmapped, not 'parallel'."
+    )
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ imports this file at every start, so what the launcher needs is imported when it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
@@ -16,9 +17,11 @@ __all__ = ["SweepLauncher"]
 
 @dataclass
 class SweepLauncherConf:
-    """What ``hydra/launcher=sweep`` is."""
+    """What ``hydra/launcher=sweep`` is; settings are those of `experiments.multirun.launch`."""
 
     _target_: str = "hydra_plugins.fedmcmc_sweep.SweepLauncher"
+    mode: str = "auto"
+    jobs_at_once: int = 64
 
 
 ConfigStore.instance().store(
@@ -27,7 +30,11 @@ ConfigStore.instance().store(
 
 
 class SweepLauncher(BasicLauncher):
-    """Runs jobs one after another in this process, where they share what is compiled."""
+    """Runs all jobs in this process, where they share what is compiled."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -35,4 +42,4 @@ class SweepLauncher(BasicLauncher):
         """Run all jobs; see `experiments.multirun.launch`."""
         from experiments.multirun import launch
 
-        return launch(super().launch, self, job_overrides, initial_job_idx)
+        return launch(super().launch, self, job_overrides, initial_job_idx, **self.settings)

@@ -23,14 +23,14 @@ __all__ = ["Points", "points_of", "prepares_alike", "run_points", "start_points"
 
 
 class Points(NamedTuple):
-    """How the leaves of several kernels, some of them stacked, make one kernel."""
+    """How the leaves of several trees (kernels, or what they run on), some stacked, make one."""
 
     treedef: Hashable
-    differs: tuple[bool, ...]  # whether kernels differ in a leaf, which is stacked then
+    differs: tuple[bool, ...]  # whether the trees differ in a leaf, which is stacked then
 
-    def stack(self, kernels: Sequence[FederatedKernel]) -> list[Array]:
-        """Return the leaves of all `kernels`; those that differ have a leading axis of kernels."""
-        columns = zip(*map(jax.tree.leaves, kernels), strict=True)
+    def stack(self, trees: Sequence[ArrayTree]) -> list[Array]:
+        """Return the leaves of all `trees`; those that differ have a leading axis of trees."""
+        columns = zip(*map(jax.tree.leaves, trees), strict=True)
         return [
             jnp.stack([jnp.asarray(leaf) for leaf in column]) if differs else column[0]
             for column, differs in zip(columns, self.differs, strict=True)
@@ -40,8 +40,8 @@ class Points(NamedTuple):
         """Return the stacked ones of the `leaves`."""
         return [leaf for leaf, differs in zip(leaves, self.differs, strict=True) if differs]
 
-    def kernel(self, leaves: list[Array], own: list[Array]) -> FederatedKernel:
-        """Return one kernel, whose entries of the stacked leaves are `own`."""
+    def one(self, leaves: list[Array], own: list[Array]) -> ArrayTree:
+        """Return one tree, whose entries of the stacked leaves are `own`."""
         entries = iter(own)
         whole = [
             next(entries) if differs else leaf
@@ -59,12 +59,11 @@ def structure(kernel: FederatedKernel) -> Hashable:
     return treedef, tuple(jax.typeof(leaf) for leaf in leaves)
 
 
-def points_of(kernels: Sequence[FederatedKernel], num_rounds: int) -> Points:
-    """Return how kernels of equal structure differ over `num_rounds` rounds."""
-    tabulated = [schedules.tabulate(kernel, 0, num_rounds) for kernel in kernels]
-    columns = zip(*map(jax.tree.leaves, tabulated), strict=True)
+def points_of(trees: Sequence[ArrayTree]) -> Points:
+    """Return how trees of equal structure differ; of kernels, those with tabulated schedules."""
+    columns = zip(*map(jax.tree.leaves, trees), strict=True)
     differs = tuple(not all(_same(column[0], leaf) for leaf in column[1:]) for column in columns)
-    return Points(jax.tree.structure(tabulated[0]), differs)
+    return Points(jax.tree.structure(trees[0]), differs)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -75,15 +74,19 @@ def _same(a: Any, b: Any) -> bool:
     return np.array_equal(np.asarray(a), np.asarray(b))
 
 
-@partial(jax.jit, static_argnames=("points", "block", "capacity", "collect", "canonical"))
+@partial(
+    jax.jit,
+    static_argnames=("points", "rest", "num_points", "block", "capacity", "collect", "canonical"),
+)
 def run_points(
     leaves: list[Array],
-    data: FederatedData,
-    keys: Array,
+    rest_leaves: list[Array],
     state: FederatedState,
     plan: Plan,
     *,
     points: Points,
+    rest: Points,
+    num_points: int,
     block: int,
     capacity: int,
     collect: Collect | None,
@@ -91,15 +94,15 @@ def run_points(
 ) -> Segment:
     """Run the rounds of `plan` for all chains of all kernels, as `run_segment` does for one's.
 
-    `keys` are those of one kernel's chains, and the same for each. `state` and the result have one
-    leading axis: the chains of the first kernel, then those of the second, and so on.
+    `rest` are a kernel's rows and the keys of its chains. `state` and the result have one leading
+    axis: the chains of the first kernel, then those of the second, and so on.
     """
-    num_kernels = jax.tree.leaves(state)[0].shape[0] // keys.shape[0]
-    state = jax.tree.map(lambda leaf: leaf.reshape(num_kernels, -1, *leaf.shape[1:]), state)
+    state = jax.tree.map(lambda leaf: leaf.reshape(num_points, -1, *leaf.shape[1:]), state)
 
-    def point(own: list[Array], start: FederatedState) -> Segment:
+    def point(own: list[Array], own_rest: list[Array], start: FederatedState) -> Segment:
+        data, keys = rest.one(rest_leaves, own_rest)
         return run_segment(
-            points.kernel(leaves, own),
+            points.one(leaves, own),
             data,
             keys,
             start,
@@ -112,12 +115,12 @@ def run_points(
             canonical=canonical,
         )
 
-    own = points.own(leaves)
+    mapped = points.own(leaves), rest.own(rest_leaves), state
     if canonical:
         # As clients and chains do then: a batched convolution is a slow one.
-        result = jax.lax.map(lambda pair: point(*pair), (own, state))
+        result = jax.lax.map(lambda each: point(*each), mapped)
     else:
-        result = jax.vmap(point)(own, state)
+        result = jax.vmap(point)(*mapped)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), result)
 
 
@@ -137,7 +140,7 @@ def start_points(
     """
 
     def start(own: list[Array]) -> FederatedState:
-        init = points.kernel(leaves, own).init
+        init = points.one(leaves, own).init
         return jax.vmap(init, in_axes=(0, 0, None))(keys, positions, data)
 
     state = jax.vmap(start, axis_size=num_kernels)(points.own(leaves))
@@ -147,21 +150,25 @@ def start_points(
 def prepares_alike(
     points: Points,
     leaves: list[Array],
-    data: FederatedData,
-    keys: Array,
+    rest: Points,
+    rest_leaves: list[Array],
     state: FederatedState,
-    num_kernels: int,
+    num_points: int,
 ) -> bool:
     """Return whether what is random in a round is the same for all of the kernels."""
     broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
 
-    def prepare(leaves_: list[Array], own: list[Array], key: Array) -> ArrayTree:
-        kernel = points.kernel(leaves_, own)
-        return prepare_round(kernel, data, key, broadcast, broadcast.round)
+    def prepare(
+        leaves_: tuple[list[Array], list[Array]], own: list[Array], own_rest: list[Array]
+    ) -> ArrayTree:
+        kernel = points.one(leaves_[0], own)
+        data, keys = rest.one(leaves_[1], own_rest)
+        return prepare_round(kernel, data, keys[0], broadcast, broadcast.round)
 
-    alike = jax.vmap(prepare, in_axes=(None, 0, None), out_axes=None, axis_size=num_kernels)
+    alike = jax.vmap(prepare, in_axes=(None, 0, 0), out_axes=None, axis_size=num_points)
+    own = points.own(leaves), rest.own(rest_leaves)
     try:
-        jax.eval_shape(alike, leaves, points.own(leaves), keys[0])
+        jax.eval_shape(alike, (leaves, rest_leaves), *own)
     except ValueError:  # what does depend on them has an axis of kernels
         return False
     return True

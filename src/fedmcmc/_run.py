@@ -52,6 +52,16 @@ class Keeping(NamedTuple):
     replaces_files: bool = False  # of an attempt that died
     by_client: bool = False  # rows are told apart client by client, as of a loader
 
+    @property
+    def plain(self) -> bool:
+        """Whether draws go to memory, and nothing else is kept."""
+        return (
+            self.draws
+            and not self.accumulators
+            and self.draws_to is None
+            and self.checkpoint is None
+        )
+
 
 class Run:
     """A run on the host: calls segments, moves what they keep to the host, watches for trouble."""
@@ -108,6 +118,7 @@ class Run:
         self._resume(end)
         bar.update(self.at - first)
         outside = sys.exception()  # which the caller handles, and which is none of this run's
+        interrupted = False
         try:
             self.advance(end, bar)
         except KeyboardInterrupt:
@@ -115,20 +126,26 @@ class Run:
             checkpoint = self.keeping.checkpoint
             if checkpoint is not None and checkpoint.hands_on_interrupts:
                 raise
-            warnings.warn(
-                f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
-                f"with sample(..., state=samples.state).",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            interrupted = True
         finally:
             if self.saver is not None:
                 error = sys.exception()
                 if self._can_save(None if error is outside else error):
                     self._save(wait=True)
                 self.saver.close()
+        return self.finished(interrupted=interrupted)
+
+    def finished(self, *, interrupted: bool) -> Samples:
+        """Return what was kept, and warn of what a user might not see in it."""
+        if interrupted:
+            warnings.warn(
+                f"Interrupted in or after round {self.at}; returning what was kept before. Go on "
+                f"with sample(..., state=samples.state).",
+                RuntimeWarning,
+                stacklevel=5,
+            )
         if self.until is not None and not self.stopped.get("reached"):
-            rounds = self.at - first
+            rounds = self.at - self.first
             self.stopped = {"rule": self.until.name, "reached": False, "rounds": rounds} | (
                 self.stopped
             )
@@ -139,6 +156,13 @@ class Run:
             warn_excluded(samples.info)
         warn_grown(self.start, largest(samples.state))
         return samples
+
+    def adopt(
+        self, kept: Kept, state: FederatedState, totals: dict[str, np.ndarray], at: int
+    ) -> None:
+        """Take over what another run found for this one's chains, up to round `at`."""
+        self.keeper.append(kept)
+        self.state, self.totals, self.at = state, totals, at
 
     def _interrupted(self) -> None:
         """Raise where a run cannot return what it has after an interrupt."""
@@ -240,7 +264,7 @@ class Run:
                 f"No checkpoint could be written up to round {self.at} ({error}); the run goes on "
                 "without. The last one before is still good.",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def _num_kept(self, round_: int) -> int:

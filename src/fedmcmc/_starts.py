@@ -102,13 +102,10 @@ def laid_out(
     if not (on_cpu and kernel.clients_apart.value and data.at_a_time is None):
         return data
 
-    def num_bytes(tree: ArrayTree) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
     if data.mesh is not None:
-        large = num_bytes(data.rows) >= CACHE_BYTES
+        large = trees.num_bytes(data.rows) >= CACHE_BYTES
     else:
         clients = kernel.participation.cohort_size or data.num_clients
-        size = clients * num_bytes(positions) // len(keys)
+        size = clients * trees.num_bytes(positions) // len(keys)
         large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
     return data.chunked(1) if large else data

@@ -5,104 +5,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from fedmcmc import schedules
-from fedmcmc._pace import pace_of
-from fedmcmc._points import Points, points_of, prepares_alike, run_points, start_points
-from fedmcmc._run import BUFFER_BYTES, Keeping, Run
-from fedmcmc._segments import (
-    PREPARED_BYTES,
-    Collect,
-    Kept,
-    Plan,
-    Segment,
-    block_length,
-    kept_shapes,
-    needs_canonical,
-    prepared_bytes,
-)
+from fedmcmc._points import points_of, start_points
+from fedmcmc._points_run import PointsRun, SteadyRun
+from fedmcmc._run import Keeping
+from fedmcmc._segments import Collect, Kept, kept_shapes, needs_canonical, prepared_bytes
 from fedmcmc._starts import laid_out, start, start_positions
 from fedmcmc._sweep_results import Results, Rounds
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
+from fedmcmc.trees import num_bytes
 
-__all__ = ["Group", "Sampler", "one_by_one", "runs_faster_together", "together"]
-
-
-LARGE_BYTES = 2**17
-"""Where all chains of a run have larger positions, a CPU takes one run after another."""
-
-
-class SteadyRun(Run):
-    """A run that goes on where chains turn non-finite, and remembers since when they are.
-
-    It ends where all are.
-    """
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.first_bad = np.full(len(self.keys), -1)
-
-    def _stop(self, first_bad: np.ndarray, *_: Any) -> None:
-        self.first_bad = np.where(self.first_bad < 0, first_bad, self.first_bad)
-        self.stopped = {"reached": bool((self.first_bad >= 0).all())}
-
-
-class PointsRun(SteadyRun):
-    """A run of several kernels that differ by numbers alone; its chains are those of all."""
-
-    def __init__(
-        self,
-        kernels: Sequence[FederatedKernel],
-        points: Points,
-        data: FederatedData,
-        keys: Array,
-        collect: Collect | None,
-        state: FederatedState,
-        max_bytes: int,
-    ) -> None:
-        everyones = jnp.broadcast_to(keys, (len(kernels), len(keys))).reshape(-1)
-        super().__init__(kernels[0], data, everyones, Keeping(collect), state)
-        self.kernels, self.points, self.own_keys = kernels, points, keys
-        self.scheduled = points.treedef != jax.tree.structure(kernels[0])
-        self.leaves = points.stack(kernels) if not self.scheduled else []
-        tabulated = schedules.tabulate(kernels[0], 0, 1, 0)
-        alike = prepares_alike(points, self._leaves_at(0, 1, 0), data, keys, state, len(kernels))
-        prepared = min(PREPARED_BYTES, max_bytes // 4)
-        distinct = keys if alike else everyones
-        self.pace = pace_of(block_length(tabulated, data, distinct, state, prepared))
-        self.buffer_bytes = min(BUFFER_BYTES, max_bytes // 4)
-
-    def _leaves_at(self, at: int, num_rounds: int, num_used: int) -> list[Array]:
-        if not self.scheduled:
-            return self.leaves
-        return self.points.stack(
-            [schedules.tabulate(kernel, at, num_rounds, num_used) for kernel in self.kernels]
-        )
-
-    def _call(
-        self,
-        data: FederatedData,
-        state: FederatedState,
-        at: int,
-        stop: int,
-        plan: Plan,
-        capacity: int,
-    ) -> Segment:
-        return run_points(
-            self._leaves_at(at, self.pace.longest, stop - at),
-            data,
-            self.own_keys,
-            state,
-            plan,
-            points=self.points,
-            block=self.pace.block,
-            capacity=capacity,
-            collect=self.keeping.collect,
-            canonical=self.canonical,
-        )
+__all__ = ["Group", "Sampler", "one_by_one", "together"]
 
 
 class Group(NamedTuple):
@@ -159,18 +75,6 @@ class Bar(NamedTuple):
         self.bar.update(num * self.times)
 
 
-def runs_faster_together(group: Group) -> bool:
-    """Return whether kernels are to be run in one program, measured in `benchmarks/sweeps.py`.
-
-    On accelerators always. On a CPU it is about twice as fast for small models, but of larger ones
-    anything between half and twice as fast, depending on the model; and convolutions are computed
-    for one chain at a time in any case.
-    """
-    on_cpu = {device.platform for device in group.example.broadcast.round.devices()} == {"cpu"}
-    size = _num_bytes(group.example.broadcast.position)
-    return not on_cpu or (size <= LARGE_BYTES and not group.canonical)
-
-
 def one_by_one(group: Group, sampler: Sampler, results: Results, bar: Any) -> None:
     """Run every seed of every kernel by itself; all run the same program."""
     for seed in range(sampler.num_seeds):
@@ -184,7 +88,8 @@ def one_by_one(group: Group, sampler: Sampler, results: Results, bar: Any) -> No
 
 def together(group: Group, sampler: Sampler, results: Results, bar: Any) -> None:
     """Run kernels and seeds in one program, as many at a time as `max_bytes` allows."""
-    points = points_of(group.kernels, sampler.rounds.num_rounds)
+    num_rounds = sampler.rounds.num_rounds
+    points = points_of([schedules.tabulate(kernel, 0, num_rounds) for kernel in group.kernels])
     num_points, num_seeds = _at_once(group, sampler)
     for first in range(0, sampler.num_seeds, num_seeds):
         seeds = range(first, min(first + num_seeds, sampler.num_seeds))
@@ -203,8 +108,8 @@ def together(group: Group, sampler: Sampler, results: Results, bar: Any) -> None
             if num_points == 1:  # an axis of length one would cost a fifth of the speed
                 run = SteadyRun(kernels[0], group.rows, keys, Keeping(sampler.collect), state)
             else:
-                settings = (group.rows, keys, sampler.collect, state, sampler.max_bytes)
-                run = PointsRun(some, points, *settings)
+                on = [(group.rows, keys)] * num_points
+                run = PointsRun(some, points, on, sampler.collect, state, sampler.max_bytes)
             counted = Bar(bar, len(indices) * len(seeds))
             _go(run, indices, seeds, num_seeds, sampler.rounds, results, counted)
 
@@ -232,8 +137,8 @@ def _at_once(group: Group, sampler: Sampler) -> tuple[int, int]:
     """
     tabulated = schedules.tabulate(group.kernels[0], 0, 1, 0)
     # The state before and after a round, one draw, one round's randomness.
-    size = 2 * _num_bytes(group.example) + sampler.num_chains * (
-        _num_bytes(group.shapes)
+    size = 2 * num_bytes(group.example) + sampler.num_chains * (
+        num_bytes(group.shapes)
         + prepared_bytes(tabulated, group.rows, sampler.keys(0), group.example)
     )
     fits = max(sampler.max_bytes // 2 // max(size, 1), 1)
@@ -243,7 +148,3 @@ def _at_once(group: Group, sampler: Sampler) -> tuple[int, int]:
 
     num_points = parts(len(group.kernels), fits)
     return num_points, parts(sampler.num_seeds, fits // num_points)
-
-
-def _num_bytes(tree: ArrayTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

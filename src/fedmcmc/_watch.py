@@ -30,7 +30,7 @@ def warn_lost(info: dict[str, np.ndarray]) -> None:
             "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
             "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -45,7 +45,7 @@ def warn_excluded(info: dict[str, np.ndarray]) -> None:
             "step size is too large for this posterior, or a log density or gradient is not finite "
             "there.",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -57,7 +57,7 @@ def warn_unreached(stopped: dict[str, Any]) -> None:
         f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({found}). Go on with "
         f"sample(..., state=samples.state).",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=6,
     )
 
 
@@ -76,7 +76,7 @@ def warn_grown(before: float, after: float) -> None:
             "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
             "rows a client also row_curvature=).",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -27,8 +27,9 @@ from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.loaders import ClientLoader
 from fedmcmc.predictions import predict_bias
-from fedmcmc.resuming import alone, checkpoint_of_call
+from fedmcmc.resuming import checkpoint_of_call
 from fedmcmc.samples import Samples
+from fedmcmc.side_by_side import run_now_or_together
 from fedmcmc.simulate import RoundInfo, as_key
 from fedmcmc.stopping import StoppingRule
 from fedmcmc.stores import HostStore
@@ -186,8 +187,9 @@ def sample(
         if isinstance(data, ClientLoader):
             data = data.load()
         run = _on_one_device(*given, data, client_store)
-    with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
-        return run.go(num_burnin, most, thinning, bar)
+    joins = keeping.plain and until is None
+    with tqdm(total=most, unit="round", disable=not progress) as bar:
+        return run_now_or_together(run, num_burnin, most, thinning, bar, joins=joins)
 
 
 def _on_one_device(

@@ -13,10 +13,11 @@ from tqdm import tqdm
 
 from fedmcmc import trees
 from fedmcmc._grids import Grid, group, make_kernels, read_grid
+from fedmcmc._points_run import runs_faster_together
 from fedmcmc._segments import Collect
 from fedmcmc._starts import check_counts, check_data
 from fedmcmc._sweep_results import Results, Rounds, xarray
-from fedmcmc._sweep_runs import Group, Sampler, one_by_one, runs_faster_together, together
+from fedmcmc._sweep_runs import Group, Sampler, one_by_one, together
 from fedmcmc._sweep_tables import Statistics, default_statistics, draw_table, tabulate_seeds
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.data import FederatedData
@@ -142,7 +143,9 @@ def sweep(
     with tqdm(total=total, unit="round", disable=not progress) as bar:
         try:
             for some in groups:
-                vmapped = mode == "vmapped" or (mode == "auto" and runs_faster_together(some))
+                vmapped = mode == "vmapped" or (
+                    mode == "auto" and runs_faster_together(some.example, canonical=some.canonical)
+                )
                 modes.append("vmapped" if vmapped else "sequential")
                 (together if vmapped else one_by_one)(some, sampler, results, bar)
         except KeyboardInterrupt:

@@ -23,6 +23,7 @@ __all__ = [
     "is_empty",
     "norm",
     "num_bits",
+    "num_bytes",
     "num_elements",
     "ravel",
     "same_structure",
@@ -243,6 +244,11 @@ def element_names(tree: ArrayTree) -> list[str]:
             plain = "coordinate " + ", ".join(map(str, index))
             names.append(stem + inside if stem else plain)
     return names
+
+
+def num_bytes(tree: ArrayTree) -> int:
+    """Return the memory of all leaves of `tree`."""
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def num_bits(tree: ArrayTree) -> int:
