@@ -136,6 +136,15 @@ def on_two_devices(module: str) -> None:
     )
 
 
+def in_two_processes(module: str) -> None:
+    # Of the host: two processes would both want all of one GPU.
+    subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", "-m", module],
+        check=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
 BENCHMARKS = {
     "toy": bench_toy,
     "blackjax": bench_blackjax,
@@ -150,6 +159,7 @@ BENCHMARKS = {
     "convolution": convolution.bench,
     "sweeps": sweeps.bench,
     "scaling": partial(on_two_devices, "benchmarks.scaling"),
+    "processes": partial(in_two_processes, "benchmarks.processes"),
 }
 
 if __name__ == "__main__":

@@ -34,7 +34,20 @@ def _loglikelihood(theta, batch):
 POSTERIOR = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), _loglikelihood)
 
 
-def ours(num_rounds: int, num_chains: int, *, clients: int = CLIENTS, devices: int = 1, at=None):
+def ours(
+    num_rounds: int,
+    num_chains: int = 1,
+    *,
+    clients: int = CLIENTS,
+    local: int = LOCAL,
+    devices: int = 1,
+    at: int | None = None,
+    **settings,
+):
+    """Return a run of `sample`, clients `at` a time; rows are shared out over `devices`.
+
+    `settings` go to `sample`, such as its ``mesh``.
+    """
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows(clients).items()}
     owners = np.repeat(np.arange(clients), ROWS)
     data = fedmcmc.FederatedData.from_arrays(flat, owners)
@@ -46,7 +59,7 @@ def ours(num_rounds: int, num_chains: int, *, clients: int = CLIENTS, devices: i
         POSTERIOR,
         step_size=STEP,
         num_integration_steps=LEAPFROG,
-        num_local_steps=LOCAL,
+        num_local_steps=local,
         rho=RHO,
     )
 
@@ -59,6 +72,7 @@ def ours(num_rounds: int, num_chains: int, *, clients: int = CLIENTS, devices: i
             num_rounds=num_rounds,
             num_chains=num_chains,
             progress=False,
+            **settings,
         ).draws
 
     return run

@@ -4,54 +4,24 @@ On the processor's cores: one device takes as many threads as XLA gives it, two 
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-import fedmcmc
-from benchmarks.fa_hmc import DIM, LEAPFROG, LOCAL, POSTERIOR, RHO, ROWS, STEP, rows
+from benchmarks.fa_hmc import CLIENTS, DIM, ours
 from benchmarks.timing import compare, row
 
-CLIENTS, ROUNDS = 20, 40
-
-
-def work(clients: int, devices: int, totals: str = "gather", spread: str = "mesh"):
-    """Return a function that runs so many clients on so many devices."""
-    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows(clients).items()}
-    data = fedmcmc.FederatedData.from_arrays(flat, np.repeat(np.arange(clients), ROWS)).chunked(1)
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
-    given = dict(mesh=mesh, totals=totals) if spread == "mesh" else {}
-    data = data.sharded(mesh) if spread == "sharded" else data
-    kernel = fedmcmc.fa_hmc(
-        POSTERIOR,
-        step_size=STEP,
-        num_integration_steps=LEAPFROG,
-        num_local_steps=LOCAL,
-        rho=RHO,
-    )
-
-    def run():
-        return fedmcmc.sample(
-            jax.random.key(0),
-            kernel,
-            data,
-            jnp.zeros(DIM),
-            num_rounds=ROUNDS,
-            progress=False,
-            **given,
-        ).draws
-
-    return run
+ROUNDS = 40
 
 
 def bench() -> None:
+    one, two = (Mesh(np.array(jax.devices()[:n]), ("clients",)) for n in (1, 2))
     alternatives = {
-        "one device, no mesh": work(CLIENTS, 1, spread="none"),
-        "one device": work(CLIENTS, 1),
-        "two devices": work(CLIENTS, 2),
-        "two devices, totals by psum": work(CLIENTS, 2, "psum"),
-        "two devices, data.sharded": work(CLIENTS, 2, spread="sharded"),
-        "two devices, twice the clients": work(2 * CLIENTS, 2),
+        "one device, no mesh": ours(ROUNDS, at=1),
+        "one device": ours(ROUNDS, at=1, mesh=one),
+        "two devices": ours(ROUNDS, at=1, mesh=two),
+        "two devices, totals by psum": ours(ROUNDS, at=1, mesh=two, totals="psum"),
+        "two devices, data.sharded": ours(ROUNDS, at=1, devices=2),
+        "two devices, twice the clients": ours(ROUNDS, at=1, mesh=two, clients=2 * CLIENTS),
     }
     seconds = compare(alternatives, repeats=5)
     base = seconds["one device"]

@@ -124,11 +124,22 @@ def main() -> None:
         names = "\n".join(f"  experiment={name}" for name in available())
         raise SystemExit(f"Say which experiment to run, one of:\n{names}")
     schemas.register()
+    _leave_log_to_first()
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(_job)()
     except SystemExit as stop:
         distributed.leave(stop.code)
         raise
+
+
+def _leave_log_to_first() -> None:
+    """Have the other processes of a run not open its log file; what they log is still shown."""
+    logging = "hydra/job_logging="
+    if distributed.is_first() or any(a.startswith(logging) for a in sys.argv):
+        return
+    # Beside the other overrides: Hydra takes none that stand apart from them.
+    place = next(i for i, a in enumerate(sys.argv) if a.startswith("experiment="))
+    sys.argv.insert(place, f"{logging}stdout")
 
 
 if __name__ == "__main__":

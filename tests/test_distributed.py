@@ -15,7 +15,7 @@ from contract_model import DATA, KEY, POSITIONS, SIZES, Given
 from contract_tables import KERNELS
 
 import fedmcmc
-from fedmcmc import distributed, launch
+from fedmcmc import distributed
 
 FOLDER = Path(__file__).parent
 
@@ -151,26 +151,6 @@ def test_where_a_loader_cannot_go():
         )
     with pytest.raises(TypeError, match="load_fn must be a function, got int"):
         fedmcmc.ClientLoader([2], 3)
-
-
-def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys, time\n"
-        "if os.environ['JAX_PROCESS_ID'] == '1':\n"
-        "    print('failing'); sys.exit(3)\n"
-        "time.sleep(600)\n"
-    )
-    begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert time.monotonic() - begun < 90
-    assert done.returncode == 3 and "[1] failing" in done.stdout, done.stdout + done.stderr
 
 
 UNLIKE = """
@@ -345,14 +325,6 @@ def test_a_loader_goes_on_where_it_is_alone(tmp_path):
     found, whole = run(6), run(6, checkpoint=None)
     for a, b in zip(jax.tree.leaves(found.draws), jax.tree.leaves(whole.draws), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("count", [["-n", "2"], ["-n2"], ["--num-processes=2"]])
-def test_arguments_of_the_launcher(monkeypatch, count):
-    started = []
-    monkeypatch.setattr(launch, "launch", lambda command, num: started.append((command, num)) or 0)
-    assert launch.main([*count, "-m", "room", "-n", "3"]) == 0
-    assert started == [([sys.executable, "-u", "-m", "room", "-n", "3"], 2)]
 
 
 def test_a_script_that_exits_with_an_error_leaves(monkeypatch):

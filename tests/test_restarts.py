@@ -7,6 +7,7 @@ import sys
 import types
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from tiny_experiments import TINY, compose
 
 from experiments import output, restarts, run, schemas
 from experiments.fa_hmc.image_sweep import Curves
+from experiments.fed_ep import toy
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ("experiment=fsgld/gaussian", *TINY, "num_chains=4", "num_local_steps=[1]", "grid_points=5")
@@ -100,6 +102,27 @@ def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             execute(fakes, tmp_path / "cut", *again)
     assert done == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_toy_of_fed_ep_keeps_what_it_found(tmp_path, monkeypatch):
+    module, done, ends = schemas.register()["fed_ep/toy"], [], []
+    num_parts = 2 * len(toy.kernels())
+
+    def means_of_rounds(kernel, data, num_rounds):
+        if len(done) in ends:
+            raise KeyboardInterrupt
+        done.append(1)
+        part = 1 + len(done) % num_parts  # the problems do not matter, but which part it is does
+        return jnp.full((len(data.size), num_rounds, 2), 0.1 * part)
+
+    monkeypatch.setattr(toy, "means_of_rounds", means_of_rounds)
+    monkeypatch.setattr(toy.toy_figures, "draw", lambda *_: [])
+    small = ("experiment=fed_ep/toy", "num_problems=2", "num_rounds=3")
+    for ends[:] in ([1], [5], []):
+        with contextlib.suppress(KeyboardInterrupt):
+            found = execute(module, tmp_path / "cut", *small, "checkpoint_seconds=60")
+    assert found["resumed"] and len(done) == num_parts
+    assert found["metrics"] == execute(module, tmp_path / "whole", *small)["metrics"]
 
 
 def test_settings_of_a_run_are_checked(module, tmp_path):

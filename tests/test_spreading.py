@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("hydra")
 
+import hydra
 from test_experiments import TINY
 from test_restarts import assert_same_results
 
@@ -63,3 +64,27 @@ def test_several_processes_refuse_a_multirun(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["run", "experiment=fsgld/gaussian", "--multirun"])
     with pytest.raises(SystemExit, match="one experiment at a time"):
         entry.main()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_first_process_alone_opens_the_log(monkeypatch, is_first):
+    from experiments import run as entry
+
+    composed = []
+
+    def main(**settings):
+        def job():
+            with hydra.initialize_config_dir(str(entry.CONFIGS), version_base="1.3"):
+                given = sys.argv[2:]
+                composed.append(hydra.compose("config", given, return_hydra_config=True))
+
+        return lambda _: job
+
+    monkeypatch.setattr(entry.hydra, "main", main)
+    monkeypatch.setattr(entry.distributed, "is_first", lambda: is_first)
+    arguments = ["run", "--info", "experiment=fsgld/gaussian", "seed=3"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    entry.main()
+    assert composed[0].seed == 3
+    assert ("file" in composed[0].hydra.job_logging.handlers) == is_first
+    assert composed[0].hydra.job_logging.loggers.jax.level == "WARNING"

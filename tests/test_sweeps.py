@@ -359,7 +359,7 @@ def test_functions_made_anew_warn():
 
 def test_large_models_on_a_cpu_run_one_after_another(monkeypatch):
     assert run().modes == ("vmapped",)
-    monkeypatch.setattr(sys.modules["fedmcmc._sweep_runs"], "LARGE_BYTES", 7)
+    monkeypatch.setattr(sys.modules["fedmcmc._points_run"], "LARGE_BYTES", 7)
     expected = "sequential" if jax.default_backend() == "cpu" else "vmapped"
     assert run().modes == (expected,)
 

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.datasets import make_spd_matrix
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, restarts
 from experiments.fed_ep import toy_figures
 from experiments.fed_ep.toy_findings import PAPER, commentary
 from fedmcmc import inference
@@ -162,18 +162,21 @@ def means_of_rounds(
     return jax.vmap(one)(data)
 
 
+def _kept_means(kernel: fedmcmc.FederatedKernel, problems: Problems, num_rounds: int) -> np.ndarray:
+    """Return the means of all rounds, or what an attempt that was killed kept of them."""
+    data = federations(problems)
+    return restarts.once(lambda: np.asarray(means_of_rounds(kernel, data, num_rounds), float))
+
+
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Run the random problems and Figure 1's; write figures."""
     problems = draw(config)
     figure = Problems(np.array([FIGURE_MEANS]), np.array([FIGURE_COVARIANCES]))
     distances, paths, table = {}, {}, []
     for name, kernel in kernels().items():
-        found = means_of_rounds(kernel, federations(problems), config.num_rounds)
-        gaps = np.asarray(found, float) - problems.exact[:, None]
+        gaps = _kept_means(kernel, problems, config.num_rounds) - problems.exact[:, None]
         distances[name] = np.linalg.norm(gaps, axis=-1)
-        paths[name] = np.asarray(
-            means_of_rounds(kernel, federations(figure), config.num_rounds)[0], float
-        )
+        paths[name] = _kept_means(kernel, figure, config.num_rounds)[0]
         last = distances[name][:, -1]
         table.append(
             {

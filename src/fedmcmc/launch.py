@@ -4,6 +4,7 @@ The script calls `fedmcmc.distributed.initialize` before anything else of JAX.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -11,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
+from fedmcmc import _warden
 from fedmcmc.distributed import ADDRESS, COUNT, INDEX
 
 __all__ = ["launch", "main"]
@@ -26,7 +28,7 @@ def launch(command: Sequence[str], num_processes: int) -> int:
     """Run `command` in several processes of this machine, and return its exit status.
 
     Each line that they print is shown with the number of its process. Where one fails the others
-    are ended, as they would wait for it.
+    are ended, as they would wait for it, and all are if this process dies.
 
     Parameters
     ----------
@@ -41,20 +43,24 @@ def launch(command: Sequence[str], num_processes: int) -> int:
     shared = {ADDRESS: f"127.0.0.1:{_free_port()}", COUNT: str(num_processes)}
     processes: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
-    try:
-        for i in range(num_processes):
-            process = subprocess.Popen(
-                list(command),
-                env={**os.environ, **shared, INDEX: str(i)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            processes.append(process)
-            readers.append(threading.Thread(target=_show, args=(i, process.stdout), daemon=True))
-            readers[-1].start()
-        status = _wait(processes)
-    finally:
-        _end(processes)
+    with _watched(processes) as tell:
+        try:
+            for i in range(num_processes):
+                process = subprocess.Popen(
+                    list(command),
+                    env={**os.environ, **shared, INDEX: str(i)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+                processes.append(process)
+                tell()
+                reader = threading.Thread(target=_show, args=(i, process.stdout), daemon=True)
+                readers.append(reader)
+                reader.start()
+            status = _wait(processes, tell)
+        finally:
+            _end(processes)
+            tell()
     for reader in readers:
         reader.join(timeout=GRACE_SECONDS)
     return status
@@ -73,10 +79,37 @@ def _show(index: int, lines: IO[bytes] | None) -> None:
         sys.stdout.flush()
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+@contextlib.contextmanager
+def _watched(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[[], None]]:
+    """Have those of `processes` that run killed if this process is; it could not do so itself.
+
+    Yields what is to be called when one has begun or ended: the number of a process that ended
+    may soon be another's.
+    """
+    command = [sys.executable, "-I", "-S", _warden.__file__]
+    null = subprocess.DEVNULL
+    # In a session of its own: an interrupt of the terminal is for the others.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=null, stderr=null, bufsize=0, start_new_session=True
+    ) as warden:
+        told = ""
+
+        def tell() -> None:
+            nonlocal told
+            running = " ".join(str(p.pid) for p in processes if p.returncode is None) + "\n"
+            if running != told and warden.stdin is not None:
+                told = running
+                with contextlib.suppress(OSError):  # who killed the warden as well
+                    warden.stdin.write(running.encode())
+
+        yield tell
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], tell: Callable[[], None]) -> int:
     """Wait for all, or for the first that fails and then a little; return its status."""
     while True:
         found = [process.poll() for process in processes]
+        tell()
         failed = next((status for status in found if status), None)
         if failed is not None:
             deadline = time.monotonic() + GRACE_SECONDS
