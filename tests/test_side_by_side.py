@@ -183,6 +183,18 @@ def test_an_interrupt_returns_what_all_have(monkeypatch):
     assert all((first.totals["rounds"] == first.num_draws).all() for first, _ in found)
 
 
+def test_a_program_that_fails_is_the_error_of_its_functions(monkeypatch):
+    def fail(*_):
+        raise MemoryError("too large together")
+
+    monkeypatch.setattr(PointsRun, "advance", fail)
+    data = fedmcmc.FederatedData.from_clients([np.ones((4, 2))] * 5)
+    functions = [*programs(GRID[:2]), lambda: program(0, 0.01, data=data)]
+    *failed, done = fedmcmc.side_by_side(functions, mode="vmapped", return_exceptions=True)
+    assert [str(error) for error in failed] == ["too large together"] * 2
+    assert done[1].num_draws == 10
+
+
 def test_runs_with_more_to_keep_run_by_themselves(tmp_path):
     moments = fedmcmc.streaming.moments()
 

@@ -246,7 +246,12 @@ def _run_all(calls: Sequence[_Call], mode: str, max_bytes: int) -> None:
                 call.alone()
             continue
         for at in range(0, len(group), num):
-            _run_together(group[at : at + num], num, max_bytes)
+            some = group[at : at + num]
+            try:
+                _run_together(some, num, max_bytes)
+            except Exception as error:  # memory may do for other runs, and functions go on
+                for call in some:
+                    call.error = error
 
 
 def _run_together(group: Sequence[_Call], num: int, max_bytes: int) -> None:
