@@ -1,32 +1,26 @@
 """`sample`: run a kernel on data and keep draws."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from fedmcmc import trees
-from fedmcmc._mesh_run import MeshRun
-from fedmcmc._meshes import Spread, check_mesh, chosen_layout
-from fedmcmc._placing import place
+from fedmcmc._given import Given, on_mesh, on_one_device
+from fedmcmc._meshes import check_mesh, chosen_layout
 from fedmcmc._processes import is_first, several
-from fedmcmc._run import Keeping, Run
+from fedmcmc._run import Keeping
 from fedmcmc._segments import Collect
-from fedmcmc._starts import check_counts, check_data, check_state, laid_out, start
-from fedmcmc._stored_run import StoredRun
+from fedmcmc._starts import check_counts, check_data
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.loaders import ClientLoader
-from fedmcmc.predictions import predict_bias
 from fedmcmc.resuming import checkpoint_of_call
 from fedmcmc.samples import Samples
 from fedmcmc.side_by_side import run_now_or_together
@@ -179,88 +173,16 @@ def sample(
     if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
     keeping = keeping._replace(by_client=isinstance(data, ClientLoader))
-    given = (kernel, keys, keeping, position, state, until, surrogates)
-    run: Run
+    given = Given(kernel, keys, keeping, position, state, until, surrogates)
     if spread is not None:
-        run = _on_mesh(*given, data, spread)
+        run = on_mesh(given, data, spread)
     else:
         if isinstance(data, ClientLoader):
             data = data.load()
-        run = _on_one_device(*given, data, client_store)
+        run = on_one_device(given, data, client_store)
     joins = keeping.plain and until is None
     with tqdm(total=most, unit="round", disable=not progress) as bar:
         return run_now_or_together(run, num_burnin, most, thinning, bar, joins=joins)
-
-
-def _on_one_device(
-    kernel: FederatedKernel,
-    keys: Array,
-    keeping: Keeping,
-    position: ArrayTree,
-    state: FederatedState | None,
-    until: StoppingRule | None,
-    surrogates: Gaussian | None,
-    data: FederatedData,
-    client_store: HostStore | None,
-) -> Run:
-    rows = data.pooled() if kernel.participation.pooled else data
-    if state is not None:
-        check_state(kernel, rows, keys, state)
-        if client_store is not None:
-            state = client_store.adopt(state, replace_files=keeping.replaces_files)
-    elif client_store is None:
-        state = start(kernel, rows, keys, position)
-    else:
-        state = client_store.start(
-            lambda some: start(kernel, some, keys, position),
-            rows,
-            replace_files=keeping.replaces_files,
-        )
-    _print_prediction(kernel, data, surrogates, state)
-    rows = laid_out(kernel, rows, keys, state.broadcast.position)
-    if client_store is None or trees.is_empty(state.clients):
-        return Run(kernel, rows, keys, keeping, state, until)
-    return StoredRun(kernel, rows, keys, keeping, state, until, client_store)
-
-
-def _on_mesh(
-    kernel: FederatedKernel,
-    keys: Array,
-    keeping: Keeping,
-    position: ArrayTree,
-    state: FederatedState | None,
-    until: StoppingRule | None,
-    surrogates: Gaussian | None,
-    data: FederatedData | ClientLoader,
-    spread: Spread,
-) -> Run:
-    if surrogates is not None and isinstance(data, ClientLoader):
-        raise ValueError(
-            "surrogates= predicts from all rows, which a ClientLoader has in no one place."
-        )
-    placed = place(data, spread.mesh, spread.totals)
-    if state is None:
-        ids, state = placed.ids, start(kernel, placed.own, keys, position)
-    else:
-        ids = np.arange(data.num_clients)
-        check_state(kernel, replace(placed.own, members=None, partial=False), keys, state)
-    if isinstance(data, FederatedData):
-        _print_prediction(kernel, data, surrogates, state)
-    plain = laid_out(kernel, placed.plain, keys, state.broadcast.position)
-    on_devices = replace(placed.data, at_a_time=plain.at_a_time)
-    placed = placed._replace(data=on_devices, plain=plain)
-    return MeshRun(kernel, placed, keys, keeping, state, until, ids)
-
-
-def _print_prediction(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    surrogates: Gaussian | None,
-    state: FederatedState,
-) -> None:
-    if surrogates is not None and is_first():
-        first = int(np.asarray(state.broadcast.round)[0])
-        print(predict_bias(kernel, data, surrogates, round_=first))
 
 
 def _keeping(
