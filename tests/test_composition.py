@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from compositions import KERNELS
+from compositions import FIXED, KERNELS, POOLED
 
 FOLDER = Path(__file__).parent
 
@@ -25,6 +25,6 @@ def compose(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *FIXED, *POOLED])
 def test_every_composition_gives_the_same_numbers_in_every_layout(name):
     compose(name)
