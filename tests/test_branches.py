@@ -144,7 +144,13 @@ NUM_ROUNDS, PERIOD = 14, 5
 
 
 @pytest.mark.parametrize(
-    ("name", "num_chains"), [("full", 1), ("full", 3), ("uniform", 3), ("bernoulli", 3)]
+    ("name", "num_chains"),
+    [
+        ("full", 1),
+        ("full", 3),
+        pytest.param("uniform", 3, marks=pytest.mark.slow),
+        ("bernoulli", 3),
+    ],
 )
 def test_a_pass_and_a_snapshot_are_due_once_after_a_refresh(name, num_chains):
     """Passes over all rows as they are executed, chains and clients vmapped; bits down."""

@@ -30,7 +30,7 @@ def short(folder, kind="plain", rounds=900, **changed):
     [
         ("plain", "npz"),
         ("zarr", "npz"),
-        ("store", "npz"),
+        pytest.param("store", "npz", marks=pytest.mark.slow),
         ("plain", "orbax"),
         pytest.param("coded", "npz", marks=pytest.mark.slow),
         pytest.param("store", "orbax", marks=pytest.mark.slow),
@@ -317,7 +317,7 @@ def test_a_full_disk_costs_no_draw(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("kind", ["store", "zarr"])
+@pytest.mark.parametrize("kind", [pytest.param("store", marks=pytest.mark.slow), "zarr"])
 def test_a_checkpoint_gives_no_right_to_the_files_of_another_run(kind, tmp_path):
     """Even a run that would be refused next must leave them as they are."""
     for name in "ab":

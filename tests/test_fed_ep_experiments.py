@@ -70,6 +70,7 @@ def test_all_methods_run_and_are_told_beside_the_paper(tmp_path, monkeypatch):
         assert row["accuracy in 5 rounds"] >= best - 1e-4  # each seed has its own best
 
 
+@pytest.mark.slow
 def test_expectation_propagation_is_that_of_the_released_code():
     """The kernels are those of the released code's settings, written out."""
     federation = tiny()

@@ -238,7 +238,9 @@ def test_sample_is_a_loop_over_simulate():
             np.testing.assert_allclose(draws[chain, round_], state.broadcast.position, **SAME)
 
 
-@pytest.mark.parametrize(("splits", "thinning"), [((5, 7), 1), ((6, 3, 3), 3)])
+@pytest.mark.parametrize(
+    ("splits", "thinning"), [pytest.param((5, 7), 1, marks=pytest.mark.slow), ((6, 3, 3), 3)]
+)
 def test_an_interrupted_run_is_the_uninterrupted_one_bit_for_bit(splits, thinning):
     kernel = dsgld()
     whole = whole_run() if thinning == 1 else run(kernel, thinning=thinning)

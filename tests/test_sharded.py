@@ -13,6 +13,7 @@ import fedmcmc
 
 FOLDER = Path(__file__).parent
 SCRIPT = """
+import sys
 import jax, numpy as np
 import fedmcmc
 from contract_model import DATA, KEY, POSITIONS, Given
@@ -27,26 +28,33 @@ def run(kernel, data, num_chains):
     )
 
 # Three clients on two devices: one is computed twice, and dropped.
-for name, num_chains in (("compress: fa_hmc, memory", 2), ("faults: compress: lsd, memory", 1)):
-    kernel = KERNELS[name](POSITIONS["nested"], Given())
-    one, two, alone = (
-        run(kernel, data, num_chains)
-        for data in (DATA, DATA.sharded(mesh), DATA.sharded(mesh).chunked(1))
-    )
-    for other in (two, alone):
-        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        jax.tree.map(close, one.draws, other.draws)
-        jax.tree.map(close, one.state, other.state)
-        np.testing.assert_array_equal(one.info["bits_up"], other.info["bits_up"])
-        np.testing.assert_array_equal(one.totals["bits_down"], other.totals["bits_down"])
+name, num_chains = sys.argv[1], int(sys.argv[2])
+kernel = KERNELS[name](POSITIONS["nested"], Given())
+one, two, alone = (
+    run(kernel, data, num_chains)
+    for data in (DATA, DATA.sharded(mesh), DATA.sharded(mesh).chunked(1))
+)
+for other in (two, alone):
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, one.draws, other.draws)
+    jax.tree.map(close, one.state, other.state)
+    np.testing.assert_array_equal(one.info["bits_up"], other.info["bits_up"])
+    np.testing.assert_array_equal(one.totals["bits_down"], other.totals["bits_down"])
 print("same")
 """
 
 
-def test_two_devices_compute_what_one_does():
+@pytest.mark.parametrize(
+    ("name", "num_chains"),
+    [
+        pytest.param("compress: fa_hmc, memory", 2, marks=pytest.mark.slow),
+        ("faults: compress: lsd, memory", 1),
+    ],
+)
+def test_two_devices_compute_what_one_does(name, num_chains):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, name, str(num_chains)],
         env={
             **os.environ,
             "XLA_FLAGS": flags,

@@ -149,6 +149,7 @@ def test_small_parts_give_the_same():
         np.testing.assert_array_equal(parts.num_rounds, whole.num_rounds)
 
 
+@pytest.mark.slow
 def test_parts_grow_with_the_memory(monkeypatch):
     sizes = []
 
