@@ -9,6 +9,7 @@ from pathlib import Path
 import mutations_averaging
 import mutations_faults
 import mutations_natural
+import mutations_runs
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,9 @@ TESTS = [
     *mutations_averaging.TESTS,
     *mutations_faults.TESTS,
     *mutations_natural.TESTS,
+    *mutations_runs.TESTS,
 ]
+LAWS = ("< LIMIT", "Not equal to tolerance", "Arrays are not equal")
 FILES = [
     "conftest.py",
     "lanes.py",
@@ -58,6 +61,7 @@ FILES = [
     "test_fsgld_law.py",
     "test_qlsd_law.py",
     *mutations_faults.FILES,
+    *mutations_runs.FILES,
     *mutations_natural.FILES,
 ]
 MUTATIONS = {
@@ -291,6 +295,7 @@ MUTATIONS = {
     **mutations_averaging.MUTATIONS,
     **mutations_faults.MUTATIONS,
     **mutations_natural.MUTATIONS,
+    **mutations_runs.MUTATIONS,
 }
 
 
@@ -335,6 +340,6 @@ def test_a_seeded_bug_is_noticed(copy, bug):
     done = run_law_test(copy, test)
     assert done.returncode == 1, done.stdout[-2000:]
     # The law itself must be what failed, not a program that no longer runs.
-    said = any(words in done.stdout for words in ("< LIMIT", "Not equal to tolerance"))
+    said = any(words in done.stdout for words in LAWS)
     assert said and "1 failed" in done.stdout, done.stdout[-2000:]
     assert "Error" not in done.stdout.replace("AssertionError", ""), done.stdout[-2000:]
