@@ -33,7 +33,7 @@ def sites(build):
 KERNELS = {
     "lsd": lambda given: fedmcmc.lsd(POSTERIOR, step_size=0.01, batch_size=2, **given),
     "lsd_star": lambda given: fedmcmc.lsd_star(
-        POSTERIOR, step_size=0.01, batch_size=2, center=POSITION, **given
+        POSTERIOR, POSITION, step_size=0.01, batch_size=2, **given
     ),
     "lsd_pp": lambda given: fedmcmc.lsd_pp(
         POSTERIOR, step_size=0.01, batch_size=2, refresh_every=2, **given
@@ -49,6 +49,7 @@ KERNELS = {
     "fed_pa": lambda given: fedmcmc.fed_pa(
         POSTERIOR,
         client_optimizer=optax.sgd(0.05),
+        shrinkage=0.1,
         num_samples=2,
         num_local_steps=2,
         batch_size=2,

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from compositions import FIXED, KERNELS, POOLED
+from compositions import COMPRESSORS, FIXED, KERNELS, PARTICIPATIONS, POOLED, bare_kernels
+
+import fedmcmc
 
 FOLDER = Path(__file__).parent
 
@@ -22,6 +24,15 @@ def compose(name):
         check=False,
     )
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *FIXED, *POOLED])
+def test_every_row_of_the_table_can_be_built(name):
+    bare = bare_kernels(name)
+    assert len(bare) == (len(PARTICIPATIONS) if name in KERNELS else 1)
+    for kernel in bare.values():
+        for compressor in COMPRESSORS.values():
+            assert isinstance(fedmcmc.compress(kernel, compressor), fedmcmc.FederatedKernel)
 
 
 @pytest.mark.slow
