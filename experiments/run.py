@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import output, restarts, schemas, spreading
 from experiments.data import DataNotFound
 from fedmcmc import distributed
+from fedmcmc.resuming import ending_programs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -61,6 +62,7 @@ def execute(
     with (
         spreading.over_devices(of_run),
         restarts.surviving(out, told, of_run.checkpoint_seconds) as resumed,
+        ending_programs(),  # a chain that was cut would be taken for a whole one
         spreading.own_folder(out) as folder,
     ):
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,6 +129,11 @@ def main() -> None:
     _leave_log_to_first()
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(_job)()
+    except KeyboardInterrupt:
+        distributed.leave(1)
+        raise SystemExit(
+            "error: interrupted; nothing of this run is kept but checkpoints."
+        ) from None
     except SystemExit as stop:
         distributed.leave(stop.code)
         raise

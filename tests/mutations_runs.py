@@ -4,7 +4,7 @@ TOGETHER = "test_side_by_side.py::test_results_are_those_of_functions_by_themsel
 PIECES = "test_checkpoints.py::test_a_run_in_pieces_is_one_run[plain-npz]"
 TESTS = [TOGETHER, PIECES]
 FILES = ["killed_run.py", "kills.py", "test_checkpoints.py", "test_side_by_side.py"]
-SIDE = "side_by_side.py"
+SIDE = "_calls.py"
 
 MUTATIONS = {
     "all functions get the first one's chains": (

@@ -74,6 +74,13 @@ def test_an_experiment_that_was_cut_goes_on(module, tmp_path, monkeypatch):
     assert "checkpoint" not in (out / "config.yaml").read_text()
 
 
+def test_a_chain_that_was_cut_is_no_result(module, tmp_path, monkeypatch):
+    Cut(monkeypatch).left = 1
+    with pytest.raises(KeyboardInterrupt):
+        execute(module, tmp_path, *SMALL)  # without checkpoints, too
+    assert not (tmp_path / output.METRICS).exists()
+
+
 def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
     done, ends = [], []
 

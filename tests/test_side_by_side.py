@@ -1,6 +1,8 @@
 """Functions that sample, side by side: the same results, in fewer programs, and none lost."""
 
 import collections
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc._points_run import PointsRun
+from fedmcmc._run import Run
 
 TRACED = collections.Counter()
 
@@ -183,16 +186,135 @@ def test_an_interrupt_returns_what_all_have(monkeypatch):
     assert all((first.totals["rounds"] == first.num_draws).all() for first, _ in found)
 
 
-def test_a_program_that_fails_is_the_error_of_its_functions(monkeypatch):
+def test_runs_that_cannot_be_computed_together_are_computed_by_themselves(monkeypatch):
     def fail(*_):
         raise MemoryError("too large together")
 
     monkeypatch.setattr(PointsRun, "advance", fail)
-    data = fedmcmc.FederatedData.from_clients([np.ones((4, 2))] * 5)
-    functions = [*programs(GRID[:2]), lambda: program(0, 0.01, data=data)]
-    *failed, done = fedmcmc.side_by_side(functions, mode="vmapped", return_exceptions=True)
-    assert [str(error) for error in failed] == ["too large together"] * 2
-    assert done[1].num_draws == 10
+    with pytest.warns(RuntimeWarning, match=r"2 runs could not .* \(MemoryError: too large"):
+        found = fedmcmc.side_by_side(programs(GRID[:2]), mode="vmapped")
+    for ours, fn in zip(found, programs(GRID[:2]), strict=True):
+        for mine, wanted in zip(ours, fn(), strict=True):
+            check_equal(mine, wanted, rtol=0)
+
+
+def one(kernel, data=None, key=None, num_rounds=20, **settings):
+    return fedmcmc.sample(
+        jax.random.key(0) if key is None else key,
+        kernel,
+        federation(0) if data is None else data,
+        jnp.zeros(2),
+        num_rounds=num_rounds,
+        progress=False,
+        **settings,
+    )
+
+
+def test_a_schedule_out_of_range_is_the_error_of_its_function_alone():
+    def steps(bad):
+        return lambda r: jnp.where(r == 12, bad, 0.01)
+
+    functions = [
+        lambda b=b: one(fedmcmc.lsd(POSTERIOR, step_size=steps(b))) for b in (0.02, -1.0, 0.03)
+    ]
+    with pytest.warns(RuntimeWarning, match="3 runs could not be computed together"):
+        found = fedmcmc.side_by_side(functions, mode="vmapped", return_exceptions=True)
+    assert "got -1" in str(found[1])
+    for i in (0, 2):
+        check_equal(found[i], functions[i](), rtol=0)
+
+
+def test_a_run_on_a_mesh_is_computed_by_itself():
+    mesh = jax.make_mesh((1,), ("clients",))
+    kernel = fedmcmc.lsd(POSTERIOR, step_size=0.01)
+    functions = [lambda: one(kernel, mesh=mesh), lambda: one(kernel), lambda: one(kernel)]
+    for ours, fn in zip(fedmcmc.side_by_side(functions, mode="vmapped"), functions, strict=True):
+        check_equal(ours, fn(), rtol=1e-5)
+
+
+def test_settings_of_jax_are_those_around_and_within():
+    kernel = fedmcmc.lsd(POSTERIOR, step_size=0.01)
+    rows = [np.random.default_rng(i).normal(size=(4, 2)) for i in range(3)]
+
+    def wide():
+        with jax.enable_x64(True):
+            return one(kernel, fedmcmc.FederatedData.from_clients(rows))
+
+    def plain():
+        return one(kernel, fedmcmc.FederatedData.from_clients(rows))
+
+    found = fedmcmc.side_by_side([wide, plain, wide], mode="vmapped")
+    assert [r.info["gradient_norm"].dtype for r in found] == [
+        r.info["gradient_norm"].dtype for r in (wide(), plain(), wide())
+    ]
+    with jax.enable_x64(True):
+        around = fedmcmc.side_by_side([plain, plain], mode="vmapped")
+        check_equal(around[0], plain(), rtol=1e-12)
+
+
+def test_keys_that_draw_otherwise_when_mapped_are_not_mapped():
+    kernel = fedmcmc.lsd(POSTERIOR, step_size=0.01)
+    functions = [lambda s=s: one(kernel, key=jax.random.key(s, impl="rbg")) for s in (0, 1)]
+    for ours, fn in zip(fedmcmc.side_by_side(functions, mode="vmapped"), functions, strict=True):
+        check_equal(ours, fn(), rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["vmapped", "auto"])
+def test_an_interrupt_that_ends_programs_ends_all(mode, tmp_path, monkeypatch):
+    begun = []
+
+    def function(i):
+        begun.append(i)
+        with fedmcmc.resumable(tmp_path / str(i), every_rounds=5):
+            return one(fedmcmc.lsd(POSTERIOR, step_size=0.01))
+
+    def cut(self, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "advance", cut)
+    with pytest.raises(KeyboardInterrupt):
+        fedmcmc.side_by_side([lambda i=i: function(i) for i in range(3)], mode=mode)
+    assert begun == [0, 1, 2]
+    saved = [(tmp_path / str(i) / "0001").exists() for i in range(3)]
+    assert saved == [True, False, False]
+
+
+def test_an_interrupt_between_runs_ends_every_function(monkeypatch):
+    ended = []
+
+    def function(i):
+        try:
+            return one(fedmcmc.lsd(POSTERIOR, step_size=0.01))
+        finally:
+            ended.append(i)
+
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedmcmc._calls._at_once", cut)
+    with pytest.raises(KeyboardInterrupt):
+        fedmcmc.side_by_side([lambda i=i: function(i) for i in range(3)], mode="vmapped")
+    assert ended == [0, 1, 2]
+
+
+def test_an_interrupt_in_a_functions_own_code_is_heard(tmp_path):
+    script = """
+import os, signal, threading, time
+import fedmcmc
+called = []
+def slow(i):
+    called.append(i)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.5)
+try:
+    fedmcmc.side_by_side([lambda i=i: slow(i) for i in range(3)], mode="vmapped")
+except KeyboardInterrupt:
+    print("ended", called)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "ended [0]\n", done.stdout + done.stderr
 
 
 def test_runs_with_more_to_keep_run_by_themselves(tmp_path):

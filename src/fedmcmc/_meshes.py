@@ -91,6 +91,10 @@ def chosen_layout(
     if mesh is not None:
         _check_axes(mesh, totals)
         return Spread(mesh, totals), data
+    if totals != "gather":
+        raise ValueError(
+            f"totals= goes with mesh= (or use_layout(mesh, totals=...)), got {totals!r} without."
+        )
     if ambient.spread is None or not spreads or kernel.participation.pooled:
         return None, data
     if isinstance(data, FederatedData):

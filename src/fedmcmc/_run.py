@@ -51,6 +51,7 @@ class Keeping(NamedTuple):
     checkpoint: Checkpoint | None = None
     replaces_files: bool = False  # of an attempt that died
     by_client: bool = False  # rows are told apart client by client, as of a loader
+    hands_on_interrupts: bool = False  # to the program, where others end at what was kept
 
     @property
     def plain(self) -> bool:
@@ -123,8 +124,7 @@ class Run:
             self.advance(end, bar)
         except KeyboardInterrupt:
             self._interrupted()
-            checkpoint = self.keeping.checkpoint
-            if checkpoint is not None and checkpoint.hands_on_interrupts:
+            if self.keeping.hands_on_interrupts:
                 raise
             interrupted = True
         finally:

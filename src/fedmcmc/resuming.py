@@ -9,7 +9,13 @@ from typing import ClassVar, Literal
 
 from fedmcmc.checkpoints import Checkpoint
 
-__all__ = ["alone", "checkpoint_of_call", "resumable"]
+__all__ = [
+    "alone",
+    "checkpoint_of_call",
+    "ending_programs",
+    "hands_on_interrupts",
+    "resumable",
+]
 
 
 @dataclass(frozen=True)
@@ -124,3 +130,24 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _CALLS.reset(token)
+
+
+_ENDING: ContextVar[bool] = ContextVar("fedmcmc_ending_programs", default=False)
+
+
+@contextmanager
+def ending_programs() -> Iterator[None]:
+    """Have an interrupt (Ctrl-C) end the program within, as in `resumable`, and not one call.
+
+    For programs that would take the draws of a run that was cut for those of a whole one.
+    """
+    token = _ENDING.set(True)
+    try:
+        yield
+    finally:
+        _ENDING.reset(token)
+
+
+def hands_on_interrupts(checkpoint: Checkpoint | None) -> bool:
+    """Return whether an interrupt in a call with this checkpoint is to end the program."""
+    return _ENDING.get() or (checkpoint is not None and checkpoint.hands_on_interrupts)

@@ -21,7 +21,7 @@ from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.loaders import ClientLoader
-from fedmcmc.resuming import checkpoint_of_call
+from fedmcmc.resuming import checkpoint_of_call, hands_on_interrupts
 from fedmcmc.samples import Samples
 from fedmcmc.side_by_side import run_now_or_together
 from fedmcmc.simulate import RoundInfo, as_key
@@ -72,7 +72,8 @@ def sample(
     ----------
     rng_key
         Key of the run. Chain ``c`` uses ``fold_in(rng_key, c)``, so its draws do not depend on
-        the number of chains.
+        the number of chains (with JAX's ``rbg`` keys they do: mapped over keys, its functions draw
+        other numbers).
     kernel
         A federated kernel.
     data
@@ -172,7 +173,8 @@ def sample(
     # The process that writes the files claims them: two at once would take turns on one name.
     if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
         keeping = keeping._replace(replaces_files=True)
-    keeping = keeping._replace(by_client=isinstance(data, ClientLoader))
+    by_client, hands_on = isinstance(data, ClientLoader), hands_on_interrupts(checkpoint)
+    keeping = keeping._replace(by_client=by_client, hands_on_interrupts=hands_on)
     given = Given(kernel, keys, keeping, position, state, until, surrogates)
     if spread is not None:
         run = on_mesh(given, data, spread)

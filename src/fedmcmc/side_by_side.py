@@ -1,23 +1,20 @@
 """`side_by_side`: functions that sample, and what they sample in as few programs as can be."""
 
 import queue
+import signal
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 
-from fedmcmc import schedules
-from fedmcmc._points import points_of, structure
-from fedmcmc._points_run import PointsRun, runs_faster_together
+from fedmcmc._calls import Call, run_calls
+from fedmcmc._jax_settings import jax_settings, under
 from fedmcmc._run import Run
-from fedmcmc._segments import prepared_bytes
 from fedmcmc.resuming import alone
 from fedmcmc.samples import Samples
-from fedmcmc.trees import num_bytes
 
 __all__ = ["run_now_or_together", "side_by_side"]
 
@@ -60,8 +57,8 @@ def side_by_side(
     programs that do more than sample: those that draw their own data, run one kernel from where
     another ended, write files.
 
-    Only one function runs at any moment, in a thread of its own. A chain that turns non-finite is
-    that function's `NonFiniteError`, and stops no other.
+    Only one function runs at any moment, each in a thread of its own, from call to call in turn. A
+    chain that turns non-finite is that function's `NonFiniteError`, and stops no other.
 
     Parameters
     ----------
@@ -71,8 +68,8 @@ def side_by_side(
         outside.
     mode
         ``"vmapped"`` computes together what can be, with draws as of a run of its own up to
-        rounding; ``"sequential"`` nothing, with the very same draws, for functions that share what
-        is compiled. ``"auto"`` chooses for every program as `fedmcmc.sweep` does.
+        rounding. ``"sequential"`` calls one function after the other, from beginning to end, as a
+        loop would. ``"auto"`` computes together what `fedmcmc.sweep` would.
     max_bytes
         Memory for the runs that are computed at the same time, as in `fedmcmc.sweep`.
     return_exceptions
@@ -92,8 +89,15 @@ def side_by_side(
     Notes
     -----
     Runs with `until`, `streams`, `checkpoint`, `client_store`, `mesh` or `draws_to` are computed by
-    themselves. Settings of JAX that hold for one thread (``with jax.enable_x64(True)``) must be
-    made around `side_by_side`, and not in a function.
+    themselves, and so are those with keys other than ``threefry2x32``, whose draws depend on what
+    they are computed with.
+
+    Functions that take turns must leave alone what belongs to the whole process: global generators
+    (``numpy.random.seed``), filters of warnings, NumPyro's handlers around a call of `sample`.
+    Settings of JAX (``with jax.enable_x64(True)``) hold in a function if they do around
+    `side_by_side`, and if the function makes them. An interrupt (Ctrl-C) in a run returns what was
+    kept to each, as in `fedmcmc.sample`; elsewhere it ends every function in its next call, and a
+    second one at once.
 
     Examples
     --------
@@ -121,54 +125,70 @@ def side_by_side(
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be at least 1, got {max_bytes}.")
-    workers = [_Worker(fn) for fn in functions]
-    stopped = False
-    waiting = list(workers)
-    while waiting:
-        for worker in waiting:
-            stopped |= worker.go_on()
-        waiting = [worker for worker in waiting if worker.call is not None]
-        calls = [cast(_Call, worker.call) for worker in waiting]
-        if stopped:
-            for call in calls:
-                call.error = KeyboardInterrupt()
-        else:
-            _run_all(calls, mode, max_bytes)
-    errors = [worker.error for worker in workers if worker.error is not None]
-    if stopped or any(isinstance(error, KeyboardInterrupt) for error in errors):
+    if mode == "sequential":
+        found = [_outcome(fn) for fn in functions]
+    else:
+        found = _in_turns(functions, always=mode == "vmapped", max_bytes=max_bytes)
+    errors = [error for _, error in found if error is not None]
+    if any(isinstance(error, KeyboardInterrupt) for error in errors):
         raise KeyboardInterrupt
     if errors and not return_exceptions:
-        raise BaseExceptionGroup(f"{len(errors)} of {len(workers)} functions failed.", errors)
-    return [worker.result if worker.error is None else worker.error for worker in workers]
+        raise BaseExceptionGroup(f"{len(errors)} of {len(found)} functions failed.", errors)
+    return [result if error is None else error for result, error in found]
 
 
-@dataclass
-class _Call:
-    """A call of `sample` that waits, and then what came of it."""
+def _outcome(fn: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return fn(), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, error
 
-    run: Run
-    rounds: tuple[int, int, int]  # num_burnin, num_rounds, thinning
-    bar: Any
-    joins: bool  # whether it can be run with others
-    samples: Samples | None = None
-    error: BaseException | None = None
 
-    def alone(self) -> None:
-        """Run it by itself."""
+def _in_turns(
+    functions: Sequence[Callable[[], Any]], *, always: bool, max_bytes: int
+) -> list[tuple[Any, BaseException | None]]:
+    """Call all functions, each up to its next call of `sample`, run those calls, and so on."""
+    waiting = workers = [_Worker(fn) for fn in functions]
+    stopped = threading.Event()
+    while waiting:
+        with _noting_interrupts(stopped):
+            for worker in waiting:
+                worker.go_on(stop=stopped.is_set())
+        waiting = [worker for worker in waiting if worker.call is not None]
+        calls = [worker.call for worker in waiting if worker.call is not None]
         try:
-            with alone():
-                self.samples = self.run.go(*self.rounds, self.bar)
-        except BaseException as error:
-            self.error = error
+            if not stopped.is_set():
+                run_calls(calls, always=always, max_bytes=max_bytes)
+        except KeyboardInterrupt:
+            stopped.set()
+        if any(isinstance(call.error, KeyboardInterrupt) for call in calls):
+            stopped.set()
+    if stopped.is_set():
+        raise KeyboardInterrupt
+    return [(worker.result, worker.error) for worker in workers]
 
-    def like(self) -> Hashable:
-        """Return what calls must have in common to run in one program."""
-        run = self.run
-        given = (run.data, run.keys, run.state)
-        leaves, treedef = jax.tree.flatten(given)
-        shapes = tuple(jax.typeof(leaf) for leaf in leaves)
-        own = (self.rounds, run.first, run.keeping.collect, run.canonical)
-        return structure(run.kernel), treedef, shapes, own
+
+@contextmanager
+def _noting_interrupts(noted: threading.Event) -> Iterator[None]:
+    """Set `noted` at an interrupt, which no other thread hears; a second one is raised."""
+    default = signal.default_int_handler
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not default:
+        yield
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if noted.is_set():
+            default(number, frame)
+        noted.set()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, default)
 
 
 class _Worker:
@@ -176,11 +196,13 @@ class _Worker:
 
     def __init__(self, fn: Callable[[], Any]) -> None:
         self.fn = fn
-        self.call: _Call | None = None
+        self.call: Call | None = None
+        self.stops = False
         self.result: Any = None
         self.error: BaseException | None = None
         self.turn: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.rest: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.rests = threading.Event()
+        self.settings = jax_settings()
         context = copy_context()
         # Where the caller is killed by an error, threads that wait must not keep the process.
         threading.Thread(target=context.run, args=(self._work,), daemon=True).start()
@@ -189,27 +211,32 @@ class _Worker:
         _WORKER.set(self)
         self.turn.get()
         try:
-            self.result = self.fn()
+            if self.stops:
+                raise KeyboardInterrupt
+            with under(self.settings):
+                self.result = self.fn()
         except BaseException as error:
             self.error = error
         self.call = None
-        self.rest.put(None)
+        self.rests.set()
 
-    def go_on(self) -> bool:
-        """Let the function run until it samples or ends; return whether it was interrupted."""
+    def go_on(self, *, stop: bool) -> None:
+        """Let the function run until it samples or ends.
+
+        With `stop` its call raises, or the function is not called at all.
+        """
+        self.stops = stop
+        self.rests.clear()
         self.turn.put(None)
-        try:
-            self.rest.get()
-            return False
-        except KeyboardInterrupt:  # which a thread does not hear: it ends at its next call
-            self.rest.get()
-            return True
+        self.rests.wait()
 
-    def take(self, call: _Call) -> Samples:
+    def take(self, call: Call) -> Samples:
         """Wait, in the function's thread, for what comes of a call."""
         self.call = call
-        self.rest.put(None)
+        self.rests.set()
         self.turn.get()
+        if self.stops and call.samples is None and call.error is None:
+            raise KeyboardInterrupt
         if call.error is not None:
             raise call.error
         assert call.samples is not None
@@ -227,81 +254,6 @@ def run_now_or_together(
     if worker is None:
         with alone():
             return run.go(num_burnin, num_rounds, thinning, bar)
-    joins = joins and type(run) is Run
-    return worker.take(_Call(run, (num_burnin, num_rounds, thinning), bar, joins))
-
-
-def _run_all(calls: Sequence[_Call], mode: str, max_bytes: int) -> None:
-    groups: dict[Hashable, list[_Call]] = {}
-    for i, call in enumerate(calls):
-        groups.setdefault(call.like() if call.joins and mode != "sequential" else i, []).append(
-            call
-        )
-    for group in groups.values():
-        run = group[0].run
-        fast = mode == "vmapped" or runs_faster_together(run.state, canonical=run.canonical)
-        num = _at_once(group, max_bytes) if fast else 1
-        if num == 1:
-            for call in group:
-                call.alone()
-            continue
-        for at in range(0, len(group), num):
-            some = group[at : at + num]
-            try:
-                _run_together(some, num, max_bytes)
-            except Exception as error:  # memory may do for other runs, and functions go on
-                for call in some:
-                    call.error = error
-
-
-def _run_together(group: Sequence[_Call], num: int, max_bytes: int) -> None:
-    """Run calls as one run of `num` kernels; the last is repeated where there are fewer."""
-    num_burnin, num_rounds, thinning = group[0].rounds
-    runs = [call.run for call in group]
-    some = runs + runs[-1:] * (num - len(runs))
-    kernels, first = [run.kernel for run in some], runs[0].first
-    points = points_of([schedules.tabulate(kernel, first, num_rounds) for kernel in kernels])
-    state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[run.state for run in some])
-    on = [(run.data, run.keys) for run in some]
-    whole = PointsRun(kernels, points, on, runs[0].keeping.collect, state, max_bytes)
-    whole.keep(num_burnin, thinning)
-    interrupted = False
-    try:
-        whole.advance(first + num_rounds, _Bars(group))
-    except KeyboardInterrupt:
-        interrupted = True
-    for i, call in enumerate(group):
-        chains = slice(i * len(call.run.keys), (i + 1) * len(call.run.keys))
-        if (whole.first_bad[chains] >= 0).any():
-            call.alone()  # again, up to the last good round
-            continue
-        kept, state, totals = jax.tree.map(
-            lambda leaf, chains=chains: leaf[chains],
-            (whole.keeper.all(), whole.state, whole.totals),
-        )
-        call.run.keep(num_burnin, thinning)
-        call.run.adopt(kept, state, totals, whole.at)
-        call.samples = call.run.finished(interrupted=interrupted)
-
-
-@dataclass(frozen=True)
-class _Bars:
-    calls: Sequence[_Call]
-
-    def update(self, num: int) -> None:
-        """Add `num` rounds to every run's bar."""
-        for call in self.calls:
-            call.bar.update(num)
-
-
-def _at_once(group: Sequence[_Call], max_bytes: int) -> int:
-    """Return how many runs are computed at a time, in equal parts."""
-    run = group[0].run
-    kernel = schedules.tabulate(run.kernel, 0, 1, 0)
-    size = 2 * num_bytes(run.state) + len(run.keys) * (
-        num_bytes(run.keeper.shapes) + prepared_bytes(kernel, run.data, run.keys, run.state)
-    )
-    if any(call.run.data is not run.data for call in group):
-        size += num_bytes(run.data)
-    most = min(max(max_bytes // 2 // max(size, 1), 1), len(group))
-    return -(-len(group) // -(-len(group) // most))
+    # Mapped over keys of other kinds, the functions of jax.random draw other numbers.
+    joins = joins and type(run) is Run and jax.random.key_impl(run.keys) == "threefry2x32"
+    return worker.take(Call(run, (num_burnin, num_rounds, thinning), bar, jax_settings(), joins))

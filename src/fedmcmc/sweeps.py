@@ -56,7 +56,8 @@ def sweep(
     rng_key
         Key of the sweep. Seed ``s`` uses ``fold_in(rng_key, s)`` at every point: its draws are
         those of ``sample(fold_in(rng_key, s), kernel_fn(**point), ...)``, to the last bit if
-        `mode` is ``"sequential"``, else up to rounding.
+        `mode` is ``"sequential"``, else up to rounding (but with keys other than ``threefry2x32``,
+        which draw other numbers where they are mapped).
     kernel_fn
         Settings of a point, by name, to a kernel. Functions are the same to a compiler only if
         they are the same object: define log densities outside of it.
