@@ -224,6 +224,20 @@ def test_a_schedule_out_of_range_is_the_error_of_its_function_alone():
         check_equal(found[i], functions[i](), rtol=0)
 
 
+def test_what_no_program_takes_is_the_error_of_its_function_alone():
+    class Collect:
+        __hash__ = None
+
+        def __call__(self, state, info):
+            return state.broadcast.position
+
+    kernel = fedmcmc.lsd(POSTERIOR, step_size=0.01)
+    functions = [lambda: one(kernel), lambda: one(kernel, collect=Collect()), lambda: one(kernel)]
+    found = fedmcmc.side_by_side(functions, mode="vmapped", return_exceptions=True)
+    assert isinstance(found[1], TypeError | ValueError)
+    check_equal(found[0], found[2], rtol=0)
+
+
 def test_a_run_on_a_mesh_is_computed_by_itself():
     mesh = jax.make_mesh((1,), ("clients",))
     kernel = fedmcmc.lsd(POSTERIOR, step_size=0.01)

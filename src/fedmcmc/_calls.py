@@ -58,7 +58,7 @@ def run_calls(calls: Sequence[Call], *, always: bool, max_bytes: int) -> None:
     """
     groups: dict[Hashable, list[Call]] = {}
     for i, call in enumerate(calls):
-        groups.setdefault(call.like() if call.joins else i, []).append(call)
+        groups.setdefault(_like_or(i, call), []).append(call)
     for group in groups.values():
         run = group[0].run
         fast = always or runs_faster_together(run.state, canonical=run.canonical)
@@ -73,6 +73,18 @@ def run_calls(calls: Sequence[Call], *, always: bool, max_bytes: int) -> None:
                 some[0].alone()
             else:
                 _try_together(some, num, max_bytes)
+
+
+def _like_or(index: int, call: Call) -> Hashable:
+    """Return what a call has in common with others, or its index where it runs by itself."""
+    if not call.joins:
+        return index
+    try:
+        like = call.like()
+        hash(like)
+    except Exception:  # its own error, which it raises when it runs
+        return index
+    return like
 
 
 def _try_together(group: Sequence[Call], num: int, max_bytes: int) -> None:
