@@ -311,10 +311,11 @@ def test_an_interrupt_between_runs_ends_every_function(monkeypatch):
     assert ended == [0, 1, 2]
 
 
-def test_an_interrupt_in_a_functions_own_code_is_heard(tmp_path):
+def test_an_interrupt_in_a_functions_own_code_is_heard():
     script = """
-import os, signal, threading, time
+import os, signal, time
 import fedmcmc
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start us without
 called = []
 def slow(i):
     called.append(i)
@@ -325,9 +326,8 @@ try:
 except KeyboardInterrupt:
     print("ended", called)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "ended [0]\n", done.stdout + done.stderr
 
 
