@@ -3,6 +3,7 @@
 import collections
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +185,22 @@ def test_an_interrupt_returns_what_all_have(monkeypatch):
     assert len(warned) == 4
     assert all(0 < first.num_draws <= 30 for first, _ in found)
     assert all((first.totals["rounds"] == first.num_draws).all() for first, _ in found)
+
+
+def test_a_warning_made_an_error_computes_nothing_twice(monkeypatch):
+    take, alone = PointsRun._take, []
+
+    def cut(self, segment, at, stop):
+        take(self, segment, at, stop)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PointsRun, "_take", cut)
+    monkeypatch.setattr(Run, "go", lambda self, *_: alone.append(self))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = fedmcmc.side_by_side(programs(GRID[:2]), mode="vmapped", return_exceptions=True)
+    assert ["Interrupted" in str(error) for error in found] == [True, True]
+    assert not alone
 
 
 def test_runs_that_cannot_be_computed_together_are_computed_by_themselves(monkeypatch):

@@ -90,7 +90,7 @@ def _like_or(index: int, call: Call) -> Hashable:
 def _try_together(group: Sequence[Call], num: int, max_bytes: int) -> None:
     try:
         with alone(), under(group[0].settings):
-            _run_together(group, num, max_bytes)
+            whole, interrupted = _run_together(group, num, max_bytes)
     except Exception as error:  # one's own fault, or memory, which may do for each of them
         warnings.warn(
             f"{len(group)} runs could not be computed together, and are run by themselves "
@@ -100,10 +100,20 @@ def _try_together(group: Sequence[Call], num: int, max_bytes: int) -> None:
         )
         for call in group:
             call.alone()
+        return
+    for i, call in enumerate(group):
+        try:
+            with under(call.settings):
+                _hand_out(whole, i, call, interrupted=interrupted)
+        except Exception as error:  # a warning that the user made one
+            call.error = error
 
 
-def _run_together(group: Sequence[Call], num: int, max_bytes: int) -> None:
-    """Run calls as one run of `num` kernels; the last is repeated where there are fewer."""
+def _run_together(group: Sequence[Call], num: int, max_bytes: int) -> tuple[PointsRun, bool]:
+    """Run calls as one run of `num` kernels; the last is repeated where there are fewer.
+
+    Return the run and whether it was interrupted.
+    """
     num_burnin, num_rounds, thinning = group[0].rounds
     runs = [call.run for call in group]
     some = runs + runs[-1:] * (num - len(runs))
@@ -113,26 +123,29 @@ def _run_together(group: Sequence[Call], num: int, max_bytes: int) -> None:
     on = [(run.data, run.keys) for run in some]
     whole = PointsRun(kernels, points, on, runs[0].keeping.collect, state, max_bytes)
     whole.keep(num_burnin, thinning)
-    interrupted = False
     try:
         whole.advance(first + num_rounds, _Bars(group))
     except KeyboardInterrupt:
-        interrupted = True
-    for i, call in enumerate(group):
-        chains = slice(i * len(call.run.keys), (i + 1) * len(call.run.keys))
-        if interrupted and call.run.keeping.hands_on_interrupts:
-            call.error = KeyboardInterrupt()
-            continue
-        if (whole.first_bad[chains] >= 0).any():
-            call.alone()  # again, up to the last good round
-            continue
-        kept, state, totals = jax.tree.map(
-            lambda leaf, chains=chains: leaf[chains],
-            (whole.keeper.all(), whole.state, whole.totals),
-        )
-        call.run.keep(num_burnin, thinning)
-        call.run.adopt(kept, state, totals, whole.at)
-        call.samples = call.run.finished(interrupted=interrupted)
+        return whole, True
+    return whole, False
+
+
+def _hand_out(whole: PointsRun, i: int, call: Call, *, interrupted: bool) -> None:
+    """Give a call its chains of `whole`, in which it was the `i`-th."""
+    chains = slice(i * len(call.run.keys), (i + 1) * len(call.run.keys))
+    if interrupted and call.run.keeping.hands_on_interrupts:
+        call.error = KeyboardInterrupt()
+        return
+    if (whole.first_bad[chains] >= 0).any():
+        call.alone()  # again, up to the last good round
+        return
+    kept, state, totals = jax.tree.map(
+        lambda leaf: leaf[chains], (whole.keeper.all(), whole.state, whole.totals)
+    )
+    num_burnin, _, thinning = call.rounds
+    call.run.keep(num_burnin, thinning)
+    call.run.adopt(kept, state, totals, whole.at)
+    call.samples = call.run.finished(interrupted=interrupted)
 
 
 @dataclass(frozen=True)
