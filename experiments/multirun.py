@@ -1,7 +1,7 @@
-"""The jobs of a sweep in one process: checked first, run to the last, and put side by side.
+"""The jobs of a sweep in one process: checked first, run to the last, and tabulated together.
 
-On a CPU they run one after another and share what is compiled; elsewhere all at once, and what they
-sample at the same time is one program (`fedmcmc.side_by_side`).
+They run one after another and share what is compiled. A grid of kernels in one program is
+`fedmcmc.sweep`.
 """
 
 import copy
@@ -10,22 +10,15 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.core.utils import JobReturn, filter_overrides
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import fedmcmc
 from experiments import output, schemas, sweep_results
-from experiments.run import execute_job
 
 __all__ = ["launch"]
-
-MODES = ("auto", "sequential", "vmapped")
-
 
 class Job(NamedTuple):
     """One job of a sweep."""
@@ -42,8 +35,6 @@ def launch(
     launcher: Any,
     job_overrides: Sequence[Sequence[str]],
     first: int,
-    mode: str = "auto",
-    jobs_at_once: int = 64,
 ) -> Sequence[JobReturn]:
     """Run all jobs, go on where one fails, and write what they found together.
 
@@ -53,10 +44,6 @@ def launch(
         ``(job_overrides, index of the first) -> returns``, Hydra's own launcher.
     launcher
         Has what Hydra gave it: `config` and `hydra_context`.
-    mode
-        ``"sequential"``, ``"vmapped"``, or ``"auto"``: the latter but on a CPU.
-    jobs_at_once
-        Jobs that may be under way, each with its own rows in memory, if `mode` is ``"vmapped"``.
 
     Raises
     ------
@@ -64,16 +51,8 @@ def launch(
         Before the first job, if the settings of any are out of range; after the last, if any
         failed; with one message for all.
     """
-    if mode not in MODES:
-        raise SystemExit(f"error: hydra.launcher.mode is one of {', '.join(MODES)}, not {mode!r}.")
-    if jobs_at_once < 1:
-        raise SystemExit(f"error: hydra.launcher.jobs_at_once is at least 1, not {jobs_at_once}.")
     jobs = [_job(launcher, overrides, first + i) for i, overrides in enumerate(job_overrides)]
-    vmapped = mode == "vmapped" or (mode == "auto" and jax.default_backend() != "cpu")
-    if vmapped:
-        returned, interrupted = _together(jobs, jobs_at_once)
-    else:
-        returned, interrupted = _in_turn(jobs, run, first)
+    returned, interrupted = _in_turn(jobs, run, first)
     finished, failed = [], {}
     for i, result in returned.items():
         if isinstance(result, JobReturn):
@@ -112,28 +91,6 @@ def _in_turn(jobs: Sequence[Job], run: Callable[..., Any], first: int) -> tuple[
         except (Exception, SystemExit) as error:
             returned[i] = _reason(error)
     return returned, False
-
-
-def _together(jobs: Sequence[Job], at_once: int) -> tuple[Returned, bool]:
-    """Run jobs side by side. Hydra's own runner has one job's settings for the whole process."""
-    returned: Returned = {}
-
-    def call(i: int) -> None:
-        try:
-            job = jobs[i]
-            execute_job(job.config, job.out, job.experiment, filter_overrides(job.overrides))
-            returned[i] = JobReturn(job.overrides, job.config, status=JobStatus.COMPLETED)
-        except (Exception, SystemExit) as error:
-            returned[i] = _reason(error)
-
-    interrupted = False
-    try:
-        for at in range(0, len(jobs), at_once):
-            some = range(at, min(at + at_once, len(jobs)))
-            fedmcmc.side_by_side([partial(call, i) for i in some], mode="vmapped")
-    except KeyboardInterrupt:
-        interrupted = True
-    return dict(sorted(returned.items())), interrupted
 
 
 def _reason(error: BaseException) -> str:

@@ -117,34 +117,6 @@ def test_settings_out_of_range_are_one_message_before_the_first_job(tmp_path):
 
 
 @pytest.mark.slow
-def test_side_by_side_jobs_find_what_they_find_alone(tmp_path):
-    grid = ("experiment=fsgld/gaussian", *TINY, "seed=0,1", "step_size=1e-3,2e-3")
-    found = []
-    for mode in ("vmapped", "sequential"):
-        folder = tmp_path / mode
-        done = call(folder, *grid, f"hydra.launcher.mode={mode}", program=("-c", COUNTING))
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("TOGETHER 4") == (2 if mode == "vmapped" else 0)  # two methods
-        paths = sorted((folder / "fsgld" / "gaussian").glob("*/metrics.json"))
-        records = [json.loads(path.read_text()) for path in paths]
-        found.append([(r["config"], r["overrides"], r["metrics"]["table"]) for r in records])
-        assert len(records) == 4
-    for (config, overrides, ours), (*same, theirs) in zip(*found, strict=True):
-        assert [config, overrides] == same
-        for row, wanted in zip(ours, theirs, strict=True):
-            assert row["exact variance"] == wanted["exact variance"]
-            assert row["variance"] == pytest.approx(wanted["variance"], rel=1e-4)
-
-
-def test_a_mode_that_is_none(tmp_path):
-    done = call(tmp_path, "experiment=fsgld/gaussian", "hydra.launcher.mode=parallel")
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1] == (
-        "error: hydra.launcher.mode is one of auto, sequential, vmapped, not 'parallel'."
-    )
-
-
-@pytest.mark.slow
 def test_an_experiment_in_a_grid_of_two_by_two(tmp_path):
     grid = ("experiment=fsgld/gaussian", *TINY, "seed=0,1", "step_size=1e-3,2e-3")
     done = call(tmp_path, *grid, program=("-m", "experiments.run"))

@@ -6,7 +6,6 @@ imports this file at every start, so what the launcher needs is imported when it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
@@ -17,11 +16,9 @@ __all__ = ["SweepLauncher"]
 
 @dataclass
 class SweepLauncherConf:
-    """What ``hydra/launcher=sweep`` is; settings are those of `experiments.multirun.launch`."""
+    """What ``hydra/launcher=sweep`` is."""
 
     _target_: str = "hydra_plugins.fedmcmc_sweep.SweepLauncher"
-    mode: str = "auto"
-    jobs_at_once: int = 64
 
 
 ConfigStore.instance().store(
@@ -32,14 +29,10 @@ ConfigStore.instance().store(
 class SweepLauncher(BasicLauncher):
     """Runs all jobs in this process, where they share what is compiled."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.settings = settings
-
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run all jobs; see `experiments.multirun.launch`."""
         from experiments.multirun import launch
 
-        return launch(super().launch, self, job_overrides, initial_job_idx, **self.settings)
+        return launch(super().launch, self, job_overrides, initial_job_idx)

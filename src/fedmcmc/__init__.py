@@ -103,7 +103,6 @@ from fedmcmc.training import Length as Length
 from fedmcmc.training import training as training
 
 __version__ = "0.1.0"
-from fedmcmc.side_by_side import side_by_side as side_by_side
 from fedmcmc.step_sizes import Smoothness as Smoothness
 from fedmcmc.step_sizes import estimate_smoothness as estimate_smoothness
 from fedmcmc.step_sizes import inverse_sqrt_schedule as inverse_sqrt_schedule

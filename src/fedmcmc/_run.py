@@ -53,16 +53,6 @@ class Keeping(NamedTuple):
     by_client: bool = False  # rows are told apart client by client, as of a loader
     hands_on_interrupts: bool = False  # to the program, where others end at what was kept
 
-    @property
-    def plain(self) -> bool:
-        """Whether draws go to memory, and nothing else is kept."""
-        return (
-            self.draws
-            and not self.accumulators
-            and self.draws_to is None
-            and self.checkpoint is None
-        )
-
 
 class Run:
     """A run on the host: calls segments, moves what they keep to the host, watches for trouble."""
@@ -156,13 +146,6 @@ class Run:
             warn_excluded(samples.info)
         warn_grown(self.start, largest(samples.state))
         return samples
-
-    def adopt(
-        self, kept: Kept, state: FederatedState, totals: dict[str, np.ndarray], at: int
-    ) -> None:
-        """Take over what another run found for this one's chains, up to round `at`."""
-        self.keeper.append(kept)
-        self.state, self.totals, self.at = state, totals, at
 
     def _interrupted(self) -> None:
         """Raise where a run cannot return what it has after an interrupt."""

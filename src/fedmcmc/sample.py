@@ -21,9 +21,8 @@ from fedmcmc.checkpoints import Checkpoint
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.loaders import ClientLoader
-from fedmcmc.resuming import checkpoint_of_call, hands_on_interrupts
+from fedmcmc.resuming import alone, checkpoint_of_call, hands_on_interrupts
 from fedmcmc.samples import Samples
-from fedmcmc.side_by_side import run_now_or_together
 from fedmcmc.simulate import RoundInfo, as_key
 from fedmcmc.stopping import StoppingRule
 from fedmcmc.stores import HostStore
@@ -182,9 +181,8 @@ def sample(
         if isinstance(data, ClientLoader):
             data = data.load()
         run = on_one_device(given, data, client_store)
-    joins = keeping.plain and until is None
-    with tqdm(total=most, unit="round", disable=not progress) as bar:
-        return run_now_or_together(run, num_burnin, most, thinning, bar, joins=joins)
+    with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
+        return run.go(num_burnin, most, thinning, bar)
 
 
 def _keeping(
