@@ -20,6 +20,7 @@ from experiments import output, schemas, sweep_results
 
 __all__ = ["launch"]
 
+
 class Job(NamedTuple):
     """One job of a sweep."""
 

@@ -23,10 +23,11 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.loaders import ClientLoader
 from fedmcmc.resuming import alone, checkpoint_of_call, hands_on_interrupts
 from fedmcmc.samples import Samples
-from fedmcmc.simulate import RoundInfo, as_key
+from fedmcmc.simulate import RoundInfo
 from fedmcmc.stopping import StoppingRule
 from fedmcmc.stores import HostStore
 from fedmcmc.streaming import Accumulator
+from fedmcmc.streams import as_key
 
 __all__ = ["local_positions", "sample"]
 

@@ -1,7 +1,7 @@
 """One round of communication in simulation, and the `(init, step)` pair made of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
+from fedmcmc.streams import as_key
 
 __all__ = ["RoundInfo", "Simulation", "simulate"]
 
@@ -119,17 +120,6 @@ def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
         return run_round(kernel, rows, rng_key, state, *prepared)
 
     return Simulation(init, step)
-
-
-def as_key(rng_key: Any) -> Array:
-    """Return a typed key, also from the raw words of `jax.random.PRNGKey`."""
-    if not isinstance(rng_key, jax.Array):
-        raise TypeError(
-            f"rng_key must be a JAX key, as from jax.random.key(0), got {type(rng_key).__name__}."
-        )
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        return rng_key
-    return jax.random.wrap_key_data(rng_key)
 
 
 def prepare_round(

@@ -6,6 +6,7 @@ a sharded run and a deployed run all draw the same numbers.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from fedmcmc import trees
 from fedmcmc._types import ArrayTree
 
 __all__ = [
+    "as_key",
     "client_key",
     "cohort_key",
     "compressor_key",
@@ -46,6 +48,17 @@ _PART = 2**32 - 512
 _FAULT = 2**32 - 5
 MAX_PREPARED_NORMALS = 2**22
 """Above this many numbers a client and round, a key a step is prepared instead of its normals."""
+
+
+def as_key(rng_key: Any) -> Array:
+    """Return a typed key, also from the raw words of `jax.random.PRNGKey`."""
+    if not isinstance(rng_key, jax.Array):
+        raise TypeError(
+            f"rng_key must be a JAX key, as from jax.random.key(0), got {type(rng_key).__name__}."
+        )
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        return rng_key
+    return jax.random.wrap_key_data(rng_key)
 
 
 def client_key(rng_key: Array, round_: Array, index: Array) -> Array:

@@ -21,7 +21,7 @@ from fedmcmc._sweep_runs import Group, Sampler, one_by_one, together
 from fedmcmc._sweep_tables import Statistics, default_statistics, draw_table, tabulate_seeds
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.data import FederatedData
-from fedmcmc.simulate import as_key
+from fedmcmc.streams import as_key
 
 __all__ = ["Sweep", "sweep"]
 

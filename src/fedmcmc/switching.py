@@ -9,7 +9,7 @@ from jax import Array
 from fedmcmc._types import FederatedKernel, FederatedState, as_functions
 from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
-from fedmcmc.simulate import as_key
+from fedmcmc.streams import as_key
 
 __all__ = ["switch"]
 

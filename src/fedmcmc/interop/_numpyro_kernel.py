@@ -21,7 +21,8 @@ from fedmcmc.interop._numpyro_state import (
 )
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.predictions import predict_bias
-from fedmcmc.simulate import as_key, simulate
+from fedmcmc.simulate import simulate
+from fedmcmc.streams import as_key
 
 __all__ = ["FederatedMCMCKernel", "FederatedMCMCState"]
 
