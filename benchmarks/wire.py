@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.timing import row
 from fedmcmc import compression, wire
-from fedmcmc.compression._bounds import bound_bits
+from fedmcmc.compression import bound_bits
 
 DIMENSIONS = (50, 784, 7850, 10**6)
 BITS = (0, 1, 2, 4, 8, 16)

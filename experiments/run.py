@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import output, restarts, schemas, spreading
 from experiments.data import DataNotFound
 from fedmcmc import distributed
-from fedmcmc.resuming import ending_programs
+from fedmcmc.storage import ending_programs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

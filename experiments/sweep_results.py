@@ -11,7 +11,7 @@ import numpy as np
 import xarray
 
 from experiments import output
-from fedmcmc._sweep_tables import draw_table, tabulate_seeds
+from fedmcmc.sweeps import draw_table, tabulate_seeds
 
 __all__ = ["collect", "stem", "write"]
 

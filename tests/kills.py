@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from fedmcmc import _run
+from fedmcmc.runs import _run
 
 
 class Cut:

@@ -11,23 +11,23 @@ ONE = f"{LAW}[scheme-one]"
 TWO = f"{LAW}[scheme-two]"
 LANGEVIN = f"{LAW}[langevin]"
 TESTS = [HALF, NOISE, BATCH, REUSE, CONTROL, MASS, ONE, TWO, LANGEVIN]
-AVERAGING, INTEGRATORS = "kernels/averaging.py", "integrators.py"
+AVERAGING, INTEGRATORS = "kernels/_averaging.py", "dynamics/_integrators.py"
 
 MUTATIONS = {
     "private momenta without one over the root of the weight": (
-        "momentum.py",
+        "dynamics/_momentum.py",
         "jnp.sqrt((1 - correlation) / weight)",
         "jnp.sqrt(1 - correlation)",
         HALF,
     ),
     "correlation in place of its root": (
-        "momentum.py",
+        "dynamics/_momentum.py",
         "trees.add_scaled(private, jnp.sqrt(correlation),",
         "trees.add_scaled(private, correlation,",
         HALF,
     ),
     "one momentum for all trajectories of a round": (
-        "momentum.py",
+        "dynamics/_momentum.py",
         "return () if kind == unless else normals(rng_key, like, num)",
         "return () if kind == unless else jnp.repeat(normals(rng_key, like, 1), num, 0)",
         HALF,
@@ -81,67 +81,67 @@ MUTATIONS = {
         REUSE,
     ),
     "noise of a gradient that is not weighted": (
-        "gradients.py",
+        "gradients/_estimators.py",
         "    if weighted.value:",
         "    if False:",
         NOISE,
     ),
     "velocities of the covariance of momenta": (
-        "mass_matrix.py",
+        "dynamics/_mass_matrix.py",
         "_times(self.roots if self._is_diagonal(normals) else self.factor, normals)",
         "normals",
         MASS,
     ),
     "kicks without the inverse mass matrix": (
-        "mass_matrix.py",
+        "dynamics/_mass_matrix.py",
         "return _times(self.inverse, gradient)",
         "return gradient",
         MASS,
     ),
     "a control variate without its weight": (
-        "corrections.py",
+        "gradients/_corrections.py",
         "trees.scale(_share(shares, client), broadcast.summed)",
         "broadcast.summed",
         CONTROL,
     ),
     "a control variate with the share of rows for the weight": (
-        "corrections.py",
+        "gradients/_corrections.py",
         "trees.scale(_share(shares, client), broadcast.summed)",
         "trees.scale(client.share, broadcast.summed)",
         CONTROL,
     ),
     "a control variate that forgets the client's own gradient": (
-        "zero_sum.py",
+        "gradients/_zero_sum.py",
         "lambda g: g[0] - g[1], both)",
         "lambda g: g[0], both)",
         CONTROL,
     ),
     "draws with replacement that each count as the whole": (
-        "participation.py",
+        "participation/_participation.py",
         "1 / (size * p[index])",
         "1 / p[index]",
         ONE,
     ),
     "draws with replacement that ignore their probability": (
-        "participation.py",
+        "participation/_participation.py",
         "1 / (size * p[index])",
         "jnp.full(size, p.shape[0] / size)",
         ONE,
     ),
     "a distinct cohort that stands for itself alone": (
-        "_messages.py",
+        "rounds/_messages.py",
         "        if participation.weighted:",
         "        if False:",
         TWO,
     ),
     "all clients share what should be private": (
-        "_groups.py",
+        "rounds/_groups.py",
         "streams.client_key(rng_key, round_, client_id)",
         "streams.client_key(rng_key, round_, 0 * client_id)",
         HALF,
     ),
     "the shared key does not change with the round": (
-        "streams.py",
+        "random/_streams.py",
         "jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_SHARED))",
         "jax.random.fold_in(rng_key, jnp.uint32(_SHARED))",
         HALF,

@@ -11,11 +11,11 @@ FILES = [
     "laws_faults.py",
     "test_faults.py",
 ]
-FAULTY, PARTICIPATION = "kernels/faulty.py", "kernels/_faulty_participation.py"
+FAULTY, PARTICIPATION = "transforms/_faulty.py", "transforms/_faulty_participation.py"
 
 MUTATIONS = {
     "all clients drop out together": (
-        "streams.py",
+        "random/_streams.py",
         "return jax.random.fold_in(own, index)",
         "return own",
         DROP,
@@ -46,13 +46,13 @@ MUTATIONS = {
         LATE,
     ),
     "what is late taken as relative to memories before it": (
-        "kernels/compressed.py",
+        "transforms/_compressed.py",
         "said = trees.add(_without_exact(total.said), total.change)",
         "said = _without_exact(total.said)",
         MEMORY,
     ),
     "a memory moved by a message that is left out": (
-        "_cohorts.py",
+        "rounds/_cohorts.py",
         "new = kept_by_all(own.active, new, old)",
         "new = kept_by_all(group.cohort.active, new, old)",
         MEMORY,

@@ -37,7 +37,7 @@ FILES = [
 ]
 RULES, PSEUDO, DELTAS = (
     "kernels/_natural_rules.py",
-    "kernels/pseudo_gradients.py",
+    "kernels/_pseudo_gradients.py",
     "kernels/_deltas.py",
 )
 
@@ -49,13 +49,13 @@ MUTATIONS = {
         SITE,
     ),
     "a site that moves undamped": (
-        "kernels/natural.py",
+        "kernels/_natural.py",
         "damping = schedules.value(parameters.damping, broadcast.round)\n    site, state",
         "damping = jnp.float32(1.0)\n    site, state",
         SITE,
     ),
     "a server that moves undamped": (
-        "kernels/natural.py",
+        "kernels/_natural.py",
         "damping = schedules.value(parameters.damping, broadcast.round)\n    before",
         "damping = jnp.float32(1.0)\n    before",
         POWER,
@@ -91,7 +91,7 @@ MUTATIONS = {
         SITE,
     ),
     "variances of the precision's diagonal": (
-        "sites.py",
+        "gaussian/_sites.py",
         "variances = jnp.diagonal(q.covariance())",
         "variances = 1 / jnp.diagonal(q.precision)",
         SITE,

@@ -6,13 +6,13 @@ FILES = ["killed_run.py", "kills.py", "test_checkpoints.py"]
 
 MUTATIONS = {
     "totals before a checkpoint forgotten": (
-        "_run.py",
+        "runs/_run.py",
         "self.totals, self.stopped = saved.totals, saved.stopped",
         "self.stopped = saved.stopped",
         PIECES,
     ),
     "a run goes on from the checkpoint's round in the first state": (
-        "_run.py",
+        "runs/_run.py",
         "self._restore(saved.state)",
         "",
         PIECES,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.branches import where_any
+from fedmcmc.pytrees import where_any
 
 X = jnp.array([1.0, 4.0, 9.0])
 START = jnp.array([0.3, -0.2])

@@ -9,7 +9,7 @@ import pytest
 from lanes import fast_and_slow
 
 import fedmcmc
-from fedmcmc.buckets import cheapest_ends
+from fedmcmc.data._buckets import cheapest_ends
 
 SIZES = (40, 3, 5, 4, 41, 90, 7)
 DATA = fedmcmc.FederatedData.from_clients(

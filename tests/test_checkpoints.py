@@ -15,7 +15,7 @@ from kills import kill_until_done
 
 import fedmcmc
 from fedmcmc import streaming
-from fedmcmc.stopping import Verdict
+from fedmcmc.diagnostics._stopping import Verdict
 
 SCRIPT = Path(killed_run.__file__)
 
@@ -284,7 +284,7 @@ def test_files_of_an_attempt_that_died_before_its_first_checkpoint(kind, tmp_pat
         raise MemoryError("no run")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedmcmc._run.Run.go", dies)
+        patched.setattr("fedmcmc.runs._run.Run.go", dies)
         with pytest.raises(MemoryError):
             short(tmp_path, kind, checkpoint=checkpoint, num_rounds=150)
     assert not checkpoint.exists

@@ -8,7 +8,7 @@ from contract_model import DATA, KEY, POSITIONS, Given
 from contract_tables import KERNELS
 
 import fedmcmc
-from fedmcmc import _starts as layout
+from fedmcmc.runs import _starts as layout
 
 NESTED = POSITIONS["nested"]
 SOME = ("qlsd_pp", pytest.param("fa_hmc", marks=pytest.mark.slow))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import streams
+from fedmcmc.random import streams
 
 KEY = jax.random.key(4)
 ROWS = [np.random.default_rng(i).normal(3 * i, 1, size=(n, 4)) for i, n in enumerate((3, 1, 5))]

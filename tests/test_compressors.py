@@ -7,8 +7,8 @@ import pytest
 from federations import LIMIT, z_scores
 
 import fedmcmc
-from fedmcmc import streams
 from fedmcmc.compression import message_bits
+from fedmcmc.random import streams
 
 KEY = jax.random.key(11)
 DATA = fedmcmc.FederatedData.from_clients([np.ones((n, 2)) for n in (2, 3, 1)])

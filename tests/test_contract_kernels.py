@@ -23,8 +23,8 @@ from jax.flatten_util import ravel_pytree
 from lanes import fast_and_slow
 
 import fedmcmc
-from fedmcmc import trees
 from fedmcmc._types import Arrivals
+from fedmcmc.pytrees import trees
 
 NESTED = POSITIONS["nested"]
 

@@ -10,9 +10,10 @@ import pytest
 from jax.tree_util import Partial
 
 import fedmcmc
-from fedmcmc import _run, _segments
 from fedmcmc._types import Broadcast, FederatedKernel, FederatedState, StepInfo
-from fedmcmc.convolutions import canonical, holds_convolution, one_client_at_a_time
+from fedmcmc.pytrees._convolutions import canonical, holds_convolution, one_client_at_a_time
+from fedmcmc.rounds import _program as _segments
+from fedmcmc.runs import _run
 
 LAYOUTS = {
     1: [("NCH", "OIH", "NCH")],

@@ -234,7 +234,7 @@ def test_processes_that_differ_all_say_so(tmp_path):
 
 
 def test_the_first_process_alone_claims_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys.modules["fedmcmc.sample"], "is_first", lambda: False)
+    monkeypatch.setattr(sys.modules["fedmcmc.runs._sample"], "is_first", lambda: False)
     checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint")
     claimed = []
     monkeypatch.setattr(fedmcmc.Checkpoint, "claims", lambda *_: claimed.append(1))
@@ -245,14 +245,14 @@ def test_the_first_process_alone_claims_files(monkeypatch, tmp_path):
 def test_calls_have_one_number_alone_and_in_several_processes(monkeypatch, tmp_path):
     with fedmcmc.resumable(tmp_path):
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["fedmcmc.sample"], "several", lambda: True)
+            patch.setattr(sys.modules["fedmcmc.runs._sample"], "several", lambda: True)
             run_small()  # no mesh, no checkpoint
         run_small(mesh=distributed.mesh())
     assert [path.name for path in tmp_path.iterdir()] == ["0002"]
 
 
 def test_a_run_of_several_processes_within_an_except_block_saves_its_end(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedmcmc._mesh_run.several", lambda: True)
+    monkeypatch.setattr("fedmcmc.runs._mesh_run.several", lambda: True)
     checkpoint = fedmcmc.Checkpoint(tmp_path)
     try:
         raise RuntimeError("the caller's own")
@@ -268,7 +268,7 @@ def test_processes_meet_after_the_checkpoint_of_a_run_that_turned_non_finite(mon
         met.append(checkpoint.exists)
         return number
 
-    monkeypatch.setattr("fedmcmc._mesh_run.agreed", agreed)
+    monkeypatch.setattr("fedmcmc.runs._mesh_run.agreed", agreed)
     posterior = fedmcmc.Posterior(lambda t: -(t**2), lambda t, x: -((x - t) ** 2))
     data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
     with pytest.raises(fedmcmc.NonFiniteError):

@@ -11,9 +11,9 @@ from federations import LIMIT
 from lanes import fast_and_slow
 
 import fedmcmc
-from fedmcmc.shuffles import shuffle_words, shuffled
+from fedmcmc.random import shuffle_words, shuffled
 
-ROOM = importlib.import_module("fedmcmc.epochs")
+ROOM = importlib.import_module("fedmcmc.gradients._epochs")
 SIZES = (7, 1, 4)
 DATA = fedmcmc.FederatedData.from_clients(
     [10.0 * i + jnp.arange(n, dtype=jnp.float32) for i, n in enumerate(SIZES)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import integrators
+from fedmcmc.dynamics import _integrators as integrators
 
 POSTERIOR = fedmcmc.Posterior(
     lambda theta: -0.5 * jnp.sum(theta**2),

@@ -12,9 +12,10 @@ from federations_averaging import FEDERATION, SHARES
 from lanes import fast_and_slow
 
 import fedmcmc
-from fedmcmc import integrators, trees
-from fedmcmc.mass_matrix import MassMatrix
+from fedmcmc.dynamics import _integrators as integrators
+from fedmcmc.dynamics._mass_matrix import MassMatrix
 from fedmcmc.participation import pooled
+from fedmcmc.pytrees import trees
 
 DATA = FEDERATION.data
 START = jnp.asarray(FEDERATION.start)
@@ -289,7 +290,8 @@ def test_identity_compression_changes_nothing_and_quantised_averages_are_unbiase
 
 def test_long_rounds_draw_in_the_loop_what_they_would_draw_ahead(monkeypatch):
     """Above a size only keys are prepared: of normals, and of the rows of minibatches."""
-    from fedmcmc import minibatches, streams
+    from fedmcmc.gradients import _minibatches as minibatches
+    from fedmcmc.random import streams
 
     settings = dict(rho=0.4, batch_size=2, num_local_steps=2)
     monkeypatch.setattr(streams, "MAX_PREPARED_NORMALS", 4)

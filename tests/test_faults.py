@@ -17,8 +17,10 @@ from federations_qlsd import Curved
 from lanes import fast_and_slow
 
 import fedmcmc
-from fedmcmc import inference, streams, trees
-from fedmcmc.simulate import prepare_round
+from fedmcmc import inference
+from fedmcmc.pytrees import trees
+from fedmcmc.random import streams
+from fedmcmc.rounds import prepare_round
 
 NUM_CHAINS = 16384
 NUM_ROUNDS = 4

@@ -9,8 +9,8 @@ from federations import LIMIT, Federation, z_scores
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
-from fedmcmc.kernels.pseudo_gradients import posterior_delta
-from fedmcmc.training import Length, train, training
+from fedmcmc.dynamics import Length, train, training
+from fedmcmc.kernels import posterior_delta
 
 FEDERATION = Federation()
 DATA = FEDERATION.data

@@ -9,7 +9,8 @@ from federations import Federation, loglikelihood
 from lanes import fast_and_slow
 
 import fedmcmc
-from fedmcmc import inference, trees
+from fedmcmc import inference
+from fedmcmc.pytrees import trees
 
 FEDERATION = Federation()
 DATA = FEDERATION.data

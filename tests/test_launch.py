@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from fedmcmc import _warden, launch
+from fedmcmc import launch
+from fedmcmc.placement import _warden
 
 
 def test_a_launcher_ends_the_others_where_one_fails(tmp_path):

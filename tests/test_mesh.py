@@ -13,8 +13,9 @@ from contract_model import DATA, KEY, POSITIONS, Given
 from contract_tables import KERNELS
 
 import fedmcmc
-from fedmcmc.buckets import by_size
-from fedmcmc.layouts import balanced, layout_of
+from fedmcmc.data import layout_of
+from fedmcmc.data._buckets import by_size
+from fedmcmc.data._layouts import balanced
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(KERNELS)

@@ -34,7 +34,7 @@ run.main()
 # Says when runs of several jobs are one program, and of how many.
 COUNTING = """
 from experiments import run
-from fedmcmc._points_run import PointsRun
+from fedmcmc.sweeps._points_run import PointsRun
 advance = PointsRun.advance
 def told(self, *given):
     print("TOGETHER", len(self.kernels), flush=True)

@@ -7,7 +7,7 @@ import pytest
 from federations import LIMIT, z_scores
 
 import fedmcmc
-from fedmcmc import streams
+from fedmcmc.random import streams
 
 ROWS = [
     np.random.default_rng(i).normal(i, 1, (n, 3)).astype(np.float32) * [1.0, 5.0, 0.2]

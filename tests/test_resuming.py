@@ -12,7 +12,7 @@ from killed_run import assert_same
 from kills import Cut
 
 import fedmcmc
-from fedmcmc.stopping import Verdict
+from fedmcmc.diagnostics._stopping import Verdict
 
 CHAINED = dict(num_burnin=50, thinning=2)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.stopping import StoppingRule, Verdict
+from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.diagnostics._stopping import Verdict
 
 KEY = jax.random.key(2)
 DATA = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((5, 2))])

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fedmcmc
-from fedmcmc import sweeps
+from fedmcmc.sweeps import _sweeps as sweeps
 
 KEY = jax.random.key(7)
 DATA = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((5, 2)), jnp.ones((4, 2))])
@@ -360,7 +360,7 @@ def test_functions_made_anew_warn():
 
 def test_large_models_on_a_cpu_run_one_after_another(monkeypatch):
     assert run().modes == ("vmapped",)
-    monkeypatch.setattr(sys.modules["fedmcmc._points_run"], "LARGE_BYTES", 7)
+    monkeypatch.setattr(sys.modules["fedmcmc.sweeps._points_run"], "LARGE_BYTES", 7)
     expected = "sequential" if jax.default_backend() == "cpu" else "vmapped"
     assert run().modes == (expected,)
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmcmc import compression, trees, wire
+from fedmcmc import compression, wire
 from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
+from fedmcmc.pytrees import trees
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SHAPES = st.lists(

@@ -19,7 +19,7 @@ from experiments.fa_hmc.image_sweep import Curves, Plan, sweep
 from experiments.fa_hmc.image_tuning import num_diverged, tuned
 from experiments.models import Mlp
 from experiments.qlsd import networks
-from fedmcmc import trees
+from fedmcmc.pytrees import trees
 
 __all__ = ["Problem", "Settings", "execute", "plans", "problem"]
 

@@ -12,7 +12,7 @@ from jax import Array
 import fedmcmc
 from experiments.fed_ep import methods
 from experiments.fed_ep.methods import Federation, Settings
-from fedmcmc import trees
+from fedmcmc.pytrees import trees
 
 __all__ = ["MARGINAL_DRAWS", "Curve", "execute", "marginal", "point", "trouble"]
 

@@ -14,9 +14,9 @@ from jax import Array
 
 import fedmcmc
 from experiments.qlsd.networks import Run, Settings, rounds
-from fedmcmc import convolutions, trees
 from fedmcmc.data import fold
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.pytrees import convolutions, trees
 
 __all__ = ["fed_be_run", "fsgld_run", "qlsd_runs", "surrogates"]
 

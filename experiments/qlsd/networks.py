@@ -12,8 +12,9 @@ import optax
 from jax import Array
 
 import fedmcmc
-from fedmcmc import convolutions, metrics, trees
+from fedmcmc import metrics
 from fedmcmc.interop.flax import predictive
+from fedmcmc.pytrees import convolutions, trees
 
 __all__ = [
     "Result",

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from fedmcmc import _warden
-from fedmcmc.distributed import ADDRESS, COUNT, INDEX
+from fedmcmc.placement import ADDRESS, COUNT, INDEX, WARDEN
 
 __all__ = ["launch", "main"]
 
@@ -86,7 +85,7 @@ def _watched(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[
     Yields what is to be called when one has begun or ended: the number of a process that ended
     may soon be another's.
     """
-    command = [sys.executable, "-I", "-S", _warden.__file__]
+    command = [sys.executable, "-I", "-S", WARDEN]
     null = subprocess.DEVNULL
     # In a session of its own: an interrupt of the terminal is for the others.
     with subprocess.Popen(

@@ -1,9 +1,15 @@
-"""Compressors of messages, with the bits they cost."""
+"""Compressors of messages, with the bits they cost.
+
+A compressor makes a code of a message and a message of a code; its bits are counted here and
+written by `fedmcmc.wire`. It knows no kernel, and imports types, pytrees and random streams.
+"""
 
 from fedmcmc.compression._bounds import bound_bits as bound_bits
 from fedmcmc.compression._codes import Dense as Dense
 from fedmcmc.compression._codes import Quantized as Quantized
 from fedmcmc.compression._codes import Sparse as Sparse
+from fedmcmc.compression._elias import SMALLEST_NORM as SMALLEST_NORM
+from fedmcmc.compression._elias import as_vectors as as_vectors
 from fedmcmc.compression._elias import code_length as code_length
 from fedmcmc.compression._elias import message_bits as message_bits
 from fedmcmc.compression._memory import memory as memory

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree
 from fedmcmc.compression._codes import Dense, Quantized, Sparse
+from fedmcmc.pytrees import trees
 
 __all__ = [
     "FLAG_BITS",

@@ -8,7 +8,6 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, PerClient, Static
 from fedmcmc.compression._simple import chain
 from fedmcmc.compression._types import (
@@ -18,6 +17,7 @@ from fedmcmc.compression._types import (
     of_client,
     per_client_number,
 )
+from fedmcmc.pytrees import trees
 
 __all__ = ["memory"]
 

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, PerClient, Static
-from fedmcmc.branches import where_any
 from fedmcmc.compression._codes import Quantized
 from fedmcmc.compression._elias import SMALLEST_NORM
 from fedmcmc.compression._types import (
@@ -20,7 +18,8 @@ from fedmcmc.compression._types import (
     of_client,
     per_client_number,
 )
-from fedmcmc.streams import random_words, word_halves
+from fedmcmc.pytrees import trees, where_any
+from fedmcmc.random import random_words, word_halves
 
 __all__ = ["quantize"]
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, Static
 from fedmcmc.compression._codes import Dense
 from fedmcmc.compression._types import Compressor, no_check, no_draws, no_state
+from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["chain", "clip", "identity"]
 

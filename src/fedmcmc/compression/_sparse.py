@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, Static
 from fedmcmc.compression._codes import Sparse
 from fedmcmc.compression._types import Compressor, no_check, no_draws, no_state
-from fedmcmc.streams import random_words, realise_words
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import random_words, realise_words
 
 __all__ = ["sparsify", "top_k"]
 

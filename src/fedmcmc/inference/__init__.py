@@ -1,4 +1,8 @@
-"""Client inference of expectation propagation: a Gaussian for a likelihood times a cavity."""
+"""Client inference of expectation propagation: a Gaussian for a likelihood times a cavity.
+
+An inference sees one client and its cavity, and returns a Gaussian. It imports surrogates,
+dynamics, gradients and the ground floor, and no kernel.
+"""
 
 from fedmcmc.inference._blocks import exact_gaussian as exact_gaussian
 from fedmcmc.inference._blocks import laplace as laplace
@@ -8,6 +12,7 @@ from fedmcmc.inference._langevin import langevin_mean as langevin_mean
 from fedmcmc.inference._means import exact_mean as exact_mean
 from fedmcmc.inference._means import sgd_mean as sgd_mean
 from fedmcmc.inference._ngvi import ngvi as ngvi
+from fedmcmc.inference._shapes import from_flat as from_flat
 from fedmcmc.inference._types import Inference as Inference
 from fedmcmc.inference._types import Mean as Mean
 from fedmcmc.inference._types import Tilted as Tilted

@@ -7,16 +7,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
+from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Client, Number, Posterior, Static
-from fedmcmc.checks import expect, positive_integer
 from fedmcmc.data import FederatedData
-from fedmcmc.gaussian import Gaussian
+from fedmcmc.gaussian import Gaussian, project
 from fedmcmc.inference._fisher import check_resample, fisher
 from fedmcmc.inference._means import check_quadratic, exact_tilted
 from fedmcmc.inference._shapes import clipped, flat_precision, from_flat, in_structure
 from fedmcmc.inference._types import Inference, Mean, Tilted, with_decay
-from fedmcmc.sites import project
+from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["exact_gaussian", "laplace", "mcmc", "scaled_identity"]
 

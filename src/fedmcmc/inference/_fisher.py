@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.data import FederatedData, gather
+from fedmcmc.pytrees import trees
 
 __all__ = ["check_resample", "fisher"]
 

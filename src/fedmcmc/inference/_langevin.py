@@ -8,13 +8,13 @@ import optax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Posterior
+from fedmcmc.dynamics import Training, local_steps, train, training
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference._means import check_samples, found, moments
 from fedmcmc.inference._types import Found, Mean
-from fedmcmc.streams import normals, realise_normals
-from fedmcmc.training import Training, local_steps, train, training
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import normals, realise_normals
 
 __all__ = ["langevin_mean"]
 

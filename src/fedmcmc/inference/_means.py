@@ -11,15 +11,13 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Posterior
 from fedmcmc.data import FederatedData
-from fedmcmc.gaussian import Gaussian
+from fedmcmc.dynamics import Trained, Training, Visitor, local_steps, train, training
+from fedmcmc.gaussian import Gaussian, as_dense, plus_precision
 from fedmcmc.inference._types import Found, Mean
-from fedmcmc.sites import as_dense, plus_precision
-from fedmcmc.surrogates._newton import as_gaussian, expand
-from fedmcmc.surrogates._target import Target
-from fedmcmc.training import Trained, Training, Visitor, local_steps, train, training
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.surrogates import Target, as_gaussian, expand
 
 __all__ = [
     "check_quadratic",

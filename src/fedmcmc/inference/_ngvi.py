@@ -8,16 +8,16 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
+from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Client, Number, Posterior, Static
-from fedmcmc.checks import expect, positive_integer
-from fedmcmc.epochs import offsets_of_call, steps_an_epoch
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import offsets_of_call, steps_an_epoch
 from fedmcmc.inference._blocks import _check_fisher, _clip, scaled_addition
 from fedmcmc.inference._fisher import fisher
 from fedmcmc.inference._shapes import clipped, flat_precision, from_flat, in_structure
 from fedmcmc.inference._types import Inference, Mean, Tilted, with_decay
-from fedmcmc.streams import integers_below
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import integers_below
 
 __all__ = ["ngvi"]
 

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.sites import with_mean
+from fedmcmc.gaussian import Gaussian, with_mean
+from fedmcmc.pytrees import trees
 
 __all__ = ["clipped", "flat_precision", "from_flat", "in_structure"]
 

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from fedmcmc import schedules
 from fedmcmc._types import ArrayTree, Client
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.sites import plus_precision
+from fedmcmc.gaussian import Gaussian, plus_precision
+from fedmcmc.pytrees import schedules
 
 __all__ = ["Found", "Inference", "Mean", "Tilted", "with_decay"]
 

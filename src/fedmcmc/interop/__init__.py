@@ -1,1 +1,5 @@
-"""Bridges to other libraries; import the module of the library you use."""
+"""Models and results of other libraries: NumPyro, Flax, ArviZ.
+
+`interop.numpyro` and `interop.flax` are public modules, so that neither library is needed for the
+other. They import everything below.
+"""

@@ -9,20 +9,16 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from fedmcmc import streams, trees
 from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.interop._numpyro_model import from_numpyro
-from fedmcmc.interop._numpyro_state import (
-    FederatedMCMCState,
-    checked_position,
-    federated_data,
-)
+from fedmcmc.interop._numpyro_state import FederatedMCMCState, checked_position, federated_data
 from fedmcmc.interop._numpyro_trace import call_model
-from fedmcmc.predictions import predict_bias
-from fedmcmc.simulate import simulate
-from fedmcmc.streams import as_key
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, streams
+from fedmcmc.rounds import simulate
+from fedmcmc.tuning import predict_bias
 
 __all__ = ["FederatedMCMCKernel", "FederatedMCMCState"]
 

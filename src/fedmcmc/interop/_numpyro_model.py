@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_structure import Structure, find_structure
+from fedmcmc.pytrees import trees
 
 __all__ = ["from_numpyro"]
 

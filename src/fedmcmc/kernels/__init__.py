@@ -1,1 +1,20 @@
-"""Families of servers: what a round of communication does."""
+"""Families of kernels: what a client does, what the server does, where both start.
+
+One family a file, and the pieces that several families share. A kernel knows nothing of devices,
+chunks, files or processes; it is built of blocks and fits, and imports no transform.
+"""
+
+from fedmcmc.kernels._averaging import averaging as averaging
+from fedmcmc.kernels._consensus import consensus as consensus
+from fedmcmc.kernels._distillation import distillation as distillation
+from fedmcmc.kernels._ensemble import Distiller as Distiller
+from fedmcmc.kernels._ensemble import dirichlet_ensemble as dirichlet_ensemble
+from fedmcmc.kernels._ensemble import ensemble as ensemble
+from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels._langevin import langevin as langevin
+from fedmcmc.kernels._natural import natural as natural
+from fedmcmc.kernels._pseudo_gradients import Delta as Delta
+from fedmcmc.kernels._pseudo_gradients import displacement as displacement
+from fedmcmc.kernels._pseudo_gradients import posterior_delta as posterior_delta
+from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradients
+from fedmcmc.kernels._relay import relay as relay

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Number
-from fedmcmc.training import Visitor
+from fedmcmc.dynamics import Visitor
+from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["Delta", "displacement", "posterior_delta"]
 

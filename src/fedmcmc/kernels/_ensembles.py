@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import schedules, trees
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static
-from fedmcmc.checks import positive_integer
-from fedmcmc.streams import integers_below, normals, realise_normals
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import integers_below, normals, realise_normals
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "gaussian_ensemble"]
 

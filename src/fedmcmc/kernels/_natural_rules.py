@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc import schedules, trees
 from fedmcmc._types import ArrayTree, Client, Participation
 from fedmcmc.data import FederatedData
-from fedmcmc.gaussian import Gaussian
+from fedmcmc.gaussian import Gaussian, is_proper, with_mean
 from fedmcmc.participation import full
-from fedmcmc.sites import is_proper, with_mean
+from fedmcmc.pytrees import schedules, trees
 
 __all__ = [
     "CAVITIES",

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior, Static
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.inference._shapes import from_flat
+from fedmcmc.inference import from_flat
+from fedmcmc.pytrees import trees
 
 __all__ = ["PriorSite", "prior_site"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import trees
+from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -25,11 +25,10 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.checks import expect
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import first_reference, next_broadcast
-from fedmcmc.scaling import prior_share
-from fedmcmc.streams import normals, realise_normals
+from fedmcmc.gradients import first_reference, next_broadcast, prior_share
+from fedmcmc.pytrees import trees
+from fedmcmc.random import normals, realise_normals
 
 __all__ = [
     "LocalDraws",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc import trees
+from fedmcmc.pytrees import trees
 
 __all__ = [
     "as_finite",

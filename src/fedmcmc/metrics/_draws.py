@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.metrics._arguments import positive_integer, single_precision
+from fedmcmc.pytrees import trees
 
 __all__ = ["flatten_draws", "predictive"]
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree
 from fedmcmc.metrics._arguments import as_finite, positive_integer, same_precision
+from fedmcmc.pytrees import trees
 
 __all__ = ["marginal_error", "marginal_error_floor"]
 

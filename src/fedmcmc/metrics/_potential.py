@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.metrics._arguments import (
@@ -19,6 +18,7 @@ from fedmcmc.metrics._arguments import (
     unit_interval,
 )
 from fedmcmc.metrics._draws import flatten_draws
+from fedmcmc.pytrees import trees
 
 __all__ = ["hpd_error", "hpd_threshold", "potential"]
 

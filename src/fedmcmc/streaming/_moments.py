@@ -8,8 +8,8 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Static, as_functions
+from fedmcmc.pytrees import trees
 from fedmcmc.streaming._types import Accumulator, Transform, transformed
 
 __all__ = ["Moments", "moments", "pool"]

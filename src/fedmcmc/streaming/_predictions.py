@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import trees
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static, as_functions
-from fedmcmc.checks import positive_integer
+from fedmcmc.pytrees import trees
 from fedmcmc.streaming._types import Accumulator
 
 __all__ = ["Calibration", "calibration", "predictive"]

@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc import streams
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static, as_functions
-from fedmcmc.checks import positive_integer
+from fedmcmc.random import streams
 from fedmcmc.streaming._types import Accumulator, Transform, transformed
 
 __all__ = ["Stored", "reservoir", "thinned"]

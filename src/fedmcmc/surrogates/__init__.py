@@ -26,6 +26,9 @@ from fedmcmc.surrogates._analytic import analytic as analytic
 from fedmcmc.surrogates._laplace import laplace as laplace
 from fedmcmc.surrogates._mode import Mode as Mode
 from fedmcmc.surrogates._mode import mode as mode
+from fedmcmc.surrogates._newton import as_gaussian as as_gaussian
+from fedmcmc.surrogates._newton import expand as expand
 from fedmcmc.surrogates._sampled import sampled as sampled
 from fedmcmc.surrogates._setup import setup_bits as setup_bits
+from fedmcmc.surrogates._target import Target as Target
 from fedmcmc.surrogates._taylor import taylor as taylor

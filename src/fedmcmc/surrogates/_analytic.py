@@ -10,9 +10,7 @@ from jax.tree_util import Partial
 from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.surrogates._arguments import (
-    check_choice,
-)
+from fedmcmc.surrogates._arguments import check_choice
 from fedmcmc.surrogates._propriety import (
     CHECKS,
     complain,
@@ -20,10 +18,7 @@ from fedmcmc.surrogates._propriety import (
     scaled_eigen,
     singular_below,
 )
-from fedmcmc.surrogates._target import (
-    client_cost,
-    over_clients,
-)
+from fedmcmc.surrogates._target import client_cost, over_clients
 
 __all__ = ["analytic"]
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.pytrees import trees
 
 __all__ = [
     "STRUCTURES",

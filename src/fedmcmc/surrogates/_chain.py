@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import streams, trees
 from fedmcmc._types import ArrayTree, Broadcast, GradientEstimator
 from fedmcmc.data import CHUNK_ROWS, FederatedData
-from fedmcmc.integrators import overdamped_langevin
+from fedmcmc.dynamics import overdamped_langevin
+from fedmcmc.pytrees import trees
+from fedmcmc.random import streams
 from fedmcmc.surrogates._target import Target, row_size
 
 __all__ = ["Chain", "Moments", "run_chain"]

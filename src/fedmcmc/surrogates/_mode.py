@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
+from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._arguments import densities, integer
 from fedmcmc.surrogates._newton import Maximum, maximise
 from fedmcmc.surrogates._target import Target, value_and_gradient

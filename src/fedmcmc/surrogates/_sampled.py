@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, GradientEstimator, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.minibatches import for_batch_size
+from fedmcmc.gradients import for_batch_size
+from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._arguments import (
     STRUCTURES,
     check_choice,

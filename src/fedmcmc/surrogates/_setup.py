@@ -2,8 +2,8 @@
 
 import jax
 
-from fedmcmc import trees
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.pytrees import trees
 
 __all__ = ["setup_bits"]
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.data import CHUNK_ROWS, FederatedData, fold
+from fedmcmc.pytrees import trees
 
 __all__ = [
     "DENSE_LIMIT",

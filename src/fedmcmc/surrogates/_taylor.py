@@ -7,20 +7,13 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc import trees
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.surrogates._arguments import (
-    STRUCTURES,
-    check_choice,
-    densities,
-)
+from fedmcmc.pytrees import trees
+from fedmcmc.surrogates._arguments import STRUCTURES, check_choice, densities
 from fedmcmc.surrogates._newton import as_gaussian, expand
-from fedmcmc.surrogates._propriety import (
-    CHECKS,
-    complain,
-)
+from fedmcmc.surrogates._propriety import CHECKS, complain
 from fedmcmc.surrogates._target import Target, client_cost, over_clients
 
 __all__ = ["taylor"]

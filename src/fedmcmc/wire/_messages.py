@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.compression._codes import Dense, Quantized, Sparse
-from fedmcmc.compression._elias import SMALLEST_NORM, as_vectors
+from fedmcmc.compression import SMALLEST_NORM, Dense, Quantized, Sparse, as_vectors
 from fedmcmc.wire._bits import as_words, big_endian, float_bits, num_omega_bits, omega_bits
 from fedmcmc.wire._reader import Reader
 

@@ -1,0 +1,221 @@
+"""FA-LD and FA-HMC: clients run Langevin or Hamiltonian dynamics and are averaged.
+
+Sources: Deng, Zhang, Ma, Song, Zhang and Lin (2021), On convergence of federated averaging Langevin
+dynamics; Liang, Zhang, Deng, Song and Lin (2024), Bayesian federated learning with Hamiltonian
+Monte Carlo: algorithm and theory, Algorithms 1 to 3 and B.2. Their ``eta`` is the leapfrog
+`step_size`, ``K`` or ``L`` is `num_integration_steps`, ``T`` is `num_local_steps`; their losses
+``f_c`` are minus a client's log likelihood over its weight, minus the log prior.
+"""
+
+from typing import Any, Literal
+
+from jax import Array
+
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    GradientEstimator,
+    Number,
+    Participation,
+    Posterior,
+)
+from fedmcmc.dynamics import Integrator, euler_maruyama, leapfrog, shared_momentum
+from fedmcmc.gradients import for_batch_size, noisy, scaffold
+from fedmcmc.kernels import averaging
+from fedmcmc.pytrees import schedules
+
+__all__ = ["fa_hmc", "fa_ld"]
+
+
+def fa_ld(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    num_local_steps: int,
+    rho: Number = 1.0,
+    batch_size: int | float | None = None,
+    gradient_noise: Number = 0.0,
+    control_variate: bool = False,
+    weights: Array | None = None,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    replace: bool = True,
+) -> FederatedKernel:
+    """Federated averaging Langevin dynamics: local Langevin steps, then a weighted average.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    step_size
+        Number or schedule of the round. A local step of client ``c`` is
+        ``position + step_size * gradient + sqrt(2 * step_size) * normal`` with the gradient of the
+        log prior plus one over the client's weight times that of its log likelihood.
+    num_local_steps
+        Steps between two communications, ``T``. Above one, clients that differ in curvature bias
+        the mean.
+    rho
+        Correlation of the clients' noise, in [0, 1]; see `fedmcmc.shared_momentum`.
+    batch_size, replace
+        As in `fedmcmc.lsd`.
+    gradient_noise, control_variate, weights, participation, temperature
+        As in `fa_hmc`.
+
+    References
+    ----------
+    Deng et al. (2021), Algorithm 1, where ``rho ** 2`` is this `rho`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> kernel = fa_ld(posterior, step_size=0.01, num_local_steps=5, rho=0.5)
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, progress=False
+    ... )
+    >>> samples.draws.shape
+    (1, 100)
+    """
+    return _averaged(
+        posterior,
+        euler_maruyama(),
+        _estimator(batch_size, replace, gradient_noise, control_variate, weights),
+        step_size=step_size,
+        num_local_steps=num_local_steps,
+        rho=rho,
+        weights=weights,
+        participation=participation,
+        temperature=temperature,
+    )
+
+
+def fa_hmc(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    num_integration_steps: int,
+    num_local_steps: int,
+    rho: Number = 1.0,
+    batch_size: int | float | None = None,
+    gradient_noise: Number = 0.0,
+    gradients: Literal["fresh", "reuse"] = "fresh",
+    control_variate: bool = False,
+    inverse_mass_matrix: ArrayTree | None = None,
+    weights: Array | None = None,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    replace: bool = True,
+) -> FederatedKernel:
+    """Federated averaging Hamiltonian Monte Carlo, without a Metropolis correction.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    step_size
+        Leapfrog step, ``eta``, a number or schedule of the round. It must stay below two over the
+        root of the largest curvature of any client's weighted loss (times the inverse mass matrix).
+    num_integration_steps
+        Leapfrog steps a trajectory, ``L``. With one, this is `fa_ld` at ``step_size ** 2 / 2``.
+    num_local_steps
+        Trajectories between two communications, ``T``, each with a new momentum. Where clients
+        differ in curvature, more than one leapfrog step or trajectory biases the mean;
+        `fedmcmc.predict_bias` says by how much.
+    rho
+        Correlation of the clients' momenta, in [0, 1]; see `fedmcmc.shared_momentum`.
+    batch_size, replace
+        As in `fedmcmc.lsd`.
+    gradient_noise
+        Standard deviation of normal noise that is added to each coordinate of every gradient of a
+        client's weighted loss, also of a corrected one. The Python number zero adds none.
+    gradients
+        Whether the two half kicks between two drifts have stochastic gradients of their own or
+        share one; see `fedmcmc.leapfrog`.
+    control_variate
+        Whether clients move along gradients relative to those at the start of the round, plus the
+        mean of all clients' there (`fedmcmc.scaffold`); the mean of a Gaussian target is then exact
+        for any number of steps, at the price of one more exchange a round. Everyone must take part.
+    inverse_mass_matrix
+        Shaped as the position for a diagonal, or ``[d, d]`` over the raveled position; the identity
+        by default.
+    weights
+        ``[num_clients]``, positive, summing to one: the weights of the average, by default the
+        clients' shares of rows. The target is the posterior for all weights.
+    participation
+        Who takes part, everyone by default; see `fedmcmc.averaging`.
+    temperature
+        Multiplies the variance of the momenta.
+
+    Notes
+    -----
+    Mean and covariance on Gaussian targets after any number of rounds are in ``docs/laws.md``.
+
+    References
+    ----------
+    Liang et al. (2024), Algorithms 1 to 3, section 4.2 and Algorithm B.2.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> kernel = fa_hmc(posterior, step_size=0.1, num_integration_steps=5, num_local_steps=2)
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, num_chains=4, progress=False
+    ... )
+    >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
+    ((4, 100), 64)
+    """
+    positive_integer(num_integration_steps, "num_integration_steps")
+    return _averaged(
+        posterior,
+        leapfrog(
+            num_integration_steps, gradients=gradients, inverse_mass_matrix=inverse_mass_matrix
+        ),
+        _estimator(batch_size, replace, gradient_noise, control_variate, weights),
+        step_size=step_size,
+        num_local_steps=num_local_steps,
+        rho=rho,
+        weights=weights,
+        participation=participation,
+        temperature=temperature,
+    )
+
+
+def _estimator(
+    batch_size: int | float | None,
+    replace: bool,
+    gradient_noise: Number,
+    control_variate: bool,
+    weights: Array | None,
+) -> GradientEstimator:
+    if not isinstance(control_variate, bool):
+        raise TypeError(f"control_variate must be True or False, got {control_variate!r}.")
+    estimator = for_batch_size(batch_size, replace=replace)
+    if control_variate:
+        estimator = scaffold(estimator, shares=weights)
+    if isinstance(gradient_noise, (int, float)) and gradient_noise == 0:
+        return estimator
+    schedules.number(gradient_noise, "gradient_noise", minimum=0.0)  # raises with its own name
+    return noisy(estimator, gradient_noise, weighted=True, weights=weights)
+
+
+def _averaged(
+    posterior: Posterior,
+    integrator: Integrator,
+    estimator: GradientEstimator,
+    *,
+    rho: Number,
+    **settings: Any,
+) -> FederatedKernel:
+    return averaging(
+        posterior, estimator, integrator=integrator, momentum=shared_momentum(rho), **settings
+    )

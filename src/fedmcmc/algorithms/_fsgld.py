@@ -1,0 +1,180 @@
+"""SGLD, DSGLD and FSGLD.
+
+Sources: Welling and Teh (2011); Ahn, Shahbaba and Welling (2014); El Mekkaoui, Mesquita,
+Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_size``.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import FederatedKernel, Number, Posterior
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import as_surrogates, conducive, for_batch_size
+from fedmcmc.kernels import relay
+from fedmcmc.participation import categorical, pooled
+
+__all__ = ["dsgld", "fsgld", "sgld"]
+
+
+def sgld(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    batch_size: int | float | None = None,
+    temperature: Number = 1.0,
+    replace: bool = True,
+) -> FederatedKernel:
+    """Stochastic gradient Langevin dynamics on all rows, pooled as one client's.
+
+    The centralised reference: one round is one step.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    step_size
+        Number or schedule of the round; ``h / 2`` of Welling and Teh (2011), eq. 4.
+    batch_size
+        Rows a gradient, ``None`` for all.
+    temperature
+        Multiplies the variance of the noise.
+    replace
+        Whether minibatches are drawn with replacement.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> kernel = sgld(posterior, step_size=0.05)
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=10, progress=False
+    ... )
+    >>> samples.draws.shape
+    (1, 10)
+    """
+    return relay(
+        posterior,
+        for_batch_size(batch_size, replace=replace),
+        participation=pooled(),
+        step_size=step_size,
+        temperature=temperature,
+    )
+
+
+def dsgld(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    num_local_steps: int,
+    batch_size: int | float | None = None,
+    probabilities: Array | None = None,
+    temperature: Number = 1.0,
+    replace: bool = True,
+) -> FederatedKernel:
+    """Distributed SGLD: a chain visits clients at random and takes local steps at each.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    step_size
+        Number or schedule of the round; ``h / 2`` of the papers.
+    num_local_steps
+        Local updates a visit, ``T``. Above one, the law drifts from the posterior to a mixture of
+        the clients' tempered posteriors, proportional to
+        ``prior * likelihood_s ** (1 / probabilities[s])``.
+    batch_size
+        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+    probabilities
+        ``[num_clients]``, how often each client is visited; uniform by default.
+    temperature
+        Multiplies the variance of the noise.
+    replace
+        Whether minibatches are drawn with replacement.
+
+    References
+    ----------
+    Ahn, Shahbaba and Welling (2014), Distributed stochastic gradient MCMC; eqs. 3 and 4 of
+    El Mekkaoui et al. (2021). The prior is not divided by the probability.
+    """
+    return relay(
+        posterior,
+        for_batch_size(batch_size, replace=replace),
+        participation=categorical(probabilities),
+        step_size=step_size,
+        num_local_steps=num_local_steps,
+        temperature=temperature,
+    )
+
+
+def fsgld(
+    posterior: Posterior,
+    surrogates: Gaussian,
+    *,
+    step_size: Number,
+    num_local_steps: int,
+    batch_size: int | float | None = None,
+    probabilities: Array | None = None,
+    alpha: Number = 1.0,
+    temperature: Number = 1.0,
+    replace: bool = True,
+) -> FederatedKernel:
+    """Federated SGLD: `dsgld` with conducive gradients.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    surrogates
+        One `Gaussian` a client for its likelihood, leaves ``[num_clients, ...]``; see
+        `fedmcmc.surrogates`.
+    step_size, num_local_steps, batch_size, probabilities, temperature, replace
+        As in `dsgld`.
+    alpha
+        Strength of the conducive gradients (Remark 1), number or schedule of the round.
+
+    Notes
+    -----
+    With exact surrogates and full gradients every client has the same drift, the posterior's, and
+    the law is that of plain Langevin dynamics whatever `num_local_steps`. The stationary mean and
+    covariance on Gaussian targets are in ``docs/laws.md``.
+
+    References
+    ----------
+    El Mekkaoui et al. (2021), Federated stochastic gradient Langevin dynamics, Algorithm 1,
+    eqs. 5-7.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> q = fedmcmc.Gaussian.from_moments(jnp.array([1.0, 0.0]), variance=jnp.array([1 / 3, 1 / 5]))
+    >>> kernel = fsgld(posterior, q, step_size=0.01, num_local_steps=10)
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, num_chains=2, progress=False
+    ... )
+    >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
+    ((2, 100), 32)
+    """
+    surrogates = as_surrogates(surrogates)
+    shares = _uniform_shares(surrogates) if probabilities is None else probabilities
+    return relay(
+        posterior,
+        conducive(for_batch_size(batch_size, replace=replace), surrogates, alpha, shares=shares),
+        participation=categorical(probabilities),
+        step_size=step_size,
+        num_local_steps=num_local_steps,
+        temperature=temperature,
+    )
+
+
+def _uniform_shares(surrogates: Gaussian) -> Array:
+    return jnp.full(surrogates.num_clients, 1 / surrogates.num_clients)

@@ -1,0 +1,218 @@
+"""LSD, LSD* and LSD++, and preconditioned SGLD: a step a round along the sum of gradients.
+
+Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
+dynamics for Bayesian federated learning. Their ``gamma`` is `step_size`, their potentials are
+minus our log densities. `fedmcmc.algorithms.qlsd` compresses the messages.
+"""
+
+from typing import Literal
+
+from jax import Array
+
+from fedmcmc._types import ArrayTree, FederatedKernel, Number, Participation, Posterior
+from fedmcmc.dynamics import rms
+from fedmcmc.gradients import fixed_point, for_batch_size, svrg
+from fedmcmc.kernels import langevin
+from fedmcmc.participation import pooled
+
+__all__ = ["Prior", "lsd", "lsd_pp", "lsd_star", "psgld"]
+
+Prior = Literal["server", "split"]
+
+
+def lsd(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    batch_size: int | float | None = None,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    prior: Prior = "server",
+    replace: bool = True,
+) -> FederatedKernel:
+    """Langevin stochastic dynamics: each round, one step along the sum of the clients' gradients.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    step_size
+        Number or schedule of the round.
+    batch_size
+        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+    participation
+        Who sends a gradient, everyone by default; see `bernoulli` (weights ``1 / p``, or
+        ``b / |A|``) and `uniform` (weights ``b / a``).
+    temperature
+        Multiplies the variance of the noise.
+    prior
+        Whether the server adds the prior's gradient, or each client its share of it.
+    replace
+        Whether minibatches are drawn with replacement.
+
+    References
+    ----------
+    Vono et al. (2022), eqs. 2-3.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> kernel = lsd(posterior, step_size=0.01, participation=fedmcmc.bernoulli(0.5))
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, progress=False
+    ... )
+    >>> samples.draws.shape
+    (1, 100)
+    """
+    return langevin(
+        posterior,
+        for_batch_size(batch_size, replace=replace),
+        step_size=step_size,
+        temperature=temperature,
+        participation=participation,
+        prior=prior,
+    )
+
+
+def lsd_star(
+    posterior: Posterior,
+    centre: ArrayTree,
+    *,
+    step_size: Number,
+    batch_size: int | float | None = None,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    prior: Prior = "server",
+    replace: bool = True,
+) -> FederatedKernel:
+    """`lsd` with each gradient relative to the one at `centre`, with the same rows at both.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    centre
+        Shaped as the position: the mode, ``theta*``, as from `fedmcmc.surrogates.mode`. There,
+        messages are zero and so is all noise but Langevin's own. Any other centre gives the right
+        drift too (the server adds the gradient of the log posterior at the centre, known from one
+        pass before the first round), only with more noise.
+    step_size, batch_size, participation, temperature, prior, replace
+        As in `lsd`.
+
+    References
+    ----------
+    Vono et al. (2022), Algorithm S2.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
+    >>> kernel = lsd_star(posterior, 0.375, step_size=0.01, batch_size=1)
+    """
+    return langevin(
+        posterior,
+        fixed_point(for_batch_size(batch_size, replace=replace), centre, centred=True),
+        step_size=step_size,
+        temperature=temperature,
+        participation=participation,
+        prior=prior,
+        centre=centre,
+    )
+
+
+def lsd_pp(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    batch_size: int | float | None,
+    refresh_every: int,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    prior: Prior = "server",
+    replace: bool = True,
+) -> FederatedKernel:
+    """`lsd` with variance-reduced minibatches (SVRG).
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    refresh_every
+        Rounds between snapshots, ``l``. A client passes over all its rows in the first round after
+        a snapshot in which it takes part, and in no other.
+    step_size, batch_size, participation, temperature, prior, replace
+        As in `lsd`.
+
+    References
+    ----------
+    Vono et al. (2022), Algorithm S3.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
+    >>> kernel = lsd_pp(posterior, step_size=0.01, batch_size=1, refresh_every=100)
+    """
+    return langevin(
+        posterior,
+        svrg(for_batch_size(batch_size, replace=replace), refresh_every),
+        step_size=step_size,
+        temperature=temperature,
+        participation=participation,
+        prior=prior,
+    )
+
+
+def psgld(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    batch_size: int | float | None = None,
+    decay: float | Array = 0.95,
+    damping: float | Array = 1e-8,
+    num_noiseless: int = 0,
+    temperature: Number = 1.0,
+    replace: bool = True,
+) -> FederatedKernel:
+    """Preconditioned SGLD on all rows, pooled as one client's: a centralised reference.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    step_size
+        Number or schedule of the round: the authors' learning rate ``lr``, for a gradient that is
+        a sum over rows.
+    decay, damping, num_noiseless
+        As in `fedmcmc.preconditioners.rms`.
+    batch_size, temperature, replace
+        As in `lsd`.
+
+    Notes
+    -----
+    The curvature term of Li et al. (2016) is omitted, as in the baseline of Vono et al. (2022):
+    the law is not the posterior's even as the step size goes to zero, unless `decay` goes to one.
+
+    References
+    ----------
+    Li et al. (2016), Preconditioned stochastic gradient Langevin dynamics.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
+    >>> kernel = psgld(posterior, step_size=0.01, batch_size=5)
+    """
+    return langevin(
+        posterior,
+        for_batch_size(batch_size, replace=replace),
+        step_size=step_size,
+        temperature=temperature,
+        participation=pooled(),
+        preconditioner=rms(decay, damping, num_noiseless=num_noiseless),
+    )

@@ -1,0 +1,194 @@
+"""QLSD, QLSD* and QLSD++: `lsd`, `lsd_star` and `lsd_pp` with compressed messages.
+
+Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
+dynamics for Bayesian federated learning. A message is a client's gradient, one a round.
+"""
+
+from typing import Literal
+
+from jax import Array
+
+from fedmcmc._types import ArrayTree, FederatedKernel, Number, Participation, Posterior
+from fedmcmc.algorithms._lsd import Prior, lsd, lsd_pp, lsd_star
+from fedmcmc.compression import Compressor, memory
+from fedmcmc.transforms import compress
+
+__all__ = ["qlsd", "qlsd_pp", "qlsd_star"]
+
+
+def qlsd(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    compressor: Compressor,
+    batch_size: int | float | None = None,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    prior: Prior = "server",
+    replace: bool = True,
+) -> FederatedKernel:
+    """Quantised Langevin stochastic dynamics: `lsd` with compressed gradients.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    compressor
+        Of the clients' gradients; see `quantize`.
+    step_size, batch_size, participation, temperature, prior, replace
+        As in `lsd`. A prior on the server is not compressed.
+
+    Notes
+    -----
+    With minibatches this is the paper's QLSD#. At the mode the noise of compression and of partial
+    participation is proportional to the clients' gradients there, that is to their heterogeneity:
+    see `qlsd_star` and `qlsd_pp`.
+
+    References
+    ----------
+    Vono et al. (2022), Algorithm 1.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * jnp.sum(theta**2),
+    ...     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 50)), jnp.zeros((5, 50))])
+    >>> kernel = qlsd(posterior, step_size=0.01, compressor=fedmcmc.quantize(16))
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, jnp.zeros(50), num_rounds=10, progress=False
+    ... )
+    >>> bool((samples.info["bits_up"] < 2 * 32 * 50).all())
+    True
+    """
+    kernel = lsd(
+        posterior,
+        step_size=step_size,
+        batch_size=batch_size,
+        participation=participation,
+        temperature=temperature,
+        prior=prior,
+        replace=replace,
+    )
+    return compress(kernel, compressor)
+
+
+def qlsd_star(
+    posterior: Posterior,
+    centre: ArrayTree,
+    *,
+    step_size: Number,
+    compressor: Compressor,
+    batch_size: int | float | None = None,
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    prior: Prior = "server",
+    replace: bool = True,
+) -> FederatedKernel:
+    """`lsd_star` with compressed messages.
+
+    Parameters
+    ----------
+    posterior, centre
+        As in `lsd_star`.
+    compressor
+        Of the clients' messages, which vanish at the centre, and the noise of compression with
+        them.
+    step_size, batch_size, participation, temperature, prior, replace
+        As in `lsd`.
+
+    References
+    ----------
+    Vono et al. (2022), Algorithm S1.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(lambda theta: 0.0, lambda theta, x: -0.5 * (x - theta) ** 2)
+    >>> kernel = qlsd_star(posterior, 0.375, step_size=0.01, compressor=fedmcmc.quantize(4))
+    """
+    kernel = lsd_star(
+        posterior,
+        centre,
+        step_size=step_size,
+        batch_size=batch_size,
+        participation=participation,
+        temperature=temperature,
+        prior=prior,
+        replace=replace,
+    )
+    return compress(kernel, compressor)
+
+
+def qlsd_pp(
+    posterior: Posterior,
+    *,
+    step_size: Number,
+    batch_size: int | float | None,
+    refresh_every: int,
+    compressor: Compressor,
+    memory_rate: float | Array | None = None,
+    memory_of: Literal["all", "active"] = "all",
+    participation: Participation | None = None,
+    temperature: Number = 1.0,
+    prior: Prior = "server",
+    replace: bool = True,
+) -> FederatedKernel:
+    """`lsd_pp` with compressed messages and memory.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    compressor
+        Of the difference between a client's gradient and its memory.
+    memory_rate
+        ``alpha``, ``[]`` or ``[num_clients]``; ``None`` for ``1 / (1 + omega)``, zero for no
+        memory.
+    memory_of
+        Whose memory the server adds, ``"all"`` clients' (PP2) or the ``"active"`` ones' (PP1, as in
+        the authors' code, which keeps the noise of heterogeneity under partial participation).
+    step_size, batch_size, refresh_every, participation, temperature, prior, replace
+        As in `lsd_pp`.
+
+    References
+    ----------
+    Vono et al. (2022), Algorithm 2.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * jnp.sum(theta**2),
+    ...     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 50)), jnp.zeros((5, 50))])
+    >>> kernel = qlsd_pp(
+    ...     posterior,
+    ...     compressor=fedmcmc.quantize(16),
+    ...     step_size=0.01,
+    ...     batch_size=1,
+    ...     refresh_every=10,
+    ...     participation=fedmcmc.uniform(1),
+    ... )
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, jnp.zeros(50), num_rounds=20, progress=False
+    ... )
+    >>> samples.info["num_active"].tolist()[0][:3]
+    [1, 1, 1]
+    """
+    kernel = lsd_pp(
+        posterior,
+        step_size=step_size,
+        batch_size=batch_size,
+        refresh_every=refresh_every,
+        participation=participation,
+        temperature=temperature,
+        prior=prior,
+        replace=replace,
+    )
+    return compress(kernel, memory(compressor, memory_rate, of=memory_of))

@@ -1,0 +1,120 @@
+"""Clients whose rows are loaded where they are computed with, and nowhere else."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import ArrayTree
+from fedmcmc.data._buckets import Buckets, by_size
+from fedmcmc.data._federated import FederatedData
+from fedmcmc.data._rows import as_row_type, check_finite, count_rows, joined, starts_of
+
+__all__ = ["ClientLoader"]
+
+
+@dataclass(frozen=True)
+class ClientLoader:
+    """Clients of known sizes, and a function that loads the rows of one.
+
+    ``sample(..., loader, mesh=mesh)`` loads the clients of this process's devices and no others:
+    of a run over several processes, none needs all rows. Without a mesh all are loaded. Draws are
+    those of `FederatedData.from_clients`.
+
+    Parameters
+    ----------
+    sizes
+        Rows of every client.
+    load_fn
+        ``client_id -> rows``, a pytree with leaves ``[sizes[client_id], ...]``; called once for
+        each client that is needed.
+    allow_nonfinite
+        Whether rows may hold NaN or infinite values.
+
+    Raises
+    ------
+    ValueError
+        If a client has no rows; when loading, as `FederatedData.from_clients`, and where a client's
+        rows are not as many as `sizes` says.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> loader = ClientLoader([3, 1], lambda client_id: np.full((3 - 2 * client_id, 2), 1.0))
+    >>> loader.num_clients, loader.load().num_rows
+    (2, 4)
+    """
+
+    sizes: Sequence[int] | np.ndarray
+    load_fn: Callable[[int], ArrayTree]
+    allow_nonfinite: bool = False
+    at_a_time: int | None = field(default=None, kw_only=True)
+    buckets: Buckets | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        sizes = np.asarray(self.sizes)
+        if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu":
+            raise ValueError(
+                f"sizes must be one integer a client, got shape {sizes.shape} and dtype "
+                f"{sizes.dtype}."
+            )
+        if not callable(self.load_fn):
+            raise TypeError(f"load_fn must be a function, got {type(self.load_fn).__name__}.")
+        if (sizes < 0).any():
+            raise ValueError(f"sizes must not be negative, got {sizes.min()}.")
+        starts_of(sizes)
+        object.__setattr__(self, "sizes", sizes)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.sizes)
+
+    def chunked(self, clients_at_a_time: int) -> "ClientLoader":
+        """Return the same clients, computed so many at a time; see `FederatedData.chunked`."""
+        positive_integer(clients_at_a_time, "clients_at_a_time")
+        return replace(self, at_a_time=int(clients_at_a_time))
+
+    def bucketed(self, num_buckets: int = 4) -> "ClientLoader":
+        """Return the same clients, grouped by size; see `FederatedData.bucketed`."""
+        num = positive_integer(num_buckets, "num_buckets")
+        return replace(self, buckets=by_size(np.asarray(self.sizes), num))
+
+    def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
+        """Return all clients' data, or data that hold the rows of some `clients` alone.
+
+        The latter know the sizes of all, and their `members` are those clients.
+        """
+        ids = [int(i) for i in (range(self.num_clients) if clients is None else clients)]
+        sizes = np.asarray(self.sizes)
+        rows, own = joined([self._loaded(i) for i in ids], ids)
+        rows = jax.tree_util.tree_map_with_path(as_row_type, rows)
+        begin = starts_of(own)
+        if not self.allow_nonfinite:
+            check_finite(rows, begin, ids)
+        start = np.zeros(len(sizes), np.int32)
+        start[ids] = begin
+        return FederatedData(
+            rows=jax.tree.map(jax.device_put, rows),
+            start=jnp.asarray(start),
+            size=jnp.asarray(sizes, jnp.int32),
+            share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
+            max_size=int(sizes.max()),
+            at_a_time=self.at_a_time,
+            buckets=self.buckets,
+            members=None if clients is None else jnp.asarray(ids, jnp.int32),
+            partial=clients is not None,
+        )
+
+    def _loaded(self, client: int) -> Any:
+        rows = self.load_fn(client)
+        num = count_rows([np.asarray(leaf) for leaf in jax.tree.leaves(rows)], f"client {client}")
+        if num != self.sizes[client]:
+            raise ValueError(
+                f"load_fn({client}) returned {num} rows, sizes says {self.sizes[client]}."
+            )
+        return rows

@@ -1,0 +1,23 @@
+"""How a position moves: integrators, momentum, mass matrices, preconditioners, training.
+
+What moves is given as a gradient function; whose gradient it is, these blocks do not know. The
+room imports gradients, data and the ground floor.
+"""
+
+from fedmcmc.dynamics import _preconditioners as preconditioners
+from fedmcmc.dynamics._integrators import Integrator as Integrator
+from fedmcmc.dynamics._integrators import euler_maruyama as euler_maruyama
+from fedmcmc.dynamics._integrators import leapfrog as leapfrog
+from fedmcmc.dynamics._integrators import overdamped_langevin as overdamped_langevin
+from fedmcmc.dynamics._momentum import Momentum as Momentum
+from fedmcmc.dynamics._momentum import independent_momentum as independent_momentum
+from fedmcmc.dynamics._momentum import shared_momentum as shared_momentum
+from fedmcmc.dynamics._preconditioners import Preconditioner as Preconditioner
+from fedmcmc.dynamics._preconditioners import rms as rms
+from fedmcmc.dynamics._training import Length as Length
+from fedmcmc.dynamics._training import Trained as Trained
+from fedmcmc.dynamics._training import Training as Training
+from fedmcmc.dynamics._training import Visitor as Visitor
+from fedmcmc.dynamics._training import local_steps as local_steps
+from fedmcmc.dynamics._training import train as train
+from fedmcmc.dynamics._training import training as training

@@ -1,0 +1,232 @@
+"""Local training: an optimiser on a client's own rows, and what is kept of where it went.
+
+A client takes steps in windows: an epoch each, or so many steps. What a method needs of the
+iterates (the last one, averages over windows, moments) is kept by a `Visitor`, which sees the end
+and the average of each window after the burn-in, so that no iterate is stored that is not asked
+for.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Static, as_functions
+from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_an_epoch
+from fedmcmc.pytrees import schedules, trees
+
+__all__ = ["Length", "Trained", "Training", "Visitor", "local_steps", "train", "training"]
+
+
+class Length(NamedTuple):
+    """How long a client trains: windows of an epoch, or of so many steps.
+
+    Attributes
+    ----------
+    num_windows, num_burnin
+        Windows in all, and those at the beginning of which nothing is kept.
+    batch_size
+        Rows a step, where a window is an epoch; ``None`` for all of them.
+    num_steps
+        Steps a window; ``None`` where it is an epoch.
+    """
+
+    num_windows: int
+    num_burnin: int = 0
+    batch_size: int | None = None
+    num_steps: int | None = None
+
+    def steps(self, client: Client) -> Array | int:
+        """Return the steps a window of this client."""
+        if self.num_steps is not None:
+            return self.num_steps
+        return 1 if self.batch_size is None else steps_an_epoch(client.size, self.batch_size)
+
+    def most(self, client: Client) -> int:
+        """Return a static bound on the client's steps in all."""
+        if self.num_steps is not None:
+            return self.num_windows * self.num_steps
+        rows = 1 if self.batch_size is None else self.batch_size
+        largest = 1 if self.batch_size is None else client.max_size
+        return self.num_windows * -(-largest // rows)
+
+
+class Training(NamedTuple):
+    """An optimiser and how long it runs; its state starts anew in every round.
+
+    Attributes
+    ----------
+    optimizer
+        As from optax.
+    learning_rate
+        Multiplies its updates: a number, or a schedule of the round.
+    length
+        Static.
+    """
+
+    optimizer: Any
+    learning_rate: Any
+    length: Static[Length]
+
+
+class Visitor(NamedTuple):
+    """What is kept of an optimiser's path.
+
+    Attributes
+    ----------
+    init
+        ``position -> kept``.
+    visit
+        ``(kept, index, last, average) -> kept``: at the end of window `index` after the burn-in,
+        with its last iterate and the average of its iterates (``None`` unless `averages`).
+    averages
+        Static: whether averages are wanted.
+    """
+
+    init: Callable[[ArrayTree], ArrayTree]
+    visit: Callable[[ArrayTree, Array, ArrayTree, Any], ArrayTree]
+    averages: bool = False
+
+
+class Trained(NamedTuple):
+    """Where training ended, what the visitor kept, and the gradients' mean square ``[]``."""
+
+    position: ArrayTree
+    kept: ArrayTree
+    mean_square: Array
+
+
+def training(
+    optimizer: optax.GradientTransformation,
+    length: Length,
+    learning_rate: Number = 1.0,
+    *,
+    name: str = "optimizer",
+) -> Training:
+    """Return a checked `Training`; messages call the optimiser `name`.
+
+    Raises
+    ------
+    TypeError
+        If the optimiser is not one of optax.
+    ValueError
+        On numbers out of range.
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"{name} must be an optax.GradientTransformation, got {type(optimizer).__name__}."
+        )
+    rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
+    return as_functions(Training(optimizer, rate, Static(length)))
+
+
+def local_steps(
+    num_local_epochs: int | None,
+    num_local_steps: int | None,
+    batch_size: int | None,
+    num_samples: int = 1,
+    num_burnin: int = 0,
+) -> tuple[Length, GradientEstimator]:
+    """Return length and minibatches of epochs, or of steps on rows drawn with replacement.
+
+    With `num_local_epochs`, these are all epochs; with `num_local_steps`, each of ``num_burnin +
+    num_samples`` windows has so many steps.
+
+    Raises
+    ------
+    ValueError
+        If neither or both are given, or a number is not a positive integer or does not fit.
+    """
+    if (num_local_epochs is None) == (num_local_steps is None):
+        raise ValueError("Give either num_local_epochs= or num_local_steps=, and not both.")
+    _check_count("num_samples", num_samples, 1)
+    _check_count("num_burnin", num_burnin, 0)
+    if num_local_steps is not None:
+        _check_count("num_local_steps", num_local_steps, 1)
+        length = Length(num_burnin + num_samples, num_burnin, num_steps=int(num_local_steps))
+        return length, for_batch_size(batch_size)
+    assert num_local_epochs is not None
+    _check_count("num_local_epochs", num_local_epochs, 1)
+    if num_local_epochs < num_samples + num_burnin:
+        raise ValueError(
+            f"num_local_epochs={num_local_epochs} leaves too few epochs for num_samples="
+            f"{num_samples} after num_burnin={num_burnin}."
+        )
+    length = Length(int(num_local_epochs), int(num_local_epochs) - num_samples, batch_size)
+    return length, full_gradient() if batch_size is None else epochs(batch_size)
+
+
+def _check_count(name: str, x: Any, least: int) -> None:
+    if not isinstance(x, int | np.integer) or isinstance(x, bool) or x < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {x!r}.")
+
+
+def nothing() -> Visitor:
+    """Keep nothing but where training ends."""
+    return Visitor(lambda position: (), lambda kept, index, last, average: kept)
+
+
+def train(
+    settings: Training,
+    gradient_fn: Callable[[ArrayTree, ArrayTree], ArrayTree],
+    draws: ArrayTree,
+    position: ArrayTree,
+    client: Client,
+    round_: Array,
+    visitor: Visitor | None = None,
+) -> Trained:
+    """Train from `position`, and let `visitor` see the windows.
+
+    Parameters
+    ----------
+    settings
+        Optimiser and length.
+    gradient_fn
+        ``(draws of a step, position) -> gradient`` of what is minimised.
+    draws
+        Leaves ``[num_steps, ...]`` with at least as many steps as the client takes, or ``()``.
+    position
+        Where training starts.
+    client
+        Whose rows; its size may determine the number of steps.
+    round_
+        ``[]``, for schedules.
+    """
+    visitor = nothing() if visitor is None else visitor
+    length, optimizer = settings.length.value, settings.optimizer
+    rate = schedules.value(settings.learning_rate, round_)
+    steps = length.steps(client)
+
+    def step(i: Array, carry: tuple[ArrayTree, ArrayTree, Array, Any]) -> Any:
+        position_, state, square, total = carry
+        drawn = jax.tree.map(lambda leaf: leaf[i], draws)
+        gradient = gradient_fn(drawn, position_)
+        updates, state = trees.descend(optimizer, gradient, state, position_)
+        position_ = trees.add_scaled(position_, rate, updates)
+        total = None if total is None else trees.add(total, position_)
+        return position_, state, square + trees.squared_norm(gradient), total
+
+    def window(carry: Any, index: Array, keep: bool) -> Any:
+        position_, state, square, kept = carry
+        total = trees.zeros_like(position_) if keep and visitor.averages else None
+        first = index * steps
+        position_, state, square, total = jax.lax.fori_loop(
+            first, first + steps, step, (position_, state, square, total)
+        )
+        if keep:
+            per_step = 1 / jnp.asarray(steps, jnp.result_type(float))
+            average = None if total is None else trees.scale(per_step, total)
+            kept = visitor.visit(kept, index - length.num_burnin, position_, average)
+        return position_, state, square, kept
+
+    start = (position, optimizer.init(position), jnp.zeros((), jnp.float32), visitor.init(position))
+    carry = jax.lax.fori_loop(0, length.num_burnin, lambda i, c: window(c, i, False), start)
+    carry = jax.lax.fori_loop(
+        length.num_burnin, length.num_windows, lambda i, c: window(c, i, True), carry
+    )
+    num = jnp.asarray(length.num_windows * steps, jnp.float32)
+    return Trained(carry[0], carry[3], carry[2] / num)

@@ -1,0 +1,230 @@
+"""Ensembles: clients train models, the server fits a distribution to them and draws from it.
+
+Source: Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated
+learning.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    FederatedState,
+    GradientEstimator,
+    Number,
+    Participation,
+    Posterior,
+    StepInfo,
+    as_functions,
+)
+from fedmcmc.data import FederatedData
+from fedmcmc.dynamics import Length, Training, train, training
+from fedmcmc.gradients import next_broadcast
+from fedmcmc.kernels._ensembles import Ensemble
+from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
+from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels._shared import bits_down, expect_blocks, mean_loss, start
+from fedmcmc.participation import full
+from fedmcmc.pytrees import trees
+
+__all__ = ["Ensemble", "dirichlet_ensemble", "ensemble", "gaussian_ensemble"]
+
+Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
+"""``(rng_key, mean, members) -> position``, members with leaves ``[num_models, *event]``."""
+
+
+class _Parameters(NamedTuple):
+    posterior: Posterior
+    estimator: GradientEstimator
+    family: Ensemble
+    training: Training
+    distill: Any
+
+
+class _Draws(NamedTuple):
+    gradient: ArrayTree  # leaves [num_local_steps, ...]
+    family: ArrayTree
+
+
+def ensemble(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    family: Ensemble,
+    *,
+    client_optimizer: optax.GradientTransformation,
+    num_local_steps: int,
+    learning_rate: Number = 1.0,
+    participation: Participation | None = None,
+    distill: Distiller | None = None,
+) -> FederatedKernel:
+    """Build a kernel whose clients train models and whose server fits a distribution to them.
+
+    In a round each client of the cohort takes `num_local_steps` of its optimiser from the
+    broadcast position and sends what `family` needs of its model. The kernel's draws are members
+    of the fitted ensemble.
+
+    Parameters
+    ----------
+    posterior
+        The model. A client minimises minus the mean over its rows of the log likelihood and of
+        its share of the log prior (``log prior / num_rows``, the same for all).
+    estimator
+        Of the gradient of a client's log likelihood.
+    family
+        `gaussian_ensemble` or `dirichlet_ensemble`.
+    client_optimizer
+        As from optax. Its state starts anew in every round, so a schedule in it counts local
+        steps.
+    num_local_steps
+        Steps of the optimiser a round.
+    learning_rate
+        Multiplies the optimiser's updates: a number, or a schedule of the round. Another one
+        needs no new compilation, another optimiser does.
+    participation
+        Everyone by default. Messages are weighted by one over the probability of taking part,
+        which cancels where all have the same: means are over those who take part. If nobody
+        does, the ensemble stays.
+    distill
+        ``(rng_key, mean, members) -> position`` makes one model of the ensemble, which is
+        broadcast next; see `fedmcmc.distillation`. By default that is the weighted mean of the
+        clients' models, as in federated averaging.
+
+    Returns
+    -------
+    FederatedKernel
+        ``state.server`` is the fitted ensemble: ``.mean``, and ``.scale`` or ``.models``. Its
+        members are not those of the clients themselves, which the server never sees.
+
+    Raises
+    ------
+    TypeError
+        If `client_optimizer` is not one of optax, or `distill` not a function.
+    ValueError
+        On numbers out of range, and from `init` where they do not fit the data.
+
+    Notes
+    -----
+    The weights of a weighted mean are part of a message. A compressor that treats a message as
+    one vector adds noise to them too, and a quotient of two sums with noise has a bias of second
+    order; with ``quantize(num_levels, per_leaf=True)`` the one weight of the Gaussian ensemble
+    crosses exactly, and its mean is unbiased. A Dirichlet member's weight is drawn, may be small,
+    and stands in the denominator: compressed coarsely, members spread much wider than uncompressed
+    ones, and one whose weights are all rounded to zero stays that of the round before.
+    """
+    if not isinstance(family, Ensemble):
+        raise TypeError(
+            "family must be an Ensemble (gaussian_ensemble, dirichlet_ensemble), got "
+            f"{type(family).__name__}."
+        )
+    if distill is not None and not callable(distill):
+        raise TypeError(f"distill must be a function or None, got {type(distill).__name__}.")
+    participation = full() if participation is None else participation
+    expect_blocks(posterior, estimator, participation)
+    length = Length(1, num_steps=positive_integer(num_local_steps, "num_local_steps"))
+    parameters = as_functions(
+        _Parameters(
+            posterior,
+            estimator,
+            family,
+            training(client_optimizer, length, learning_rate, name="client_optimizer"),
+            distill,
+        )
+    )
+    return FederatedKernel(
+        init=Partial(_init, parameters, participation),
+        prepare=Partial(_prepare, parameters),
+        step=Partial(_step, parameters),
+        aggregate=Partial(_aggregate, parameters),
+        draw=Partial(_draw, parameters.family),
+        participation=participation,
+        constrain_fn=parameters.posterior.constrain_fn,
+        message_fn=Partial(_shapes, parameters.family),
+    )
+
+
+def _init(
+    parameters: _Parameters,
+    participation: Participation,
+    rng_key: Array,
+    position: ArrayTree,
+    data: FederatedData,
+) -> FederatedState:
+    del rng_key
+    posterior, estimator = parameters.posterior, parameters.estimator
+    broadcast, clients = start(posterior, estimator, participation, position, data)
+    return FederatedState(broadcast, parameters.family.init(broadcast.position), clients)
+
+
+def _shapes(family: Ensemble, like: Broadcast) -> ArrayTree:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    share = jax.ShapeDtypeStruct((), jnp.result_type(float))
+
+    def message(rng_key: Array, share_: Array, moved: ArrayTree) -> ArrayTree:
+        return family.message(family.prepare(rng_key), share_, moved)
+
+    return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
+
+
+def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+    family_key, gradient_key = jax.random.split(rng_key)
+    num = parameters.training.length.value.most(client)
+    return _Draws(
+        parameters.estimator.prepare(gradient_key, like.position, client, num),
+        parameters.family.prepare(family_key),
+    )
+
+
+def _step(
+    parameters: _Parameters,
+    draws: _Draws,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    posterior, estimator = parameters.posterior, parameters.estimator
+    down = bits_down(estimator, broadcast, client_state)
+    gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
+    position = broadcast.position
+    trained = train(
+        parameters.training, gradient_fn, draws.gradient, position, client, broadcast.round
+    )
+    moved = trees.subtract(trained.position, position)
+    message = parameters.family.message(draws.family, client.share, moved)
+    info = StepInfo(
+        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+        gradient_norm=jnp.sqrt(trained.mean_square),
+        bits_down=down,
+    )
+    return message, client_state, info
+
+
+def _aggregate(
+    parameters: _Parameters,
+    rng_key: Array,
+    broadcast: Broadcast,
+    server_state: Any,
+    total: ArrayTree,
+) -> tuple[Broadcast, Any, ArrayTree]:
+    family = parameters.family
+    fitted = family.fit(broadcast.position, total, server_state)
+    position = fitted.mean
+    if parameters.distill is not None:
+        members_key, distill_key = jax.random.split(rng_key)
+        members = family.members(members_key, fitted)
+        position = parameters.distill(distill_key, fitted.mean, members)
+    reference = parameters.estimator.reference
+    return next_broadcast(reference, broadcast, position), fitted, ()
+
+
+def _draw(family: Ensemble, rng_key: Array, state: FederatedState) -> ArrayTree:
+    return family.draw(rng_key, state.server)

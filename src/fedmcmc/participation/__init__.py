@@ -1,0 +1,11 @@
+"""Who takes part in a round, and with which weights.
+
+A rule sees the number of clients and a key, never their rows. It imports the random streams.
+"""
+
+from fedmcmc.participation._participation import bernoulli as bernoulli
+from fedmcmc.participation._participation import categorical as categorical
+from fedmcmc.participation._participation import cohorts_of as cohorts_of
+from fedmcmc.participation._participation import full as full
+from fedmcmc.participation._participation import pooled as pooled
+from fedmcmc.participation._participation import uniform as uniform

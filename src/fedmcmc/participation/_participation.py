@@ -1,0 +1,252 @@
+"""Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, draws at random."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import Partial
+
+from fedmcmc._types import Cohort, Participation, Static
+from fedmcmc.random import distinct_integers, integers_below
+
+__all__ = ["bernoulli", "categorical", "cohorts_of", "full", "pooled", "uniform"]
+
+
+def full() -> Participation:
+    """Every client, every round.
+
+    Examples
+    --------
+    >>> full().prepare(jax.random.key(0), 3).ids.tolist()
+    [0, 1, 2]
+    """
+    return Participation(Partial(_prepare_full), Partial(_fits_any), None, drops=False)
+
+
+def pooled() -> Participation:
+    """One client that owns all rows: the centralised reference, which sends nothing."""
+    return Participation(
+        Partial(_prepare_full), Partial(_fits_any), None, pooled=True, silent=True, drops=False
+    )
+
+
+def cohorts_of(
+    cohort_size: int | None, participation: Participation | None
+) -> Participation | None:
+    """Return the rule that an algorithm's two arguments ask for, ``None`` for everyone.
+
+    Raises
+    ------
+    ValueError
+        If both are given.
+    """
+    if cohort_size is None:
+        return participation
+    if participation is not None:
+        raise ValueError("Give either cohort_size= or participation=, and not both.")
+    return uniform(cohort_size)
+
+
+def bernoulli(
+    probability: float | Array, *, rescale: Literal["probability", "realised"] = "probability"
+) -> Participation:
+    """Each client by itself with its probability; its message is weighted by one over it.
+
+    Parameters
+    ----------
+    probability
+        ``[]``, or ``[num_clients]`` for one a client, in (0, 1].
+    rescale
+        What messages are multiplied by: ``"probability"``, one over the client's probability; or
+        ``"realised"``, the number of clients over the number that take part, given that anyone
+        does (the round's clients are drawn so). Both leave the expectation of the sum alone, the
+        second for one probability that all share.
+
+    Raises
+    ------
+    ValueError
+        If a probability is outside (0, 1], or one a client is given with ``"realised"``.
+    TypeError
+        If it is a schedule: the cohort of a round is drawn before the round.
+
+    Notes
+    -----
+    Every client is computed in a simulation, since the number of active ones is random; the
+    messages of the others are dropped.
+    """
+    if callable(probability):
+        raise TypeError(
+            "probability must be one number, or one a client; a schedule of the round is not "
+            "supported."
+        )
+    p = jnp.asarray(probability, jnp.result_type(float))
+    if not isinstance(p, jax.core.Tracer) and not _between(p, 1.0):
+        raise ValueError(f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}.")
+    if rescale not in ("probability", "realised"):
+        raise ValueError(f'rescale must be "probability" or "realised", got {rescale!r}.')
+    if rescale == "realised":
+        if p.ndim:
+            raise ValueError(
+                "rescale='realised' needs one probability that all clients share, got shape "
+                f"{p.shape}: with different ones the weighted sum would be biased."
+            )
+        return Participation(Partial(_prepare_realised, p), Partial(_fits_any), None)
+    return Participation(Partial(_prepare_bernoulli, p), Partial(_fits_probabilities, p), None)
+
+
+def uniform(cohort_size: int) -> Participation:
+    """`cohort_size` clients without replacement, each message weighted by b over `cohort_size`.
+
+    Raises
+    ------
+    ValueError
+        If `cohort_size` is not a positive integer, or larger than the number of clients.
+    """
+    if int(cohort_size) != cohort_size or cohort_size < 1:
+        raise ValueError(f"uniform needs a positive integer cohort_size, got {cohort_size!r}.")
+    size = int(cohort_size)
+    return Participation(
+        Partial(_prepare_uniform, Static(size)),
+        Partial(_fits_cohort, Static(size)),
+        size,
+        drops=False,
+    )
+
+
+def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> Participation:
+    """`cohort_size` clients drawn with replacement, with `probabilities` (uniform by default).
+
+    A message is weighted by one over `cohort_size` times the probability. Kernels that hand one
+    chain from client to client put the weight into the gradient instead (``weighted=False``). A
+    client that is drawn twice draws the same numbers twice and counts twice, also in bits.
+
+    Parameters
+    ----------
+    probabilities
+        ``[num_clients]``, positive, summing to one.
+    cohort_size
+        Draws a round.
+
+    Raises
+    ------
+    ValueError
+        If a probability is not positive, they do not sum to one, or `cohort_size` is no positive
+        integer.
+    """
+    if int(cohort_size) != cohort_size or cohort_size < 1:
+        raise ValueError(f"categorical needs a positive integer cohort_size, got {cohort_size!r}.")
+    size = Static(int(cohort_size))
+    if probabilities is None:
+        return Participation(
+            Partial(_prepare_any, size),
+            Partial(_fits_any),
+            size.value,
+            drops=False,
+            repeats=size.value > 1,
+        )
+    p = jnp.asarray(probabilities, jnp.result_type(float))
+    if p.ndim != 1:
+        raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
+    if not isinstance(p, jax.core.Tracer):
+        total = float(np.sum(np.asarray(p, np.float64)))
+        if not _between(p, np.inf) or abs(total - 1.0) > 1e-4:
+            raise ValueError(
+                f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
+                f"smallest entry of {float(np.asarray(p).min()):.6g}."
+            )
+    return Participation(
+        Partial(_prepare_categorical, size, p, _edges(p)),
+        Partial(_fits_probabilities, p),
+        size.value,
+        drops=False,
+        repeats=size.value > 1,
+    )
+
+
+def _edges(p: Array) -> Array:
+    # Where one client ends and the next begins, in 32-bit words. In float32 sums and uniforms the
+    # frequencies of 100,000 clients would be off by up to a tenth.
+    if isinstance(p, jax.core.Tracer):
+        share = jnp.cumsum(p)[:-1] / jnp.sum(p)
+        return (jnp.minimum(share, 1 - 2.0**-24) * 2.0**32).astype(jnp.uint32)
+    total = np.cumsum(np.asarray(p, np.float64))
+    words = np.minimum(np.rint(total[:-1] / total[-1] * 2.0**32), 2.0**32 - 1)
+    return jnp.asarray(words.astype(np.uint32))
+
+
+def _between(p: Array, most: float) -> bool:
+    # In NumPy: inside jit a comparison of concrete arrays in jax.numpy would be traced.
+    values = np.asarray(p)
+    return bool(np.all((values > 0) & (values <= most)))
+
+
+def _prepare_full(rng_key: Array, num_clients: int) -> Cohort:
+    del rng_key
+    ones = jnp.ones(num_clients)
+    return Cohort(jnp.arange(num_clients, dtype=jnp.int32), ones, jnp.ones(num_clients, bool))
+
+
+def _prepare_bernoulli(p: Array, rng_key: Array, num_clients: int) -> Cohort:
+    probability = jnp.broadcast_to(p, (num_clients,))
+    active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
+    return Cohort(jnp.arange(num_clients, dtype=jnp.int32), 1 / probability, active)
+
+
+def _prepare_realised(p: Array, rng_key: Array, num_clients: int) -> Cohort:
+    # Given that anyone takes part, the first who does is geometric, truncated, and those behind
+    # are independent. With u uniform, P(first <= j) = (1 - q^(j+1)) / (1 - q^b), inverted.
+    first_key, rest_key = jax.random.split(rng_key)
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
+    reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
+    u = jax.random.uniform(first_key, (), p.dtype)
+    first = jnp.sum(reached <= u, dtype=jnp.int32)
+    active = jax.random.uniform(rest_key, (num_clients,), p.dtype) < p
+    active = jnp.where(ids > first, active, ids == first)
+    weight = num_clients / jnp.sum(active.astype(p.dtype))
+    return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
+
+
+def _prepare_uniform(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:
+    size = cohort_size.value
+    index = distinct_integers(rng_key, jnp.asarray(num_clients), (size,))
+    weight = jnp.full(size, num_clients / size, jnp.result_type(float))
+    return Cohort(index, weight, jnp.ones(size, bool))
+
+
+def _prepare_any(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:
+    size = cohort_size.value
+    index = integers_below(rng_key, jnp.asarray(num_clients), (size,))
+    weight = jnp.full(size, num_clients / size, jnp.result_type(float))
+    return Cohort(index, weight, jnp.ones(size, bool))
+
+
+def _prepare_categorical(
+    cohort_size: Static[int], p: Array, edges: Array, rng_key: Array, num_clients: int
+) -> Cohort:
+    del num_clients
+    size = cohort_size.value
+    word = jax.random.bits(rng_key, (size,), jnp.uint32)
+    index = jnp.searchsorted(edges, word, side="right").astype(jnp.int32)
+    return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
+
+
+def _fits_any(num_clients: int) -> None:
+    del num_clients
+
+
+def _fits_cohort(cohort_size: Static[int], num_clients: int) -> None:
+    if cohort_size.value > num_clients:
+        raise ValueError(
+            f"A cohort of {cohort_size.value} clients cannot be drawn without replacement from "
+            f"{num_clients} clients."
+        )
+
+
+def _fits_probabilities(p: Array, num_clients: int) -> None:
+    if p.ndim and p.shape[0] != num_clients:
+        raise ValueError(
+            f"Got probabilities for {p.shape[0]} clients, but the data has {num_clients} clients."
+        )

@@ -1,0 +1,131 @@
+"""Data on the devices of a mesh: each device gets the rows of its own clients."""
+
+import zlib
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedmcmc.data import AXIS, ClientLoader, FederatedData, Layout, all_equal, layout_of, put
+
+__all__ = ["Placed", "place"]
+
+
+class Placed(NamedTuple):
+    """Data of a run over a mesh."""
+
+    data: FederatedData  # laid out, for code that `jax.shard_map` runs
+    plain: FederatedData  # as one device would hold them; of a loader's rows the shapes alone
+    own: FederatedData  # with the rows of this process's clients, from which states begin
+    ids: np.ndarray  # those clients
+
+
+def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed:
+    """Lay `data` out over `mesh`; of a loader only this process's clients are loaded.
+
+    Raises
+    ------
+    ValueError
+        If a process has no client of a loader, or the rows of processes differ in structure, shape
+        or type.
+    """
+    sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
+    layout, clients, starts = layout_of(sizes, mesh, totals, data.buckets)
+    if isinstance(data, FederatedData):
+        plain = own = data
+        ids = np.arange(len(sizes))
+    else:
+        ids = _own_clients(mesh, clients)
+        own = _loaded(data, ids)
+        _check_alike(own)
+        total = int(sizes.sum())
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), own.rows
+        )
+        plain = replace(own, rows=shapes, members=None, partial=False)
+    return Placed(_laid_out(own, layout, clients, starts), plain, own, ids)
+
+
+def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
+    """Return the clients that this process's devices compute."""
+    by_place = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0).reshape(len(clients), -1)
+    here = jax.process_index()
+    of_process: dict[int, set[int]] = {here: set()}
+    for own, devices in zip(clients, by_place, strict=True):
+        for device in devices:
+            of_process.setdefault(device.process_index, set()).update(own)
+    # All processes raise: the others would wait for the one that does.
+    without = [process for process, own in sorted(of_process.items()) if not own]
+    if without:
+        raise ValueError(
+            f"Process {without[0]} of {jax.process_count()} has no client: "
+            f"{sum(map(len, clients))} clients are spread over {len(clients)} devices along the "
+            f"mesh's axis {AXIS!r}."
+        )
+    return np.asarray(sorted(of_process[here]))
+
+
+def _loaded(data: ClientLoader, ids: np.ndarray) -> FederatedData:
+    """Return this process's data; raise in all processes if one cannot load its own."""
+    own, error = None, None
+    try:
+        own = data.load(ids)
+    except Exception as raised:
+        error = raised
+    together = all_equal(int(own is None))
+    if error is not None:
+        raise error
+    if own is None or not together:
+        raise RuntimeError("Another process could not load its clients; it says why.")
+    return own
+
+
+def _check_alike(own: FederatedData) -> None:
+    """Raise `ValueError` in all processes unless their rows make one array."""
+    shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", own.rows)
+    if not all_equal(zlib.crc32(str(shapes).encode()) >> 1):
+        raise ValueError(
+            "The clients of all processes need rows of one structure, shape and type; those of "
+            f"this process are {shapes} a row."
+        )
+
+
+def _laid_out(
+    own: FederatedData, layout: Layout, clients: list[list[int]], starts: np.ndarray
+) -> FederatedData:
+    """Return the data on the mesh of `layout`, from rows of which `own` has those needed here."""
+    begin, size = np.asarray(own.start), np.asarray(own.size)
+
+    def of_device(leaf: np.ndarray, ids: list[int]) -> np.ndarray:
+        parts = [leaf[begin[i] : begin[i] + size[i]] for i in ids]
+        rest = layout.block - sum(map(len, parts))
+        return np.concatenate([*parts, np.zeros((rest, *leaf.shape[1:]), leaf.dtype)])
+
+    def spread(leaf: Any) -> Array:
+        host = np.asarray(leaf)
+        where = NamedSharding(layout.mesh, PartitionSpec(AXIS))
+        shape = (layout.block * len(clients), *host.shape[1:])
+
+        def block_of(index: Any) -> np.ndarray:
+            first, last = index[0].start or 0, index[0].stop or shape[0]
+            devices = range(first // layout.block, last // layout.block)
+            return np.concatenate([of_device(host, clients[d]) for d in devices])
+
+        return jax.make_array_from_callback(shape, where, block_of)
+
+    rest = (starts, own.size, own.share, own.buckets, layout)
+    start, size_, share, buckets, layout = put(rest, layout.mesh, PartitionSpec())
+    return replace(
+        own,
+        rows=jax.tree.map(spread, own.rows),
+        start=start,
+        size=size_,
+        share=share,
+        buckets=buckets,
+        layout=layout,
+        members=None,
+        partial=False,
+    )

@@ -1,0 +1,12 @@
+"""Arithmetic on pytrees, schedules of the round, branches and convolutions under `vmap`.
+
+Every room may use it. It knows arrays and nothing of models, clients or rounds, and imports the
+ground's types alone.
+"""
+
+from fedmcmc.pytrees import _convolutions as convolutions
+from fedmcmc.pytrees import _schedules as schedules
+from fedmcmc.pytrees import _trees as trees
+from fedmcmc.pytrees._branches import where_any as where_any
+from fedmcmc.pytrees._trees import is_key as is_key
+from fedmcmc.pytrees._trees import num_bytes as num_bytes

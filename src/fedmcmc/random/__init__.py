@@ -1,0 +1,20 @@
+"""Random keys and bulk draws: which key belongs to whom, and what is drawn from it.
+
+Every number that is folded into a key of the package is written here. It knows clients and rounds
+by their numbers alone, and imports `fedmcmc.pytrees`.
+"""
+
+from fedmcmc.random import _streams as streams
+from fedmcmc.random._shuffles import shuffle_words as shuffle_words
+from fedmcmc.random._shuffles import shuffled as shuffled
+from fedmcmc.random._streams import as_key as as_key
+from fedmcmc.random._streams import compressor_key as compressor_key
+from fedmcmc.random._streams import distinct_integers as distinct_integers
+from fedmcmc.random._streams import fault_key as fault_key
+from fedmcmc.random._streams import integers_below as integers_below
+from fedmcmc.random._streams import normals as normals
+from fedmcmc.random._streams import part_key as part_key
+from fedmcmc.random._streams import random_words as random_words
+from fedmcmc.random._streams import realise_normals as realise_normals
+from fedmcmc.random._streams import realise_words as realise_words
+from fedmcmc.random._streams import word_halves as word_halves

@@ -1,0 +1,128 @@
+"""What a run returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree, FederatedState
+from fedmcmc.pytrees import trees
+
+__all__ = ["Samples"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws of a run, and what is needed to go on from them.
+
+    Attributes
+    ----------
+    draws
+        Pytree of NumPy arrays, leaves ``[num_chains, num_draws, *event]``, unconstrained; with
+        ``sample(..., draws_to=...)`` arrays of the Zarr store, which are read as they are sliced.
+    info
+        Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
+        round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
+        nothing of use also ``num_lost``, the clients of that round which did not; of kernels with
+        faults also ``num_excluded``, the clients whose messages were left out as not finite.
+    state
+        `FederatedState` of every chain, leaves ``[num_chains, ...]``; pass it to
+        ``sample(..., state=samples.state)`` with the same key to go on.
+    totals
+        Sums over all rounds of this run, kept or not, ``[num_chains]`` int64: ``bits_up``,
+        ``bits_down``, ``rounds``.
+    constrain_fn
+        Unconstrained position to the user's parameters, ``None`` for the identity.
+    stopped
+        What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
+        ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
+    streams
+        What the accumulators of ``sample(..., streams=...)`` found, by their names.
+    """
+
+    draws: ArrayTree
+    info: dict[str, np.ndarray]
+    state: FederatedState
+    totals: dict[str, np.ndarray]
+    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
+    stopped: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains."""
+        return next(iter(self.info.values())).shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Number of kept draws a chain."""
+        return next(iter(self.info.values())).shape[1]
+
+    @property
+    def constrained(self) -> ArrayTree:
+        """The draws in the user's parameters, leaves ``[num_chains, num_draws, ...]``.
+
+        Raises
+        ------
+        ValueError
+            If what was collected are not positions.
+        """
+        if self.constrain_fn is None:
+            return self.draws
+        mapped = self.constrain_fn
+        for _ in range(self._num_axes()):
+            mapped = jax.vmap(mapped)
+        return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, self.draws)))
+
+    def _num_axes(self) -> int:
+        # Chain and draw, and one more where local positions were collected.
+        position = self.state.broadcast.position
+        lead: set[int | None] = set()
+        if trees.same_structure(position, self.draws):
+            for draw, place in zip(
+                jax.tree.leaves(self.draws), jax.tree.leaves(position), strict=True
+            ):
+                num = draw.ndim - place.ndim + 1
+                lead.add(num if draw.shape[num:] == place.shape[1:] else None)
+        if len(lead) == 1 and None not in lead:
+            return int(lead.pop() or 0)
+        raise ValueError(
+            "What was collected are not positions, so they cannot be constrained: use .draws, or "
+            "to_datatree(constrained=False)."
+        )
+
+    def to_datatree(self, *, constrained: bool = True, **kwargs: Any) -> Any:
+        """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain`` and ``draw``.
+
+        Parameters
+        ----------
+        constrained
+            Whether to convert draws to the user's parameters.
+        **kwargs
+            Passed to ``arviz_base.from_dict`` (`coords`, `dims`, ...).
+
+        Raises
+        ------
+        ImportError
+            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+        """
+        try:
+            from arviz_base import from_dict
+        except ImportError as error:
+            raise ImportError(
+                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
+            ) from error
+        draws = self.constrained if constrained else jax.tree.map(np.asarray, self.draws)
+        info = {name: np.asarray(values) for name, values in self.info.items()}
+        groups = {"posterior": named_leaves(draws), "sample_stats": info}
+        return from_dict(groups, **kwargs)
+
+
+def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
+    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
+    return named

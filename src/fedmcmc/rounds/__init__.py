@@ -1,0 +1,25 @@
+"""A round of communication: what clients and server compute, and many rounds in one program.
+
+Everything that runs kernels goes through here: the simulator, meshes, processes, tests. The room
+knows no kernel by name and no file, and imports data, random streams and types.
+"""
+
+from fedmcmc.rounds._program import PREPARED_BYTES as PREPARED_BYTES
+from fedmcmc.rounds._program import Collect as Collect
+from fedmcmc.rounds._program import Kept as Kept
+from fedmcmc.rounds._program import Plan as Plan
+from fedmcmc.rounds._program import Segment as Segment
+from fedmcmc.rounds._program import Streams as Streams
+from fedmcmc.rounds._program import block_length as block_length
+from fedmcmc.rounds._program import first_found as first_found
+from fedmcmc.rounds._program import kept_shapes as kept_shapes
+from fedmcmc.rounds._program import needs_canonical as needs_canonical
+from fedmcmc.rounds._program import prepared_bytes as prepared_bytes
+from fedmcmc.rounds._program import run_segment as run_segment
+from fedmcmc.rounds._program import traced_round as traced_round
+from fedmcmc.rounds._simulate import RoundDraws as RoundDraws
+from fedmcmc.rounds._simulate import RoundInfo as RoundInfo
+from fedmcmc.rounds._simulate import Simulation as Simulation
+from fedmcmc.rounds._simulate import prepare_round as prepare_round
+from fedmcmc.rounds._simulate import run_round as run_round
+from fedmcmc.rounds._simulate import simulate as simulate

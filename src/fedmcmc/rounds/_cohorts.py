@@ -1,0 +1,139 @@
+"""The clients' part of a round: who is computed together, and the sum of what they send."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation
+from fedmcmc.data import FederatedData, Layout, Part
+from fedmcmc.pytrees import trees
+from fedmcmc.rounds._devices import run_laid_out
+from fedmcmc.rounds._groups import Group, Said, prepare_group, run_group
+from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
+
+__all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
+
+
+def groups_of(participation: Participation, data: FederatedData, cohort: Cohort) -> list[Group]:
+    """Return the parts of the cohort that are computed together, each with a bound on sizes.
+
+    With a layout, those that this device computes if all take part, and else the whole cohort, out
+    of which it computes its own clients.
+    """
+    if participation.cohort_size is not None:
+        return [Group(cohort, data.max_size)]
+    if data.layout is not None:
+        return [_own_part(data.layout, part, cohort) for part in data.layout.parts]
+    if data.buckets is None or len(data.buckets.bounds) == 1:
+        return [Group(cohort, data.max_size)]
+    return [
+        Group(jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
+        for ids, bound in data.buckets.groups()
+    ]
+
+
+def _own_part(layout: Layout, part: Part, cohort: Cohort) -> Group:
+    ids, used = layout.own(part)
+    own = jax.tree.map(lambda leaf: leaf[ids], cohort)
+    return Group(own._replace(active=own.active & used), part.bound)
+
+
+def own_states(
+    participation: Participation, data: FederatedData, groups: list[Group], states: ArrayTree
+) -> list[ArrayTree]:
+    """Return the states of each group's clients, leaves ``[size, ...]``."""
+    if len(groups) == 1 and participation.cohort_size is None:
+        return [states]
+    if data.layout is not None and participation.cohort_size is None:
+        return [
+            jax.tree.map(lambda leaf, p=part: leaf[p.first : p.first + p.count], states)
+            for part in data.layout.parts
+        ]
+    slots = [data.slot(group.cohort.ids) for group in groups]
+    return [jax.tree.map(lambda leaf, at=at: leaf[at], states) for at in slots]
+
+
+def all_states(
+    participation: Participation,
+    data: FederatedData,
+    groups: list[Group],
+    before: ArrayTree,
+    states: list[ArrayTree],
+) -> ArrayTree:
+    """Return the states of all clients after a round, from those of the groups."""
+    if len(groups) > 1 and data.layout is not None:
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
+    if len(groups) > 1:
+        return _in_order(data, states)
+    if participation.cohort_size is None:
+        return states[0]
+    at = data.slot(groups[0].cohort.ids)
+    return jax.tree.map(lambda all_, own: all_.at[at].set(own), before, states[0])
+
+
+def run_groups(
+    exchange: Exchange,
+    participation: Participation,
+    data: FederatedData,
+    cohort: Cohort,
+    groups: list[Group],
+    broadcast: Broadcast,
+    states: list[ArrayTree],
+    draws: list[ArrayTree],
+    *,
+    last: bool,
+) -> Said:
+    """Run the steps of all groups and sum their messages.
+
+    Only messages of the round's `last` exchange may be late: later ones wait for the sums of those
+    before.
+    """
+    said = [
+        _run_one(exchange, participation, data, cohort, index, *given, last=last)
+        for index, given in enumerate(
+            zip(groups, [broadcast] * len(groups), states, draws, strict=True)
+        )
+    ]
+    if len(said) == 1:
+        return said[0]
+    return Said(
+        functools.reduce(trees.add, [part.total for part in said]),
+        [part.states[0] for part in said],
+        _in_order(data, [part.info for part in said]),
+        sum(part.bits for part in said),
+        _in_order(data, [part.active for part in said]),
+    )
+
+
+def _run_one(
+    exchange: Exchange,
+    participation: Participation,
+    data: FederatedData,
+    cohort: Cohort,
+    index: int,
+    group: Group,
+    broadcast: Broadcast,
+    old: ArrayTree,
+    drawn: ArrayTree,
+    *,
+    last: bool,
+) -> Said:
+    """Run the steps of one group of a cohort, the `index`-th, and sum its messages."""
+    if data.layout is not None:
+        given = (cohort, index, group, broadcast, old, drawn)
+        return run_laid_out(exchange, participation, data, *given, last=last)
+    message, new, info = run_group(exchange, data, group, broadcast, drawn, old)
+    own, bits = group.cohort, trees.num_bits(message)
+    if participation.guards:
+        message, own = guarded(message, own)
+    if participation.drops or participation.guards:
+        new = kept_by_all(own.active, new, old)
+    total = sum_of(message, own, participation, late=last, drops=participation.drops)
+    return Said(total, [new], info, bits, own.active)
+
+
+def _in_order(data: FederatedData, parts: list[ArrayTree]) -> ArrayTree:
+    assert data.buckets is not None
+    place = data.buckets.place
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[place], *parts)

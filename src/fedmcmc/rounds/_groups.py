@@ -1,0 +1,184 @@
+"""Clients that are computed together: draws and steps of a part of a cohort."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, StepInfo
+from fedmcmc.data import FederatedData
+from fedmcmc.random import streams
+
+__all__ = ["Group", "Said", "one_by_one", "prepare_group", "run_group"]
+
+
+class Group(NamedTuple):
+    """Clients of a cohort that are computed together."""
+
+    cohort: Cohort
+    bound: int  # static, on the sizes of these clients
+
+
+class Said(NamedTuple):
+    """What the clients of a cohort said in one exchange."""
+
+    total: ArrayTree
+    states: list[ArrayTree]  # the clients' new states, one entry a group
+    info: StepInfo  # of the cohort, in its own order
+    bits: int  # of all messages, uncompressed
+    active: Array  # [cohort_size] bool, whose messages the server took
+
+
+def prepare_group(
+    exchange: Exchange,
+    index: int | None,
+    data: FederatedData,
+    group: Group,
+    rng_key: Array,
+    round_: Array,
+    shapes: Broadcast,
+) -> ArrayTree:
+    """Draw all that is random in the steps of a group; `index` is ``None`` in a kernel's own."""
+    if group.cohort.ids.shape[0] == 1:
+        only = group.cohort.ids[0]
+        client = data.client(only, group.cohort.weight[0], group.bound)
+        return exchange.prepare(_client_key(rng_key, round_, only, index), shapes, client)
+
+    def prepare(mapped: tuple[Array, Array], fixed: tuple[Any, ...]) -> ArrayTree:
+        (ids, weight), (exchange_, data_, key, round__) = mapped, fixed
+        keys = jax.vmap(lambda i: _client_key(key, round__, i, index))(ids)
+        axes = (0, None, data_.client_axes(group.bound))
+        clients = data_.client(ids, weight, group.bound)
+        return jax.vmap(exchange_.prepare, in_axes=axes)(keys, shapes, clients)
+
+    fixed = (exchange, data, rng_key, round_)
+    return _spread(prepare, data.mesh, (group.cohort.ids, group.cohort.weight), fixed)
+
+
+def _client_key(rng_key: Array, round_: Array, client_id: Array, index: int | None) -> Array:
+    key = streams.client_key(rng_key, round_, client_id)
+    return key if index is None else streams.exchange_key(key, index)
+
+
+def _spread(
+    fn: Callable[[Any, Any], ArrayTree], mesh: Mesh | None, mapped: ArrayTree, fixed: ArrayTree
+) -> ArrayTree:
+    """Return ``fn(mapped, fixed)``, the first axis of `mapped` and of the result over devices."""
+    if mesh is None:
+        return fn(mapped, fixed)
+    num = jax.tree.leaves(mapped)[0].shape[0]
+    # Devices compute equally many; the copies at the end are dropped.
+    places = np.arange(num + -num % mesh.shape["clients"]) % num
+    everyone, clients = PartitionSpec(), PartitionSpec("clients")
+    parallel = jax.shard_map(
+        fn, mesh=mesh, in_specs=(clients, everyone), out_specs=clients, check_vma=False
+    )
+    result = parallel(jax.tree.map(lambda leaf: leaf[places], mapped), fixed)
+    return jax.tree.map(lambda leaf: leaf[:num], result)
+
+
+def run_group(
+    exchange: Exchange,
+    data: FederatedData,
+    group: Group,
+    broadcast: Broadcast,
+    draws: ArrayTree,
+    old: ArrayTree,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    """Return messages, new states and reports of the clients of a group, leaves ``[size, ...]``."""
+    ids, weight = group.cohort.ids, group.cohort.weight
+    if data.at_a_time == 1 and data.mesh is None:
+        return one_by_one(exchange, data, group, broadcast, draws, old)
+    if ids.shape[0] == 1:
+        client = data.client(ids[0], weight[0], group.bound)
+        own = jax.tree.map(lambda leaf: leaf[0], old)
+        outputs = exchange.take_part(draws, broadcast, own, client)
+        return jax.tree.map(lambda leaf: leaf[None], outputs)
+
+    def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
+        return _run_together(mapped, *fixed, group.bound)
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo]
+    result = _spread(run, data.mesh, (draws, old, ids, weight), (exchange, data, broadcast))
+    return result
+
+
+def one_by_one(
+    exchange: Exchange,
+    data: FederatedData,
+    group: Group,
+    broadcast: Broadcast,
+    draws: ArrayTree,
+    old: ArrayTree,
+    here: Array | None = None,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    """Return what `run_group` does, computed client by client; zeros for those not `here`.
+
+    A loop whose length a compiler does not know, in which what is not `here` is masked, on one
+    device as on many: a compiler fuses, and rounds, the same program the same way. Of a loop over
+    one client it would make none, and chains that share a loop would each mask all that it carries.
+    """
+    cohort = group.cohort
+    size = cohort.ids.shape[0]
+
+    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
+        own = jax.tree.map(lambda leaf: leaf[entry], old)
+        client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
+        return exchange.take_part(drawn, broadcast, own, client)
+
+    shapes = jax.eval_shape(one, jnp.int32(0))
+    zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+    here = cohort.ids >= 0 if here is None else here
+    num_here = jnp.sum(here, dtype=jnp.int32)
+    order = jnp.argsort(~here, stable=True)  # those to compute, then the others
+
+    def body(i: Array, outputs: Any) -> Any:
+        entry, counts = order[i], i < num_here
+
+        def put(table: Array, leaf: Array) -> Array:
+            return table.at[entry].set(jnp.where(counts, leaf, table[entry]))
+
+        return jax.tree.map(put, outputs, one(entry))
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo] = jax.lax.fori_loop(
+        0, _most_of_chains(num_here), body, zeros
+    )
+    return result
+
+
+@jax.custom_batching.custom_vmap
+def _most_of_chains(number: Array) -> Array:
+    """Return the largest of the numbers that chains have: a loop of that length stays one loop."""
+    return number
+
+
+@_most_of_chains.def_vmap
+def _most_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> tuple[Array, bool]:
+    del axis_size
+    return (jnp.max(number, axis=0) if in_batched[0] else number), False
+
+
+def _run_together(
+    mapped: tuple[ArrayTree, ArrayTree, Array, Array],
+    exchange: Exchange,
+    data: FederatedData,
+    broadcast: Broadcast,
+    bound: int,
+) -> ArrayTree:
+    """Run the steps of some clients: all at once, or so many at a time as the data says."""
+    draws, old, ids, weight = mapped
+    at_a_time = data.at_a_time
+    if at_a_time is None or at_a_time >= ids.shape[0]:
+        step = jax.vmap(exchange.take_part, in_axes=(0, None, 0, data.client_axes(bound)))
+        return step(draws, broadcast, old, data.client(ids, weight, bound))
+
+    def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
+        drawn, own, index, weight_ = given
+        return exchange.take_part(drawn, broadcast, own, data.client(index, weight_, bound))
+
+    return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)

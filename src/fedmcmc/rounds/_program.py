@@ -1,0 +1,340 @@
+"""The compiled part of a run: many rounds in one program.
+
+Rounds are prepared in blocks that lie at multiples of the block's length, wherever a segment
+starts or ends. A round is thus computed by the same instructions in an interrupted run and in an
+uninterrupted one, and its numbers are the same to the last bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc.data import AXIS, CHAINS, FederatedData, state_specs
+from fedmcmc.pytrees import convolutions, trees
+from fedmcmc.random import streams
+from fedmcmc.rounds._simulate import RoundInfo, prepare_round, run_round
+from fedmcmc.streaming import Accumulator
+
+__all__ = [
+    "Collect",
+    "Kept",
+    "Plan",
+    "Segment",
+    "Streams",
+    "block_length",
+    "first_found",
+    "kept_shapes",
+    "needs_canonical",
+    "prepared_bytes",
+    "run_segment",
+    "traced_round",
+]
+
+PREPARED_BYTES = 2**22
+"""Memory for the draws of the rounds that are prepared ahead, all chains together."""
+MAX_BLOCK = 1024
+"""Rounds prepared ahead at most."""
+
+Collect = Callable[[FederatedState, RoundInfo], ArrayTree]
+Streams = dict[str, Accumulator]
+
+
+class Plan(NamedTuple):
+    """Which rounds a segment runs and keeps; all ``[]`` int32."""
+
+    first: Array  # the segment's first round
+    last: Array  # one behind its last round
+    keep_from: Array  # the first round after burn-in
+    thinning: Array
+    num_kept: Array  # draws kept in earlier segments
+
+
+class Kept(NamedTuple):
+    """What is kept of a round."""
+
+    draw: ArrayTree
+    info: dict[str, Array]
+
+
+class Segment(NamedTuple):
+    """What a segment returns, every leaf with a leading chain axis."""
+
+    state: FederatedState
+    kept: Kept  # leaves [capacity + 1, ...]; the last slot takes what is not kept; empty if none is
+    bits: Array  # [2, 2] uint32, rows in units of 2**32 and of 1, columns up and down
+    first_bad: Array  # [] int32, the first non-finite round, or -1
+    found: dict[str, ArrayTree]  # the accumulators' states
+
+
+def block_length(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    num_bytes: int = PREPARED_BYTES,
+) -> int:
+    """Return how many rounds are prepared at a time; depends on shapes alone."""
+    size = prepared_bytes(kernel, data, keys, state) * keys.shape[0]
+    return int(min(max(num_bytes // max(size, 1), 1), MAX_BLOCK))
+
+
+def prepared_bytes(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> int:
+    """Return the size of what is drawn for one round of one chain."""
+    prepared = _first_prepared.trace(kernel, data, keys, state).out_info
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
+
+
+def _keep(
+    kernel: FederatedKernel,
+    collect: Collect | None,
+    rng_key: Array,
+    state: FederatedState,
+    info: RoundInfo,
+) -> Kept:
+    if collect is None:
+        draw = kernel.draw(streams.draw_key(rng_key, info.round), state)
+    else:
+        draw = collect(state, info)
+    fields = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
+    kept = {name: getattr(info, name) for name in fields}
+    counts = {"num_lost": info.num_lost, "num_excluded": info.num_excluded}
+    kept |= {name: count for name, count in counts.items() if not trees.is_empty(count)}
+    return Kept(draw, kept)
+
+
+def kept_shapes(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+) -> Kept:
+    """Return the shapes of what one round of one chain keeps."""
+    return traced_round(kernel, data, keys, state, collect).out_info
+
+
+def traced_round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+) -> Any:
+    """Return the trace (``jaxpr``, ``out_info``) of one round of one chain."""
+    return _first_kept.trace(kernel, data, keys, state, collect=collect)
+
+
+def needs_canonical(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    collect: Collect | None,
+) -> bool:
+    """Return whether a round holds convolutions and runs where a loop makes those slow."""
+    if {device.platform for device in keys.devices()} != {"cpu"}:
+        return False
+    return convolutions.holds_convolution(traced_round(kernel, data, keys, state, collect).jaxpr)
+
+
+@jax.jit
+def _first_prepared(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> ArrayTree:
+    # Never run: traced for its shapes, and jit remembers the trace.
+    broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
+    return prepare_round(kernel, data, keys[0], broadcast, broadcast.round)
+
+
+@partial(jax.jit, static_argnames=("collect",))
+def _first_kept(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    *,
+    collect: Collect | None,
+) -> Kept:
+    # Never run, as above.
+    key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
+    prepared = prepare_round(kernel, data, key, first.broadcast, first.broadcast.round)
+    first, info = run_round(kernel, data, key, first, *prepared)
+    return _keep(kernel, collect, key, first, info)
+
+
+def first_found(shapes: Kept, num_chains: int, accumulators: Streams) -> dict[str, ArrayTree]:
+    """Return the accumulators' first states, leaves ``[num_chains, ...]``."""
+    zeros = trees.zeros_like(shapes.draw)
+    first = {name: accumulator.init(zeros) for name, accumulator in accumulators.items()}
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *leaf.shape)), first)
+
+
+@partial(jax.jit, static_argnames=("block", "capacity", "collect", "canonical"))
+def run_segment(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    plan: Plan,
+    accumulators: Streams,
+    found: dict[str, ArrayTree],
+    *,
+    block: int,
+    capacity: int,
+    collect: Collect | None,
+    canonical: bool,
+) -> Segment:
+    """Run the rounds of `plan` for all chains.
+
+    `keys`, `state` and `found`, the states of the `accumulators`, have a leading chain axis. A
+    `capacity` of zero keeps no draws. With `canonical`, which `needs_canonical` tells, convolutions
+    are rewritten, and clients and chains run one after the other.
+
+    Where the data has a layout, each device of its mesh runs its own chains and clients.
+    """
+    run = partial(_run, block=block, capacity=capacity, collect=collect, canonical=canonical)
+    given = (kernel, data, keys, state, plan, accumulators, found)
+    if data.layout is None:
+        return run(*given)
+    one = PartitionSpec()
+    chains: Any = PartitionSpec(CHAINS if CHAINS in data.layout.mesh.shape else None)
+    states = state_specs(data.layout.mesh)
+    everywhere = jax.tree.map(lambda leaf: one, data)
+    rows = replace(everywhere, rows=jax.tree.map(lambda leaf: PartitionSpec(AXIS), data.rows))
+    parallel = jax.shard_map(
+        run,
+        mesh=data.layout.mesh,
+        in_specs=(one, rows, chains, states, one, one, chains),
+        out_specs=Segment(states, chains, chains, chains, chains),
+        check_vma=False,
+    )
+    result: Segment = parallel(*given)
+    return result
+
+
+def _run(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    plan: Plan,
+    accumulators: Streams,
+    found: dict[str, ArrayTree],
+    *,
+    block: int,
+    capacity: int,
+    collect: Collect | None,
+    canonical: bool,
+) -> Segment:
+    shapes = kept_shapes(kernel, data, keys, state, collect) if capacity else Kept((), {})
+    if canonical:
+        kernel = convolutions.one_client_at_a_time(kernel)
+
+    def chain(key: Array, start: FederatedState, before: dict[str, ArrayTree]) -> Segment:
+        kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
+        none = jnp.full((), -1, jnp.int32)
+        carry = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), none, before)
+
+        def run_block(b: Array, carry: Segment) -> Segment:
+            begin = b * block
+            rounds = begin + jnp.arange(block, dtype=jnp.int32)
+            prepared = jax.vmap(lambda r: prepare_round(kernel, data, key, start.broadcast, r))(
+                rounds
+            )
+
+            def one_round(round_: Array, carry: Segment) -> Segment:
+                drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
+                return _advance(
+                    kernel, data, key, plan, capacity, collect, accumulators, round_, drawn, carry
+                )
+
+            low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
+            return jax.lax.fori_loop(low, high, one_round, carry)
+
+        first_block, last_block = plan.first // block, (plan.last + block - 1) // block
+        return jax.lax.fori_loop(first_block, last_block, run_block, carry)
+
+    if canonical:
+        run = convolutions.canonical(chain)
+        return jax.lax.map(lambda given: run(*given), (keys, state, found))
+    if keys.shape[0] == 1:
+        # An axis of length one costs a fifth of the speed on small models.
+        only = chain(keys[0], *jax.tree.map(lambda leaf: leaf[0], (state, found)))
+        return jax.tree.map(lambda leaf: leaf[None], only)
+    return jax.vmap(chain)(keys, state, found)
+
+
+def _advance(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    key: Array,
+    plan: Plan,
+    capacity: int,
+    collect: Collect | None,
+    accumulators: Streams,
+    round_: Array,
+    drawn: ArrayTree,
+    carry: Segment,
+) -> Segment:
+    # The state's own round number has a chain axis; with the loop's, which has none, a schedule or
+    # a condition on the round stays one for all chains.
+    broadcast = carry.state.broadcast._replace(round=round_)
+    state, info = run_round(kernel, data, key, carry.state._replace(broadcast=broadcast), *drawn)
+    ahead = round_ - plan.keep_from
+    keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
+    new = _keep(kernel, collect, key, state, info)
+    kept = carry.kept
+    if capacity:
+        slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)
+        kept = jax.tree.map(lambda buffer, value: buffer.at[slot].set(value), kept, new)
+    found = carry.found
+    if accumulators:
+        # All chains are in the same round, so that this stays a branch under `vmap`.
+        found = jax.lax.cond(
+            keeps,
+            lambda before: _take_in(accumulators, key, round_, ahead // plan.thinning, new, before),
+            lambda before: before,
+            found,
+        )
+    bits = _add_bits(carry.bits, info.bits_up, info.bits_down)
+    bad = (carry.first_bad < 0) & ~trees.all_finite(state.broadcast)
+    return Segment(state, kept, bits, jnp.where(bad, round_, carry.first_bad), found)
+
+
+def _take_in(
+    accumulators: Streams,
+    rng_key: Array,
+    round_: Array,
+    index: Array,
+    new: Kept,
+    before: dict[str, ArrayTree],
+) -> dict[str, ArrayTree]:
+    """Return the accumulators' states with one draw more."""
+    base = streams.stream_key(rng_key, round_)
+    return {
+        name: accumulators[name].update(jax.random.fold_in(base, i), index, new.draw, state)
+        for i, (name, state) in enumerate(sorted(before.items()))
+    }
+
+
+def _add_bits(total: Array, up: Array, down: Array) -> Array:
+    # Exact without 64-bit integers: a sum of two words that is below one of them has overflowed.
+    new = jnp.stack([_words(up), _words(down)], axis=1)
+    low = total[1] + new[1]
+    return jnp.stack([total[0] + new[0] + (low < new[1]).astype(jnp.uint32), low])
+
+
+def _words(bits: Array) -> Array:
+    if jnp.issubdtype(bits.dtype, jnp.integer):
+        return jnp.stack([jnp.uint32(0), bits.astype(jnp.uint32)])
+    high = jnp.floor(bits / 2**32)
+    return jnp.stack([high, bits - high * 2**32]).astype(jnp.uint32)

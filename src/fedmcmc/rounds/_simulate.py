@@ -1,0 +1,235 @@
+"""One round of communication in simulation, and the `(init, step)` pair made of it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    Exchange,
+    FederatedKernel,
+    FederatedState,
+    Participation,
+    StepInfo,
+    as_functions,
+)
+from fedmcmc.data import FederatedData
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, streams
+from fedmcmc.rounds._cohorts import all_states, groups_of, own_states, prepare_group, run_groups
+
+__all__ = ["RoundInfo", "Simulation", "simulate"]
+
+
+class RoundInfo(NamedTuple):
+    """What happened in one round.
+
+    Attributes
+    ----------
+    round
+        ``[]`` int32, counted from zero.
+    num_active
+        ``[]`` int32, clients whose messages were summed; late ones count when they are sent.
+    bits_up, bits_down
+        ``[]``, all messages of the round to and from the server, exact (int32) below ``2**31``
+        bits a round, else float32.
+    gradient_norm
+        ``[]``, root mean square over the active clients' gradient calls.
+    clients
+        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``; of the round's last exchange.
+    server
+        Whatever the kernel's `aggregate` reports.
+    num_lost
+        ``[]`` int32, active clients of the last exchange whose result was of no use; ``()`` for
+        kernels where that cannot be.
+    num_excluded
+        ``[]`` int32, clients whose message the server left out because it was not finite; ``()``
+        where it does not look (see `fedmcmc.faults`).
+    """
+
+    round: Array
+    num_active: Array
+    bits_up: Array
+    bits_down: Array
+    gradient_norm: Array
+    clients: StepInfo
+    server: ArrayTree
+    num_lost: ArrayTree = ()
+    num_excluded: ArrayTree = ()
+
+
+class RoundDraws(NamedTuple):
+    """All that is random in a round, besides its cohort."""
+
+    # Of `prepare`, one entry an exchange, in it one a group, leaves [size, ...] (no axis for one).
+    clients: list[list[ArrayTree]]
+    server: list[ArrayTree]  # of `prepare_server`, one entry an exchange; () where it has none
+    shared: ArrayTree  # of `prepare_shared`
+
+
+class Simulation(NamedTuple):
+    """A kernel bound to data, in the shape of a BlackJAX sampling algorithm.
+
+    `init` is ``(position, rng_key=None) -> state``, `step` is
+    ``(rng_key, state) -> (state, RoundInfo)``.
+    """
+
+    init: Callable[..., FederatedState]
+    step: Callable[[Array, FederatedState], tuple[FederatedState, RoundInfo]]
+
+
+def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
+    """Bind `kernel` to `data`: one step is one round of communication.
+
+    Parameters
+    ----------
+    kernel
+        A federated kernel.
+    data
+        Every client's rows. A compiled caller holds them as constants; `fedmcmc.sample` passes
+        them as arguments.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> init, step = simulate(fedmcmc.sgld(posterior, step_size=0.05), data)
+    >>> state, info = jax.jit(step)(jax.random.key(0), init(jnp.array(0.0)))
+    >>> int(state.broadcast.round), int(info.num_active)
+    (1, 1)
+    """
+    kernel = as_functions(kernel)
+    rows = data.pooled() if kernel.participation.pooled else data
+
+    def init(position: ArrayTree, rng_key: Array | None = None) -> FederatedState:
+        key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+        return kernel.init(key, position, rows)
+
+    def step(rng_key: Array, state: FederatedState) -> tuple[FederatedState, RoundInfo]:
+        rng_key = as_key(rng_key)
+        prepared = prepare_round(kernel, rows, rng_key, state.broadcast, state.broadcast.round)
+        return run_round(kernel, rows, rng_key, state, *prepared)
+
+    return Simulation(init, step)
+
+
+def prepare_round(
+    kernel: FederatedKernel, data: FederatedData, rng_key: Array, like: Broadcast, round_: Array
+) -> tuple[Cohort, RoundDraws]:
+    """Draw the cohort of a round and all that is random in its steps and at the server."""
+    participation = kernel.participation
+    shapes = trees.shapes_of(like)
+    cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
+    shared: ArrayTree = ()
+    if kernel.prepare_shared is not None:
+        shared = kernel.prepare_shared(streams.shared_key(rng_key, round_), shapes)
+    groups = groups_of(participation, data, cohort)
+    clients: list[list[ArrayTree]] = []
+    server: list[ArrayTree] = []
+    for index, exchange in _numbered(kernel):
+        drawn: ArrayTree = ()
+        if exchange.prepare_server is not None:
+            drawn = exchange.prepare_server(_server_key(rng_key, round_, index), shapes)
+        server.append(drawn)
+        clients.append(
+            [prepare_group(exchange, index, data, g, rng_key, round_, shapes) for g in groups]
+        )
+    return cohort, RoundDraws(clients, server, shared)
+
+
+def _numbered(kernel: FederatedKernel) -> list[tuple[int | None, Exchange]]:
+    """Return a round's exchanges with their numbers, which the kernel's own has none of."""
+    *before, own = kernel.exchanges
+    return [*enumerate(before), (None, own)]
+
+
+def _server_key(rng_key: Array, round_: Array, index: int | None) -> Array:
+    key = streams.server_key(rng_key, round_)
+    return key if index is None else streams.exchange_key(key, index)
+
+
+def run_round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    rng_key: Array,
+    state: FederatedState,
+    cohort: Cohort,
+    draws: RoundDraws,
+) -> tuple[FederatedState, RoundInfo]:
+    """Run one round: the cohort's steps, the sum of their messages, the server's update."""
+    round_, participation = state.broadcast.round, kernel.participation
+    groups = groups_of(participation, data, cohort)
+    states = own_states(participation, data, groups, state.clients)
+    broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
+    up, down, most_up, most_down = [], [], 0, 0
+    active = cohort.active
+    for (index, exchange), clients_draws, drawn in zip(
+        _numbered(kernel), draws.clients, draws.server, strict=True
+    ):
+        said = run_groups(
+            exchange,
+            participation,
+            data,
+            cohort._replace(active=active),
+            groups,
+            broadcast,
+            states,
+            clients_draws,
+            last=index is None,
+        )
+        most_sent = trees.num_bits(broadcast._replace(shared=()))
+        up.append(said.info.bits)
+        down.append(most_sent if trees.is_empty(said.info.bits_down) else said.info.bits_down)
+        if participation.guards:
+            # A message is sent before it is left out; who has sent one such sends no other.
+            up[-1], down[-1] = (jnp.where(active, sent[-1], 0) for sent in (up, down))
+            active = said.active
+            groups = groups_of(participation, data, cohort._replace(active=active))
+        most_up, most_down = most_up + said.bits, most_down + most_sent
+        if exchange.prepare_server is None:
+            drawn = _server_key(rng_key, round_, index)
+        broadcast, server, server_info = exchange.aggregate(drawn, broadcast, server, said.total)
+        states = said.states
+    num_active = jnp.sum(active.astype(jnp.int32))
+    sends = 0 if participation.silent else 1
+    square = jnp.where(active, said.info.gradient_norm**2, 0)
+    info = RoundInfo(
+        round=round_,
+        num_active=num_active,
+        bits_up=_sum_bits(
+            # A code is at most twice as long as the numbers it codes.
+            jnp.where(cohort.active, sends * sum(up), 0),
+            2 * most_up,
+        ),
+        bits_down=_sum_bits(
+            jnp.where(cohort.active, sends * sum(down), 0), most_down * cohort.active.shape[0]
+        ),
+        gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
+        clients=said.info,
+        server=server_info,
+        num_lost=_num_lost(active, said.info.usable),
+        num_excluded=_num_excluded(participation, cohort.active, active),
+    )
+    clients = all_states(participation, data, groups, state.clients, states)
+    return FederatedState(broadcast._replace(shared=(), summed=()), server, clients), info
+
+
+def _num_lost(active: Array, usable: ArrayTree) -> ArrayTree:
+    return () if trees.is_empty(usable) else jnp.sum(active & ~usable, dtype=jnp.int32)
+
+
+def _num_excluded(participation: Participation, before: Array, after: Array) -> ArrayTree:
+    return jnp.sum(before & ~after, dtype=jnp.int32) if participation.guards else ()
+
+
+def _sum_bits(bits: Array, bound: int) -> Array:
+    return jnp.sum(bits) if bound < 2**31 else jnp.sum(bits.astype(jnp.float32))

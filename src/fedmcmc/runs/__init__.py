@@ -1,0 +1,17 @@
+"""`sample`: a run on the host, segment by segment, with warnings, stopping and checkpoints.
+
+A run calls the rounds' program and never a kernel. Everything below may be imported.
+"""
+
+from fedmcmc.runs._errors import NonFiniteError as NonFiniteError
+from fedmcmc.runs._pace import pace_of as pace_of
+from fedmcmc.runs._run import BUFFER_BYTES as BUFFER_BYTES
+from fedmcmc.runs._run import Keeping as Keeping
+from fedmcmc.runs._run import Run as Run
+from fedmcmc.runs._sample import local_positions as local_positions
+from fedmcmc.runs._sample import sample as sample
+from fedmcmc.runs._starts import check_counts as check_counts
+from fedmcmc.runs._starts import check_data as check_data
+from fedmcmc.runs._starts import laid_out as laid_out
+from fedmcmc.runs._starts import start as start
+from fedmcmc.runs._starts import start_positions as start_positions

@@ -1,0 +1,247 @@
+"""`sample`: run a kernel on data and keep draws."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
+from fedmcmc.data import ClientLoader, FederatedData, is_first, several
+from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.placement import HostStore, check_mesh, chosen_layout
+from fedmcmc.random import as_key
+from fedmcmc.records import Samples
+from fedmcmc.rounds import Collect, RoundInfo
+from fedmcmc.runs._given import Given, on_mesh, on_one_device
+from fedmcmc.runs._run import Keeping
+from fedmcmc.runs._starts import check_counts, check_data
+from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts
+from fedmcmc.streaming import Accumulator
+
+__all__ = ["local_positions", "sample"]
+
+
+def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
+    """Collect all local iterates of the round, leaves ``[num_local_steps, *event]``.
+
+    For `collect` of `sample`, with kernels that hand one chain from client to client: FSGLD's
+    chain is all its local states.
+    """
+    del state
+    return jax.tree.map(lambda leaf: leaf[0], info.clients.local_positions)
+
+
+def sample(
+    rng_key: Array,
+    kernel: FederatedKernel,
+    data: FederatedData | ClientLoader,
+    position: ArrayTree | Callable[[Array], ArrayTree] | None = None,
+    *,
+    num_rounds: int | None = None,
+    num_burnin: int = 0,
+    thinning: int = 1,
+    num_chains: int | None = None,
+    collect: Collect | None = None,
+    progress: bool = True,
+    state: FederatedState | None = None,
+    until: StoppingRule | None = None,
+    max_rounds: int | None = None,
+    surrogates: Gaussian | None = None,
+    client_store: HostStore | None = None,
+    streams: Mapping[str, Accumulator] | None = None,
+    keep_draws: bool = True,
+    draws_to: str | Path | None = None,
+    checkpoint: Checkpoint | None = None,
+    mesh: Mesh | None = None,
+    totals: Literal["gather", "psum"] = "gather",
+) -> Samples:
+    """Run `kernel` on `data` and keep draws.
+
+    Parameters
+    ----------
+    rng_key
+        Key of the run. Chain ``c`` uses ``fold_in(rng_key, c)``, so its draws do not depend on
+        the number of chains (with JAX's ``rbg`` keys they do: mapped over keys, its functions draw
+        other numbers).
+    kernel
+        A federated kernel.
+    data
+        Every client's rows, or a `ClientLoader`, of which with `mesh` a process loads its own.
+    position
+        Where each chain starts: a pytree, or ``rng_key -> pytree`` for a start a chain. Not
+        needed where `state` is given.
+    num_rounds
+        Rounds to run, burn-in included; not with `until`.
+    num_burnin
+        The first rounds, not kept.
+    thinning
+        Of the rest every `thinning`-th round is kept (the last of each group):
+        ``num_draws = (num_rounds - num_burnin) // thinning``.
+    num_chains
+        Chains, vmapped; by default one, or as many as `state` holds.
+    collect
+        ``(state, RoundInfo) -> pytree``, what is kept of a round; by default the kernel's draw.
+        `fedmcmc.local_positions` keeps all local iterates.
+    progress
+        Whether to show a progress bar.
+    state
+        ``samples.state`` of an earlier run to go on from, instead of `position`. With the same
+        key the two runs give the very draws of an uninterrupted one.
+    until
+        A rule that is asked between segments whether the draws so far suffice, instead of
+        `num_rounds`; see `fedmcmc.rhat_below`. What it said is in ``samples.stopped``.
+    max_rounds
+        With `until`: rounds at most, burn-in included. Stopping there warns.
+    surrogates
+        One `Gaussian` a client for its likelihood (`fedmcmc.surrogates`): what
+        `fedmcmc.predict_bias` makes of them is printed before the run.
+    client_store
+        Where clients' states lie, if not on the device: see `fedmcmc.HostStore`. `collect` then
+        sees the states of coming cohorts alone.
+    streams
+        Accumulators by name (`fedmcmc.streaming`) that take in every kept draw on the device, or
+        what `collect` made of it; what they found is in ``samples.streams``.
+    keep_draws
+        Whether to keep draws and ``info``; without, the memory of a run does not grow with its
+        rounds, and `streams` is what it gives.
+    draws_to
+        A Zarr store to which draws and ``info`` go while the run goes on, in place of memory.
+    checkpoint
+        Where and how often the run writes down where it is; the same call then goes on after an
+        interruption. See `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
+    mesh
+        Devices to run on: each holds the rows and the states of its own clients along the axis
+        ``clients`` (balanced by rows), and its own chains along an axis ``chains``, if there is
+        one. They may be those of several processes, all of which make this call: see
+        `fedmcmc.distributed`.
+    totals
+        With `mesh`, how messages are summed: ``"gather"`` sends them all to every device, which
+        sums them in the order of one device; ``"psum"`` sends the devices' own sums, which is less,
+        and rounds otherwise.
+
+    Returns
+    -------
+    Samples
+
+    Raises
+    ------
+    ValueError, TypeError
+        On settings or data that do not fit, before anything is compiled; also where the checkpoint
+        is that of another run.
+    NonFiniteError
+        If a chain turns non-finite; the draws before are in its `samples`.
+    """
+    if not isinstance(kernel, FederatedKernel):
+        raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
+    if not isinstance(data, ClientLoader):
+        check_data(data)
+    most = _most_rounds(num_rounds, until, max_rounds)
+    if num_chains is None:
+        num_chains = 1 if state is None else jnp.size(state.broadcast.round)
+    counts = dict(num_burnin=num_burnin, thinning=thinning, num_chains=num_chains)
+    name = "num_rounds" if until is None else "max_rounds"
+    most, num_burnin, thinning, num_chains = check_counts(name, most, **counts)
+    if until is not None and num_chains < until.min_chains:
+        raise ValueError(
+            f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
+        )
+    kernel = as_functions(kernel)
+    keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
+    if client_store is not None:
+        _check_store(kernel, client_store, mesh)
+    spread, data = chosen_layout(mesh, totals, kernel, data, spreads=client_store is None)
+    if spread is not None:
+        check_mesh(spread.mesh, kernel, data, num_chains)
+    sites = None if client_store is None else client_store.directory
+    if several() and spread is None:
+        _check_no_files(checkpoint, draws_to, sites)
+        checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
+    else:
+        checkpoint = checkpoint_of_call(checkpoint)
+    keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
+    # The process that writes the files claims them: two at once would take turns on one name.
+    if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
+        keeping = keeping._replace(replaces_files=True)
+    by_client, hands_on = isinstance(data, ClientLoader), hands_on_interrupts(checkpoint)
+    keeping = keeping._replace(by_client=by_client, hands_on_interrupts=hands_on)
+    given = Given(kernel, keys, keeping, position, state, until, surrogates)
+    if spread is not None:
+        run = on_mesh(given, data, spread)
+    else:
+        if isinstance(data, ClientLoader):
+            data = data.load()
+        run = on_one_device(given, data, client_store)
+    with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
+        return run.go(num_burnin, most, thinning, bar)
+
+
+def _keeping(
+    collect: Collect | None,
+    accumulators: Mapping[str, Accumulator] | None,
+    keep_draws: bool,
+    draws_to: str | Path | None,
+    checkpoint: Checkpoint | None,
+    until: StoppingRule | None,
+) -> Keeping:
+    found = dict(accumulators or {})
+    for name, accumulator in found.items():
+        if not isinstance(name, str) or not isinstance(accumulator, Accumulator):
+            raise TypeError(
+                "streams must be a mapping of names to accumulators (fedmcmc.streaming.moments()), "
+                f"got {name!r}: {type(accumulator).__name__}."
+            )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise TypeError(
+            f"checkpoint must be a fedmcmc.Checkpoint(directory), got {type(checkpoint).__name__}."
+        )
+    if draws_to is not None and not keep_draws:
+        raise ValueError("Give draws_to=, or keep_draws=False, and not both.")
+    if until is not None and (draws_to is not None or not keep_draws):
+        raise ValueError("until= judges draws in memory: not with draws_to= or keep_draws=False.")
+    path = None if draws_to is None else Path(draws_to)
+    return Keeping(collect, found, keep_draws, path, checkpoint)
+
+
+def _check_no_files(*written: Any) -> None:
+    """Raise if every process would write the same files, as each has a run of its own."""
+    if any(x is not None for x in written):
+        raise ValueError(
+            "Each process of this run would write the same files (checkpoint, draws_to, those of "
+            "the store): give mesh=, over which they share one run, or leave these out where there "
+            "can be no mesh (pooled rows, client_store=)."
+        )
+
+
+def _check_store(kernel: FederatedKernel, client_store: Any, mesh: Any) -> None:
+    if not isinstance(client_store, HostStore):
+        raise TypeError(
+            f"client_store must be a fedmcmc.HostStore, got {type(client_store).__name__}."
+        )
+    if mesh is not None:
+        raise ValueError("Give mesh= or client_store=, and not both.")
+    if kernel.participation.cohort_size is None:
+        raise ValueError(
+            "With client_store= only a cohort's states are on the device: use a participation that "
+            "chooses a cohort, uniform(cohort_size) or categorical(...)."
+        )
+
+
+def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:
+    """Return the number of rounds at most; raise unless one way to end a run is given."""
+    if until is None:
+        if num_rounds is None or max_rounds is not None:
+            raise ValueError("Give num_rounds=, or until= and max_rounds=.")
+        return num_rounds
+    if not isinstance(until, StoppingRule):
+        raise TypeError(
+            f"until must be a stopping rule (fedmcmc.rhat_below), got {type(until).__name__}."
+        )
+    if max_rounds is None or num_rounds is not None:
+        raise ValueError("With until= give max_rounds= in place of num_rounds=.")
+    return max_rounds

@@ -1,0 +1,112 @@
+"""Where runs start: checks of what is given, first states, and how clients are computed."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc.data import FederatedData
+from fedmcmc.pytrees import trees
+from fedmcmc.random import streams
+
+__all__ = ["check_counts", "check_data", "check_state", "laid_out", "start", "start_positions"]
+
+CACHE_BYTES = 2**20
+"""Above this size of all rows, devices of a CPU take clients that move by themselves one by one."""
+MANY_CLIENTS, COHORT_BYTES = 32, 2**21
+"""So does a CPU that is one device, from so many clients a round and bytes of positions on."""
+
+
+def check_data(data: Any) -> None:
+    """Raise unless `data` are a federation's."""
+    if not isinstance(data, FederatedData):
+        raise TypeError(
+            "data must be a FederatedData (from_clients, from_arrays; for sample also a "
+            f"ClientLoader), got {type(data).__name__}."
+        )
+
+
+def check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
+    """Return the counts as integers, the one called `rounds` first; raise if one is off."""
+    given = {rounds: most, **given}
+    for name, count in given.items():
+        least = 0 if name == "num_burnin" else 1
+        if int(count) != count or count < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}.")
+    if given["num_burnin"] > most:
+        raise ValueError(
+            f"{rounds} counts burn-in too: got {rounds}={most}, num_burnin={given['num_burnin']}."
+        )
+    return tuple(int(count) for count in given.values())
+
+
+def check_state(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+) -> None:
+    if jnp.shape(state.broadcast.round) != (len(keys),):
+        raise ValueError(
+            f"state does not fit {len(keys)} chains: its leaves need a first axis of that length, "
+            f"as in Samples.state; its round has shape {jnp.shape(state.broadcast.round)}."
+        )
+    # Also runs the kernel's own checks of the data, as a fresh start would.
+    init = jax.vmap(kernel.init, in_axes=(0, 0, None))
+    wanted = jax.eval_shape(
+        lambda keys_, place: init(keys_, place, data), keys, state.broadcast.position
+    )
+    difference = trees.first_difference(wanted, state)
+    if difference:
+        raise ValueError(
+            f"state does not fit this kernel, data and {len(keys)} chains (switch makes one that "
+            f"does of another kernel's): {difference}."
+        )
+
+
+def start(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, position: ArrayTree
+) -> FederatedState:
+    """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
+    init_keys, places = start_positions(keys, position)
+    return jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, data)
+
+
+def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
+    """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
+    if position is None:
+        raise ValueError("Give a position to start from, or the state of an earlier run.")
+    place_keys, init_keys = (
+        jax.vmap(lambda key, i=i: streams.draw_key(key, jnp.uint32(2**32 - 1 - i)))(keys)
+        for i in range(2)
+    )
+    if callable(position):
+        places = jax.vmap(position)(place_keys)
+    else:
+        places = jax.tree.map(
+            lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
+        )
+    places = jax.tree.map(trees.as_float, places)
+    if not bool(trees.all_finite(places)):
+        raise ValueError("The start position holds NaN or infinite values.")
+    return init_keys, places
+
+
+def laid_out(
+    kernel: FederatedKernel, data: FederatedData, keys: Array, positions: ArrayTree
+) -> FederatedData:
+    """Choose how many clients are computed together, where the data leaves it open.
+
+    `positions` have a leading chain axis. What one client's steps use over and over is to stay in
+    the cache: measured in `benchmarks/fed_avg.py`.
+    """
+    on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
+    if not (on_cpu and kernel.clients_apart.value and data.at_a_time is None):
+        return data
+
+    if data.mesh is not None:
+        large = trees.num_bytes(data.rows) >= CACHE_BYTES
+    else:
+        clients = kernel.participation.cohort_size or data.num_clients
+        size = clients * trees.num_bytes(positions) // len(keys)
+        large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
+    return data.chunked(1) if large else data

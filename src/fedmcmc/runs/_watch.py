@@ -1,0 +1,95 @@
+"""What a run warns of at its end, and the error of one that turned non-finite."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedmcmc._types import FederatedState
+from fedmcmc.records import Samples
+from fedmcmc.runs._errors import NonFiniteError
+
+__all__ = ["largest", "non_finite", "warn_excluded", "warn_grown", "warn_lost", "warn_unreached"]
+
+GROWN = 1e6
+"""Positions that many times larger than where they began (or than one) make a run suspicious."""
+MOST_LOST = 0.5
+"""Share of the clients' results that may be lost without a warning."""
+
+
+def warn_lost(info: dict[str, np.ndarray]) -> None:
+    """Warn where most clients sent nothing, which draws and positions need not show."""
+    lost, active = info.get("num_lost", np.zeros(0)).sum(), info["num_active"].sum()
+    if lost > MOST_LOST * active:
+        warnings.warn(
+            f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
+            "Gaussian that is not proper, or numbers that are not finite), so that these clients "
+            "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
+            "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
+            "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+def warn_excluded(info: dict[str, np.ndarray]) -> None:
+    """Warn where most messages were left out: the run then moves little, or without clients."""
+    excluded = info.get("num_excluded", np.zeros(0)).sum()
+    sent = excluded + info["num_active"].sum()
+    if excluded > MOST_LOST * sent:
+        warnings.warn(
+            f"{excluded / sent:.0%} of the messages of the kept rounds were left out because they "
+            "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
+            "step size is too large for this posterior, or a log density or gradient is not finite "
+            "there.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+def warn_unreached(stopped: dict[str, Any]) -> None:
+    """Warn that a run ended without what its rule asked for."""
+    figures = {k: v for k, v in stopped.items() if isinstance(v, float)}
+    found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
+    warnings.warn(
+        f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({found}). Go on with "
+        f"sample(..., state=samples.state).",
+        RuntimeWarning,
+        stacklevel=6,
+    )
+
+
+def largest(state: FederatedState) -> float:
+    """Return the largest absolute coordinate of all chains' positions."""
+    leaves = jax.tree.leaves(state.broadcast.position)
+    return max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
+
+
+def warn_grown(before: float, after: float) -> None:
+    """Warn where a run went far away without a number that is not finite."""
+    if after > GROWN * max(before, 1.0):
+        warnings.warn(
+            f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
+            "parameters of this model are that large, steps are too large for it and the draws are "
+            "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
+            "rows a client also row_curvature=).",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+def non_finite(samples: Samples, first_bad: np.ndarray, round_: int) -> NonFiniteError:
+    """Return the error of a run in which chains turned non-finite, `round_` being the first."""
+    chains = np.flatnonzero(first_bad >= 0).tolist()
+    hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
+    return NonFiniteError(
+        f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
+        f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
+        f"for this posterior, or a log density or gradient is not finite there.{hint} The "
+        f"{samples.num_draws} draws a chain from the rounds before are in `error.samples`.",
+        samples,
+        round_,
+        chains,
+    )

@@ -1,0 +1,107 @@
+"""Checkpoints: a run that is killed goes on where it was, to the last bit."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from fedmcmc._checks import positive_integer
+from fedmcmc.storage._files import write_whole
+
+__all__ = ["RUN", "Checkpoint"]
+
+RUN, CLAIMED = "run.json", "files.json"
+FORMATS = ("npz", "orbax")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often a run writes down where it is.
+
+    ``sample(..., checkpoint=Checkpoint(directory))`` writes the state, the draws so far and the
+    accumulators' states. The same call goes on from there after the process was killed, whenever
+    that was; draws, ``info`` and ``totals`` are those of an uninterrupted run, to the last bit.
+    With more `num_rounds` a finished run goes on too. A directory that holds the checkpoint of
+    another run (another model, kernel, key, start, data, number of chains, burn-in, thinning) is
+    refused.
+
+    Files are complete or not there, and a thread of its own writes them while the run goes on.
+
+    Parameters
+    ----------
+    directory
+        Created if missing. One run's own.
+    every_rounds
+        Rounds from one checkpoint to the next.
+    every_seconds
+        Seconds, in place of rounds; 60 if neither is given. The end of a run is written as well,
+        and so are an interrupted run and one that turned non-finite.
+    format
+        Of the state: ``"npz"``, or ``"orbax"`` (``pip install "fedmcmc[orbax]"``), which writes
+        large states in parallel. Draws are ``.npz`` files.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
+    >>> kernel = fedmcmc.lsd(posterior, step_size=0.01)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> def run(num_rounds):
+    ...     return fedmcmc.sample(
+    ...         jax.random.key(0), kernel, data, 0.0, num_rounds=num_rounds, progress=False,
+    ...         checkpoint=fedmcmc.Checkpoint(folder.name),
+    ...     )
+    >>> run(100).num_draws, run(150).num_draws  # the second runs 50 rounds
+    (100, 150)
+    >>> folder.cleanup()
+    """
+
+    directory: str | Path
+    every_rounds: int | None = None
+    every_seconds: float | None = None
+    format: Literal["npz", "orbax"] = "npz"
+
+    hands_on_interrupts: ClassVar[bool] = False  # or Ctrl-C ends the run, and not the program
+
+    def __post_init__(self) -> None:
+        if self.every_rounds is not None and self.every_seconds is not None:
+            raise ValueError("Give every_rounds= or every_seconds=, and not both.")
+        if self.every_rounds is not None:
+            positive_integer(self.every_rounds, "every_rounds")
+        if self.every_seconds is not None and not self.every_seconds >= 0:
+            raise ValueError(f"every_seconds must be at least 0, got {self.every_seconds!r}.")
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {FORMATS}, got {self.format!r}.")
+
+    @property
+    def advice(self) -> str:
+        """What to do where the directory holds the checkpoint of another run."""
+        return (
+            "Give the run a directory of its own, or the settings with which the checkpoint was "
+            "written."
+        )
+
+    @property
+    def exists(self) -> bool:
+        """Whether the directory holds a checkpoint."""
+        return (Path(self.directory) / RUN).is_file()
+
+    def claims(self, *paths: Path | None) -> bool:
+        """Return whether files at `paths` are this run's, and take note that they will be.
+
+        A process may die after it made them and before its first checkpoint.
+        """
+        given = [str(path.absolute()) for path in paths if path is not None]
+        marker = Path(self.directory) / CLAIMED
+        known = json.loads(marker.read_text()) if marker.is_file() else []
+        if given and set(given) <= set(known):
+            return True
+        if given and not any(Path(path).exists() for path in given):
+            Path(self.directory).mkdir(parents=True, exist_ok=True)
+            write_whole(marker, lambda file: file.write(json.dumps(given).encode()))
+        return False

@@ -1,0 +1,153 @@
+"""Checkpoints for a program that samples many times, without a change to its calls."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from fedmcmc.storage._checkpoints import Checkpoint
+
+__all__ = [
+    "alone",
+    "checkpoint_of_call",
+    "ending_programs",
+    "hands_on_interrupts",
+    "resumable",
+]
+
+
+@dataclass(frozen=True)
+class _OfCall(Checkpoint):
+    call: int = 0
+
+    # What comes after a call that was cut would start from too few draws, and keep that.
+    hands_on_interrupts: ClassVar[bool] = True
+
+    @property
+    def advice(self) -> str:
+        folder = Path(self.directory).parent
+        return (
+            f"This is call {self.call} of `sample` in fedmcmc.resumable, which knows calls by "
+            "their order: make the same calls with the same settings, or delete "
+            f"{folder} to start anew."
+        )
+
+
+@dataclass
+class _Calls:
+    first: Checkpoint
+    num: int = 0
+
+    def next(self) -> Checkpoint:
+        self.num += 1
+        given = self.first
+        folder = Path(given.directory) / f"{self.num:04d}"
+        return _OfCall(folder, given.every_rounds, given.every_seconds, given.format, call=self.num)
+
+
+_CALLS: ContextVar[_Calls | None] = ContextVar("fedmcmc_resumable_calls", default=None)
+
+
+@contextmanager
+def resumable(
+    directory: str | Path,
+    *,
+    every_rounds: int | None = None,
+    every_seconds: float | None = None,
+    format: Literal["npz", "orbax"] = "npz",
+) -> Iterator[None]:
+    """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
+
+    The program is started again with the same command after it was killed, whenever that was.
+    Calls that had finished are then read back from ``directory/0001``, ``directory/0002``, ...,
+    the one that was cut goes on, and later ones start; each returns what it would have returned
+    in an uninterrupted program, to the last bit. The calls must come in the same order: one that
+    finds the checkpoint of another is refused.
+
+    Calls that have a `checkpoint` of their own are left alone and not counted. So are calls made
+    by what a call runs (a rule of `until`), and calls in other threads. An interrupt (Ctrl-C)
+    ends the program, after the call wrote a checkpoint, and not the call alone.
+
+    Parameters
+    ----------
+    directory
+        Created if missing. Delete it once the results are safe.
+    every_rounds, every_seconds, format
+        Of each call's `fedmcmc.Checkpoint`.
+
+    Notes
+    -----
+    `draws_to` and the directory of a `client_store` must be the same in every attempt, as for any
+    run with a checkpoint. What a program does between calls is done again. The directory grows to
+    the size of the last states and the draws of all calls.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
+    >>> def program():
+    ...     return [
+    ...         fedmcmc.sample(
+    ...             jax.random.key(0), fedmcmc.lsd(posterior, step_size=step_size), data, 0.0,
+    ...             num_rounds=100, progress=False,
+    ...         )
+    ...         for step_size in (0.01, 0.02)
+    ...     ]
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with fedmcmc.resumable(folder.name, every_seconds=60):
+    ...     first = program()
+    >>> with fedmcmc.resumable(folder.name, every_seconds=60):
+    ...     again = program()  # runs no round
+    >>> [bool((a.draws == b.draws).all()) for a, b in zip(first, again)]
+    [True, True]
+    >>> folder.cleanup()
+    """
+    token = _CALLS.set(_Calls(Checkpoint(directory, every_rounds, every_seconds, format)))
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)
+
+
+def checkpoint_of_call(own: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint that a call was given, or that of its place in `resumable`."""
+    calls = _CALLS.get()
+    return calls.next() if own is None and calls is not None else own
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hide `resumable` from calls within a call, whose number depends on where it was cut."""
+    token = _CALLS.set(None)
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)
+
+
+_ENDING: ContextVar[bool] = ContextVar("fedmcmc_ending_programs", default=False)
+
+
+@contextmanager
+def ending_programs() -> Iterator[None]:
+    """Have an interrupt (Ctrl-C) end the program within, as in `resumable`, and not one call.
+
+    For programs that would take the draws of a run that was cut for those of a whole one.
+    """
+    token = _ENDING.set(True)
+    try:
+        yield
+    finally:
+        _ENDING.reset(token)
+
+
+def hands_on_interrupts(checkpoint: Checkpoint | None) -> bool:
+    """Return whether an interrupt in a call with this checkpoint is to end the program."""
+    return _ENDING.get() or (checkpoint is not None and checkpoint.hands_on_interrupts)

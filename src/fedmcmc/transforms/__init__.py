@@ -1,0 +1,10 @@
+"""Kernels made of kernels: compressed, faulty, in sequence, switched.
+
+A transform takes any kernel and returns one. It imports kernels' types and the blocks that it
+wraps around them, and nothing that runs them.
+"""
+
+from fedmcmc.transforms._compressed import compress as compress
+from fedmcmc.transforms._faulty import faults as faults
+from fedmcmc.transforms._sequence import sequence as sequence
+from fedmcmc.transforms._switching import switch as switch

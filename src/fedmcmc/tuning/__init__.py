@@ -1,0 +1,12 @@
+"""What a kernel's settings do, and which to choose: exact bias, step sizes.
+
+Predictions come from exact laws on Gaussian approximations. The room imports kernels' types, data
+and Gaussians, and runs nothing.
+"""
+
+from fedmcmc.tuning._predictions import Prediction as Prediction
+from fedmcmc.tuning._predictions import predict_bias as predict_bias
+from fedmcmc.tuning._step_sizes import Smoothness as Smoothness
+from fedmcmc.tuning._step_sizes import estimate_smoothness as estimate_smoothness
+from fedmcmc.tuning._step_sizes import inverse_sqrt_schedule as inverse_sqrt_schedule
+from fedmcmc.tuning._step_sizes import suggest_step_size as suggest_step_size

@@ -1,0 +1,242 @@
+"""Step sizes of trajectories: from smoothness, for a tolerance, and falling with the round."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc.data import FederatedData
+from fedmcmc.gradients import client_gradient, over_weight
+from fedmcmc.pytrees import trees
+
+__all__ = ["Smoothness", "estimate_smoothness", "inverse_sqrt_schedule", "suggest_step_size"]
+
+
+class Smoothness(NamedTuple):
+    """Curvatures of minus the log posterior, and of the clients' weighted losses.
+
+    Attributes
+    ----------
+    largest
+        The largest eigenvalue of the Hessian of any client's weighted loss: the smoothness constant
+        ``L`` of the papers.
+    smallest
+        The smallest eigenvalue of the Hessian of minus the log posterior, ``mu``.
+    """
+
+    largest: float
+    smallest: float
+
+
+def estimate_smoothness(
+    rng_key: Array,
+    posterior: Posterior,
+    data: FederatedData,
+    position: ArrayTree,
+    *,
+    weights: Array | None = None,
+    num_steps: int = 100,
+) -> Smoothness:
+    """Estimate curvatures at a position, by power iteration on products with the Hessians.
+
+    Each client finds the largest eigenvalue of its own Hessian by itself; the smallest one of their
+    sum takes an exchange of a vector a step.
+
+    Parameters
+    ----------
+    rng_key
+        Of the vectors to start from.
+    posterior, data
+        The model and every client's rows.
+    position
+        Where; best the mode (`fedmcmc.surrogates.mode`). Elsewhere curvatures may be larger.
+    weights
+        ``[num_clients]``, those of the average, by default shares of rows.
+    num_steps
+        Products with a Hessian. The largest eigenvalue is approached from below, the smallest from
+        above, at a rate of the gap to the next.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> found = estimate_smoothness(jax.random.key(0), posterior, data, 0.0)
+    >>> round(found.largest, 4), round(found.smallest, 4)
+    (9.0, 9.0)
+    """
+    if int(num_steps) != num_steps or num_steps < 1:
+        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
+    position = jax.tree.map(trees.as_float, position)
+    shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
+    if shares.shape != (data.num_clients,):
+        raise ValueError(
+            f"weights must have shape ({data.num_clients},), one a client, got {shares.shape}."
+        )
+    largest, smallest = _curvatures(
+        rng_key, as_functions(posterior), data, position, shares, num_steps=num_steps
+    )
+    return Smoothness(float(jnp.max(largest)), float(smallest))
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _curvatures(
+    rng_key: Array,
+    posterior: Posterior,
+    data: FederatedData,
+    position: ArrayTree,
+    weights: Array,
+    *,
+    num_steps: int,
+) -> tuple[Array, Array]:
+    flat, unravel = ravel_pytree(position)
+    clients = data.client(jnp.arange(data.num_clients))
+    axes = (0, data.client_axes())
+
+    def loss_gradient(x: Array, weight: Array, client: Client) -> Array:
+        place = unravel(x)
+        own = over_weight(weight, client_gradient(posterior.loglikelihood_fn, place, client))
+        total = trees.add(own, jax.grad(posterior.logprior_fn)(place))
+        return -ravel_pytree(total)[0]
+
+    def product(vector: Array, weight: Array, client: Client) -> Array:
+        return jax.jvp(lambda x: loss_gradient(x, weight, client), (flat,), (vector,))[1]
+
+    def of_all(vector: Array) -> Array:
+        each = jax.vmap(lambda w, c: product(vector, w, c), in_axes=axes)(weights, clients)
+        return weights @ each
+
+    start = jax.random.normal(rng_key, flat.shape, flat.dtype)
+
+    def dominant(apply: Callable[[Array], Array]) -> Array:
+        """Return the eigenvalue that is largest in modulus."""
+
+        def step(_: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+            norm = jnp.linalg.norm(pair[0])
+            vector = pair[0] / jnp.where(norm > 0, norm, 1)
+            image = apply(vector)
+            return image, vector @ image
+
+        return jax.lax.fori_loop(0, num_steps, step, (start, jnp.zeros((), flat.dtype)))[1]
+
+    def extreme(apply: Callable[[Array], Array], sign: float) -> Array:
+        """Return the largest eigenvalue, or the smallest one for ``sign=-1``."""
+        # Shifted beyond all others on the other side, it is the largest in modulus.
+        shift = 1.05 * jnp.abs(dominant(apply))
+        return sign * (dominant(lambda v: shift * v + sign * apply(v)) - shift)
+
+    largest = jax.vmap(lambda w, c: extreme(lambda v: product(v, w, c), 1.0), in_axes=axes)(
+        weights, clients
+    )
+    return largest, extreme(of_all, -1.0)
+
+
+def suggest_step_size(
+    smoothness: float | Smoothness,
+    *,
+    dimension: int,
+    num_integration_steps: int,
+    num_local_steps: int,
+    tolerance: float = 0.1,
+) -> float:
+    """Suggest a leapfrog step for `fedmcmc.fa_hmc` with exact gradients and shared momentum.
+
+    ``(L eta)^2 = 4 tolerance / (T smoothness sqrt(d))``, at most ``1 / smoothness``: the
+    dependence on dimension ``d`` and local steps ``T`` of Proposition 4.3, by which the number of
+    rounds to a given accuracy grows with the root of the dimension and hardly depends on ``T``.
+
+    Parameters
+    ----------
+    smoothness
+        The largest curvature of any client's weighted loss: stated, or what `estimate_smoothness`
+        returns.
+    dimension
+        Numbers in a position.
+    num_integration_steps, num_local_steps
+        As in `fedmcmc.fa_hmc`.
+    tolerance
+        Distance from the posterior (2-Wasserstein) that is accepted, in units of the narrowest
+        scale, ``1 / sqrt(smoothness)``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not positive.
+
+    Notes
+    -----
+    The paper hides constants. The four is that of the leading bias on Gaussian clients,
+    ``(L eta)^2 T / 4`` times the covariance of their curvatures and gradients at the mode, over the
+    posterior's curvature (``docs/laws.md``), with gradients taken as ``sqrt(smoothness d)`` long.
+    Clients that pull harder, or a small strong convexity, need a smaller step: ask
+    `fedmcmc.predict_bias`.
+
+    References
+    ----------
+    Liang et al. (2024), Proposition 4.3.
+
+    Examples
+    --------
+    >>> settings = dict(num_integration_steps=10, num_local_steps=5)
+    >>> small, large = (suggest_step_size(4.0, dimension=d, **settings) for d in (16, 256))
+    >>> round(small / large, 6)
+    2.0
+    """
+    if isinstance(smoothness, Smoothness):
+        smoothness = smoothness.largest
+    given = dict(
+        smoothness=smoothness,
+        dimension=dimension,
+        num_integration_steps=num_integration_steps,
+        num_local_steps=num_local_steps,
+        tolerance=tolerance,
+    )
+    for name, number in given.items():
+        if not (np.isfinite(number) and number > 0):
+            raise ValueError(f"{name} must be a positive number, got {number!r}.")
+    squared_length = 4 * tolerance / (num_local_steps * smoothness * math.sqrt(dimension))
+    return math.sqrt(min(squared_length, 1 / smoothness)) / num_integration_steps
+
+
+def inverse_sqrt_schedule(step_size: float, decay_rounds: float) -> Callable[[Array], Array]:
+    """Return a leapfrog step that falls with the root of the round.
+
+    ``step_size / sqrt(1 + round / decay_rounds)``. Its square, the step of Langevin dynamics, falls
+    as one over the round, so that the bias of a constant step size vanishes while the sum of
+    squares, the time simulated, still diverges.
+
+    Parameters
+    ----------
+    step_size
+        In round zero.
+    decay_rounds
+        After how many rounds the square has halved.
+
+    References
+    ----------
+    Liang et al. (2024), Proposition 4.5, whose own constants are in its supplement.
+
+    Examples
+    --------
+    >>> schedule = inverse_sqrt_schedule(0.1, 100)
+    >>> [round(float(schedule(r)), 3) for r in (0, 300)]
+    [0.1, 0.05]
+    """
+    for name, number in (("step_size", step_size), ("decay_rounds", decay_rounds)):
+        if not (np.isfinite(number) and number > 0):
+            raise ValueError(f"{name} must be a positive number, got {number!r}.")
+
+    def schedule(round_: Array) -> Array:
+        return step_size / jnp.sqrt(1 + jnp.asarray(round_, float) / decay_rounds)
+
+    return schedule
