@@ -11,13 +11,15 @@ from fedmcmc._types import Cached as Cached
 from fedmcmc._types import Client as Client
 from fedmcmc._types import Cohort as Cohort
 from fedmcmc._types import Exact as Exact
-from fedmcmc._types import Exchange as Exchange
 from fedmcmc._types import FederatedKernel as FederatedKernel
 from fedmcmc._types import FederatedState as FederatedState
+from fedmcmc._types import Federation as Federation
 from fedmcmc._types import GradientEstimator as GradientEstimator
 from fedmcmc._types import Participation as Participation
+from fedmcmc._types import Phase as Phase
 from fedmcmc._types import Posterior as Posterior
 from fedmcmc._types import Reference as Reference
+from fedmcmc._types import Sender as Sender
 from fedmcmc._types import StepInfo as StepInfo
 from fedmcmc.algorithms import adf as adf
 from fedmcmc.algorithms import dg_sgld as dg_sgld

@@ -1,15 +1,17 @@
-"""Types that every room shares: clients, posteriors, kernels and their states.
+"""Types that every room shares: clients, posteriors, phases and kernels and their states.
 
-A kernel is a pytree. Its functions are `jax.tree_util.Partial` objects around module-level
-functions, so that its numbers (step sizes, surrogates, probabilities) are leaves that enter a
-compiled program as arguments: two kernels that differ by numbers alone share one compilation.
+A kernel is a frozen dataclass and a pytree. Its numbers (step sizes, surrogates, probabilities) are
+leaves that enter a compiled program as arguments, its structure is static: two kernels that differ
+by numbers alone share one compilation.
 """
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial, register_dataclass, register_static
 
@@ -20,15 +22,17 @@ __all__ = [
     "Client",
     "Cohort",
     "Exact",
-    "Exchange",
     "FederatedKernel",
     "FederatedState",
+    "Federation",
     "GradientEstimator",
     "Number",
     "Participation",
     "PerClient",
+    "Phase",
     "Posterior",
     "Reference",
+    "Sender",
     "Static",
     "StepInfo",
     "as_functions",
@@ -55,11 +59,11 @@ class Static(Generic[T]):
 @register_dataclass
 @dataclass(frozen=True)
 class PerClient:
-    """One entry a client: leaves ``[num_clients, ...]``; a step reads its own with `of`."""
+    """One entry per client: leaves ``[num_clients, ...]``; a step reads its own with `of`."""
 
     values: ArrayTree
 
-    def of(self, client: "Client") -> ArrayTree:
+    def of(self, client: "Client | Sender") -> ArrayTree:
         """Return the entry of `client`, leaves ``[...]``."""
         return jax.tree.map(lambda leaf: leaf[client.index], self.values)
 
@@ -300,37 +304,6 @@ class GradientEstimator(NamedTuple):
     summed: Callable[..., ArrayTree] | None = None
 
 
-class Exchange(NamedTuple):
-    """One exchange of messages that a round holds before that of the kernel itself.
-
-    The same clients take part in all exchanges of a round, and their state goes from one to the
-    next; so do the broadcast and the server's state.
-
-    Attributes
-    ----------
-    prepare, step, prepare_server, message_fn, commit
-        As those of `FederatedKernel`.
-    aggregate
-        Likewise, but leaves the round's number as it is.
-    """
-
-    prepare: Callable[..., ArrayTree]
-    step: Callable[..., tuple[ArrayTree, ArrayTree, "StepInfo"]]
-    aggregate: Callable[..., tuple[Broadcast, ArrayTree, ArrayTree]]
-    prepare_server: Callable[..., ArrayTree] | None = None
-    message_fn: Callable[..., ArrayTree] | None = None
-    commit: Callable[..., ArrayTree] | None = None
-
-    def take_part(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
-    ) -> tuple[ArrayTree, ArrayTree, "StepInfo"]:
-        """Return what a client sends, what it keeps and what it reports: step, then commit."""
-        message, kept, info = self.step(draws, broadcast, client_state, client)
-        if self.commit is not None:
-            kept = self.commit(message, broadcast, kept)
-        return message, kept, info
-
-
 class StepInfo(NamedTuple):
     """What a client's step reports.
 
@@ -350,81 +323,228 @@ class StepInfo(NamedTuple):
     usable: ArrayTree = ()
 
 
-class FederatedKernel(NamedTuple):
-    """A federated sampler: what a client does, what the server does, where both start.
+@register_dataclass
+@dataclass(frozen=True)
+class Sender:
+    """What a server knows of the client whose code it decodes.
 
     Attributes
     ----------
-    init
-        ``(rng_key, position, data) -> FederatedState``; raises `ValueError` on what does not fit.
-    prepare
-        ``(rng_key, like, client) -> draws``: all that is random in this client's round; `like`
-        holds the broadcast's shapes, never its values, so that blocks of rounds can be prepared
-        ahead.
-    step
-        ``(draws, broadcast, client_state, client) -> (message, client_state, StepInfo)``,
-        deterministic. A message is a pytree of differences that the server only ever sums.
-    aggregate
-        ``(rng_key, broadcast, server_state, total) -> (broadcast, server_state, info)``; instead
-        of the key it also takes what `prepare_server` made of it.
-    draw
-        ``(rng_key, state) -> position``: the chain's position, or a draw from a fitted Gaussian.
-    participation
-        Who takes part in a round.
-    constrain_fn
-        Unconstrained position to the user's parameters, if the posterior has one.
-    prepare_server
-        ``(rng_key, like) -> draws``: all that is random in `aggregate`, so that the runner can
-        draw it ahead too; ``None`` where `aggregate` needs nothing but its key.
-    message_fn
-        ``like -> shapes`` of a message, from the broadcast's shapes; ``None`` where a message is
-        shaped as the position.
-    prepare_shared
-        ``(rng_key, like) -> draws``: what all clients draw alike, from a key that they share; they
-        find it in `Broadcast.shared`.
-    before
-        Exchanges of messages that precede this one in each round.
-    commit
-        ``(message, broadcast, client_state) -> client_state``: what a client keeps of a message as
-        it is sent, after any compression; ``None`` where it keeps nothing of it.
-    clients_apart
-        Whether clients move positions of their own, over many gradients a round.
+    index
+        ``[]`` int32, the client's id.
+    weight
+        ``[]``, one over the probability of taking part in a round.
     """
 
-    init: Callable[..., FederatedState]
-    prepare: Callable[..., ArrayTree]
-    step: Callable[..., tuple[ArrayTree, ArrayTree, StepInfo]]
-    aggregate: Callable[..., tuple[Broadcast, ArrayTree, ArrayTree]]
-    draw: Callable[..., ArrayTree]
-    participation: Participation
-    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
-    prepare_server: Callable[..., ArrayTree] | None = None
-    message_fn: Callable[..., ArrayTree] | None = None
-    prepare_shared: Callable[..., ArrayTree] | None = None
-    before: tuple[Exchange, ...] = ()
-    clients_apart: Static[bool] = Static(False)
-    commit: Callable[..., ArrayTree] | None = None
+    index: Array
+    weight: Array
 
-    def __repr__(self) -> str:
-        """Name the module of the step; the numbers and functions within would fill screens."""
-        step = getattr(self.step, "func", self.step)
-        module, size = getattr(step, "__module__", "?"), self.participation.cohort_size
-        numbers = sum(getattr(leaf, "size", 1) for leaf in jax.tree.leaves(self))
-        cohort = "all clients" if size is None else f"cohorts of {size}"
-        return f"<FederatedKernel of {module}: {cohort}, {numbers} numbers>"
+
+class Federation(NamedTuple):
+    """What a server knows of its clients before the first round.
+
+    Attributes
+    ----------
+    num_clients, num_rows
+        Numbers of clients and of all their rows.
+    sizes
+        ``[num_clients]`` int32, rows of each client.
+    rows
+        Shapes and types of rows, leaves ``[anything, ...]``: their first axis means nothing.
+    """
+
+    num_clients: int
+    num_rows: int
+    sizes: Array
+    rows: ArrayTree
+
+
+class Phase:
+    """One exchange of messages in a round: what clients compute and send, what the server makes.
+
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure. `fedmcmc.rounds` calls them.
+    """
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Return all that is random in this client's step.
+
+        `like` holds the broadcast's shapes, never its values, so that blocks of rounds can be
+        prepared ahead.
+        """
+        del rng_key, like, client
+        return ()
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Return the code that leaves the client, its new state and its report; deterministic.
+
+        A phase without compression has the message itself for its code. A message is a pytree of
+        differences that the server only ever sums.
+        """
+        raise NotImplementedError
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+        """Return the next broadcast, the server's new state and its report.
+
+        Instead of the key it also takes what `prepare_server` made of it. Phases that precede a
+        kernel's own leave the round's number as it is.
+        """
+        raise NotImplementedError
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Return all that is random in `aggregate`, so that it can be drawn ahead too."""
+        del rng_key, like
+        return ()
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of a message, from the broadcast's."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like.position
+        )
+
+    def code_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of a code, from the broadcast's."""
+        return self.message_like(like)
+
+    def decode(
+        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+    ) -> ArrayTree:
+        """Return the message that a code stands for, shaped as `like`.
+
+        `memory` is the server's copy of the sender's memory, ``()`` where decoding needs none.
+        """
+        del sender, memory, like
+        return code
+
+    def memory(self, client_state: ArrayTree) -> ArrayTree:
+        """Return what of a client's state the server needs a copy of in order to decode."""
+        del client_state
+        return ()
+
+    def first_memory(self, like: Broadcast) -> ArrayTree:
+        """Return what `memory` returns of a client before the first round."""
+        del like
+        return ()
+
+    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        """Return the server's copy of a client's memory after a code, from codes alone."""
+        del code, sender
+        return memory
+
+    def commit(
+        self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
+    ) -> ArrayTree:
+        """Return the client's state with what it keeps of its message as the server reads it."""
+        del message, broadcast
+        return client_state
+
+
+class FederatedKernel(Phase):
+    """A federated sampler: what a client does, what the server does, where both start.
+
+    A subclass is a frozen dataclass registered as a pytree (see `Phase`). It is the last phase of
+    its own rounds.
+
+    Attributes
+    ----------
+    participation
+        Who takes part in a round; a field of every subclass.
+    """
+
+    participation: Participation
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges of a round, the kernel's own last."""
-        own = Exchange(
-            self.prepare,
-            self.step,
-            self.aggregate,
-            self.prepare_server,
-            self.message_fn,
-            self.commit,
+    def before(self) -> tuple[Phase, ...]:
+        """Phases that precede the kernel's own in each round.
+
+        The same clients take part in all phases of a round, and their state goes from one to the
+        next; so do the broadcast and the server's state.
+        """
+        return ()
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        """Phases before the first round, whose sums over all clients `server_init` needs.
+
+        Their messages are sums over a client's rows, neither random nor compressed.
+        """
+        return ()
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """Unconstrained position to the user's parameters, if the posterior has that."""
+        return None
+
+    @property
+    def clients_apart(self) -> bool:
+        """Whether clients move positions of their own, over many gradients per round."""
+        return False
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases of a round, the kernel's own last."""
+        return (*self.before, self)
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, ArrayTree]:
+        """Return the first broadcast and the server's first state.
+
+        `totals` are the sums of the messages of `setup`.
+
+        Raises
+        ------
+        ValueError
+            If model, position and federation do not fit together.
+        """
+        raise NotImplementedError
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
+        """Return what a client keeps between rounds, from the first broadcast and its own rows."""
+        del broadcast, client
+        return ()
+
+    def init(self, rng_key: Array, position: ArrayTree, data: Any) -> FederatedState:
+        """Return the state before the first round, of clients whose rows are all in `data`.
+
+        Raises
+        ------
+        ValueError
+            If model, position and data do not fit together.
+        """
+        first = Broadcast(jnp.zeros((), jnp.int32), position)
+        totals = tuple(
+            data.sum_over_clients(lambda client, phase=phase: phase.step((), first, (), client)[0])
+            for phase in self.setup
         )
-        return (*self.before, own)
+        broadcast, server = self.server_init(rng_key, position, data.federation, totals)
+        clients = data.map_clients(lambda client: self.client_init(broadcast, client))
+        return FederatedState(broadcast, server, clients)
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Return what all clients draw alike, which they find in `Broadcast.shared`."""
+        del rng_key, like
+        return ()
+
+    def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
+        """Return the chain's position, or a draw from a fitted distribution."""
+        del rng_key
+        return state.broadcast.position
+
+    def __repr__(self) -> str:
+        """Name the class; the numbers and functions within would fill screens."""
+        size = self.participation.cohort_size
+        numbers = sum(getattr(leaf, "size", 1) for leaf in jax.tree.leaves(self))
+        cohort = "all clients" if size is None else f"cohorts of {size}"
+        return f"<{type(self).__name__}: {cohort}, {numbers} numbers>"
 
 
 def as_functions(tree: ArrayTree) -> ArrayTree:

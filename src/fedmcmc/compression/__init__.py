@@ -8,6 +8,7 @@ from fedmcmc.compression._bounds import bound_bits as bound_bits
 from fedmcmc.compression._codes import Dense as Dense
 from fedmcmc.compression._codes import Quantized as Quantized
 from fedmcmc.compression._codes import Sparse as Sparse
+from fedmcmc.compression._codes import WithExact as WithExact
 from fedmcmc.compression._elias import SMALLEST_NORM as SMALLEST_NORM
 from fedmcmc.compression._elias import as_vectors as as_vectors
 from fedmcmc.compression._elias import code_length as code_length

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fedmcmc._types import ArrayTree
 
-__all__ = ["Dense", "Quantized", "Sparse"]
+__all__ = ["Dense", "Quantized", "Sparse", "WithExact"]
 
 
 class Dense(NamedTuple):
@@ -33,3 +33,18 @@ class Sparse(NamedTuple):
     """A message of which most numbers are zero: only the others are sent, with their places."""
 
     values: ArrayTree
+
+
+class WithExact(NamedTuple):
+    """A code, and the parts of its message that cross as they are.
+
+    Attributes
+    ----------
+    code
+        A `Dense`, `Quantized` or `Sparse`.
+    exact
+        The message's `fedmcmc.Exact` parts, in its order.
+    """
+
+    code: ArrayTree
+    exact: tuple[ArrayTree, ...]

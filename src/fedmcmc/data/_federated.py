@@ -11,10 +11,11 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client
+from fedmcmc._types import ArrayTree, Client, Federation
 from fedmcmc.data._buckets import Buckets, by_size
 from fedmcmc.data._layouts import Layout
 from fedmcmc.data._rows import as_row_type, check_finite, count_rows, gathered, joined, starts_of
+from fedmcmc.data._totals import total_of_clients
 from fedmcmc.pytrees import trees
 
 __all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
@@ -213,9 +214,24 @@ class FederatedData:
         return self.client(jnp.arange(self.num_clients) if self.members is None else self.members)
 
     @property
-    def num_states(self) -> int:
-        """How many clients `everyone` returns."""
-        return self.num_clients if self.members is None else self.members.shape[0]
+    def federation(self) -> Federation:
+        """What a server knows of these clients."""
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.rows)
+        return Federation(self.num_clients, self.num_rows, self.size, shapes)
+
+    def map_clients(self, fn: Callable[[Client], ArrayTree]) -> ArrayTree:
+        """Return ``fn(client)`` of all clients, or all members, with a leading client axis."""
+        if self.at_a_time is None:
+            return jax.vmap(fn, in_axes=(self.client_axes(),))(self.everyone())
+        # As many together as in a round: then a client's numbers are the same whoever else is
+        # there.
+        batch_size = None if self.at_a_time == 1 else self.at_a_time
+        ids = self.everyone().index
+        return jax.lax.map(lambda index: fn(self.client(index)), ids, batch_size=batch_size)
+
+    def sum_over_clients(self, fn: Callable[[Client], ArrayTree]) -> ArrayTree:
+        """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows."""
+        return total_of_clients(fn, self)
 
     def slot(self, ids: Array) -> Array:
         """Return where the states of clients `ids` lie on the leading axis."""

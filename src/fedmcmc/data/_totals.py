@@ -1,6 +1,7 @@
 """Sums over the rows of all clients, outside of rounds."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client
-from fedmcmc.data._federated import FederatedData
 from fedmcmc.data._processes import combined
 from fedmcmc.pytrees import trees
 
@@ -18,7 +18,7 @@ TABLE_BYTES = 2**26
 """Memory for the terms of some clients."""
 
 
-def total_of_clients(fn: Callable[[Client], ArrayTree], data: FederatedData) -> ArrayTree:
+def total_of_clients(fn: Callable[[Client], ArrayTree], data: Any) -> ArrayTree:
     """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows.
 
     All rows are taken as those of one client; where clients are computed one by one, or only some

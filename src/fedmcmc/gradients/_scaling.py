@@ -9,7 +9,7 @@ weights ``w_c``, a client stands for ``1 / w_c`` times its own.
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client
+from fedmcmc._types import ArrayTree, Client, Sender
 from fedmcmc.pytrees import trees
 
 __all__ = ["importance", "over_weight", "prior_share", "rows_over_batch"]
@@ -21,7 +21,7 @@ def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree
     return trees.scale(size / jnp.asarray(batch_size).astype(size.dtype), gradient)
 
 
-def importance(client: Client, gradient: ArrayTree) -> ArrayTree:
+def importance(client: Client | Sender, gradient: ArrayTree) -> ArrayTree:
     """Scale a client's sum by one over its probability of taking part."""
     return trees.scale(client.weight, gradient)
 

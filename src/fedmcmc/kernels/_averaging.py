@@ -8,12 +8,13 @@ covariance are known in closed form after any number of rounds (``docs/laws.md``
 Source: Liang et al. (2024), Algorithm 3, and Deng et al. (2021) for Langevin dynamics.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
@@ -21,28 +22,26 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     FederatedKernel,
-    FederatedState,
+    Federation,
     GradientEstimator,
     Number,
     Participation,
     PerClient,
+    Phase,
     Posterior,
-    Static,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
 from fedmcmc.gradients import over_weight
 from fedmcmc.kernels._shared import (
+    EstimatorKernel,
     bits_down,
-    chain_position,
     client_weights,
     expect_blocks,
     first_sums,
     move_by_total,
     refuse_partial_sums,
-    start,
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -50,20 +49,120 @@ from fedmcmc.pytrees import schedules, trees
 __all__ = ["averaging"]
 
 
-class _Parameters(NamedTuple):
+class _Draws(NamedTuple):
+    momentum: ArrayTree  # leaves [num_local_steps, ...], or () where all of it is shared
+    gradient: ArrayTree  # leaves [num_local_steps, calls a trajectory, ...]
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Averaging(EstimatorKernel):
+    """Clients move copies of the chain, the server averages them; see `averaging`."""
+
     posterior: Posterior
     estimator: GradientEstimator
+    participation: Participation
     integrator: Integrator
     momentum: Momentum
     step_size: Any
     temperature: Any
-    num_local_steps: Static[int]
     weights: PerClient | None
+    num_local_steps: int = field(metadata={"static": True})
 
+    @property
+    def before(self) -> tuple[Phase, ...]:
+        """The sum of the clients' gradients, where the estimator needs it."""
+        return first_sums(self.posterior, self.estimator)
 
-class _Draws(NamedTuple):
-    momentum: ArrayTree  # leaves [num_local_steps, ...], or () where all of it is shared
-    gradient: ArrayTree  # leaves [num_local_steps, calls a trajectory, ...]
+    @property
+    def clients_apart(self) -> bool:
+        """Clients move by themselves."""
+        return True
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, ArrayTree]:
+        """Start at `position`."""
+        table = self.weights
+        if table is not None and table.values.shape != (federation.num_clients,):
+            raise ValueError(
+                f"weights must have shape ({federation.num_clients},), one per client, got "
+                f"{table.values.shape}."
+            )
+        # Also where the kernel was built from traced ones.
+        client_weights(None if table is None else table.values)
+        refuse_partial_sums(self.estimator, self.participation)
+        broadcast = self.first_broadcast(position, federation, sums=True)
+        self.integrator.check(broadcast.position)
+        return broadcast, ()
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+        """Draw the client's own momenta and its minibatches."""
+        momentum_key, gradient_key = jax.random.split(rng_key)
+        num, calls = self.num_local_steps, self.integrator.num_calls.value
+        drawn = self.estimator.prepare(gradient_key, like.position, client, num * calls)
+        return _Draws(
+            self.momentum.prepare(momentum_key, like.position, num),
+            jax.tree.map(lambda leaf: leaf.reshape(num, calls, *leaf.shape[1:]), drawn),
+        )
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw the momenta that clients have in common."""
+        return self.momentum.prepare_shared(rng_key, like.position, self.num_local_steps)
+
+    def step(
+        self, draws: _Draws, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Return how far the client came, times its weight."""
+        posterior, estimator = self.posterior, self.estimator
+        loglikelihood_fn, round_ = posterior.loglikelihood_fn, broadcast.round
+        down = bits_down(estimator, broadcast, client_state)
+        context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+        weight = client.share if self.weights is None else self.weights.of(client)
+        step_size = schedules.value(self.step_size, round_)
+        heat = jnp.sqrt(schedules.value(self.temperature, round_))
+        correlation = self.momentum.correlation(round_)
+
+        def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
+            estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
+            prior = jax.grad(posterior.logprior_fn)(position)
+            return trees.add(prior, over_weight(weight, estimate))
+
+        def trajectory(
+            carry: tuple[ArrayTree, Array], drawn: tuple[_Draws, ArrayTree]
+        ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
+            position, mean_square = carry
+            own, shared = drawn
+            noise = self.momentum.combine(own.momentum, shared, weight, correlation, position)
+            noise = trees.scale(heat, noise)
+            position, _, square = self.integrator.move(
+                gradient_fn, own.gradient, position, noise, step_size
+            )
+            return (position, mean_square + square), position
+
+        num = self.num_local_steps
+        first = (broadcast.position, jnp.zeros((), jnp.float32))
+        (position, mean_square), iterates = jax.lax.scan(
+            trajectory, first, (draws, broadcast.shared), length=num
+        )
+        message = trees.scale(weight, trees.subtract(position, broadcast.position))
+        info = StepInfo(
+            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+            gradient_norm=jnp.sqrt(mean_square / num),
+            local_positions=iterates,
+            bits_down=down,
+        )
+        return message, client_state, info
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+        """Move the chain by the weighted mean."""
+        return move_by_total(self.estimator.reference, broadcast, total), server_state, ()
 
 
 def averaging(
@@ -137,113 +236,17 @@ def averaging(
     expect_blocks(posterior, estimator, participation)
     expect(integrator, Integrator, "integrator")
     expect(momentum, Momentum, "momentum")
-    parameters = as_functions(
-        _Parameters(
+    kernel: Averaging = as_functions(
+        Averaging(
             posterior,
             estimator,
+            participation,
             integrator,
             momentum,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            Static(positive_integer(num_local_steps, "num_local_steps")),
             client_weights(weights),
+            positive_integer(num_local_steps, "num_local_steps"),
         )
     )
-    return FederatedKernel(
-        init=Partial(_init, parameters, participation),
-        prepare=Partial(_prepare, parameters),
-        step=Partial(_step, parameters),
-        aggregate=Partial(move_by_total, estimator.reference),
-        draw=Partial(chain_position),
-        participation=participation,
-        constrain_fn=parameters.posterior.constrain_fn,
-        prepare_shared=Partial(_prepare_shared, momentum, parameters.num_local_steps),
-        before=first_sums(posterior, estimator),
-        clients_apart=Static(True),
-    )
-
-
-def _init(
-    parameters: _Parameters,
-    participation: Participation,
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    del rng_key
-    table = parameters.weights
-    if table is not None and table.values.shape != (data.num_clients,):
-        raise ValueError(
-            f"weights must have shape ({data.num_clients},), one a client, got "
-            f"{table.values.shape}."
-        )
-    client_weights(None if table is None else table.values)  # also where built from traced ones
-    posterior, estimator = parameters.posterior, parameters.estimator
-    refuse_partial_sums(estimator, participation)
-    broadcast, clients = start(posterior, estimator, participation, position, data, sums=True)
-    parameters.integrator.check(broadcast.position)
-    return FederatedState(broadcast, (), clients)
-
-
-def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-    momentum_key, gradient_key = jax.random.split(rng_key)
-    num, calls = parameters.num_local_steps.value, parameters.integrator.num_calls.value
-    drawn = parameters.estimator.prepare(gradient_key, like.position, client, num * calls)
-    return _Draws(
-        parameters.momentum.prepare(momentum_key, like.position, num),
-        jax.tree.map(lambda leaf: leaf.reshape(num, calls, *leaf.shape[1:]), drawn),
-    )
-
-
-def _prepare_shared(
-    momentum: Momentum, num_local_steps: Static[int], rng_key: Array, like: Broadcast
-) -> ArrayTree:
-    return momentum.prepare_shared(rng_key, like.position, num_local_steps.value)
-
-
-def _step(
-    parameters: _Parameters,
-    draws: _Draws,
-    broadcast: Broadcast,
-    client_state: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    posterior, estimator = parameters.posterior, parameters.estimator
-    loglikelihood_fn, round_ = posterior.loglikelihood_fn, broadcast.round
-    down = bits_down(estimator, broadcast, client_state)
-    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
-    weight = client.share if parameters.weights is None else parameters.weights.of(client)
-    step_size = schedules.value(parameters.step_size, round_)
-    heat = jnp.sqrt(schedules.value(parameters.temperature, round_))
-    correlation = parameters.momentum.correlation(round_)
-
-    def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
-        estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
-        prior = jax.grad(posterior.logprior_fn)(position)
-        return trees.add(prior, over_weight(weight, estimate))
-
-    def trajectory(
-        carry: tuple[ArrayTree, Array], drawn: tuple[_Draws, ArrayTree]
-    ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
-        position, mean_square = carry
-        own, shared = drawn
-        noise = parameters.momentum.combine(own.momentum, shared, weight, correlation, position)
-        noise = trees.scale(heat, noise)
-        position, _, square = parameters.integrator.move(
-            gradient_fn, own.gradient, position, noise, step_size
-        )
-        return (position, mean_square + square), position
-
-    num = parameters.num_local_steps.value
-    first = (broadcast.position, jnp.zeros((), jnp.float32))
-    (position, mean_square), iterates = jax.lax.scan(
-        trajectory, first, (draws, broadcast.shared), length=num
-    )
-    message = trees.scale(weight, trees.subtract(position, broadcast.position))
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(mean_square / num),
-        local_positions=iterates,
-        bits_down=down,
-    )
-    return message, client_state, info
+    return kernel

@@ -5,13 +5,14 @@ and Moulines (2021) for the sampler. On Gaussian targets the server's and the cl
 together follow one linear recursion with Gaussian noise.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -19,28 +20,23 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     FederatedKernel,
-    FederatedState,
+    Federation,
     GradientEstimator,
     Number,
     Participation,
     PerClient,
     Posterior,
-    Reference,
-    Static,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gradients import next_broadcast, prior_share
 from fedmcmc.kernels._shared import (
+    EstimatorKernel,
     LocalDraws,
     bits_down,
-    chain_position,
     expect_blocks,
     prepare_local_steps,
-    prepare_server_noise,
-    start,
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -49,18 +45,103 @@ from fedmcmc.random import realise_normals
 __all__ = ["consensus"]
 
 
-class _Parameters(NamedTuple):
-    posterior: Posterior
-    estimator: GradientEstimator
-    step_size: Any
-    tolerance: Any
-    temperature: Any
-    num_local_steps: Static[int]
-
-
 class _ClientState(NamedTuple):
     position: ArrayTree
     estimator: ArrayTree
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Consensus(EstimatorKernel):
+    """Clients move positions of their own, tied to the server's; see `consensus`."""
+
+    posterior: Posterior
+    estimator: GradientEstimator
+    participation: Participation
+    step_size: Any
+    tolerance: Any
+    temperature: Any
+    num_local_steps: int = field(metadata={"static": True})
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, Array]:
+        """Start at `position`; the server remembers the number of clients."""
+        for name in ("step_size", "tolerance"):
+            number = getattr(self, name)
+            if isinstance(number, PerClient) and number.values.shape[0] != federation.num_clients:
+                raise ValueError(
+                    f"{name} has {number.values.shape[0]} entries, but the data has "
+                    f"{federation.num_clients} clients."
+                )
+        broadcast = self.first_broadcast(position, federation)
+        return broadcast, jnp.asarray(float(federation.num_clients))
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> _ClientState:
+        """Start where the server does."""
+        return _ClientState(broadcast.position, super().client_init(broadcast, client))
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
+        """Draw the noise and the minibatches of all local steps."""
+        return prepare_local_steps(self.estimator, self.num_local_steps, rng_key, like, client)
+
+    def step(
+        self, draws: LocalDraws, broadcast: Broadcast, client_state: _ClientState, client: Client
+    ) -> tuple[ArrayTree, _ClientState, StepInfo]:
+        """Move the client's position, and return how it pulls the server's."""
+        posterior, estimator = self.posterior, self.estimator
+        loglikelihood_fn = posterior.loglikelihood_fn
+        down = bits_down(estimator, broadcast, client_state.estimator)
+        context, kept = estimator.start(loglikelihood_fn, broadcast, client_state.estimator, client)
+        step_size = _value(self.step_size, broadcast.round, client)
+        pull = 1 / _value(self.tolerance, broadcast.round, client)
+        temperature = schedules.value(self.temperature, broadcast.round)
+
+        def local_step(
+            carry: tuple[ArrayTree, Array], draws_: LocalDraws
+        ) -> tuple[tuple[ArrayTree, Array], None]:
+            own, squared_norm = carry
+            estimate = estimator.estimate(loglikelihood_fn, draws_.gradient, own, context, client)
+            prior = prior_share(client, jax.grad(posterior.logprior_fn)(own))
+            gap = trees.subtract(broadcast.position, own)
+            gradient = trees.add_scaled(trees.add(estimate, prior), pull, gap)
+            noise = realise_normals(draws_.noise, own)
+            own = overdamped_langevin(own, gradient, noise, step_size, temperature)
+            return (own, squared_norm + trees.squared_norm(gradient)), None
+
+        num = self.num_local_steps
+        start = (client_state.position, jnp.zeros((), jnp.float32))
+        (own, squared_norm), _ = jax.lax.scan(local_step, start, draws, length=num)
+        message = trees.scale(pull, trees.subtract(own, broadcast.position))
+        info = StepInfo(
+            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+            gradient_norm=jnp.sqrt(squared_norm / num),
+            bits_down=down,
+        )
+        return message, _ClientState(own, kept), info
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw one standard normal, shaped as the position."""
+        return realise_normals(rng_key, like.position)
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Array, total: ArrayTree
+    ) -> tuple[Broadcast, Array, ArrayTree]:
+        """Draw the server's position around the clients'; its state is their number."""
+        tolerance = self.tolerance
+        if isinstance(tolerance, PerClient):
+            variance = 1 / jnp.sum(1 / tolerance.values)
+        else:
+            variance = schedules.value(tolerance, broadcast.round) / server_state
+        temperature = schedules.value(self.temperature, broadcast.round)
+        position = trees.add_scaled(broadcast.position, variance, total)
+        noise = realise_normals(rng_key, position)
+        position = trees.add_scaled(position, jnp.sqrt(variance * temperature), noise)
+        return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
 
 
 def consensus(
@@ -111,26 +192,18 @@ def consensus(
     """
     participation = full()
     expect_blocks(posterior, estimator, participation)
-    parameters = as_functions(
-        _Parameters(
+    kernel: Consensus = as_functions(
+        Consensus(
             posterior,
             estimator,
+            participation,
             _number(step_size, "step_size"),
             _number(tolerance, "tolerance"),
             schedules.number(temperature, "temperature", minimum=0.0),
-            Static(positive_integer(num_local_steps, "num_local_steps")),
+            positive_integer(num_local_steps, "num_local_steps"),
         )
     )
-    return FederatedKernel(
-        init=Partial(_init, parameters, participation),
-        prepare=Partial(prepare_local_steps, estimator, parameters.num_local_steps),
-        step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, estimator.reference, parameters),
-        draw=Partial(chain_position),
-        participation=participation,
-        constrain_fn=parameters.posterior.constrain_fn,
-        prepare_server=Partial(prepare_server_noise),
-    )
+    return kernel
 
 
 def _number(x: Any, name: str) -> Any:
@@ -153,86 +226,3 @@ def _number(x: Any, name: str) -> Any:
 
 def _value(number: Any, round_: Array, client: Client) -> Array:
     return number.of(client) if isinstance(number, PerClient) else schedules.value(number, round_)
-
-
-def _init(
-    parameters: _Parameters,
-    participation: Participation,
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    del rng_key
-    for name in ("step_size", "tolerance"):
-        number = getattr(parameters, name)
-        if isinstance(number, PerClient) and number.values.shape[0] != data.num_clients:
-            raise ValueError(
-                f"{name} has {number.values.shape[0]} entries, but the data has "
-                f"{data.num_clients} clients."
-            )
-    posterior, estimator = parameters.posterior, parameters.estimator
-    broadcast, kept = start(posterior, estimator, participation, position, data)
-    own = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (data.num_states, *x.shape)), broadcast.position
-    )
-    num_clients = jnp.asarray(float(data.num_clients))
-    return FederatedState(broadcast, num_clients, _ClientState(own, kept))
-
-
-def _step(
-    parameters: _Parameters,
-    draws: LocalDraws,
-    broadcast: Broadcast,
-    client_state: _ClientState,
-    client: Client,
-) -> tuple[ArrayTree, _ClientState, StepInfo]:
-    posterior, estimator = parameters.posterior, parameters.estimator
-    loglikelihood_fn = posterior.loglikelihood_fn
-    down = bits_down(estimator, broadcast, client_state.estimator)
-    context, kept = estimator.start(loglikelihood_fn, broadcast, client_state.estimator, client)
-    step_size = _value(parameters.step_size, broadcast.round, client)
-    pull = 1 / _value(parameters.tolerance, broadcast.round, client)
-    temperature = schedules.value(parameters.temperature, broadcast.round)
-
-    def local_step(
-        carry: tuple[ArrayTree, Array], draws_: LocalDraws
-    ) -> tuple[tuple[ArrayTree, Array], None]:
-        own, squared_norm = carry
-        estimate = estimator.estimate(loglikelihood_fn, draws_.gradient, own, context, client)
-        prior = prior_share(client, jax.grad(posterior.logprior_fn)(own))
-        gap = trees.subtract(broadcast.position, own)
-        gradient = trees.add_scaled(trees.add(estimate, prior), pull, gap)
-        noise = realise_normals(draws_.noise, own)
-        own = overdamped_langevin(own, gradient, noise, step_size, temperature)
-        return (own, squared_norm + trees.squared_norm(gradient)), None
-
-    num = parameters.num_local_steps.value
-    start = (client_state.position, jnp.zeros((), jnp.float32))
-    (own, squared_norm), _ = jax.lax.scan(local_step, start, draws, length=num)
-    message = trees.scale(pull, trees.subtract(own, broadcast.position))
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(squared_norm / num),
-        bits_down=down,
-    )
-    return message, _ClientState(own, kept), info
-
-
-def _aggregate(
-    reference: Reference | None,
-    parameters: _Parameters,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: Array,  # the number of clients
-    total: ArrayTree,
-) -> tuple[Broadcast, Array, ArrayTree]:
-    tolerance = parameters.tolerance
-    if isinstance(tolerance, PerClient):
-        variance = 1 / jnp.sum(1 / tolerance.values)
-    else:
-        variance = schedules.value(tolerance, broadcast.round) / server_state
-    temperature = schedules.value(parameters.temperature, broadcast.round)
-    position = trees.add_scaled(broadcast.position, variance, total)
-    noise = realise_normals(rng_key, position)
-    position = trees.add_scaled(position, jnp.sqrt(variance * temperature), noise)
-    return next_broadcast(reference, broadcast, position), server_state, ()

@@ -5,13 +5,14 @@ learning.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -20,6 +21,7 @@ from fedmcmc._types import (
     Client,
     FederatedKernel,
     FederatedState,
+    Federation,
     GradientEstimator,
     Number,
     Participation,
@@ -27,13 +29,12 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Length, Training, train, training
 from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._ensembles import Ensemble
 from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
-from fedmcmc.kernels._shared import bits_down, expect_blocks, mean_loss, start
+from fedmcmc.kernels._shared import EstimatorKernel, bits_down, expect_blocks, mean_loss
 from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
 
@@ -43,17 +44,94 @@ Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
 """``(rng_key, mean, members) -> position``, members with leaves ``[num_models, *event]``."""
 
 
-class _Parameters(NamedTuple):
+class _Draws(NamedTuple):
+    gradient: ArrayTree  # leaves [num_local_steps, ...]
+    family: ArrayTree
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class EnsembleKernel(EstimatorKernel):
+    """Clients train models, the server fits a distribution to them; see `ensemble`."""
+
     posterior: Posterior
     estimator: GradientEstimator
+    participation: Participation
     family: Ensemble
     training: Training
     distill: Any
 
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, ArrayTree]:
+        """Start at `position`, with an ensemble that is all there."""
+        broadcast = self.first_broadcast(position, federation)
+        return broadcast, self.family.init(broadcast.position)
 
-class _Draws(NamedTuple):
-    gradient: ArrayTree  # leaves [num_local_steps, ...]
-    family: ArrayTree
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of what the family needs of a model."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        share = jax.ShapeDtypeStruct((), jnp.result_type(float))
+
+        def message(rng_key: Array, share_: Array, moved: ArrayTree) -> ArrayTree:
+            return self.family.message(self.family.prepare(rng_key), share_, moved)
+
+        return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+        """Draw the minibatches of the training and what the family draws."""
+        family_key, gradient_key = jax.random.split(rng_key)
+        num = self.training.length.value.most(client)
+        return _Draws(
+            self.estimator.prepare(gradient_key, like.position, client, num),
+            self.family.prepare(family_key),
+        )
+
+    def step(
+        self, draws: _Draws, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Train a model, and return what the family needs of it."""
+        posterior, estimator = self.posterior, self.estimator
+        down = bits_down(estimator, broadcast, client_state)
+        gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
+        position = broadcast.position
+        trained = train(
+            self.training, gradient_fn, draws.gradient, position, client, broadcast.round
+        )
+        moved = trees.subtract(trained.position, position)
+        message = self.family.message(draws.family, client.share, moved)
+        info = StepInfo(
+            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+            gradient_norm=jnp.sqrt(trained.mean_square),
+            bits_down=down,
+        )
+        return message, client_state, info
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Leave the key as it is: members and distillation draw from it."""
+        return rng_key
+
+    def aggregate(
+        self, rng_key: Array, broadcast: Broadcast, server_state: Any, total: ArrayTree
+    ) -> tuple[Broadcast, Any, ArrayTree]:
+        """Fit the distribution, and broadcast its mean or what is distilled of its members."""
+        family = self.family
+        fitted = family.fit(broadcast.position, total, server_state)
+        position = fitted.mean
+        if self.distill is not None:
+            members_key, distill_key = jax.random.split(rng_key)
+            members = family.members(members_key, fitted)
+            position = self.distill(distill_key, fitted.mean, members)
+        reference = self.estimator.reference
+        return next_broadcast(reference, broadcast, position), fitted, ()
+
+    def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
+        """Draw a member of the fitted ensemble."""
+        return self.family.draw(rng_key, state.server)
 
 
 def ensemble(
@@ -131,100 +209,14 @@ def ensemble(
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
     length = Length(1, num_steps=positive_integer(num_local_steps, "num_local_steps"))
-    parameters = as_functions(
-        _Parameters(
+    kernel: EnsembleKernel = as_functions(
+        EnsembleKernel(
             posterior,
             estimator,
+            participation,
             family,
             training(client_optimizer, length, learning_rate, name="client_optimizer"),
             distill,
         )
     )
-    return FederatedKernel(
-        init=Partial(_init, parameters, participation),
-        prepare=Partial(_prepare, parameters),
-        step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, parameters),
-        draw=Partial(_draw, parameters.family),
-        participation=participation,
-        constrain_fn=parameters.posterior.constrain_fn,
-        message_fn=Partial(_shapes, parameters.family),
-    )
-
-
-def _init(
-    parameters: _Parameters,
-    participation: Participation,
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    del rng_key
-    posterior, estimator = parameters.posterior, parameters.estimator
-    broadcast, clients = start(posterior, estimator, participation, position, data)
-    return FederatedState(broadcast, parameters.family.init(broadcast.position), clients)
-
-
-def _shapes(family: Ensemble, like: Broadcast) -> ArrayTree:
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    share = jax.ShapeDtypeStruct((), jnp.result_type(float))
-
-    def message(rng_key: Array, share_: Array, moved: ArrayTree) -> ArrayTree:
-        return family.message(family.prepare(rng_key), share_, moved)
-
-    return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
-
-
-def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-    family_key, gradient_key = jax.random.split(rng_key)
-    num = parameters.training.length.value.most(client)
-    return _Draws(
-        parameters.estimator.prepare(gradient_key, like.position, client, num),
-        parameters.family.prepare(family_key),
-    )
-
-
-def _step(
-    parameters: _Parameters,
-    draws: _Draws,
-    broadcast: Broadcast,
-    client_state: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    posterior, estimator = parameters.posterior, parameters.estimator
-    down = bits_down(estimator, broadcast, client_state)
-    gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
-    position = broadcast.position
-    trained = train(
-        parameters.training, gradient_fn, draws.gradient, position, client, broadcast.round
-    )
-    moved = trees.subtract(trained.position, position)
-    message = parameters.family.message(draws.family, client.share, moved)
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(trained.mean_square),
-        bits_down=down,
-    )
-    return message, client_state, info
-
-
-def _aggregate(
-    parameters: _Parameters,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: Any,
-    total: ArrayTree,
-) -> tuple[Broadcast, Any, ArrayTree]:
-    family = parameters.family
-    fitted = family.fit(broadcast.position, total, server_state)
-    position = fitted.mean
-    if parameters.distill is not None:
-        members_key, distill_key = jax.random.split(rng_key)
-        members = family.members(members_key, fitted)
-        position = parameters.distill(distill_key, fitted.mean, members)
-    reference = parameters.estimator.reference
-    return next_broadcast(reference, broadcast, position), fitted, ()
-
-
-def _draw(family: Ensemble, rng_key: Array, state: FederatedState) -> ArrayTree:
-    return family.draw(rng_key, state.server)
+    return kernel

@@ -4,36 +4,35 @@ On Gaussian targets a round is a random affine map with Gaussian noise, so the s
 covariance are known in closed form at the step size used (``docs/laws.md``).
 """
 
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
     FederatedKernel,
-    FederatedState,
+    Federation,
     GradientEstimator,
     Number,
     Participation,
+    Phase,
     Posterior,
-    Static,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData, total_of_clients
 from fedmcmc.dynamics import Preconditioner, overdamped_langevin
 from fedmcmc.gradients import client_gradient, next_broadcast, prior_share
 from fedmcmc.kernels._shared import (
+    EstimatorKernel,
     bits_down,
-    chain_position,
     expect_blocks,
-    prepare_server_noise,
-    start,
+    sent_info,
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -42,19 +41,127 @@ from fedmcmc.random import realise_normals
 __all__ = ["langevin"]
 
 
-class _Parameters(NamedTuple):
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _GradientsAt(Phase):
+    """Sums the gradients of the clients' log likelihoods at a point."""
+
     posterior: Posterior
-    estimator: GradientEstimator
-    step_size: Any
-    temperature: Any
-    split_prior: Static[bool]
-    centre: ArrayTree  # where the estimator's gradients are zero by convention, or ()
-    preconditioner: Preconditioner | None
+    point: ArrayTree
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        message = client_gradient(self.posterior.loglikelihood_fn, self.point, client)
+        return message, client_state, sent_info(message)
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        return trees.shapes_of(self.point)
 
 
 class _Server(NamedTuple):
     at_centre: ArrayTree  # gradient of the log posterior at the centre, or ()
     preconditioner: ArrayTree
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Langevin(EstimatorKernel):
+    """Clients send gradients, the server moves the chain; see `langevin`."""
+
+    posterior: Posterior
+    estimator: GradientEstimator
+    participation: Participation
+    step_size: Any
+    temperature: Any
+    centre: ArrayTree  # where the estimator's gradients are zero by convention, or ()
+    preconditioner: Preconditioner | None
+    split_prior: bool = field(metadata={"static": True})
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        """The sum of the clients' gradients at the centre."""
+        if trees.is_empty(self.centre):
+            return ()
+        return (_GradientsAt(self.posterior, self.centre),)
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, _Server]:
+        """Start at `position`, with the gradient of the log posterior at the centre."""
+        broadcast = self.first_broadcast(position, federation)
+        at_centre: ArrayTree = ()
+        for of_rows in totals:
+            at_centre = trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))
+        scales: ArrayTree = ()
+        if self.preconditioner is not None:
+            scales = self.preconditioner.init(broadcast.position, federation)
+        return broadcast, _Server(at_centre, scales)
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Draw the minibatch of the round's one gradient."""
+        draws = self.estimator.prepare(rng_key, like.position, client, 1)
+        return jax.tree.map(lambda leaf: leaf[0], draws)
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Return the client's gradient."""
+        posterior, estimator = self.posterior, self.estimator
+        loglikelihood_fn, position = posterior.loglikelihood_fn, broadcast.position
+        down = bits_down(estimator, broadcast, client_state)
+        context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+        message = estimator.estimate(loglikelihood_fn, draws, position, context, client)
+        if self.split_prior:
+            message = trees.add(message, prior_share(client, self._prior_gradient(position)))
+        info = sent_info(message, bits_down=down)
+        return message, client_state, info
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw one standard normal, shaped as the position."""
+        return realise_normals(rng_key, like.position)
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
+    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        """Take a Langevin step along the sum of gradients."""
+        position = broadcast.position
+        gradient = total
+        if not self.split_prior:
+            gradient = trees.add(gradient, self._prior_gradient(position))
+        if not trees.is_empty(server_state.at_centre):
+            gradient = trees.add(gradient, server_state.at_centre)
+        step_size = schedules.value(self.step_size, broadcast.round)
+        temperature = schedules.value(self.temperature, broadcast.round)
+        noise = realise_normals(rng_key, position)
+        scales = server_state.preconditioner
+        if self.preconditioner is None:
+            position = overdamped_langevin(position, gradient, noise, step_size, temperature)
+        else:
+            metric, scales = self.preconditioner.update(gradient, scales)
+            temperature = self.preconditioner.temperature(temperature, broadcast.round)
+            # The step along G with noise of covariance G, written as a plain step in other units.
+            root = jax.tree.map(jnp.sqrt, metric)
+            moved = overdamped_langevin(
+                trees.zeros_like(position),
+                jax.tree.map(jnp.multiply, root, gradient),
+                noise,
+                step_size,
+                temperature,
+            )
+            position = trees.add(position, jax.tree.map(jnp.multiply, root, moved))
+        moved_broadcast = next_broadcast(self.estimator.reference, broadcast, position)
+        return moved_broadcast, _Server(server_state.at_centre, scales), ()
+
+    def _prior_gradient(self, position: ArrayTree) -> ArrayTree:
+        gradient = jax.grad(self.posterior.logprior_fn)(position)
+        if trees.is_empty(self.centre):
+            return gradient
+        return trees.subtract(gradient, jax.grad(self.posterior.logprior_fn)(self.centre))
 
 
 def langevin(
@@ -105,120 +212,16 @@ def langevin(
         raise ValueError(f'prior must be "server" or "split", got {prior!r}.')
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
-    parameters = as_functions(
-        _Parameters(
+    kernel: Langevin = as_functions(
+        Langevin(
             posterior,
             estimator,
+            participation,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            Static(prior == "split"),
             () if centre is None else jax.tree.map(trees.as_float, centre),
             preconditioner,
+            prior == "split",
         )
     )
-    return FederatedKernel(
-        init=Partial(_init, parameters, participation),
-        prepare=Partial(_prepare, estimator),
-        step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, parameters),
-        draw=Partial(chain_position),
-        participation=participation,
-        constrain_fn=parameters.posterior.constrain_fn,
-        prepare_server=Partial(prepare_server_noise),
-    )
-
-
-def _init(
-    parameters: _Parameters,
-    participation: Participation,
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    del rng_key
-    posterior, estimator = parameters.posterior, parameters.estimator
-    broadcast, clients = start(posterior, estimator, participation, position, data)
-    position = broadcast.position
-    at_centre: ArrayTree = ()
-    if not trees.is_empty(parameters.centre):
-        centre = parameters.centre
-        of_rows = total_of_clients(
-            lambda client: client_gradient(posterior.loglikelihood_fn, centre, client), data
-        )
-        at_centre = trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))
-    scales: ArrayTree = ()
-    if parameters.preconditioner is not None:
-        scales = parameters.preconditioner.init(position, data)
-    return FederatedState(broadcast, _Server(at_centre, scales), clients)
-
-
-def _prepare(
-    estimator: GradientEstimator, rng_key: Array, like: Broadcast, client: Client
-) -> ArrayTree:
-    draws = estimator.prepare(rng_key, like.position, client, 1)
-    return jax.tree.map(lambda leaf: leaf[0], draws)
-
-
-def _prior_gradient(parameters: _Parameters, position: ArrayTree) -> ArrayTree:
-    gradient = jax.grad(parameters.posterior.logprior_fn)(position)
-    if trees.is_empty(parameters.centre):
-        return gradient
-    return trees.subtract(gradient, jax.grad(parameters.posterior.logprior_fn)(parameters.centre))
-
-
-def _step(
-    parameters: _Parameters,
-    draws: ArrayTree,
-    broadcast: Broadcast,
-    client_state: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    posterior, estimator = parameters.posterior, parameters.estimator
-    loglikelihood_fn, position = posterior.loglikelihood_fn, broadcast.position
-    down = bits_down(estimator, broadcast, client_state)
-    context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
-    message = estimator.estimate(loglikelihood_fn, draws, position, context, client)
-    if parameters.split_prior.value:
-        message = trees.add(message, prior_share(client, _prior_gradient(parameters, position)))
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(trees.squared_norm(message)),
-        bits_down=down,
-    )
-    return message, client_state, info
-
-
-def _aggregate(
-    parameters: _Parameters,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: _Server,
-    total: ArrayTree,
-) -> tuple[Broadcast, _Server, ArrayTree]:
-    position = broadcast.position
-    gradient = total
-    if not parameters.split_prior.value:
-        gradient = trees.add(gradient, _prior_gradient(parameters, position))
-    if not trees.is_empty(server_state.at_centre):
-        gradient = trees.add(gradient, server_state.at_centre)
-    step_size = schedules.value(parameters.step_size, broadcast.round)
-    temperature = schedules.value(parameters.temperature, broadcast.round)
-    noise = realise_normals(rng_key, position)
-    scales = server_state.preconditioner
-    if parameters.preconditioner is None:
-        position = overdamped_langevin(position, gradient, noise, step_size, temperature)
-    else:
-        metric, scales = parameters.preconditioner.update(gradient, scales)
-        temperature = parameters.preconditioner.temperature(temperature, broadcast.round)
-        # The step along G with noise of covariance G, written as a plain step in other units.
-        root = jax.tree.map(jnp.sqrt, metric)
-        moved = overdamped_langevin(
-            trees.zeros_like(position),
-            jax.tree.map(jnp.multiply, root, gradient),
-            noise,
-            step_size,
-            temperature,
-        )
-        position = trees.add(position, jax.tree.map(jnp.multiply, root, moved))
-    moved_broadcast = next_broadcast(parameters.estimator.reference, broadcast, position)
-    return moved_broadcast, _Server(server_state.at_centre, scales), ()
+    return kernel

@@ -8,13 +8,15 @@ Source: Guo et al. (2023), Federated learning as variational inference: a scalab
 propagation approach, Algorithms 1, 3 and 4.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
@@ -23,14 +25,13 @@ from fedmcmc._types import (
     Client,
     FederatedKernel,
     FederatedState,
+    Federation,
     Number,
     Participation,
     Posterior,
-    Static,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper
 from fedmcmc.inference import Inference
 from fedmcmc.kernels._natural_rules import (
@@ -41,9 +42,8 @@ from fedmcmc.kernels._natural_rules import (
     ascend,
     cavity_of,
     change_of,
-    first_sites,
+    first_site,
     own_participation,
-    start_global,
     to_broadcast,
 )
 from fedmcmc.kernels._prior_site import PriorSite, prior_site
@@ -53,8 +53,13 @@ from fedmcmc.pytrees import schedules, trees
 __all__ = ["natural"]
 
 
-class _Parameters(NamedTuple):
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Natural(FederatedKernel):
+    """Clients refine Gaussian factors, the server multiplies them; see `natural`."""
+
     posterior: Posterior
+    participation: Participation
     inference: Inference
     prior: PriorSite
     damping: Any
@@ -62,9 +67,131 @@ class _Parameters(NamedTuple):
     client_optimizer: Any  # likewise
     initial_precision: Any
     max_norm: Any  # () for none
-    cavity: Static[str]
-    structure: Static[str]
-    stateful: Static[bool]
+    cavity: str = field(metadata={"static": True})
+    structure: str = field(metadata={"static": True})
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep sites."""
+        return self.cavity in ("site", "none")
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """The posterior's."""
+        return self.posterior.constrain_fn
+
+    @property
+    def clients_apart(self) -> bool:
+        """Clients fit by themselves."""
+        return True
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, Server]:
+        """Start with the prior times the clients' first sites."""
+        self.participation.check(federation.num_clients)
+        position = jax.tree.map(trees.as_float, position)
+        check_model(self.posterior, position, federation)
+        self.inference.check(self.posterior, position, federation, self.structure)
+        prior = self.prior.init(self.posterior, rng_key, position)
+        whole = prior * self._first_site(position, jnp.asarray(federation.num_rows))
+        server = Server(
+            Approximation(whole, is_proper(whole)),
+            prior,
+            () if self.server_optimizer == () else self.server_optimizer.init(whole),
+            jnp.int32(federation.num_clients),
+        )
+        # Clients begin where the run does, also where a prior alone has a mean (zero, for a
+        # network).
+        extra = to_broadcast(self.cavity, whole, prior, server.num_clients)
+        return Broadcast(jnp.zeros((), jnp.int32), position, extra), server
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
+        """Start with a site about the first position, of a precision per row."""
+        if not self.stateful:
+            return ()
+        site = self._first_site(broadcast.position, client.size)
+        optimizer = self.client_optimizer
+        return Site(site, () if optimizer == () else optimizer.init(site))
+
+    def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
+        per_row = schedules.value(self.initial_precision, jnp.zeros((), jnp.int32))
+        return first_site(position, num_rows, per_row, self.structure)
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of a change of natural parameters."""
+        return trees.shapes_of(like.extra[0])
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Draw all that is random in the client's inference."""
+        return self.inference.prepare(rng_key, like.position, client)
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Fit likelihood times cavity, and return the change of natural parameters."""
+        whole, *rest = broadcast.extra
+        cavity = cavity_of(self.cavity, whole, rest, client_state, client)
+        tilted, gradient_norm = self.inference.fit(
+            self.posterior, draws, broadcast.position, cavity, client, broadcast.round
+        )
+        whole_before = whole if self.cavity != "none" else client_state.site
+        change, proper = change_of(tilted, whole_before, self.max_norm, broadcast.round)
+        info = StepInfo(
+            bits=jnp.asarray(trees.num_bits(change), jnp.int32),
+            gradient_norm=gradient_norm,
+            usable=proper,
+            # The position follows from the natural self.
+            bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
+        )
+        return change, client_state, info
+
+    def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
+        """Move the client's site by what it sent."""
+        if not self.stateful:
+            return client_state
+        damping = schedules.value(self.damping, broadcast.round)
+        site, state = ascend(
+            self.client_optimizer, damping, message, client_state.site, client_state.optimizer
+        )
+        return Site(site, state)
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Leave the key as it is: the prior's factor draws from it."""
+        return rng_key
+
+    def aggregate(
+        self, rng_key: Array, broadcast: Broadcast, server_state: Server, total: Gaussian
+    ) -> tuple[Broadcast, Server, ArrayTree]:
+        """Multiply the approximation by the changes, and refine the prior's factor."""
+        damping = schedules.value(self.damping, broadcast.round)
+        before = broadcast.extra[0]
+        whole, optimizer = ascend(
+            self.server_optimizer, damping, total, before, server_state.optimizer
+        )
+        prior = self.prior.refine(
+            self.posterior, rng_key, server_state.prior, server_state.approximation, damping
+        )
+        whole = whole * (prior / server_state.prior) if self.prior.moves else whole
+        proper = is_proper(whole)
+        approximation = server_state.approximation
+        position = trees.select(proper, whole.mean(), broadcast.position)
+        kept = Approximation(
+            trees.select(proper, whole, approximation.gaussian), proper | approximation.known
+        )
+        num_clients = server_state.num_clients
+        extra = to_broadcast(self.cavity, whole, prior, num_clients)
+        moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
+        return moved, Server(kept, prior, optimizer, num_clients), proper
+
+    def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
+        """Draw from the approximation."""
+        kept = state.server.approximation
+        return trees.select(kept.known, kept.gaussian.draw(rng_key), state.broadcast.position)
 
 
 def natural(
@@ -155,13 +282,13 @@ def natural(
     expect(inference, Inference, "inference")
     if participation is not None:
         expect(participation, Participation, "participation")
-    stateful = cavity in ("site", "none")
-    if client_optimizer is not None and not stateful:
+    if client_optimizer is not None and cavity not in ("site", "none"):
         raise ValueError(f"client_optimizer acts on sites, which cavity={cavity!r} has none of.")
     clip: Any = () if max_norm is None else schedules.number(max_norm, "max_norm", minimum=0.0)
-    parameters = as_functions(
-        _Parameters(
+    kernel: Natural = as_functions(
+        Natural(
             posterior,
+            own_participation(participation, cavity),
             inference,
             prior_site(prior, structure, positive_integer(num_prior_samples, "num_prior_samples")),
             schedules.number(damping, "damping", minimum=0.0, strict=True),
@@ -169,24 +296,11 @@ def natural(
             _optimizer(client_optimizer, "client_optimizer"),
             schedules.number(initial_precision, "initial_precision", minimum=0.0),
             clip,
-            Static(cavity),
-            Static(structure),
-            Static(stateful),
+            cavity,
+            structure,
         )
     )
-    participation = own_participation(participation, cavity)
-    return FederatedKernel(
-        init=Partial(_init, parameters, participation),
-        prepare=Partial(_prepare, parameters),
-        step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, parameters),
-        draw=Partial(_draw),
-        participation=participation,
-        constrain_fn=parameters.posterior.constrain_fn,
-        message_fn=Partial(_shapes),
-        clients_apart=Static(True),
-        commit=Partial(_commit, parameters) if stateful else None,
-    )
+    return kernel
 
 
 def _optimizer(optimizer: Any, name: str) -> Any:
@@ -198,108 +312,3 @@ def _optimizer(optimizer: Any, name: str) -> Any:
             f"{type(optimizer).__name__}."
         )
     return optimizer
-
-
-def _init(
-    parameters: _Parameters,
-    participation: Participation,
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    posterior, structure = parameters.posterior, parameters.structure.value
-    participation.check(data.num_clients)
-    position = jax.tree.map(trees.as_float, position)
-    check_model(posterior, position, data)
-    parameters.inference.check(posterior, position, data, structure)
-    per_row = schedules.value(parameters.initial_precision, jnp.zeros((), jnp.int32))
-    prior = parameters.prior.init(posterior, rng_key, position)
-    whole, sites = start_global(prior, position, per_row, data, parameters.stateful.value)
-    clients: ArrayTree = ()
-    if parameters.stateful.value:
-        clients = first_sites(sites, parameters.client_optimizer)
-    proper = is_proper(whole)
-    server = Server(
-        Approximation(whole, proper),
-        prior,
-        () if parameters.server_optimizer == () else parameters.server_optimizer.init(whole),
-        jnp.int32(data.num_clients),
-    )
-    # Clients begin where the run does, also where a prior alone has a mean (zero, for a network).
-    extra = to_broadcast(parameters.cavity.value, whole, prior, server.num_clients)
-    return FederatedState(Broadcast(jnp.zeros((), jnp.int32), position, extra), server, clients)
-
-
-def _shapes(like: Broadcast) -> ArrayTree:
-    return trees.shapes_of(like.extra[0])
-
-
-def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-    return parameters.inference.prepare(rng_key, like.position, client)
-
-
-def _step(
-    parameters: _Parameters,
-    draws: ArrayTree,
-    broadcast: Broadcast,
-    client_state: ArrayTree,
-    client: Client,
-) -> tuple[Gaussian, ArrayTree, StepInfo]:
-    whole, *rest = broadcast.extra
-    cavity = cavity_of(parameters.cavity.value, whole, rest, client_state, client)
-    tilted, gradient_norm = parameters.inference.fit(
-        parameters.posterior, draws, broadcast.position, cavity, client, broadcast.round
-    )
-    whole_before = whole if parameters.cavity.value != "none" else client_state.site
-    change, proper = change_of(tilted, whole_before, parameters.max_norm, broadcast.round)
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(change), jnp.int32),
-        gradient_norm=gradient_norm,
-        usable=proper,
-        # The position follows from the natural parameters.
-        bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
-    )
-    return change, client_state, info
-
-
-def _commit(
-    parameters: _Parameters, message: Gaussian, broadcast: Broadcast, client_state: Site
-) -> Site:
-    damping = schedules.value(parameters.damping, broadcast.round)
-    site, state = ascend(
-        parameters.client_optimizer, damping, message, client_state.site, client_state.optimizer
-    )
-    return Site(site, state)
-
-
-def _aggregate(
-    parameters: _Parameters,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: Server,
-    total: Gaussian,
-) -> tuple[Broadcast, Server, ArrayTree]:
-    damping = schedules.value(parameters.damping, broadcast.round)
-    before = broadcast.extra[0]
-    whole, optimizer = ascend(
-        parameters.server_optimizer, damping, total, before, server_state.optimizer
-    )
-    prior = parameters.prior.refine(
-        parameters.posterior, rng_key, server_state.prior, server_state.approximation, damping
-    )
-    whole = whole * (prior / server_state.prior) if parameters.prior.moves else whole
-    proper = is_proper(whole)
-    approximation = server_state.approximation
-    position = trees.select(proper, whole.mean(), broadcast.position)
-    kept = Approximation(
-        trees.select(proper, whole, approximation.gaussian), proper | approximation.known
-    )
-    num_clients = server_state.num_clients
-    extra = to_broadcast(parameters.cavity.value, whole, prior, num_clients)
-    moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
-    return moved, Server(kept, prior, optimizer, num_clients), proper
-
-
-def _draw(rng_key: Array, state: FederatedState) -> ArrayTree:
-    kept = state.server.approximation
-    return trees.select(kept.known, kept.gaussian.draw(rng_key), state.broadcast.position)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Participation
-from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian, is_proper, with_mean
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -21,9 +20,8 @@ __all__ = [
     "ascend",
     "cavity_of",
     "change_of",
-    "first_sites",
+    "first_site",
     "own_participation",
-    "start_global",
     "to_broadcast",
 ]
 
@@ -75,28 +73,15 @@ def own_participation(participation: Participation | None, cavity: str) -> Parti
     return replace(participation, weighted=False)
 
 
-def start_global(
-    prior: Gaussian, position: ArrayTree, per_row: Array, data: FederatedData, stateful: bool
-) -> tuple[Gaussian, Gaussian | None]:
-    """Return prior times first sites, and these with a client axis where they are kept."""
-
-    def site(size: Array) -> Gaussian:
-        like = Gaussian.uniform(position, prior.structure).precision
-        number = size.astype(data.share.dtype) * per_row
-        if prior.structure == "dense":
-            precision = trees.cast(number, like) * jnp.eye(like.shape[0], dtype=like.dtype)
-        else:
-            precision = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), like)
-        return with_mean(position, precision, prior.structure)
-
-    whole = prior * site(jnp.asarray(data.num_rows))
-    return whole, jax.vmap(site)(data.everyone().size) if stateful else None
-
-
-def first_sites(sites: Gaussian | None, optimizer: Any) -> Site:
-    """Return what the clients keep at the start, leaves ``[num_clients, ...]``."""
-    assert sites is not None
-    return Site(sites, () if optimizer == () else jax.vmap(optimizer.init)(sites))
+def first_site(position: ArrayTree, num_rows: Array, per_row: Array, structure: str) -> Gaussian:
+    """Return a site about `position` whose precision is `per_row` per row."""
+    like = Gaussian.uniform(position, structure).precision
+    number = num_rows.astype(jnp.result_type(float)) * per_row
+    if structure == "dense":
+        precision = trees.cast(number, like) * jnp.eye(like.shape[0], dtype=like.dtype)
+    else:
+        precision = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), like)
+    return with_mean(position, precision, structure)
 
 
 def to_broadcast(

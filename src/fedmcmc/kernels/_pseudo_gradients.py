@@ -5,13 +5,14 @@ Al-Shedivat et al. (2021), Federated learning via posterior averaging, Algorithm
 pseudo-gradients that are gradients of a local posterior's Gaussian fit.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -20,29 +21,27 @@ from fedmcmc._types import (
     Client,
     Exact,
     FederatedKernel,
-    FederatedState,
+    Federation,
     GradientEstimator,
     Number,
     Participation,
+    Phase,
     Posterior,
-    Static,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Training, train
 from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._deltas import Delta
 from fedmcmc.kernels._deltas import displacement as displacement
 from fedmcmc.kernels._deltas import posterior_delta as posterior_delta
 from fedmcmc.kernels._shared import (
+    EstimatorKernel,
     bits_down,
-    chain_position,
     expect_blocks,
     first_sums,
     mean_loss,
     refuse_partial_sums,
-    start,
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -54,20 +53,95 @@ PLAIN_STEPS = optax.sgd(1.0)
 """One object, as kernels of other functions share no compilation."""
 
 
-class _Parameters(NamedTuple):
-    posterior: Posterior
-    estimator: GradientEstimator
-    delta: Delta
-    training: Training
-    optimizer: Any
-    learning_rate: Any
-
-
 class _Message(NamedTuple):
     """A client's part of a weighted mean: what is summed is divided by the summed weights."""
 
     weight: Exact  # [], the client's share of rows, zero where it has nothing to say
     delta: ArrayTree  # weight times the pseudo-gradient
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class PseudoGradients(EstimatorKernel):
+    """Clients train, the server's optimizer follows their mean; see `pseudo_gradients`."""
+
+    posterior: Posterior
+    estimator: GradientEstimator
+    participation: Participation
+    delta: Delta
+    training: Training
+    optimizer: Any
+    learning_rate: Any
+
+    @property
+    def before(self) -> tuple[Phase, ...]:
+        """The sum of the clients' gradients, where the estimator needs it."""
+        return first_sums(self.posterior, self.estimator)
+
+    @property
+    def clients_apart(self) -> bool:
+        """Clients move by themselves."""
+        return True
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, ArrayTree]:
+        """Start at `position`, with the optimizer's first state."""
+        refuse_partial_sums(self.estimator, self.participation)
+        broadcast = self.first_broadcast(position, federation, sums=True)
+        return broadcast, self.optimizer.init(broadcast.position)
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of a weight and a weighted pseudo-gradient."""
+        weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        return _Message(Exact(weight), trees.shapes_of(like.position))
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Draw the minibatches of the training."""
+        num = self.training.length.value.most(client)
+        return self.estimator.prepare(rng_key, like.position, client, num)
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Train, and return the client's part of a weighted mean."""
+        posterior, estimator = self.posterior, self.estimator
+        down = bits_down(estimator, broadcast, client_state)
+        gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
+        position, round_, length = broadcast.position, broadcast.round, self.training.length.value
+        visitor = self.delta.visitor(length.num_windows - length.num_burnin, position, round_)
+        trained = train(self.training, gradient_fn, draws, position, client, round_, visitor)
+        delta = self.delta.finish(trained.kept, position, trained.position)
+        finite = trees.all_finite(delta)
+        weight = jnp.where(finite, client.share, 0)
+        message = _Message(
+            Exact(weight), trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta)))
+        )
+        info = StepInfo(
+            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+            gradient_norm=jnp.sqrt(trained.mean_square),
+            usable=finite,
+            bits_down=down,
+        )
+        return message, client_state, info
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: _Message
+    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+        """Descend the weighted mean; stay where nobody sent anything."""
+        position, weight = broadcast.position, total.weight.value
+        some = weight > 0
+        mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)
+        updates, moved_state = trees.descend(self.optimizer, mean, server_state, position)
+        rate = schedules.value(self.learning_rate, broadcast.round)
+        moved = trees.add_scaled(position, rate, updates)
+        position, server_state = trees.select(some, (moved, moved_state), (position, server_state))
+        reference = self.estimator.reference
+        return next_broadcast(reference, broadcast, position), server_state, ()
 
 
 def pseudo_gradients(
@@ -128,87 +202,7 @@ def pseudo_gradients(
     expect(delta, Delta, "delta")
     expect(training, Training, "training")
     rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
-    parameters = as_functions(_Parameters(posterior, estimator, delta, training, server, rate))
-    return FederatedKernel(
-        init=Partial(_init, parameters, participation),
-        prepare=Partial(_prepare, parameters),
-        step=Partial(_step, parameters),
-        aggregate=Partial(_aggregate, parameters),
-        draw=Partial(chain_position),
-        participation=participation,
-        constrain_fn=parameters.posterior.constrain_fn,
-        message_fn=Partial(_shapes),
-        before=first_sums(posterior, estimator),
-        clients_apart=Static(True),
+    kernel: PseudoGradients = as_functions(
+        PseudoGradients(posterior, estimator, participation, delta, training, server, rate)
     )
-
-
-def _init(
-    parameters: _Parameters,
-    participation: Participation,
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    del rng_key
-    posterior, estimator = parameters.posterior, parameters.estimator
-    refuse_partial_sums(estimator, participation)
-    broadcast, clients = start(posterior, estimator, participation, position, data, sums=True)
-    return FederatedState(broadcast, parameters.optimizer.init(broadcast.position), clients)
-
-
-def _shapes(like: Broadcast) -> ArrayTree:
-    weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
-    return _Message(Exact(weight), trees.shapes_of(like.position))
-
-
-def _prepare(parameters: _Parameters, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-    num = parameters.training.length.value.most(client)
-    return parameters.estimator.prepare(rng_key, like.position, client, num)
-
-
-def _step(
-    parameters: _Parameters,
-    draws: ArrayTree,
-    broadcast: Broadcast,
-    client_state: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    posterior, estimator = parameters.posterior, parameters.estimator
-    down = bits_down(estimator, broadcast, client_state)
-    gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
-    position, round_, length = broadcast.position, broadcast.round, parameters.training.length.value
-    visitor = parameters.delta.visitor(length.num_windows - length.num_burnin, position, round_)
-    trained = train(parameters.training, gradient_fn, draws, position, client, round_, visitor)
-    delta = parameters.delta.finish(trained.kept, position, trained.position)
-    finite = trees.all_finite(delta)
-    weight = jnp.where(finite, client.share, 0)
-    message = _Message(
-        Exact(weight), trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta)))
-    )
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(trained.mean_square),
-        usable=finite,
-        bits_down=down,
-    )
-    return message, client_state, info
-
-
-def _aggregate(
-    parameters: _Parameters,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: ArrayTree,
-    total: _Message,
-) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-    del rng_key
-    position, weight = broadcast.position, total.weight.value
-    some = weight > 0
-    mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)
-    updates, moved_state = trees.descend(parameters.optimizer, mean, server_state, position)
-    rate = schedules.value(parameters.learning_rate, broadcast.round)
-    moved = trees.add_scaled(position, rate, updates)
-    position, server_state = trees.select(some, (moved, moved_state), (position, server_state))
-    reference = parameters.estimator.reference
-    return next_broadcast(reference, broadcast, position), server_state, ()
+    return kernel

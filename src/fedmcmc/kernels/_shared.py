@@ -1,39 +1,40 @@
 """What several kernel families do in the same way."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Exchange,
-    FederatedState,
+    FederatedKernel,
+    Federation,
     GradientEstimator,
     Participation,
     PerClient,
+    Phase,
     Posterior,
     Reference,
-    Static,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.gradients import first_reference, next_broadcast, prior_share
 from fedmcmc.pytrees import trees
-from fedmcmc.random import normals, realise_normals
+from fedmcmc.random import normals
 
 __all__ = [
+    "EstimatorKernel",
     "LocalDraws",
+    "SumOverClients",
     "bits_down",
-    "chain_position",
     "check_model",
     "client_weights",
     "expect_blocks",
@@ -41,9 +42,8 @@ __all__ = [
     "mean_loss",
     "move_by_total",
     "prepare_local_steps",
-    "prepare_server_noise",
     "refuse_partial_sums",
-    "start",
+    "sent_info",
 ]
 
 
@@ -58,44 +58,71 @@ class LocalDraws(NamedTuple):
     gradient: ArrayTree  # leaves [num_local_steps, ...]
 
 
+class EstimatorKernel(FederatedKernel):
+    """A kernel whose clients estimate gradients of their log likelihoods.
+
+    Attributes
+    ----------
+    posterior, estimator
+        The model, and the estimator; fields of every subclass.
+    """
+
+    posterior: Posterior
+    estimator: GradientEstimator
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """The posterior's."""
+        return self.posterior.constrain_fn
+
+    def first_broadcast(
+        self, position: ArrayTree, federation: Federation, *, sums: bool = False
+    ) -> Broadcast:
+        """Return the first broadcast, after all checks.
+
+        `sums` tells that the kernel's rounds begin with the phase of `first_sums`.
+
+        Raises
+        ------
+        ValueError
+            If blocks, model, position and data do not fit together.
+        """
+        estimator = self.estimator
+        if estimator.summed is not None and not sums:
+            raise ValueError(
+                "This estimator needs the sum of all clients' gradients before each round "
+                "(scaffold), which only kernels give whose clients move by themselves and are "
+                "averaged."
+            )
+        self.participation.check(federation.num_clients)
+        position = jax.tree.map(trees.as_float, position)
+        check_model(self.posterior, position, federation)
+        estimator.check(position, federation)
+        return Broadcast(jnp.zeros((), jnp.int32), position, first_reference(estimator, position))
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
+        """Return what the client's estimator keeps."""
+        return self.estimator.init(self.posterior.loglikelihood_fn, broadcast.position, client)
+
+
 def prepare_local_steps(
     estimator: GradientEstimator,
-    num_local_steps: Static[int],
+    num_local_steps: int,
     rng_key: Array,
     like: Broadcast,
     client: Client,
 ) -> LocalDraws:
     """Draw the noise and the minibatches of a round's local Langevin steps."""
     noise_key, gradient_key = jax.random.split(rng_key)
-    num = num_local_steps.value
     return LocalDraws(
-        normals(noise_key, like.position, num),
-        estimator.prepare(gradient_key, like.position, client, num),
+        normals(noise_key, like.position, num_local_steps),
+        estimator.prepare(gradient_key, like.position, client, num_local_steps),
     )
 
 
-def prepare_server_noise(rng_key: Array, like: Broadcast) -> ArrayTree:
-    """Draw one standard normal, shaped as the position, for the server."""
-    return realise_normals(rng_key, like.position)
-
-
-def chain_position(rng_key: Array, state: FederatedState) -> ArrayTree:
-    """Return the chain's position: the draw of every kernel that moves one."""
-    del rng_key
-    return state.broadcast.position
-
-
-def move_by_total(
-    reference: Reference | None,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: ArrayTree,
-    total: ArrayTree,
-) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-    """Aggregate displacements: move the chain by their sum."""
-    del rng_key
-    position = trees.add(broadcast.position, total)
-    return next_broadcast(reference, broadcast, position), server_state, ()
+def move_by_total(reference: Reference | None, broadcast: Broadcast, total: ArrayTree) -> Broadcast:
+    """Move the chain by the sum of displacements."""
+    return next_broadcast(reference, broadcast, trees.add(broadcast.position, total))
 
 
 def expect_blocks(
@@ -107,43 +134,12 @@ def expect_blocks(
     expect(participation, Participation, "participation")
 
 
-def start(
-    posterior: Posterior,
-    estimator: GradientEstimator,
-    participation: Participation,
-    position: ArrayTree,
-    data: FederatedData,
-    *,
-    sums: bool = False,
-) -> tuple[Broadcast, ArrayTree]:
-    """Return the first broadcast and what the clients' estimators keep, after all checks.
-
-    `sums` tells that the kernel's rounds begin with the exchange of `first_sums`.
-
-    Raises
-    ------
-    ValueError
-        If blocks, model, position and data do not fit together.
-    """
-    if estimator.summed is not None and not sums:
-        raise ValueError(
-            "This estimator needs the sum of all clients' gradients before each round (scaffold), "
-            "which only kernels give whose clients move by themselves and are averaged."
-        )
-    participation.check(data.num_clients)
-    position = jax.tree.map(trees.as_float, position)
-    check_model(posterior, position, data)
-    estimator.check(position, data)
-    clients = _first_estimator_states(posterior, estimator, position, data)
-    reference = first_reference(estimator, position)
-    return Broadcast(jnp.zeros((), jnp.int32), position, reference), clients
-
-
-def check_model(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
+def check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the log densities take this position and these rows."""
     like = trees.shapes_of(position)
     rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype), data.rows
+        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
+        federation.rows,
     )
     shape = _shape_of("logprior_fn", posterior.logprior_fn, like)
     if shape != ():
@@ -171,22 +167,6 @@ def _shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
             given += f" and rows of shapes {jax.tree.map(lambda x: x.shape, leaves)}"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{name} does not take {given}: {reason}") from error
-
-
-def _first_estimator_states(
-    posterior: Posterior, estimator: GradientEstimator, position: ArrayTree, data: FederatedData
-) -> ArrayTree:
-    """Return what the clients' estimators keep at the start, leaves ``[num_clients, ...]``."""
-    init = Partial(estimator.init, posterior.loglikelihood_fn, position)
-    if data.at_a_time is None:
-        return jax.vmap(init, in_axes=(data.client_axes(),))(data.everyone())
-
-    def one(index: Array) -> ArrayTree:
-        return init(data.client(index))
-
-    # As many together as in a round: then a client's numbers are the same whoever else is there.
-    ids = data.everyone().index
-    return jax.lax.map(one, ids, batch_size=None if data.at_a_time == 1 else data.at_a_time)
 
 
 def mean_loss(
@@ -223,12 +203,43 @@ def bits_down(estimator: GradientEstimator, broadcast: Broadcast, client_state: 
     return (down + jnp.where(missing, trees.num_bits(broadcast.extra), 0)).astype(jnp.int32)
 
 
-def first_sums(posterior: Posterior, estimator: GradientEstimator) -> tuple[Exchange, ...]:
-    """Return the exchange that sums what the estimator needs summed, if it needs anything."""
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class SumOverClients(Phase):
+    """A phase that sums over clients what an estimator needs summed, into `Broadcast.summed`."""
+
+    posterior: Posterior
+    summed: Callable[..., ArrayTree]
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Return the client's term."""
+        message = self.summed(self.posterior.loglikelihood_fn, broadcast, client)
+        # No bits down: the position, which the kernel's own phase counts.
+        return message, client_state, sent_info(message, bits_down=jnp.zeros((), jnp.int32))
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+        """Broadcast the sum."""
+        return broadcast._replace(summed=total), server_state, ()
+
+
+def sent_info(message: ArrayTree, **fields: Any) -> StepInfo:
+    """Return the report of a step whose message is a gradient."""
+    return StepInfo(
+        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
+        gradient_norm=jnp.sqrt(trees.squared_norm(message)),
+        **fields,
+    )
+
+
+def first_sums(posterior: Posterior, estimator: GradientEstimator) -> tuple[Phase, ...]:
+    """Return the phase that sums what the estimator needs summed, if it needs anything."""
     if estimator.summed is None:
         return ()
-    step = Partial(_step_of_sum, as_functions(posterior), estimator.summed)
-    return (Exchange(Partial(_prepare_nothing), step, Partial(_put_sum)),)
+    return (SumOverClients(posterior, estimator.summed),)
 
 
 def refuse_partial_sums(estimator: GradientEstimator, participation: Participation) -> None:
@@ -242,36 +253,6 @@ def refuse_partial_sums(estimator: GradientEstimator, participation: Participati
             "Control variates (scaffold) need the gradients of all clients, or they bias the mean: "
             "use full participation."
         )
-
-
-def _prepare_nothing(rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-    del rng_key, like, client
-    return ()
-
-
-def _step_of_sum(
-    posterior: Posterior,
-    summed: Any,
-    draws: ArrayTree,
-    broadcast: Broadcast,
-    client_state: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    del draws
-    message = summed(posterior.loglikelihood_fn, broadcast, client)
-    info = StepInfo(
-        bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-        gradient_norm=jnp.sqrt(trees.squared_norm(message)),
-        bits_down=jnp.zeros((), jnp.int32),  # the position, which the kernel's own exchange counts
-    )
-    return message, client_state, info
-
-
-def _put_sum(
-    rng_key: Array, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
-) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-    del rng_key
-    return broadcast._replace(summed=total), server_state, ()
 
 
 def client_weights(weights: Any) -> PerClient | None:

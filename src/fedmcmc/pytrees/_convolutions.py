@@ -14,30 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.custom_batching import sequential_vmap
-from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, FederatedKernel
+from fedmcmc._types import ArrayTree
 
-__all__ = ["canonical", "holds_convolution", "one_client_at_a_time"]
+__all__ = ["canonical", "holds_convolution"]
 
 _CONVOLUTION = "conv_general_dilated"
-
-
-def one_client_at_a_time(kernel: FederatedKernel) -> FederatedKernel:
-    """Return `kernel` with a step that `jax.vmap` runs for one client after the other.
-
-    Batched over clients that each have a position of their own, a convolution becomes a grouped
-    one, which takes up to twice as long; where all clients share a position, neither way is
-    slower.
-    """
-    before = tuple(e._replace(step=Partial(_one_at_a_time, e.step)) for e in kernel.before)
-    return kernel._replace(step=Partial(_one_at_a_time, kernel.step), before=before)
-
-
-def _one_at_a_time(step: Callable[..., ArrayTree], *arguments: ArrayTree) -> ArrayTree:
-    # A step holds arrays of its own, which the batched call has to be told of.
-    return sequential_vmap(lambda fn, given: fn(*given))(step, arguments)
 
 
 def holds_convolution(jaxpr: Any) -> bool:

@@ -5,12 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, FederatedKernel, Participation
 from fedmcmc.data import FederatedData, Layout, Part
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._devices import run_laid_out
 from fedmcmc.rounds._groups import Group, Said, prepare_group, run_group
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
+from fedmcmc.rounds._phases import decoded
 
 __all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
 
@@ -73,24 +74,22 @@ def all_states(
 
 
 def run_groups(
-    exchange: Exchange,
-    participation: Participation,
+    kernel: FederatedKernel,
+    number: int,
     data: FederatedData,
     cohort: Cohort,
     groups: list[Group],
     broadcast: Broadcast,
     states: list[ArrayTree],
     draws: list[ArrayTree],
-    *,
-    last: bool,
 ) -> Said:
-    """Run the steps of all groups and sum their messages.
+    """Run the steps of all groups in phase `number` and sum their messages.
 
-    Only messages of the round's `last` exchange may be late: later ones wait for the sums of those
+    Only messages of a round's last phase may be late: later phases wait for the sums of those
     before.
     """
     said = [
-        _run_one(exchange, participation, data, cohort, index, *given, last=last)
+        _run_one(kernel, number, data, cohort, index, *given)
         for index, given in enumerate(
             zip(groups, [broadcast] * len(groups), states, draws, strict=True)
         )
@@ -107,8 +106,8 @@ def run_groups(
 
 
 def _run_one(
-    exchange: Exchange,
-    participation: Participation,
+    kernel: FederatedKernel,
+    number: int,
     data: FederatedData,
     cohort: Cohort,
     index: int,
@@ -116,19 +115,21 @@ def _run_one(
     broadcast: Broadcast,
     old: ArrayTree,
     drawn: ArrayTree,
-    *,
-    last: bool,
 ) -> Said:
     """Run the steps of one group of a cohort, the `index`-th, and sum its messages."""
     if data.layout is not None:
         given = (cohort, index, group, broadcast, old, drawn)
-        return run_laid_out(exchange, participation, data, *given, last=last)
-    message, new, info = run_group(exchange, data, group, broadcast, drawn, old)
-    own, bits = group.cohort, trees.num_bits(message)
+        return run_laid_out(kernel, number, data, *given)
+    participation, phase = kernel.participation, kernel.phases[number]
+    codes, new, info = run_group(kernel, number, data, group, broadcast, drawn, old)
+    like, own = phase.message_like(trees.shapes_of(broadcast)), group.cohort
+    message = decoded(phase, codes, own, old, like)
+    bits = trees.num_bits(message)
     if participation.guards:
         message, own = guarded(message, own)
     if participation.drops or participation.guards:
         new = kept_by_all(own.active, new, old)
+    last = number == len(kernel.phases) - 1
     total = sum_of(message, own, participation, late=last, drops=participation.drops)
     return Said(total, [new], info, bits, own.active)
 

@@ -4,18 +4,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, Participation
+from fedmcmc._types import ArrayTree, Broadcast, Cohort, FederatedKernel
 from fedmcmc.data import AXIS, FederatedData, Layout, Part
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._groups import Group, Said, one_by_one, run_group
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
+from fedmcmc.rounds._phases import decoded
 
 __all__ = ["run_laid_out"]
 
 
 def run_laid_out(
-    exchange: Exchange,
-    participation: Participation,
+    kernel: FederatedKernel,
+    number: int,
     data: FederatedData,
     cohort: Cohort,
     index: int,
@@ -23,8 +24,6 @@ def run_laid_out(
     broadcast: Broadcast,
     old: ArrayTree,
     draws: ArrayTree,
-    *,
-    last: bool,
 ) -> Said:
     """Run the steps of this device's clients of a group, and sum the messages of all devices.
 
@@ -33,14 +32,16 @@ def run_laid_out(
     """
     layout = data.layout
     assert layout is not None
+    participation, phase = kernel.participation, kernel.phases[number]
     everyone, part = participation.cohort_size is None, layout.parts[index]
     if len(layout.parts) > 1 and everyone:
         cohort = jax.tree.map(lambda leaf: leaf[part.members], cohort)
     if everyone:
-        message, new, info = run_group(exchange, data, group, broadcast, draws, old)
+        codes, new, info = run_group(kernel, number, data, group, broadcast, draws, old)
     else:
         here = layout.owned(group.cohort.ids)
-        message, new, info = one_by_one(exchange, data, group, broadcast, draws, old, here)
+        given = (kernel, number, data, group, broadcast, draws, old, here)
+        codes, new, info = one_by_one(*given)
 
     def collected(tree: ArrayTree) -> ArrayTree:
         """Return the entries of all clients, in the order of the cohort."""
@@ -48,7 +49,9 @@ def run_laid_out(
             return jax.tree.map(_over_devices, tree)
         return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[part.at], tree)
 
-    bits = trees.num_bits(message)
+    like = phase.message_like(trees.shapes_of(broadcast))
+    message = decoded(phase, codes, group.cohort, old, like)
+    bits, last = trees.num_bits(message), number == len(kernel.phases) - 1
     drops = participation.drops or participation.guards
     if layout.totals == "gather":
         message = collected(message)

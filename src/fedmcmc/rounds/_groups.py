@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from fedmcmc._types import ArrayTree, Broadcast, Cohort, Exchange, StepInfo
+from fedmcmc._types import ArrayTree, Broadcast, Client, Cohort, FederatedKernel, StepInfo
 from fedmcmc.data import FederatedData
-from fedmcmc.random import streams
+from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
 __all__ = ["Group", "Said", "one_by_one", "prepare_group", "run_group"]
 
@@ -34,34 +34,30 @@ class Said(NamedTuple):
 
 
 def prepare_group(
-    exchange: Exchange,
-    index: int | None,
+    kernel: FederatedKernel,
+    number: int,
     data: FederatedData,
     group: Group,
     rng_key: Array,
     round_: Array,
     shapes: Broadcast,
 ) -> ArrayTree:
-    """Draw all that is random in the steps of a group; `index` is ``None`` in a kernel's own."""
+    """Draw all that is random in the steps of a group in phase `number`."""
     if group.cohort.ids.shape[0] == 1:
-        only = group.cohort.ids[0]
-        client = data.client(only, group.cohort.weight[0], group.bound)
-        return exchange.prepare(_client_key(rng_key, round_, only, index), shapes, client)
+        client = data.client(group.cohort.ids[0], group.cohort.weight[0], group.bound)
+        return prepare_client(kernel, number, rng_key, round_, shapes, client)
 
     def prepare(mapped: tuple[Array, Array], fixed: tuple[Any, ...]) -> ArrayTree:
-        (ids, weight), (exchange_, data_, key, round__) = mapped, fixed
-        keys = jax.vmap(lambda i: _client_key(key, round__, i, index))(ids)
-        axes = (0, None, data_.client_axes(group.bound))
+        (ids, weight), (kernel_, data_, key, round__) = mapped, fixed
+
+        def one(client: Client) -> ArrayTree:
+            return prepare_client(kernel_, number, key, round__, shapes, client)
+
         clients = data_.client(ids, weight, group.bound)
-        return jax.vmap(exchange_.prepare, in_axes=axes)(keys, shapes, clients)
+        return jax.vmap(one, in_axes=(data_.client_axes(group.bound),))(clients)
 
-    fixed = (exchange, data, rng_key, round_)
+    fixed = (kernel, data, rng_key, round_)
     return _spread(prepare, data.mesh, (group.cohort.ids, group.cohort.weight), fixed)
-
-
-def _client_key(rng_key: Array, round_: Array, client_id: Array, index: int | None) -> Array:
-    key = streams.client_key(rng_key, round_, client_id)
-    return key if index is None else streams.exchange_key(key, index)
 
 
 def _spread(
@@ -82,33 +78,37 @@ def _spread(
 
 
 def run_group(
-    exchange: Exchange,
+    kernel: FederatedKernel,
+    number: int,
     data: FederatedData,
     group: Group,
     broadcast: Broadcast,
     draws: ArrayTree,
     old: ArrayTree,
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    """Return messages, new states and reports of the clients of a group, leaves ``[size, ...]``."""
+    """Return codes, new states and reports of the clients of a group, leaves ``[size, ...]``."""
     ids, weight = group.cohort.ids, group.cohort.weight
     if data.at_a_time == 1 and data.mesh is None:
-        return one_by_one(exchange, data, group, broadcast, draws, old)
+        return one_by_one(kernel, number, data, group, broadcast, draws, old)
     if ids.shape[0] == 1:
         client = data.client(ids[0], weight[0], group.bound)
         own = jax.tree.map(lambda leaf: leaf[0], old)
-        outputs = exchange.take_part(draws, broadcast, own, client)
+        outputs = client_step(kernel, number, Prepared(draws), broadcast, own, client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
 
-    def run(mapped: ArrayTree, fixed: tuple[Exchange, FederatedData, Broadcast]) -> ArrayTree:
-        return _run_together(mapped, *fixed, group.bound)
+    def run(
+        mapped: ArrayTree, fixed: tuple[FederatedKernel, FederatedData, Broadcast]
+    ) -> ArrayTree:
+        return _run_together(mapped, *fixed, number, group.bound)
 
     result: tuple[ArrayTree, ArrayTree, StepInfo]
-    result = _spread(run, data.mesh, (draws, old, ids, weight), (exchange, data, broadcast))
+    result = _spread(run, data.mesh, (draws, old, ids, weight), (kernel, data, broadcast))
     return result
 
 
 def one_by_one(
-    exchange: Exchange,
+    kernel: FederatedKernel,
+    number: int,
     data: FederatedData,
     group: Group,
     broadcast: Broadcast,
@@ -129,7 +129,7 @@ def one_by_one(
         drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
         own = jax.tree.map(lambda leaf: leaf[entry], old)
         client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
-        return exchange.take_part(drawn, broadcast, own, client)
+        return client_step(kernel, number, Prepared(drawn), broadcast, own, client)
 
     shapes = jax.eval_shape(one, jnp.int32(0))
     zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
@@ -165,20 +165,25 @@ def _most_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> tup
 
 def _run_together(
     mapped: tuple[ArrayTree, ArrayTree, Array, Array],
-    exchange: Exchange,
+    kernel: FederatedKernel,
     data: FederatedData,
     broadcast: Broadcast,
+    number: int,
     bound: int,
 ) -> ArrayTree:
     """Run the steps of some clients: all at once, or so many at a time as the data says."""
     draws, old, ids, weight = mapped
     at_a_time = data.at_a_time
+
+    def step(drawn: ArrayTree, own: ArrayTree, client: Client) -> ArrayTree:
+        return client_step(kernel, number, Prepared(drawn), broadcast, own, client)
+
     if at_a_time is None or at_a_time >= ids.shape[0]:
-        step = jax.vmap(exchange.take_part, in_axes=(0, None, 0, data.client_axes(bound)))
-        return step(draws, broadcast, old, data.client(ids, weight, bound))
+        every = jax.vmap(step, in_axes=(0, 0, data.client_axes(bound)))
+        return every(draws, old, data.client(ids, weight, bound))
 
     def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
         drawn, own, index, weight_ = given
-        return exchange.take_part(drawn, broadcast, own, data.client(index, weight_, bound))
+        return step(drawn, own, data.client(index, weight_, bound))
 
     return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)

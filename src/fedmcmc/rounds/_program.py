@@ -237,7 +237,7 @@ def _run(
 ) -> Segment:
     shapes = kept_shapes(kernel, data, keys, state, collect) if capacity else Kept((), {})
     if canonical:
-        kernel = convolutions.one_client_at_a_time(kernel)
+        data = data.chunked(1)  # batched over positions, convolutions become grouped ones
 
     def chain(key: Array, start: FederatedState, before: dict[str, ArrayTree]) -> Segment:
         kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)

@@ -11,7 +11,6 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Cohort,
-    Exchange,
     FederatedKernel,
     FederatedState,
     Participation,
@@ -22,6 +21,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, streams
 from fedmcmc.rounds._cohorts import all_states, groups_of, own_states, prepare_group, run_groups
+from fedmcmc.rounds._phases import Prepared, prepare_server, prepare_shared, server_step
 
 __all__ = ["RoundInfo", "Simulation", "simulate"]
 
@@ -41,11 +41,11 @@ class RoundInfo(NamedTuple):
     gradient_norm
         ``[]``, root mean square over the active clients' gradient calls.
     clients
-        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``; of the round's last exchange.
+        `StepInfo` of the cohort, leaves ``[cohort_size, ...]``; of the round's last phase.
     server
         Whatever the kernel's `aggregate` reports.
     num_lost
-        ``[]`` int32, active clients of the last exchange whose result was of no use; ``()`` for
+        ``[]`` int32, active clients of the last phase whose result was of no use; ``()`` for
         kernels where that cannot be.
     num_excluded
         ``[]`` int32, clients whose message the server left out because it was not finite; ``()``
@@ -66,9 +66,9 @@ class RoundInfo(NamedTuple):
 class RoundDraws(NamedTuple):
     """All that is random in a round, besides its cohort."""
 
-    # Of `prepare`, one entry an exchange, in it one a group, leaves [size, ...] (no axis for one).
+    # Of `prepare`, one entry per phase, in it one per group, leaves [size, ...] (no axis for one).
     clients: list[list[ArrayTree]]
-    server: list[ArrayTree]  # of `prepare_server`, one entry an exchange; () where it has none
+    server: list[ArrayTree]  # of `prepare_server`, one entry per phase
     shared: ArrayTree  # of `prepare_shared`
 
 
@@ -129,32 +129,15 @@ def prepare_round(
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
-    shared: ArrayTree = ()
-    if kernel.prepare_shared is not None:
-        shared = kernel.prepare_shared(streams.shared_key(rng_key, round_), shapes)
+    shared = prepare_shared(kernel, rng_key, round_, shapes)
     groups = groups_of(participation, data, cohort)
-    clients: list[list[ArrayTree]] = []
-    server: list[ArrayTree] = []
-    for index, exchange in _numbered(kernel):
-        drawn: ArrayTree = ()
-        if exchange.prepare_server is not None:
-            drawn = exchange.prepare_server(_server_key(rng_key, round_, index), shapes)
-        server.append(drawn)
-        clients.append(
-            [prepare_group(exchange, index, data, g, rng_key, round_, shapes) for g in groups]
-        )
+    numbers = range(len(kernel.phases))
+    server = [prepare_server(kernel, n, rng_key, round_, shapes) for n in numbers]
+    clients = [
+        [prepare_group(kernel, n, data, group, rng_key, round_, shapes) for group in groups]
+        for n in numbers
+    ]
     return cohort, RoundDraws(clients, server, shared)
-
-
-def _numbered(kernel: FederatedKernel) -> list[tuple[int | None, Exchange]]:
-    """Return a round's exchanges with their numbers, which the kernel's own has none of."""
-    *before, own = kernel.exchanges
-    return [*enumerate(before), (None, own)]
-
-
-def _server_key(rng_key: Array, round_: Array, index: int | None) -> Array:
-    key = streams.server_key(rng_key, round_)
-    return key if index is None else streams.exchange_key(key, index)
 
 
 def run_round(
@@ -172,19 +155,16 @@ def run_round(
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
     up, down, most_up, most_down = [], [], 0, 0
     active = cohort.active
-    for (index, exchange), clients_draws, drawn in zip(
-        _numbered(kernel), draws.clients, draws.server, strict=True
-    ):
+    for number, (clients_draws, drawn) in enumerate(zip(draws.clients, draws.server, strict=True)):
         said = run_groups(
-            exchange,
-            participation,
+            kernel,
+            number,
             data,
             cohort._replace(active=active),
             groups,
             broadcast,
             states,
             clients_draws,
-            last=index is None,
         )
         most_sent = trees.num_bits(broadcast._replace(shared=()))
         up.append(said.info.bits)
@@ -195,9 +175,9 @@ def run_round(
             active = said.active
             groups = groups_of(participation, data, cohort._replace(active=active))
         most_up, most_down = most_up + said.bits, most_down + most_sent
-        if exchange.prepare_server is None:
-            drawn = _server_key(rng_key, round_, index)
-        broadcast, server, server_info = exchange.aggregate(drawn, broadcast, server, said.total)
+        broadcast, server, server_info = server_step(
+            kernel, number, Prepared(drawn), broadcast, server, said.total
+        )
         states = said.states
     num_active = jnp.sum(active.astype(jnp.int32))
     sends = 0 if participation.silent else 1
@@ -220,7 +200,7 @@ def run_round(
         num_excluded=_num_excluded(participation, cohort.active, active),
     )
     clients = all_states(participation, data, groups, state.clients, states)
-    return FederatedState(broadcast._replace(shared=(), summed=()), server, clients), info
+    return FederatedState(broadcast, server, clients), info
 
 
 def _num_lost(active: Array, usable: ArrayTree) -> ArrayTree:

@@ -100,7 +100,7 @@ def laid_out(
     the cache: measured in `benchmarks/fed_avg.py`.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.clients_apart.value and data.at_a_time is None):
+    if not (on_cpu and kernel.clients_apart and data.at_a_time is None):
         return data
 
     if data.mesh is not None:

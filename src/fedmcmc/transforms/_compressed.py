@@ -1,12 +1,13 @@
 """Compression of a kernel's messages: a transform of any kernel."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -14,14 +15,15 @@ from fedmcmc._types import (
     Broadcast,
     Client,
     Exact,
-    Exchange,
     FederatedKernel,
     FederatedState,
-    Static,
+    Federation,
+    Participation,
+    Phase,
+    Sender,
     StepInfo,
 )
-from fedmcmc.compression import Compressor, message_bits
-from fedmcmc.data import FederatedData
+from fedmcmc.compression import Compressor, WithExact, message_bits
 from fedmcmc.gradients import importance
 from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
@@ -37,7 +39,7 @@ class _Draws(NamedTuple):
 class _Clients(NamedTuple):
     kernel: ArrayTree
     compressor: ArrayTree
-    before: tuple[ArrayTree, ...] = ()  # likewise, of the exchanges before the kernel's own
+    before: tuple[ArrayTree, ...] = ()  # likewise, of the phases before the kernel's own
 
 
 class _Server(NamedTuple):
@@ -51,16 +53,243 @@ class _Message(NamedTuple):
     change: ArrayTree  # of the client's memory, never weighted
 
 
-class _Parts(NamedTuple):
-    kernel: FederatedKernel
-    compressor: Compressor
-    pooled_memory: Static[bool]
-    depth: Static[int]  # compressions of the kernel itself
-    place: Static[int] = Static(-1)  # of the exchange, the kernel's own is the last
+class _Coding(Phase):
+    """Phase number `place` of a compressed kernel."""
 
     @property
-    def exchange(self) -> Exchange:
-        return self.kernel.exchanges[self.place.value]
+    def outer(self) -> "Compressed":
+        """The compressed kernel."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> int:
+        """Which of the kernel's phases is coded, -1 for its own, -2 for the one before."""
+        raise NotImplementedError
+
+    @property
+    def _inner(self) -> Phase:
+        return self.outer.kernel.phases[self.place]
+
+    def _part(self, own: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
+        """Return what belongs to this phase."""
+        return own if self.place == -1 else before[self.place + 1]
+
+    def _with_part(
+        self, new: ArrayTree, own: ArrayTree, before: tuple[ArrayTree, ...]
+    ) -> tuple[ArrayTree, tuple[ArrayTree, ...]]:
+        if self.place == -1:
+            return new, before
+        at = len(before) + self.place + 1
+        return own, (*before[:at], new, *before[at + 1 :])
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
+        """Draw what the kernel draws uncompressed, and what the compressor draws."""
+        own_key = compressor_key(rng_key, self.outer.depth)
+        message = _without_exact(self._inner.message_like(like))
+        drawn = self.outer.compressor.prepare(own_key, message, client)
+        return _Draws(self._inner.prepare(rng_key, like, client), drawn)
+
+    def step(
+        self, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
+    ) -> tuple[WithExact, _Clients, StepInfo]:
+        """Return the code of the kernel's message."""
+        inner, compressor = self._inner, self.outer.compressor
+        inner_code, kept, info = inner.step(draws.kernel, broadcast, client_state.kernel, client)
+        like = inner.message_like(trees.shapes_of(broadcast))
+        memory = inner.memory(client_state.kernel)
+        whole = inner.decode(inner_code, client, memory, like)
+        state = self._part(client_state.compressor, client_state.before)
+        code, state = compressor.encode(draws.compressor, _without_exact(whole), state, client)
+        exact = _exact_parts(whole)
+        info = info._replace(bits=message_bits(code) + trees.num_bits(exact))
+        after = self._with_part(state, client_state.compressor, client_state.before)
+        return WithExact(code, exact), _Clients(kept, *after), info
+
+    def decode(
+        self, code: WithExact, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+    ) -> ArrayTree:
+        """Return the message; with pooled memories also the change of the sender's."""
+        compressor, pooled = self.outer.compressor, self.outer.pooled_memory
+        whole = like.said if pooled else like
+        numbers = _without_exact(whole)
+        said = trees.cast_like(compressor.decode(code.code, sender), numbers)
+        if compressor.memory is not None and not pooled:
+            said = trees.add(memory, said)
+        message = _with_exact(said, whole, code.exact)
+        if not pooled:
+            return message
+        return _Message(importance(sender, message), self._change(code, sender, numbers))
+
+    def _change(self, code: WithExact, sender: Sender | Client, like: ArrayTree) -> ArrayTree:
+        assert self.outer.compressor.memory is not None
+        change = self.outer.compressor.memory.change(code.code, sender)
+        return trees.cast_like(change, like)
+
+    def memory(self, client_state: _Clients) -> ArrayTree:
+        """Return the client's memory, where the server adds those of the active clients."""
+        memory = self.outer.compressor.memory
+        if memory is None or self.outer.pooled_memory:
+            return ()
+        return memory.recall(self._part(client_state.compressor, client_state.before))
+
+    def first_memory(self, like: Broadcast) -> ArrayTree:
+        """Return the memory with which a client begins, where the server needs a copy."""
+        compressor = self.outer.compressor
+        if compressor.memory is None or self.outer.pooled_memory:
+            return ()
+        message = trees.shapes_of(_without_exact(self._inner.message_like(like)))
+        return compressor.memory.recall(compressor.init(message))
+
+    def next_memory(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        """Move the copy of the sender's memory as the sender moved it."""
+        if self.outer.compressor.memory is None or self.outer.pooled_memory:
+            return memory
+        return trees.add(memory, self._change(code, sender, memory))
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of a decoded message."""
+        whole = self._inner.message_like(like)
+        return _Message(whole, _without_exact(whole)) if self.outer.pooled_memory else whole
+
+    def code_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of a code."""
+        whole, compressor = self._inner.message_like(like), self.outer.compressor
+        numbers = trees.shapes_of(_without_exact(whole))
+
+        def code_of(rng_key: Array, message: ArrayTree) -> ArrayTree:
+            zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
+            client = Client((), zero, zero + 1, zero, one, one, 1)
+            draws = compressor.prepare(rng_key, message, client)
+            return compressor.encode(draws, message, compressor.init(message), client)[0]
+
+        code = jax.eval_shape(code_of, jax.eval_shape(lambda: jax.random.key(0)), numbers)
+        exact = _exact_parts(whole)
+        return WithExact(code, exact)
+
+    def commit(self, message: ArrayTree, broadcast: Broadcast, client_state: _Clients) -> _Clients:
+        """Let the kernel keep the message as the server reads it."""
+        return client_state._replace(
+            kernel=self._inner.commit(message, broadcast, client_state.kernel)
+        )
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw what the kernel's server draws."""
+        return self._inner.prepare_server(rng_key, like)
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
+    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        """Add the memories, where the server keeps their sum, and do as the kernel does."""
+        memory = self._part(server_state.memory, server_state.before)
+        if self.outer.pooled_memory:
+            said = trees.add(memory, _without_exact(total.said))
+            exact = _exact_parts(total.said)
+            total, memory = (
+                _with_exact(said, total.said, exact),
+                trees.add(memory, total.change),
+            )
+        moved, server, info = self._inner.aggregate(rng_key, broadcast, server_state.kernel, total)
+        kept = self._with_part(memory, server_state.memory, server_state.before)
+        return moved, _Server(server, *kept), info
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _CodedBefore(_Coding):
+    """A phase before the kernel's own."""
+
+    compressed: "Compressed"
+    number: int = field(metadata={"static": True})
+
+    @property
+    def outer(self) -> "Compressed":
+        """The compressed kernel."""
+        return self.compressed
+
+    @property
+    def place(self) -> int:
+        """The number of the phase, counted from the end."""
+        return self.number
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Compressed(_Coding, FederatedKernel):
+    """A kernel whose messages are compressed; see `compress`."""
+
+    kernel: FederatedKernel
+    compressor: Compressor
+    participation: Participation
+    pooled_memory: bool = field(metadata={"static": True})
+    depth: int = field(metadata={"static": True})  # compressions of the kernel itself
+
+    @property
+    def outer(self) -> "Compressed":
+        """The kernel itself."""
+        return self
+
+    @property
+    def place(self) -> int:
+        """The kernel's own phase is the last."""
+        return -1
+
+    @property
+    def before(self) -> tuple[Phase, ...]:
+        """The kernel's, each compressed."""
+        num = len(self.kernel.before)
+        return tuple(_CodedBefore(self, i - num - 1) for i in range(num))
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        """The kernel's, not compressed."""
+        return self.kernel.setup
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """The kernel's."""
+        return self.kernel.constrain_fn
+
+    @property
+    def clients_apart(self) -> bool:
+        """The kernel's."""
+        return self.kernel.clients_apart
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, _Server]:
+        """Start as the kernel does, with memories of zero."""
+        broadcast, server = self.kernel.server_init(rng_key, position, federation, totals)
+        memories: list[ArrayTree] = []
+        for like in self._coded_like(broadcast):
+            self.compressor.check(like, federation.num_clients)
+            memories.append(trees.zeros_like(like) if self.pooled_memory else ())
+        return broadcast, _Server(server, memories[-1], tuple(memories[:-1]))
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> _Clients:
+        """Start as the kernel's client does, with what the compressor keeps."""
+        own = [self.compressor.init(like) for like in self._coded_like(broadcast)]
+        return _Clients(self.kernel.client_init(broadcast, client), own[-1], tuple(own[:-1]))
+
+    def _coded_like(self, broadcast: Broadcast) -> list[ArrayTree]:
+        """Return the shapes of what is coded, one entry per phase."""
+        shapes = trees.shapes_of(broadcast)
+        return [
+            trees.shapes_of(_without_exact(phase.message_like(shapes)))
+            for phase in self.kernel.phases
+        ]
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw what the kernel's clients draw alike."""
+        return self.kernel.prepare_shared(rng_key, like)
+
+    def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
+        """Draw as the kernel does."""
+        inner = FederatedState(state.broadcast, state.server.kernel, state.clients.kernel)
+        return self.kernel.draw(rng_key, inner)
 
 
 def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel:
@@ -122,17 +351,16 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
             "Faults happen to messages as they are sent: compress the kernel first, and then give "
             "it faults."
         )
-    compressed = _compressed(kernel)
-    if compressed is not None and compressed.pooled_memory.value:
-        before = compressed.compressor.memory
+    if isinstance(kernel, Compressed) and kernel.pooled_memory:
+        before = kernel.compressor.memory
         assert before is not None
         if compressor.memory is not None:
             raise ValueError(
                 "The server of this kernel adds the memories of its clients already: compress its "
                 "messages by a compressor without another memory."
             )
-        return compress(compressed.kernel, before.followed_by(compressor))
-    if compressed is None and holds_pooled_memory(kernel):
+        return compress(kernel.kernel, before.followed_by(compressor))
+    if not isinstance(kernel, Compressed) and holds_pooled_memory(kernel):
         raise ValueError(
             "The servers of kernels in this sequence add the memories of their clients: compress "
             "each kernel as far as you want it, then put them in a sequence."
@@ -151,32 +379,21 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
                 'equal to the clients\': use of="active".'
             )
         pooled = False
-    parts = _Parts(kernel, compressor, Static(pooled), Static(_depth(kernel)))
     participation = replace(kernel.participation, weighted=weighted and not pooled, silent=False)
-    num = len(kernel.exchanges)
-    exchanges = [_exchange(parts._replace(place=Static(i - num))) for i in range(num)]
-    own = exchanges[-1]
-    return kernel._replace(
-        init=Partial(_init, parts),
-        prepare=own.prepare,
-        step=own.step,
-        aggregate=own.aggregate,
-        draw=Partial(_draw, parts),
-        participation=participation,
-        message_fn=own.message_fn,
-        before=tuple(exchanges[:-1]),
-        commit=own.commit,
-    )
+    depth = kernel.depth + 1 if isinstance(kernel, Compressed) else 0
+    return Compressed(kernel, compressor, participation, pooled, depth)
 
 
 def holds_pooled_memory(kernel: FederatedKernel) -> bool:
     """Return whether a server within `kernel` adds the memories of all its clients."""
 
-    def is_parts(node: object) -> bool:
-        return isinstance(node, _Parts)
+    def is_compressed(node: object) -> bool:
+        return isinstance(node, Compressed)
 
-    nodes = jax.tree.leaves(kernel, is_leaf=is_parts)
-    return any(isinstance(node, _Parts) and node.pooled_memory.value for node in nodes)
+    if isinstance(kernel, Compressed):
+        return kernel.pooled_memory or holds_pooled_memory(kernel.kernel)
+    nodes = jax.tree.leaves(kernel, is_leaf=is_compressed)
+    return any(isinstance(node, Compressed) and holds_pooled_memory(node) for node in nodes)
 
 
 def arrived_late(total: ArrayTree) -> ArrayTree:
@@ -188,49 +405,16 @@ def arrived_late(total: ArrayTree) -> ArrayTree:
     if not isinstance(total, _Message):
         return total
     said = trees.add(_without_exact(total.said), total.change)
-    return total._replace(said=_with_exact(said, total.said))
-
-
-def _exchange(parts: _Parts) -> Exchange:
-    inner = parts.exchange
-    return Exchange(
-        prepare=Partial(_prepare, parts),
-        step=Partial(_step, parts),
-        aggregate=Partial(_aggregate, parts),
-        prepare_server=inner.prepare_server,
-        message_fn=Partial(_shapes, parts) if parts.pooled_memory.value else inner.message_fn,
-        commit=None if inner.commit is None else Partial(_commit, parts),
-    )
-
-
-def _depth(kernel: FederatedKernel) -> int:
-    inner = _compressed(kernel)
-    return 0 if inner is None else inner.depth.value + 1
-
-
-def _compressed(kernel: FederatedKernel) -> _Parts | None:
-    step = kernel.step
-    if not isinstance(step, Partial) or step.func is not _step:
-        return None
-    parts: _Parts = step.args[0]
-    return parts
-
-
-def _whole_like(exchange: Exchange, like: Broadcast) -> ArrayTree:
-    return like.position if exchange.message_fn is None else exchange.message_fn(like)
-
-
-def _message_like(exchange: Exchange, like: Broadcast) -> ArrayTree:
-    return _without_exact(_whole_like(exchange, like))
-
-
-def _shapes(parts: _Parts, like: Broadcast) -> ArrayTree:
-    whole = _whole_like(parts.exchange, like)
-    return _Message(whole, _without_exact(whole))
+    exact = _exact_parts(total.said)
+    return total._replace(said=_with_exact(said, total.said, exact))
 
 
 def _is_exact(node: object) -> bool:
     return isinstance(node, Exact)
+
+
+def _exact_parts(message: ArrayTree) -> tuple[Exact, ...]:
+    return tuple(x for x in jax.tree.leaves(message, is_leaf=_is_exact) if _is_exact(x))
 
 
 def _without_exact(message: ArrayTree) -> ArrayTree:
@@ -238,102 +422,10 @@ def _without_exact(message: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: () if _is_exact(x) else x, message, is_leaf=_is_exact)
 
 
-def _with_exact(values: ArrayTree, message: ArrayTree) -> ArrayTree:
-    """Return `values`, of the structure of `_without_exact`, with the exact parts of `message`."""
-    leaves, treedef = jax.tree.flatten(message, is_leaf=_is_exact)
-    rest = iter(jax.tree.leaves(values))
-    return jax.tree.unflatten(treedef, [x if _is_exact(x) else next(rest) for x in leaves])
-
-
-def _exact_bits(message: ArrayTree) -> int:
-    return trees.num_bits([x for x in jax.tree.leaves(message, is_leaf=_is_exact) if _is_exact(x)])
-
-
-def _part(parts: _Parts, own: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
-    """Return what belongs to this exchange."""
-    return own if parts.place.value == -1 else before[len(before) + parts.place.value + 1]
-
-
-def _with_part(
-    parts: _Parts, new: ArrayTree, own: ArrayTree, before: tuple[ArrayTree, ...]
-) -> tuple[ArrayTree, tuple[ArrayTree, ...]]:
-    if parts.place.value == -1:
-        return new, before
-    at = len(before) + parts.place.value + 1
-    return own, (*before[:at], new, *before[at + 1 :])
-
-
-def _init(
-    parts: _Parts, rng_key: Array, position: ArrayTree, data: FederatedData
-) -> FederatedState:
-    kernel, compressor = parts.kernel, parts.compressor
-    state = kernel.init(rng_key, position, data)
-    shapes = trees.shapes_of(state.broadcast)
-    kept, totals = [], []
-    for exchange in kernel.exchanges:
-        like = trees.shapes_of(_message_like(exchange, shapes))
-        compressor.check(like, data.num_clients)
-        own = compressor.init(like)
-        kept.append(
-            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (data.num_states, *leaf.shape)), own)
-        )
-        totals.append(trees.zeros_like(like) if parts.pooled_memory.value else ())
-    return FederatedState(
-        state.broadcast,
-        _Server(state.server, totals[-1], tuple(totals[:-1])),
-        _Clients(state.clients, kept[-1], tuple(kept[:-1])),
+def _with_exact(values: ArrayTree, like: ArrayTree, exact: tuple[Exact, ...]) -> ArrayTree:
+    """Return `values`, of the structure of ``_without_exact(like)``, with the `exact` parts."""
+    leaves, treedef = jax.tree.flatten(like, is_leaf=_is_exact)
+    numbers, parts = iter(jax.tree.leaves(values)), iter(exact)
+    return jax.tree.unflatten(
+        treedef, [next(parts) if _is_exact(x) else next(numbers) for x in leaves]
     )
-
-
-def _prepare(parts: _Parts, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-    # The kernel draws what it draws uncompressed.
-    own_key = compressor_key(rng_key, parts.depth.value)
-    exchange = parts.exchange
-    message = trees.shapes_of(_message_like(exchange, like))
-    drawn = parts.compressor.prepare(own_key, message, client)
-    return _Draws(exchange.prepare(rng_key, like, client), drawn)
-
-
-def _step(
-    parts: _Parts, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
-) -> tuple[ArrayTree, _Clients, StepInfo]:
-    exchange, compressor = parts.exchange, parts.compressor
-    whole, kept, info = exchange.step(draws.kernel, broadcast, client_state.kernel, client)
-    message = _without_exact(whole)
-    before = _part(parts, client_state.compressor, client_state.before)
-    code, after = compressor.encode(draws.compressor, message, before, client)
-    said = trees.cast_like(compressor.decode(code, client), message)
-    info = info._replace(bits=message_bits(code) + _exact_bits(whole))
-    state = _Clients(kept, *_with_part(parts, after, client_state.compressor, client_state.before))
-    if compressor.memory is None:
-        return _with_exact(said, whole), state, info
-    if not parts.pooled_memory.value:
-        return _with_exact(trees.add(compressor.memory.recall(before), said), whole), state, info
-    change = trees.cast_like(compressor.memory.change(code, client), message)
-    return _Message(importance(client, _with_exact(said, whole)), change), state, info
-
-
-def _commit(
-    parts: _Parts, message: ArrayTree, broadcast: Broadcast, client_state: _Clients
-) -> _Clients:
-    """Let the kernel keep the message as the server reads it."""
-    commit = parts.exchange.commit
-    assert commit is not None
-    return client_state._replace(kernel=commit(message, broadcast, client_state.kernel))
-
-
-def _aggregate(
-    parts: _Parts, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: ArrayTree
-) -> tuple[Broadcast, _Server, ArrayTree]:
-    memory = _part(parts, server_state.memory, server_state.before)
-    if parts.pooled_memory.value:
-        said = trees.add(memory, _without_exact(total.said))
-        total, memory = _with_exact(said, total.said), trees.add(memory, total.change)
-    moved, server, info = parts.exchange.aggregate(rng_key, broadcast, server_state.kernel, total)
-    kept = _with_part(parts, memory, server_state.memory, server_state.before)
-    return moved, _Server(server, *kept), info
-
-
-def _draw(parts: _Parts, rng_key: Array, state: FederatedState) -> ArrayTree:
-    inner = FederatedState(state.broadcast, state.server.kernel, state.clients.kernel)
-    return parts.kernel.draw(rng_key, inner)

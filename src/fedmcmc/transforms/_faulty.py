@@ -1,22 +1,26 @@
 """Faults: clients that vanish, messages that come a round late or hold no finite number."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Arrivals,
     Broadcast,
-    Exchange,
+    Client,
     FederatedKernel,
     FederatedState,
+    Federation,
     Participation,
-    Static,
+    Phase,
+    Sender,
+    StepInfo,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
 from fedmcmc.transforms._faulty_participation import Rates, faulty_participation, rate_of, seed_of
@@ -27,6 +31,159 @@ __all__ = ["faults"]
 class _Server(NamedTuple):
     kernel: ArrayTree
     pending: ArrayTree  # the sum of the messages that arrive in the next round
+
+
+class _Waiting(Phase):
+    """A phase of a kernel whose server keeps the late messages of the round before."""
+
+    @property
+    def inner(self) -> Phase:
+        """The phase without faults."""
+        raise NotImplementedError
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Draw what the kernel draws."""
+        return self.inner.prepare(rng_key, like, client)
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Do as the kernel's client does: faults happen to what it sends."""
+        return self.inner.step(draws, broadcast, client_state, client)
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw what the kernel's server draws."""
+        return self.inner.prepare_server(rng_key, like)
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of the kernel's messages."""
+        return self.inner.message_like(like)
+
+    def code_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of the kernel's codes."""
+        return self.inner.code_like(like)
+
+    def decode(
+        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+    ) -> ArrayTree:
+        """Decode as the kernel does."""
+        return self.inner.decode(code, sender, memory, like)
+
+    def memory(self, client_state: ArrayTree) -> ArrayTree:
+        """Return what the kernel's server needs a copy of."""
+        return self.inner.memory(client_state)
+
+    def first_memory(self, like: Broadcast) -> ArrayTree:
+        """Return the kernel's first."""
+        return self.inner.first_memory(like)
+
+    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        """Move the copy as the kernel does."""
+        return self.inner.next_memory(code, sender, memory)
+
+    def commit(
+        self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
+    ) -> ArrayTree:
+        """Keep of a message what the kernel's client keeps."""
+        return self.inner.commit(message, broadcast, client_state)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _WaitingBefore(_Waiting):
+    """A phase before the kernel's own: its messages are never late."""
+
+    phase: Phase
+
+    @property
+    def inner(self) -> Phase:
+        """The phase without faults."""
+        return self.phase
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
+    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        """Do as the kernel's server does, and let what is pending wait."""
+        moved, server, info = self.phase.aggregate(rng_key, broadcast, server_state.kernel, total)
+        return moved, server_state._replace(kernel=server), info
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Faulty(_Waiting, FederatedKernel):
+    """A kernel over a network with faults; see `faults`."""
+
+    kernel: FederatedKernel
+    participation: Participation
+    waits: bool = field(metadata={"static": True})  # whether a message may be late
+
+    @property
+    def inner(self) -> Phase:
+        """The kernel without faults."""
+        return self.kernel
+
+    @property
+    def before(self) -> tuple[Phase, ...]:
+        """The kernel's."""
+        if not self.waits:
+            return self.kernel.before
+        return tuple(_WaitingBefore(phase) for phase in self.kernel.before)
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        """The kernel's."""
+        return self.kernel.setup
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """The kernel's."""
+        return self.kernel.constrain_fn
+
+    @property
+    def clients_apart(self) -> bool:
+        """The kernel's."""
+        return self.kernel.clients_apart
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, ArrayTree]:
+        """Start as the kernel does, with nothing pending."""
+        self.participation.check(federation.num_clients)
+        broadcast, server = self.kernel.server_init(rng_key, position, federation, totals)
+        if not self.waits:
+            return broadcast, server
+        like = self.kernel.message_like(trees.shapes_of(broadcast))
+        return broadcast, _Server(server, trees.zeros_like(like))
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
+        """Start as the kernel's client does."""
+        return self.kernel.client_init(broadcast, client)
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw what the kernel's clients draw alike."""
+        return self.kernel.prepare_shared(rng_key, like)
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
+    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+        """Add what arrived late, and keep what is late now; a plain total is one all in time."""
+        if not self.waits:
+            return self.kernel.aggregate(rng_key, broadcast, server_state, total)
+        if not isinstance(total, Arrivals):
+            total = Arrivals(total, trees.zeros_like(total))
+        heard = trees.add(total.now, arrived_late(server_state.pending))
+        moved, server, info = self.kernel.aggregate(rng_key, broadcast, server_state.kernel, heard)
+        return moved, _Server(server, total.late), info
+
+    def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
+        """Draw as the kernel does."""
+        if self.waits:
+            state = state._replace(server=state.server.kernel)
+        return self.kernel.draw(rng_key, state)
 
 
 def faults(
@@ -132,59 +289,4 @@ def faults(
         kernel.participation, rates, seed_of(seed), rescale=bool(rescale) and weighted
     )
     waits = not trees.is_empty(rates.late)
-    init = Partial(_init, kernel, participation, Static(waits))
-    faulty = kernel._replace(init=init, participation=participation)
-    if not waits:
-        return faulty
-    before = tuple(e._replace(aggregate=Partial(_aggregate_before, e)) for e in kernel.before)
-    aggregate, draw = Partial(_aggregate, kernel), Partial(_draw, kernel)
-    return faulty._replace(aggregate=aggregate, draw=draw, before=before)
-
-
-def _init(
-    kernel: FederatedKernel,
-    participation: Participation,
-    waits: Static[bool],
-    rng_key: Array,
-    position: ArrayTree,
-    data: FederatedData,
-) -> FederatedState:
-    participation.check(data.num_clients)
-    state: FederatedState = kernel.init(rng_key, position, data)
-    if not waits.value:
-        return state
-    like = state.broadcast.position
-    if kernel.message_fn is not None:
-        like = kernel.message_fn(trees.shapes_of(state.broadcast))
-    return state._replace(server=_Server(state.server, trees.zeros_like(like)))
-
-
-def _aggregate(
-    kernel: FederatedKernel,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: _Server,
-    total: ArrayTree,
-) -> tuple[Broadcast, _Server, ArrayTree]:
-    """Add what arrived late, and keep what is late now; a plain total is one all in time."""
-    if not isinstance(total, Arrivals):
-        total = Arrivals(total, trees.zeros_like(total))
-    heard = trees.add(total.now, arrived_late(server_state.pending))
-    moved, server, info = kernel.aggregate(rng_key, broadcast, server_state.kernel, heard)
-    return moved, _Server(server, total.late), info
-
-
-def _aggregate_before(
-    exchange: Exchange,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: _Server,
-    total: ArrayTree,
-) -> tuple[Broadcast, _Server, ArrayTree]:
-    moved, server, info = exchange.aggregate(rng_key, broadcast, server_state.kernel, total)
-    return moved, server_state._replace(kernel=server), info
-
-
-def _draw(kernel: FederatedKernel, rng_key: Array, state: FederatedState) -> ArrayTree:
-    drawn: ArrayTree = kernel.draw(rng_key, state._replace(server=state.server.kernel))
-    return drawn
+    return Faulty(kernel, participation, waits)

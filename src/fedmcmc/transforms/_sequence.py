@@ -1,37 +1,242 @@
 """Several kernels in one round: one after the other, on the same clients."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
-    Exchange,
     FederatedKernel,
     FederatedState,
+    Federation,
     Participation,
-    Static,
+    Phase,
+    Sender,
     StepInfo,
     as_functions,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import part_key
 
 __all__ = ["sequence"]
 
 
-class _Place(NamedTuple):
-    exchange: Exchange
-    kernel: Static[int]  # which of the sequence it belongs to
-    ends: Static[bool]  # whether it is that kernel's last, and not the sequence's
+class _Within(Phase):
+    """A phase of one kernel of a sequence."""
+
+    @property
+    def inner(self) -> Phase:
+        """The kernel's phase."""
+        raise NotImplementedError
+
+    @property
+    def index(self) -> int:
+        """Which of the kernels it belongs to."""
+        raise NotImplementedError
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is that kernel's last, and not the sequence's."""
+        raise NotImplementedError
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Draw what the kernel draws, from a key of its own.
+
+        What compresses a kernel within, and the sequence, must not draw the same.
+        """
+        return self.inner.prepare(part_key(rng_key, self.index), _own(self.index, like), client)
+
+    def step(
+        self,
+        draws: ArrayTree,
+        broadcast: Broadcast,
+        client_state: tuple[ArrayTree, ...],
+        client: Client,
+    ) -> tuple[ArrayTree, tuple[ArrayTree, ...], StepInfo]:
+        """Do as the kernel's client does."""
+        i = self.index
+        code, own, info = self.inner.step(draws, _own(i, broadcast), client_state[i], client)
+        return code, _set(client_state, i, own), info
+
+    def decode(
+        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+    ) -> ArrayTree:
+        """Decode as the kernel does."""
+        return self.inner.decode(code, sender, memory, like)
+
+    def memory(self, client_state: tuple[ArrayTree, ...]) -> ArrayTree:
+        """Return what the kernel's server needs a copy of."""
+        return self.inner.memory(client_state[self.index])
+
+    def first_memory(self, like: Broadcast) -> ArrayTree:
+        """Return the kernel's first."""
+        return self.inner.first_memory(_own(self.index, like))
+
+    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
+        """Move the copy as the kernel does."""
+        return self.inner.next_memory(code, sender, memory)
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of the kernel's messages."""
+        return self.inner.message_like(_own(self.index, like))
+
+    def code_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of the kernel's codes."""
+        return self.inner.code_like(_own(self.index, like))
+
+    def commit(
+        self, message: ArrayTree, broadcast: Broadcast, client_state: tuple[ArrayTree, ...]
+    ) -> tuple[ArrayTree, ...]:
+        """Keep of a message what the kernel's client keeps."""
+        i = self.index
+        kept = self.inner.commit(message, _own(i, broadcast), client_state[i])
+        return _set(client_state, i, kept)
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw what the kernel's server draws."""
+        return self.inner.prepare_server(rng_key, _own(self.index, like))
+
+    def aggregate(
+        self,
+        rng_key: ArrayTree,
+        broadcast: Broadcast,
+        server_state: tuple[ArrayTree, ...],
+        total: ArrayTree,
+    ) -> tuple[Broadcast, tuple[ArrayTree, ...], ArrayTree]:
+        """Do as the kernel's server does."""
+        i = self.index
+        own = _own(i, broadcast)
+        moved, server, info = self.inner.aggregate(rng_key, own, server_state[i], total)
+        extra = _set(broadcast.extra, i, moved.extra)
+        moved = moved._replace(extra=extra, shared=broadcast.shared)
+        if self.ends:
+            # The round goes on: its number stays, and what was summed is of no use to the next
+            # kernel.
+            moved = moved._replace(round=broadcast.round, summed=())
+        return moved, _set(server_state, i, server), info
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _WithinBefore(_Within):
+    """A phase before the last kernel's own."""
+
+    phase: Phase
+    kernel_index: int = field(metadata={"static": True})
+    is_last: bool = field(metadata={"static": True})
+
+    @property
+    def inner(self) -> Phase:
+        """The kernel's phase."""
+        return self.phase
+
+    @property
+    def index(self) -> int:
+        """Which of the kernels it belongs to."""
+        return self.kernel_index
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is that kernel's last."""
+        return self.is_last
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Sequence(_Within, FederatedKernel):
+    """Kernels one after the other in each round; see `sequence`."""
+
+    kernels: tuple[FederatedKernel, ...]
+    participation: Participation
+
+    @property
+    def inner(self) -> Phase:
+        """The last kernel."""
+        return self.kernels[-1]
+
+    @property
+    def index(self) -> int:
+        """That of the last kernel."""
+        return len(self.kernels) - 1
+
+    @property
+    def ends(self) -> bool:
+        """The last phase of a sequence ends the round."""
+        return False
+
+    @property
+    def before(self) -> tuple[Phase, ...]:
+        """All phases of all kernels but the last one's own."""
+        every = [
+            _WithinBefore(phase, i, number == len(kernel.before))
+            for i, kernel in enumerate(self.kernels)
+            for number, phase in enumerate(kernel.phases)
+        ]
+        return tuple(every[:-1])
+
+    @property
+    def setup(self) -> tuple[Phase, ...]:
+        """Those of all kernels."""
+        return tuple(phase for kernel in self.kernels for phase in kernel.setup)
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """The last kernel's."""
+        return self.kernels[-1].constrain_fn
+
+    @property
+    def clients_apart(self) -> bool:
+        """Whether they do in any of the kernels."""
+        return any(kernel.clients_apart for kernel in self.kernels)
+
+    def server_init(
+        self,
+        rng_key: Array,
+        position: ArrayTree,
+        federation: Federation,
+        totals: tuple[ArrayTree, ...],
+    ) -> tuple[Broadcast, tuple[ArrayTree, ...]]:
+        """Start all kernels at `position`."""
+        rest, broadcasts, servers = iter(totals), [], []
+        keys = jax.random.split(rng_key, len(self.kernels))
+        for kernel, key in zip(self.kernels, keys, strict=True):
+            own = tuple(next(rest) for _ in kernel.setup)
+            broadcast, server = kernel.server_init(key, position, federation, own)
+            broadcasts.append(broadcast)
+            servers.append(server)
+        extras = tuple(broadcast.extra for broadcast in broadcasts)
+        if not trees.is_empty(extras[:-1]):
+            raise ValueError("Only the last kernel of a sequence may keep a snapshot.")
+        return broadcasts[0]._replace(extra=extras), tuple(servers)
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> tuple[ArrayTree, ...]:
+        """Return what the client keeps for each kernel."""
+        return tuple(
+            kernel.client_init(_own(i, broadcast), client) for i, kernel in enumerate(self.kernels)
+        )
+
+    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        """Draw what the clients of each kernel draw alike; ``()`` if none draws anything."""
+        drawn = tuple(
+            kernel.prepare_shared(jax.random.fold_in(rng_key, jnp.uint32(i)), _own(i, like))
+            for i, kernel in enumerate(self.kernels)
+        )
+        return () if trees.is_empty(drawn) else drawn
+
+    def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
+        """Draw as the last kernel does."""
+        broadcast = state.broadcast._replace(extra=state.broadcast.extra[-1])
+        last = FederatedState(broadcast, state.server[-1], state.clients[-1])
+        return self.kernels[-1].draw(rng_key, last)
 
 
 def sequence(*kernels: FederatedKernel) -> FederatedKernel:
@@ -80,28 +285,7 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
     every = tuple(as_functions(kernel) for kernel in kernels)
     for kernel in every[1:]:
         _check_same(every[0].participation, kernel.participation)
-    places = [
-        _Place(exchange, Static(i), Static(exchange is own[-1] and i < len(every) - 1))
-        for i, own in enumerate(kernel.exchanges for kernel in every)
-        for exchange in own
-    ]
-    *before, own = [_exchange(place) for place in places]
-    shared = any(kernel.prepare_shared is not None for kernel in every)
-    return FederatedKernel(
-        init=Partial(_init, every),
-        prepare=own.prepare,
-        step=own.step,
-        aggregate=own.aggregate,
-        draw=Partial(_draw, every[-1]),
-        participation=every[0].participation,
-        constrain_fn=every[-1].constrain_fn,
-        prepare_server=own.prepare_server,
-        message_fn=own.message_fn,
-        prepare_shared=Partial(_prepare_shared, every) if shared else None,
-        before=tuple(before),
-        commit=own.commit,
-        clients_apart=Static(any(kernel.clients_apart.value for kernel in every)),
-    )
+    return Sequence(every, every[0].participation)
 
 
 def _check_same(first: Participation, other: Participation) -> None:
@@ -117,18 +301,6 @@ def _check_same(first: Participation, other: Participation) -> None:
         )
 
 
-def _exchange(place: _Place) -> Exchange:
-    inner = place.exchange
-    return Exchange(
-        prepare=Partial(_prepare, place),
-        step=Partial(_step, place),
-        aggregate=Partial(_aggregate, place),
-        prepare_server=None if inner.prepare_server is None else Partial(_prepare_server, place),
-        message_fn=None if inner.message_fn is None else Partial(_message, place),
-        commit=None if inner.commit is None else Partial(_commit, place),
-    )
-
-
 def _own(index: int, broadcast: Broadcast) -> Broadcast:
     """Return the broadcast as the kernel knows it."""
     shared = broadcast.shared
@@ -139,87 +311,3 @@ def _own(index: int, broadcast: Broadcast) -> Broadcast:
 
 def _set(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
     return (*parts[:index], new, *parts[index + 1 :])
-
-
-def _init(
-    kernels: tuple[FederatedKernel, ...], rng_key: Array, position: ArrayTree, data: FederatedData
-) -> FederatedState:
-    keys = jax.random.split(rng_key, len(kernels))
-    states = [k.init(key, position, data) for k, key in zip(kernels, keys, strict=True)]
-    extras = tuple(state.broadcast.extra for state in states)
-    if not trees.is_empty(extras[:-1]):
-        raise ValueError("Only the last kernel of a sequence may keep a snapshot.")
-    return FederatedState(
-        states[0].broadcast._replace(extra=extras),
-        tuple(state.server for state in states),
-        tuple(state.clients for state in states),
-    )
-
-
-def _prepare(place: _Place, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-    # A key of its own: what compresses a kernel within, and the sequence, must not draw the same.
-    i = place.kernel.value
-    return place.exchange.prepare(part_key(rng_key, i), _own(i, like), client)
-
-
-def _prepare_server(place: _Place, rng_key: Array, like: Broadcast) -> ArrayTree:
-    assert place.exchange.prepare_server is not None
-    return place.exchange.prepare_server(rng_key, _own(place.kernel.value, like))
-
-
-def _message(place: _Place, like: Broadcast) -> ArrayTree:
-    assert place.exchange.message_fn is not None
-    return place.exchange.message_fn(_own(place.kernel.value, like))
-
-
-def _prepare_shared(
-    kernels: tuple[FederatedKernel, ...], rng_key: Array, like: Broadcast
-) -> ArrayTree:
-    return tuple(
-        ()
-        if kernel.prepare_shared is None
-        else kernel.prepare_shared(jax.random.fold_in(rng_key, jnp.uint32(i)), _own(i, like))
-        for i, kernel in enumerate(kernels)
-    )
-
-
-def _step(
-    place: _Place,
-    draws: ArrayTree,
-    broadcast: Broadcast,
-    client_state: tuple[ArrayTree, ...],
-    client: Client,
-) -> tuple[ArrayTree, tuple[ArrayTree, ...], StepInfo]:
-    i = place.kernel.value
-    message, own, info = place.exchange.step(draws, _own(i, broadcast), client_state[i], client)
-    return message, _set(client_state, i, own), info
-
-
-def _commit(
-    place: _Place, message: ArrayTree, broadcast: Broadcast, client_state: tuple[ArrayTree, ...]
-) -> tuple[ArrayTree, ...]:
-    i, commit = place.kernel.value, place.exchange.commit
-    assert commit is not None
-    return _set(client_state, i, commit(message, _own(i, broadcast), client_state[i]))
-
-
-def _aggregate(
-    place: _Place,
-    rng_key: Array,
-    broadcast: Broadcast,
-    server_state: tuple[ArrayTree, ...],
-    total: ArrayTree,
-) -> tuple[Broadcast, tuple[ArrayTree, ...], ArrayTree]:
-    i = place.kernel.value
-    own = _own(i, broadcast)
-    moved, server, info = place.exchange.aggregate(rng_key, own, server_state[i], total)
-    moved = moved._replace(extra=_set(broadcast.extra, i, moved.extra), shared=broadcast.shared)
-    if place.ends.value:
-        # The round goes on: its number stays, and what was summed is of no use to the next kernel.
-        moved = moved._replace(round=broadcast.round, summed=())
-    return moved, _set(server_state, i, server), info
-
-
-def _draw(last: FederatedKernel, rng_key: Array, state: FederatedState) -> ArrayTree:
-    broadcast = state.broadcast._replace(extra=state.broadcast.extra[-1])
-    return last.draw(rng_key, FederatedState(broadcast, state.server[-1], state.clients[-1]))

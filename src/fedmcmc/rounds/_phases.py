@@ -1,0 +1,347 @@
+"""One phase of a round as three functions: a client's step, the receipt of its code, the server's.
+
+Whatever runs a kernel calls these: the simulator, which maps them over clients, and a deployed
+round, in which every client is a process of its own and bytes are all that crosses.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import (
+    ArrayTree,
+    Arrivals,
+    Broadcast,
+    Client,
+    Cohort,
+    FederatedKernel,
+    Phase,
+    Sender,
+    StepInfo,
+)
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, client_key, exchange_key, server_key, shared_key
+from fedmcmc.rounds._messages import guarded, sum_of
+
+__all__ = [
+    "Prepared",
+    "Received",
+    "client_step",
+    "decoded",
+    "first_memories",
+    "nothing_received",
+    "number_of",
+    "prepare_client",
+    "prepare_server",
+    "prepare_shared",
+    "receive",
+    "server_step",
+]
+
+
+class Prepared(NamedTuple):
+    """What is random in a step, drawn ahead: what a phase's `prepare` or `prepare_server` made."""
+
+    draws: ArrayTree
+
+
+class Received(NamedTuple):
+    """What a server holds of a phase's messages while they come in.
+
+    Attributes
+    ----------
+    total
+        The weighted sum of the messages.
+    late
+        The sum of those that count in the next round, ``()`` where none can be late.
+    memories
+        The server's copies of the clients' memories, leaves ``[num_clients, ...]``; ``()`` where
+        decoding needs none. They outlive the round.
+    num_excluded
+        ``[]`` int32, messages that were left out because they were not finite.
+    """
+
+    total: ArrayTree
+    late: ArrayTree
+    memories: ArrayTree
+    num_excluded: Array
+
+
+def client_step(
+    kernel: FederatedKernel,
+    phase: Phase | int,
+    draws_or_key: Prepared | Array,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    """Return what one client sends in a phase, what it keeps, and what it reports.
+
+    Parameters
+    ----------
+    kernel
+        A federated kernel.
+    phase
+        One of ``kernel.phases``, or its number there.
+    draws_or_key
+        The key of the chain (``fold_in(rng_key, chain)`` in `fedmcmc.sample`), from which the
+        client draws what is random in its step, or that, drawn ahead.
+    broadcast
+        What the server sent down.
+    client_state
+        What the client kept, first of ``kernel.client_init``.
+    client
+        The client's rows, as of ``data.client(index, weight)``.
+
+    Returns
+    -------
+    code
+        What crosses; `fedmcmc.wire.encode` writes it.
+    client_state
+        As the client keeps it if the server takes its message.
+    info
+        `StepInfo`.
+
+    Raises
+    ------
+    ValueError
+        If `phase` is none of the kernel's.
+    """
+    number = number_of(kernel, phase)
+    phase = kernel.phases[number]
+    if isinstance(draws_or_key, Prepared):
+        draws = draws_or_key.draws
+    else:
+        rng_key, like = as_key(draws_or_key), _between_rounds(broadcast)
+        if trees.is_empty(broadcast.shared):
+            shared = prepare_shared(kernel, rng_key, broadcast.round, like)
+            broadcast = broadcast._replace(shared=shared)
+        draws = prepare_client(kernel, number, rng_key, broadcast.round, like, client)
+    code, kept, info = phase.step(draws, broadcast, client_state, client)
+    # The client keeps of its message what the server reads; compiled, a phase that keeps nothing
+    # decodes nothing.
+    like = phase.message_like(trees.shapes_of(broadcast))
+    message = phase.decode(code, client, phase.memory(client_state), like)
+    return code, phase.commit(message, broadcast, kept), info
+
+
+def nothing_received(
+    kernel: FederatedKernel,
+    phase: Phase | int,
+    broadcast: Broadcast,
+    memories: ArrayTree = (),
+    *,
+    waits: bool = False,
+) -> Received:
+    """Return what a server holds before the first message of a phase.
+
+    Parameters
+    ----------
+    kernel, phase, broadcast
+        As those of `client_step`.
+    memories
+        The server's copies of the clients' memories after the round before, first those of
+        `first_memories`.
+    waits
+        Whether messages may arrive a round late, which the kernel must know (`fedmcmc.faults`).
+    """
+    phase = kernel.phases[number_of(kernel, phase)]
+    zeros = trees.zeros_like(phase.message_like(trees.shapes_of(broadcast)))
+    return Received(zeros, zeros if waits else (), memories, jnp.zeros((), jnp.int32))
+
+
+def first_memories(
+    kernel: FederatedKernel, phase: Phase | int, broadcast: Broadcast, num_clients: int
+) -> ArrayTree:
+    """Return the server's copies of the clients' memories before the first round.
+
+    ``()`` where decoding needs none, else leaves ``[num_clients, ...]``.
+    """
+    phase = kernel.phases[number_of(kernel, phase)]
+    first = phase.first_memory(trees.shapes_of(broadcast))
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), first)
+
+
+def receive(
+    kernel: FederatedKernel,
+    phase: Phase | int,
+    received: Received,
+    code: ArrayTree,
+    client_id: Array | int,
+    weight: Array | float,
+    *,
+    late: Array | bool = False,
+) -> Received:
+    """Return what the server holds after one more code: decoded, weighted and added.
+
+    Parameters
+    ----------
+    kernel, phase
+        As those of `client_step`.
+    received
+        What the server holds so far.
+    code
+        What the client sent.
+    client_id, weight
+        The sender, and one over its probability of taking part.
+    late
+        Whether the message counts in the next round.
+
+    Raises
+    ------
+    ValueError
+        If a message is late that nothing waits for.
+    """
+    participation = kernel.participation
+    phase = kernel.phases[number_of(kernel, phase)]
+    waits = not trees.is_empty(received.late)
+    if late is not False and not waits:
+        raise ValueError(
+            "A late message needs a sum that waits for the next round: "
+            "nothing_received(..., waits=True)."
+        )
+    index, size = jnp.asarray(client_id, jnp.int32), jnp.asarray(weight, jnp.result_type(float))
+    sender = Sender(index, size)
+    memory = jax.tree.map(lambda leaf: leaf[index], received.memories)
+    message = phase.decode(code, sender, memory, received.total)
+    one = jax.tree.map(lambda leaf: leaf[None], message)
+    arrival = jnp.asarray(late)[None] if waits else ()
+    cohort = Cohort(index[None], size[None], jnp.ones(1, bool), arrival)
+    if participation.guards:
+        one, cohort = guarded(one, cohort)
+    added = sum_of(one, cohort, participation, late=waits, drops=participation.guards)
+    taken = cohort.active[0]
+    moved = phase.next_memory(code, sender, memory)
+    memories = jax.tree.map(
+        lambda table, new, old: table.at[index].set(jnp.where(taken, new, old)),
+        received.memories,
+        moved,
+        memory,
+    )
+    excluded = received.num_excluded + (1 - taken.astype(jnp.int32))
+    if isinstance(added, Arrivals):
+        total, later = trees.add(received.total, added.now), trees.add(received.late, added.late)
+        return Received(total, later, memories, excluded)
+    return Received(trees.add(received.total, added), received.late, memories, excluded)
+
+
+def server_step(
+    kernel: FederatedKernel,
+    phase: Phase | int,
+    draws_or_key: Prepared | Array,
+    broadcast: Broadcast,
+    server_state: ArrayTree,
+    total: Received | ArrayTree,
+) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+    """Return the next broadcast, the server's new state and its report.
+
+    Parameters
+    ----------
+    kernel, phase
+        As those of `client_step`.
+    draws_or_key
+        The key of the chain, or what is random in the server's step, drawn ahead.
+    broadcast
+        What was sent down in this phase.
+    server_state
+        What the server kept.
+    total
+        What was received, or the weighted sum of the messages itself.
+
+    Raises
+    ------
+    ValueError
+        If `phase` is none of the kernel's.
+    """
+    number = number_of(kernel, phase)
+    phase = kernel.phases[number]
+    if isinstance(draws_or_key, Prepared):
+        draws = draws_or_key.draws
+    else:
+        like = _between_rounds(broadcast)
+        draws = prepare_server(kernel, number, as_key(draws_or_key), broadcast.round, like)
+    if isinstance(total, Received):
+        waits = not trees.is_empty(total.late)
+        total = Arrivals(total.total, total.late) if waits else total.total
+    moved, server_state, info = phase.aggregate(draws, broadcast, server_state, total)
+    if number == len(kernel.phases) - 1:
+        moved = moved._replace(shared=(), summed=())
+    return moved, server_state, info
+
+
+def number_of(kernel: FederatedKernel, phase: Phase | int) -> int:
+    """Return which of ``kernel.phases`` a phase is.
+
+    Raises
+    ------
+    ValueError
+        If it is none of them.
+    """
+    num = len(kernel.phases)
+    if isinstance(phase, int):
+        if not 0 <= phase < num:
+            raise ValueError(f"phase must be one of kernel.phases or its number, got {phase!r}.")
+        return phase
+    for number, own in enumerate(kernel.phases):
+        if own is phase:
+            return number
+    if num == 1 and type(phase) is type(kernel):  # a copy, as of a call of a compiled function
+        return 0
+    raise ValueError(
+        "phase is none of kernel.phases: take it from there, or give its number (copies, as a "
+        "compiled function makes of its arguments, are other objects)."
+    )
+
+
+def prepare_client(
+    kernel: FederatedKernel,
+    number: int,
+    rng_key: Array,
+    round_: Array,
+    like: Broadcast,
+    client: Client,
+) -> ArrayTree:
+    """Return all that is random in a client's step of phase `number`, from the chain's key."""
+    key = _phase_key(kernel, number, client_key(rng_key, round_, client.index))
+    return kernel.phases[number].prepare(key, like, client)
+
+
+def prepare_server(
+    kernel: FederatedKernel, number: int, rng_key: Array, round_: Array, like: Broadcast
+) -> ArrayTree:
+    """Return all that is random in the server's step of phase `number`."""
+    key = _phase_key(kernel, number, server_key(rng_key, round_))
+    return kernel.phases[number].prepare_server(key, like)
+
+
+def prepare_shared(
+    kernel: FederatedKernel, rng_key: Array, round_: Array, like: Broadcast
+) -> ArrayTree:
+    """Return what all clients of a round draw alike."""
+    return kernel.prepare_shared(shared_key(rng_key, round_), like)
+
+
+def _phase_key(kernel: FederatedKernel, number: int, key: Array) -> Array:
+    """Return the key of a phase from that of the round; the kernel's own is the round's."""
+    return key if number == len(kernel.phases) - 1 else exchange_key(key, number)
+
+
+def _between_rounds(broadcast: Broadcast) -> Broadcast:
+    shapes: Broadcast = trees.shapes_of(broadcast._replace(shared=(), summed=()))
+    return shapes
+
+
+def decoded(
+    phase: Phase, codes: ArrayTree, cohort: Cohort, states: ArrayTree, like: ArrayTree
+) -> ArrayTree:
+    """Return the messages of a cohort's codes, leaves ``[cohort_size, ...]``.
+
+    `states` are the clients' before their steps, whose memories a server has copies of.
+    """
+
+    def one(code: ArrayTree, index: Array, weight: Array, state: ArrayTree) -> ArrayTree:
+        return phase.decode(code, Sender(index, weight), phase.memory(state), like)
+
+    return jax.vmap(one)(codes, cohort.ids, cohort.weight, states)
