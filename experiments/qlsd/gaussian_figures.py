@@ -32,7 +32,7 @@ def _errors(out: Path, config: Any, results: list[Any]) -> dict[str, str]:
         axes[0, 1].legend()
     return {
         "file": name,
-        "caption": f"Figures 1 and S1: squared error of the average of the rounds so far, mean "
+        "caption": f"Figure 1, bottom row: squared error of the average of the rounds so far, mean "
         f"over {config.num_chains} runs, against bits counted (left) and rounds (right); dotted: "
         "the law.",
     }
@@ -50,5 +50,5 @@ def _budget(out: Path, config: Any, grid: dict[str, np.ndarray]) -> dict[str, st
     return {
         "file": name,
         "caption": f"Figure S2: squared error of the average of all rounds that {config.budget:g} "
-        "bits a client pay for (by the bound with log2), by levels and step size.",
+        "bits per client pay for (by the bound with log2), by levels and step size.",
     }

@@ -81,7 +81,7 @@ def dominant_digits(
     num_rows: int | None = None,
     scaling: str = "standard",
 ) -> Federation:
-    """Split images so that one label dominates each client (the paper does not say how much).
+    """Split images so that one label dominates each client (our copy of the paper lacks how much).
 
     Rows of images keep their shape. `num_rows` takes that many of the training images at random.
     """

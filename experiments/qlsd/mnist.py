@@ -24,12 +24,12 @@ TITLE = "Table S2 and Figures S5, S6: LeNet-5 on MNIST"
 
 @dataclass(frozen=True)
 class Config(networks.Settings):
-    """Settings; see `experiments.qlsd.networks.Settings`.
+    """Settings; see `experiments.qlsd.networks.Settings`. The start is not the paper's.
 
     Attributes
     ----------
     proportion
-        Of a client's images that are of its dominant label; not stated in the paper.
+        Of a client's images that are of its dominant label; lost in our copy of the paper.
     psgld_step_size
         Of preconditioned SGLD.
     """

@@ -34,7 +34,7 @@ Prediction = Callable[[Any, tuple[Any, ...]], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of both; the defaults are the paper's where it states them.
+    """Settings of both; the defaults are the paper's where it states them, but for the start.
 
     Attributes
     ----------
@@ -57,8 +57,9 @@ class Settings:
     fed_be_models, concentration
         Of FedBE; not stated.
     num_warm_steps, warm_learning_rate
-        Adam's from the module's own initialisation, on all rows together: where every method
-        starts.
+        Adam's from the module's own random weights, on all rows together: where every method
+        starts. The paper (S5.3) starts at a trained network of pytorchcv on CIFAR-10 and at
+        PyTorch's random weights on MNIST; zero steps start at the module's random weights.
     num_bins
         Of the expected calibration error.
     convolution
