@@ -13,6 +13,7 @@ from hydra.errors import ConfigCompositionException  # noqa: E402
 from tiny_experiments import TINY, compose  # noqa: E402
 
 from experiments import output, report, run, schemas  # noqa: E402
+from experiments.fsgld import metric_scores  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -156,6 +157,62 @@ def test_report_shows_what_was_run(results, tmp_path):
         assert f"figures/fsgld-gaussian-{name}.png" in page
         figure = tmp_path / "figures" / f"fsgld-gaussian-{name}.png"
         assert figure.stat().st_size < report.MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "said", "not_said"),
+    [
+        ("mlp", 0, ("Data: SUSY.", "No repetition diverged."), ("covertype", "not comparable")),
+        (
+            "mlp_small",
+            0,
+            ("covertype", "rows per shard 2,000 (90,000)", "rounds 1,000 (5,000)", "(0.0001)"),
+            ("Diverged",),
+        ),
+        (
+            "mlp_small_paper_step",
+            3,
+            ("covertype", "FSGLD on non-IID shards in 3 of 3", "not reproduced at this step size"),
+            ("DSGLD on",),
+        ),
+    ],
+)
+def test_every_run_of_the_network_says_its_data(modules, tmp_path, name, lost, said, not_said):
+    table = [
+        {"split": split, "method": method, "diverged": lost if method == "FSGLD" else 0}
+        for split in ("iid", "non_iid")
+        for method in ("DSGLD", "FSGLD")
+    ]
+    record = {
+        "experiment": f"fsgld/{name}",
+        "command": "",
+        "config": compose(f"experiment=fsgld/{name}"),
+        "metrics": {"table": table},
+        "wall_seconds": 1.0,
+        "git_commit": None,
+        "git_dirty": False,
+        "device": "cpu",
+        "versions": {"fedmcmc": "0", "jax": "0", "python": "3"},
+    }
+    # As for runs after the first one, which are shown without comments and figures.
+    text = "\n".join(report._run(record, modules["fsgld/mlp"], tmp_path, None))
+    assert all(words in text for words in said)
+    assert not any(words in text for words in not_said)
+
+
+def test_a_single_repetition_has_no_spread_and_is_said():
+    draws = {"gamma": np.array([[[0.0]], [[np.nan]]]), "mu": np.zeros((2, 1))}
+    scores = {"learn": np.array([[-0.3], [-0.4]]), "test": np.array([[-0.5], [-0.6]])}
+    made = metric_scores.summarise({"FSGLD": draws}, {"FSGLD": scores}, {"FSGLD": 0})
+    (row,) = made["table"]
+    assert row["learn"] == "-0.3000" and row["test"] == "-0.5000" and row["diverged"] == 1
+    text = metric_scores.about({"num_repetitions": 2}, made)
+    assert "diverged in 1 of 2" in text and "remaining 1" in text
+    assert metric_scores.about({"num_repetitions": 2}, {"table": [row | {"diverged": 0}]}) == ""
+
+
+def test_a_difference_within_repetitions_has_its_own_standard_error():
+    assert metric_scores._paired(np.array([0.1, 0.3, np.nan])) == "0.200 (s.e. 0.100)"
 
 
 def test_metrics_hold_plain_json(tmp_path):

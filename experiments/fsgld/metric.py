@@ -14,10 +14,10 @@ from experiments import data
 from experiments.fsgld import metric_scores, repetitions
 from experiments.fsgld.metric_data import make_pairs, project
 from experiments.fsgld.metric_model import make_posterior
-from experiments.fsgld.metric_scores import PAPER, commentary
+from experiments.fsgld.metric_scores import PAPER, about, commentary
 from fedmcmc import surrogates
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 
 TITLE = "Section 5.2: metric learning"
 SURROGATES = ("sampled", "laplace", "taylor")

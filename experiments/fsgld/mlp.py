@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from experiments.fsgld.mlp_scores import PAPER, commentary
 from fedmcmc import surrogates
 from fedmcmc.records import named_leaves
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 
 TITLE = "Section 5.3: Bayesian networks on label-skewed shards"
 SPLITS = ("iid", "non_iid")
@@ -80,6 +81,11 @@ class Config:
             raise ValueError(f"keep_every must divide num_rounds and num_burnin: {self.keep_every}")
 
 
+def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
+    """Return a run's data and settings beside the paper's, for the report."""
+    return mlp_scores.about(config, dataclasses.asdict(Config()), metrics)
+
+
 def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
     """Run all methods on IID and non-IID shards; write figures, scores and draws."""
     table = load(config.table)
@@ -96,8 +102,9 @@ def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
     metrics = mlp_scores.summarise(scores, config.num_burnin // config.keep_every)
     rows = config.num_shards * config.rows_per_shard
     caption = (
-        "Average log likelihood against the number of local steps, of held-out rows and of rows of "
-        "the shard that the chain is at: median and 80 % band over the repetitions, and log(1/2)."
+        f"{mlp_scores.TABLES[config.table]}: average log likelihood against the number of local "
+        "steps, of held-out rows and of rows of the shard that the chain is at: median and 80 % "
+        "band over the repetitions, and log(1/2)."
     )
     return metrics | {
         "num_rows": rows,
