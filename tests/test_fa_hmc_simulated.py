@@ -128,6 +128,15 @@ def test_local_steps_that_never_arrive_are_said():
     ]
     text = logistic_findings._local({"local_steps": lines, "threshold": 0.1})
     assert "7 rounds at best, with T = 10" in text and "T = 1 did not reach it in 50 rounds" in text
+    capped = {"T": 50, "rounds to threshold": None, "rounds run": 4, "draws": 8, "floor": 0.3}
+    text = logistic_findings._local({"local_steps": [*lines, capped], "threshold": 0.1})
+    assert (
+        "T = 50 is not tested" in text
+        and "Whether larger T take more rounds again is not tested" in text
+    )
+    slow = capped | {"floor": 0.05}
+    text = logistic_findings._local({"local_steps": [*lines, slow], "threshold": 0.1})
+    assert "Not reached with T = 50 in 4 rounds" in text and "not tested" not in text
     nobody = [dict(lines[0])]
     assert "No T reaches" in logistic_findings._local({"local_steps": nobody, "threshold": 0.1})
 

@@ -237,16 +237,26 @@ def over_local_steps(config: Config, given: Problem) -> list[dict[str, Any]]:
         )[0]
         curve = error_curve(draws, given.reference)
         reached = [r for r, error in curve if error <= config.threshold]
+        last = reached[0] if reached else rounds
+        num_draws = config.num_chains * (last - last // 2)
         lines.append(
             {
                 "T": num,
                 "rounds to threshold": reached[0] if reached else None,
                 "rounds run": rounds,
                 "smallest error": min(error for _, error in curve),
+                "draws": num_draws,
+                "floor": perfect(config, given, num_draws),
                 "curve": curve,
             }
         )
     return lines
+
+
+def perfect(config: Config, given: Problem, num_draws: int) -> float:
+    """Return the marginal error that so many independent draws of the posterior have."""
+    key = jax.random.key(config.seed + 3)
+    return float(np.mean(marginal_error_floor(key, given.reference, num_draws, num_repeats=5)))
 
 
 def error_curve(draws: np.ndarray, reference: np.ndarray) -> list[tuple[int, float]]:
@@ -272,13 +282,10 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     table = over_step_sizes(config, given)
     local = over_local_steps(config, given)
     num_draws = config.num_chains * (config.num_rounds - config.num_burnin)
-    floor = marginal_error_floor(
-        jax.random.key(config.seed + 3), given.reference, num_draws, num_repeats=5
-    )
     metrics = {
         "table": table,
         "local_steps": [{k: v for k, v in line.items() if k != "curve"} for line in local],
-        "floor": float(np.mean(floor)),
+        "floor": perfect(config, given, num_draws),
         "num_draws": num_draws,
         "reference": given.diagnostics,
         "dim": config.dim,
