@@ -1,12 +1,9 @@
-"""Shared by all tests: the oracles' folder on the path, compiled programs kept in bounds."""
+"""Shared by all tests: compiled programs are kept in bounds."""
 
-import sys
 from pathlib import Path
 
 import jax
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # `laws` is imported by name
 
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 30_000

@@ -1,0 +1,1 @@
+"""Compressors, their memories and their codes."""

@@ -1,0 +1,1 @@
+"""What every public constructor promises: the table of them, and the tests that go through it."""

@@ -1,0 +1,146 @@
+"""Every kernel with compressors and participations, computed in three ways.
+
+``python -m tests.contracts.compositions NAME ...``, to be run with two devices of the host; prints
+``same``.
+"""
+
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedmcmc
+from fedmcmc import inference
+from tests.contracts.model import DATA, KEY, POSITIONS, POSTERIOR, P, make_data, surrogates
+
+POSITION = POSITIONS["vector"]
+MESH = jax.make_mesh((2,), ("clients",)) if jax.device_count() == 2 else None
+TRAINING = dict(client_optimizer=optax.sgd(0.05), num_local_steps=2, batch_size=2)
+
+
+def sites(build):
+    mean = inference.sgd_mean(optax.sgd(0.05), num_samples=3)
+    return lambda given: build(
+        POSTERIOR,
+        inference=inference.scaled_identity(mean, precision_per_row=0.5),
+        damping=0.2,
+        initial_precision=0.5,
+        **given,
+    )
+
+
+KERNELS = {
+    "lsd": lambda given: fedmcmc.lsd(POSTERIOR, step_size=0.01, batch_size=2, **given),
+    "lsd_star": lambda given: fedmcmc.lsd_star(
+        POSTERIOR, POSITION, step_size=0.01, batch_size=2, **given
+    ),
+    "lsd_pp": lambda given: fedmcmc.lsd_pp(
+        POSTERIOR, step_size=0.01, batch_size=2, refresh_every=2, **given
+    ),
+    "fed_be": lambda given: fedmcmc.fed_be(POSTERIOR, **TRAINING, **given),
+    "fa_ld": lambda given: fedmcmc.fa_ld(
+        POSTERIOR, step_size=0.01, num_local_steps=2, batch_size=2, **given
+    ),
+    "fa_hmc": lambda given: fedmcmc.fa_hmc(
+        POSTERIOR, step_size=0.05, num_integration_steps=2, num_local_steps=2, rho=0.5, **given
+    ),
+    "fed_avg": lambda given: fedmcmc.fed_avg(POSTERIOR, **TRAINING, **given),
+    "fed_pa": lambda given: fedmcmc.fed_pa(
+        POSTERIOR,
+        client_optimizer=optax.sgd(0.05),
+        shrinkage=0.1,
+        num_samples=2,
+        num_local_steps=2,
+        batch_size=2,
+        **given,
+    ),
+    "fed_ep": sites(fedmcmc.fed_ep),
+    "fed_sep": sites(fedmcmc.fed_sep),
+    "adf": sites(fedmcmc.adf),
+}
+# Who takes part is a part of these.
+FIXED = {
+    "dsgld": fedmcmc.dsgld(POSTERIOR, step_size=0.01, num_local_steps=2, batch_size=2),
+    "fsgld": fedmcmc.fsgld(
+        POSTERIOR,
+        surrogates(POSITION),
+        step_size=0.01,
+        num_local_steps=2,
+        batch_size=2,
+        probabilities=P,
+    ),
+    "dg_sgld": fedmcmc.dg_sgld(
+        POSTERIOR, step_size=0.01, num_local_steps=2, tolerance=0.1, batch_size=2
+    ),
+}
+POOLED = {
+    "sgld": fedmcmc.sgld(POSTERIOR, step_size=0.01, batch_size=2),
+    "psgld": fedmcmc.psgld(POSTERIOR, step_size=0.01, batch_size=2),
+}
+COMPRESSORS = {
+    "identity": fedmcmc.identity(),
+    "quantize": fedmcmc.quantize(8),
+    "memory": fedmcmc.memory(fedmcmc.quantize(8)),
+}
+PARTICIPATIONS = {
+    "full": fedmcmc.full(),
+    "bernoulli": fedmcmc.bernoulli(0.7),
+    "uniform": fedmcmc.uniform(2),
+}
+
+
+def run(kernel, data, **settings):
+    return fedmcmc.sample(
+        KEY, kernel, data, POSITION, num_rounds=3, num_chains=2, progress=False, **settings
+    )
+
+
+def leaves(samples):
+    parts = (samples.draws, dict(samples.info), samples.totals, samples.state)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(parts)]
+
+
+def compare(kernel, *, on_mesh):
+    """Laws 2 and 8: the same numbers one by one, on two devices and, up to rounding, together."""
+    if not on_mesh:  # whose one client cannot be spread
+        with pytest.raises(ValueError, match="mesh"):
+            run(kernel, DATA, mesh=MESH)
+    one = leaves(run(kernel, DATA.chunked(1)))
+    assert all(np.isfinite(leaf).all() for leaf in one)
+    if on_mesh:
+        for a, b in zip(one, leaves(run(kernel, DATA.chunked(1), mesh=MESH)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    for a, b in zip(one, leaves(run(kernel, DATA)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def alone(kernel):
+    """Laws 1 and 3: what a client keeps of a round follows from its own rows and the broadcast."""
+    start = kernel.init(jax.random.key(0), POSITION, DATA)
+    kept = []
+    for data in (DATA, make_data(shifted=(2,))):
+        _, step = fedmcmc.simulate(kernel, data)
+        kept.append(step(KEY, start)[0].clients)
+    for a, b in zip(*map(jax.tree.leaves, kept), strict=True):
+        np.testing.assert_array_equal(a[:2], b[:2])
+
+
+def bare_kernels(name):
+    """Return the kernel with each participation that it can have."""
+    if name in KERNELS:
+        return {rule: KERNELS[name](dict(participation=p)) for rule, p in PARTICIPATIONS.items()}
+    return {"its own": (FIXED | POOLED)[name]}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        for rule, bare in bare_kernels(name).items():
+            for coded, compressor in COMPRESSORS.items():
+                print(name, rule, coded, flush=True)
+                kernel = fedmcmc.compress(bare, compressor)
+                compare(kernel, on_mesh=name not in POOLED)
+                if name not in POOLED:
+                    alone(kernel)
+    print("same")

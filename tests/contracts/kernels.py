@@ -1,0 +1,371 @@
+"""How every kernel of the table of contracts is built: ``build(position, given)``."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+import fedmcmc
+from fedmcmc import inference, preconditioners
+from tests.contracts.model import LEVELS, RATES, P, surrogates
+
+
+def build_relay(position, given):
+    del position
+    return fedmcmc.relay(
+        given.posterior,
+        fedmcmc.noisy(fedmcmc.full_gradient(), 0.5 * given.scale),
+        participation=fedmcmc.categorical(given.table(P)),
+        step_size=given.step_size,
+    )
+
+
+def build_sgld(position, given):
+    del position
+    return fedmcmc.sgld(given.posterior, step_size=given.step_size, batch_size=2)
+
+
+def build_dsgld(position, given):
+    del position
+    return fedmcmc.dsgld(
+        given.posterior, step_size=given.step_size, num_local_steps=2, batch_size=2
+    )
+
+
+def build_fsgld(position, given):
+    return fedmcmc.fsgld(
+        given.posterior,
+        given.table(surrogates(position)),
+        step_size=given.step_size,
+        num_local_steps=2,
+        probabilities=given.table(P),
+    )
+
+
+def build_langevin(position, given):
+    del position
+    return fedmcmc.langevin(
+        given.posterior,
+        fedmcmc.noisy(fedmcmc.minibatch(2, replace=False), 0.1 * given.scale),
+        step_size=given.step_size,
+        temperature=0.5 * given.scale,
+        participation=fedmcmc.bernoulli(given.table(P)),
+        prior="split",
+        preconditioner=preconditioners.rms(0.4 * given.scale, 1e-3),
+    )
+
+
+def build_lsd(position, given):
+    del position
+    return fedmcmc.lsd(
+        given.posterior,
+        step_size=given.step_size,
+        batch_size=2,
+        participation=fedmcmc.uniform(2),
+    )
+
+
+def build_qlsd(position, given):
+    del position
+    return fedmcmc.qlsd(
+        given.posterior,
+        step_size=given.step_size,
+        compressor=fedmcmc.quantize(given.levels),
+        batch_size=2,
+        participation=fedmcmc.bernoulli(0.4 * given.scale, rescale="realised"),
+    )
+
+
+def centre(position, given):
+    return jax.tree.map(lambda x: x + 0.5 * given.scale, position)
+
+
+def build_lsd_star(position, given):
+    return fedmcmc.lsd_star(
+        given.posterior, centre(position, given), step_size=given.step_size, batch_size=2
+    )
+
+
+def build_qlsd_star(position, given):
+    return fedmcmc.qlsd_star(
+        given.posterior,
+        centre(position, given),
+        compressor=fedmcmc.quantize(given.table(LEVELS) * given.scale),
+        step_size=given.step_size,
+        batch_size=0.5,
+        participation=fedmcmc.bernoulli(given.table(P)),
+        prior="split",
+    )
+
+
+def build_lsd_pp(position, given):
+    del position
+    return fedmcmc.lsd_pp(
+        given.posterior,
+        step_size=given.step_size,
+        batch_size=2,
+        refresh_every=2,
+        participation=fedmcmc.uniform(2),
+    )
+
+
+def build_qlsd_pp(position, given):
+    del position
+    return fedmcmc.qlsd_pp(
+        given.posterior,
+        compressor=fedmcmc.quantize(given.levels),
+        memory_rate=given.table(RATES) * given.scale,
+        step_size=given.step_size,
+        batch_size=2,
+        refresh_every=2,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_psgld(position, given):
+    del position
+    return fedmcmc.psgld(
+        given.posterior, step_size=given.step_size, batch_size=2, decay=0.4 * given.scale
+    )
+
+
+def build_consensus(position, given):
+    del position
+    return fedmcmc.consensus(
+        given.posterior,
+        fedmcmc.noisy(fedmcmc.minibatch(2), 0.1 * given.scale),
+        step_size=given.table(P) * given.step_size,
+        num_local_steps=2,
+        tolerance=0.2 * given.scale,
+    )
+
+
+def build_dg_sgld(position, given):
+    del position
+    return fedmcmc.dg_sgld(
+        given.posterior,
+        step_size=given.step_size,
+        num_local_steps=2,
+        tolerance=given.table(P) * given.scale,
+        batch_size=2,
+    )
+
+
+OPTIMIZER = optax.sgd(0.05, momentum=0.5)
+ADAM = optax.adam(0.1)
+
+
+def logits(position, inputs):
+    return inputs * ravel_pytree(position)[0][0]
+
+
+def build_ensemble(position, given):
+    del position
+    return fedmcmc.ensemble(
+        given.posterior,
+        fedmcmc.svrg(fedmcmc.minibatch(2), 2),
+        fedmcmc.dirichlet_ensemble(0.5 * given.scale, num_models=2),
+        client_optimizer=OPTIMIZER,
+        num_local_steps=2,
+        participation=fedmcmc.uniform(2),
+        distill=fedmcmc.distillation(
+            logits,
+            jnp.arange(6.0).reshape(3, 2),
+            optimizer=OPTIMIZER,
+            num_steps=2,
+        ),
+    )
+
+
+def build_fed_be(position, given):
+    del position
+    return fedmcmc.fed_be(
+        given.posterior,
+        client_optimizer=OPTIMIZER,
+        num_local_steps=2,
+        batch_size=2,
+        learning_rate=given.scale,
+        participation=fedmcmc.uniform(2),
+    )
+
+
+def build_averaging(position, given):
+    return fedmcmc.averaging(
+        given.posterior,
+        fedmcmc.conducive(
+            fedmcmc.noisy(fedmcmc.full_gradient(), 0.1 * given.scale, weighted=True),
+            given.table(surrogates(position)),
+        ),
+        integrator=fedmcmc.leapfrog(
+            3,
+            gradients="reuse",
+            inverse_mass_matrix=jax.tree.map(lambda x: jnp.full_like(x, given.scale), position),
+        ),
+        step_size=given.step_size,
+        num_local_steps=2,
+        momentum=fedmcmc.independent_momentum(),
+        participation=fedmcmc.categorical(given.table(P), cohort_size=2),
+    )
+
+
+def build_fa_ld(position, given):
+    del position
+    return fedmcmc.fa_ld(
+        given.posterior,
+        step_size=given.step_size,
+        num_local_steps=3,
+        batch_size=2,
+        weights=given.table(P),
+        participation=fedmcmc.bernoulli(0.4 * given.scale, rescale="realised"),
+    )
+
+
+def build_fa_hmc(position, given):
+    del position
+    return fedmcmc.fa_hmc(
+        given.posterior,
+        step_size=5 * given.step_size,
+        num_integration_steps=3,
+        num_local_steps=2,
+        rho=0.4 * given.scale,
+        batch_size=2,
+        gradient_noise=0.1 * given.scale,
+        control_variate=True,
+    )
+
+
+def build_sequence(position, given):
+    del position
+    settings = dict(step_size=given.step_size, batch_size=2)
+    return fedmcmc.sequence(
+        fedmcmc.fa_hmc(
+            given.posterior,
+            num_integration_steps=2,
+            num_local_steps=2,
+            rho=0.4 * given.scale,
+            control_variate=True,
+            **settings,
+        ),
+        fedmcmc.lsd_pp(given.posterior, refresh_every=2, **settings),
+    )
+
+
+def build_fed_avg(position, given):
+    del position
+    return fedmcmc.fed_avg(
+        given.posterior,
+        client_optimizer=OPTIMIZER,
+        num_local_epochs=2,
+        batch_size=2,
+        server_optimizer=ADAM,
+        cohort_size=2,
+        client_learning_rate=given.scale,
+    )
+
+
+def build_fed_pa(position, given):
+    del position
+    return fedmcmc.fed_pa(
+        given.posterior,
+        client_optimizer=OPTIMIZER,
+        shrinkage=0.1 * given.scale,
+        num_samples=3,
+        num_burnin=1,
+        batch_size=2,
+        participation=fedmcmc.uniform(2),  # someone each round, so that a chain always moves
+    )
+
+
+def build_pseudo_gradients(position, given):
+    del position
+    return fedmcmc.pseudo_gradients(
+        given.posterior,
+        fedmcmc.scaffold(fedmcmc.minibatch(2)),
+        fedmcmc.posterior_delta(0.3),
+        training=fedmcmc.training(OPTIMIZER, fedmcmc.Length(3, num_steps=2), 0.5 * given.scale),
+    )
+
+
+def tilted_mean(given):
+    return inference.sgd_mean(
+        OPTIMIZER, num_samples=3, batch_size=2, learning_rate=given.scale, weight_decay=0.1
+    )
+
+
+def build_fed_ep(position, given):
+    del position
+    return fedmcmc.fed_ep(
+        given.posterior,
+        inference=inference.mcmc(tilted_mean(given), shrinkage=0.2 * given.scale),
+        cohort_size=2,
+        damping=0.2 * given.scale,
+        initial_precision=0.5,
+        server_optimizer=OPTIMIZER,
+        client_optimizer=OPTIMIZER,
+        max_norm=50.0 * given.scale,
+    )
+
+
+def build_fed_sep(position, given):
+    del position
+    return fedmcmc.fed_sep(
+        given.posterior,
+        inference=inference.scaled_identity(tilted_mean(given), precision_per_row=given.scale),
+        structure="scaled_identity",
+        damping=0.2,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_adf(position, given):
+    del position
+    return fedmcmc.adf(
+        given.posterior,
+        inference=inference.mcmc(
+            tilted_mean(given), shrinkage=0.1, clip=2.0, match_precision_per_row=given.scale
+        ),
+        participation=fedmcmc.uniform(1),
+        structure="dense",
+    )
+
+
+def build_natural(position, given):
+    return fedmcmc.natural(
+        given.posterior,
+        inference.scaled_identity(tilted_mean(given), variance=0.3 * given.scale),
+        cavity="none",
+        damping=0.5,
+        prior=fedmcmc.Gaussian(position, jax.tree.map(jnp.ones_like, position), "diagonal"),
+    )
+
+
+PLAIN = {
+    "sgld": build_sgld,
+    "dsgld": build_dsgld,
+    "fsgld": build_fsgld,
+    "relay": build_relay,
+    "langevin": build_langevin,
+    "lsd": build_lsd,
+    "qlsd": build_qlsd,
+    "lsd_star": build_lsd_star,
+    "qlsd_star": build_qlsd_star,
+    "lsd_pp": build_lsd_pp,
+    "qlsd_pp": build_qlsd_pp,
+    "psgld": build_psgld,
+    "consensus": build_consensus,
+    "dg_sgld": build_dg_sgld,
+    "ensemble": build_ensemble,
+    "fed_be": build_fed_be,
+    "averaging": build_averaging,
+    "fa_ld": build_fa_ld,
+    "fa_hmc": build_fa_hmc,
+    "sequence": build_sequence,
+    "fed_avg": build_fed_avg,
+    "fed_pa": build_fed_pa,
+    "pseudo_gradients": build_pseudo_gradients,
+    "fed_ep": build_fed_ep,
+    "fed_sep": build_fed_sep,
+    "adf": build_adf,
+    "natural": build_natural,
+    # Further kernels: a line here, and one in `contract_tables.COMPRESSED`.
+}

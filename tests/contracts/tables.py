@@ -1,0 +1,158 @@
+"""One row for every public constructor of a kernel, estimator, participation, compressor, ...
+
+A row's name is the constructor's, or the constructor's, a colon and a variant. A new constructor
+gets a row here, and the tests of `test_contract_*.py` then hold for it.
+"""
+
+import inspect
+import typing
+
+import jax.numpy as jnp
+
+import fedmcmc
+from fedmcmc import preconditioners
+from tests.contracts.kernels import PLAIN
+from tests.contracts.model import LEVELS, POSITIONS, RATES, P, surrogates
+
+# Compressors: ``build(given)``
+
+COMPRESSORS = {
+    "identity": lambda given: fedmcmc.identity(),
+    "quantize": lambda given: fedmcmc.quantize(given.levels),
+    "quantize: per leaf": lambda given: fedmcmc.quantize(given.levels, per_leaf=True),
+    "quantize: per client": lambda given: fedmcmc.quantize(given.table(LEVELS) * given.scale),
+    "sparsify": lambda given: fedmcmc.sparsify(0.4 * given.scale),
+    "top_k": lambda given: fedmcmc.top_k(0.5),
+    "top_k: no feedback": lambda given: fedmcmc.top_k(0.5, error_feedback=False),
+    "clip": lambda given: fedmcmc.clip(0.6 * given.scale),
+    "chain": lambda given: fedmcmc.chain(
+        fedmcmc.sparsify(0.4 * given.scale), fedmcmc.quantize(given.levels)
+    ),
+    "memory": lambda given: fedmcmc.memory(fedmcmc.quantize(given.levels)),
+    "memory: per client": lambda given: fedmcmc.memory(
+        fedmcmc.quantize(given.table(LEVELS)), given.table(RATES) * given.scale, of="active"
+    ),
+    "memory: of errors": lambda given: fedmcmc.memory(fedmcmc.top_k(0.5), 0.3 * given.scale),
+}
+
+COMPRESSED = (
+    ("sgld", "identity"),
+    ("dsgld", "quantize"),
+    ("fsgld", "quantize: per leaf"),
+    ("relay", "top_k"),
+    ("langevin", "clip"),
+    ("lsd", "memory"),
+    ("qlsd", "top_k: no feedback"),
+    ("lsd_star", "quantize: per client"),
+    ("qlsd_star", "chain"),
+    ("lsd_pp", "memory: per client"),
+    ("qlsd_pp", "quantize"),
+    ("psgld", "sparsify"),
+    ("consensus", "memory"),
+    ("dg_sgld", "quantize"),
+    ("ensemble", "clip"),
+    ("fed_be", "memory"),
+    ("averaging", "memory"),
+    ("sequence", "quantize"),
+    ("fa_ld", "memory: per client"),
+    ("fa_hmc", "memory"),
+    ("fed_avg", "memory"),
+    ("fed_pa", "quantize"),
+    ("pseudo_gradients", "sparsify"),
+    ("fed_ep", "quantize: per leaf"),
+    ("fed_sep", "memory"),
+    ("adf", "top_k: no feedback"),
+    ("natural", "memory"),
+    ("dsgld", "memory"),
+    ("lsd", "memory: of errors"),
+)
+
+
+def build_compressed(kernel, compressor):
+    def build(position, given):
+        return fedmcmc.compress(PLAIN[kernel](position, given), COMPRESSORS[compressor](given))
+
+    return build
+
+
+BARE = PLAIN | {
+    f"compress: {kernel}, {compressor}": build_compressed(kernel, compressor)
+    for kernel, compressor in COMPRESSED
+}
+
+
+def build_faulty(kernel):
+    def build(position, given):
+        return fedmcmc.faults(
+            BARE[kernel](position, given),
+            drop=0.1 * given.scale,
+            late=0.6 * given.table(P) * given.scale,
+            nan=0.2 * given.scale,
+            seed=given.scale,
+        )
+
+    return build
+
+
+FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize")
+KERNELS = BARE | {f"faults: {name}": build_faulty(name) for name in FAULTY}
+
+# Gradient estimators: ``(build, whether the sum over clients is exact)``, at POSITIONS["vector"]
+
+ESTIMATORS = {
+    "full_gradient": (lambda: fedmcmc.full_gradient(), True),
+    "conducive": (
+        lambda: fedmcmc.conducive(fedmcmc.full_gradient(), surrogates(POSITIONS["vector"]), 0.7),
+        True,
+    ),
+    "minibatch": (lambda: fedmcmc.minibatch(2), False),
+    "minibatch: fraction": (lambda: fedmcmc.minibatch(0.5, replace=False), False),
+    "epochs": (lambda: fedmcmc.epochs(2), False),
+    "noisy": (lambda: fedmcmc.noisy(fedmcmc.minibatch(2, replace=False), 0.5), False),
+    "fixed_point": (lambda: fedmcmc.fixed_point(fedmcmc.minibatch(2), jnp.full(3, 3.0)), False),
+    "fixed_point: full": (
+        lambda: fedmcmc.fixed_point(fedmcmc.full_gradient(), jnp.full(3, 3.0)),
+        True,
+    ),
+    "svrg": (lambda: fedmcmc.svrg(fedmcmc.minibatch(2), 4), False),
+    "noisy: weighted": (
+        lambda: fedmcmc.noisy(fedmcmc.minibatch(2), 0.5, weighted=True, weights=P),
+        False,
+    ),
+    "scaffold": (lambda: fedmcmc.scaffold(fedmcmc.minibatch(2)), False),
+    "scaffold: full": (lambda: fedmcmc.scaffold(fedmcmc.full_gradient(), shares=P), True),
+    "svrg: full": (lambda: fedmcmc.svrg(fedmcmc.full_gradient(), 4), True),
+}
+
+PARTICIPATIONS = {
+    "full": lambda: fedmcmc.full(),
+    "bernoulli": lambda: fedmcmc.bernoulli(P),
+    "bernoulli: one": lambda: fedmcmc.bernoulli(0.3),
+    "bernoulli: realised": lambda: fedmcmc.bernoulli(0.3, rescale="realised"),
+    "uniform": lambda: fedmcmc.uniform(2),
+    "categorical": lambda: fedmcmc.categorical(P),
+    "categorical: uniform": lambda: fedmcmc.categorical(),
+    "categorical: many": lambda: fedmcmc.categorical(P, cohort_size=4),
+    "categorical: uniform, many": lambda: fedmcmc.categorical(cohort_size=2),
+}
+
+PRECONDITIONERS = {"rms": lambda: preconditioners.rms(0.9, 1e-3, num_noiseless=2)}
+
+TABLES = {
+    fedmcmc.FederatedKernel: (fedmcmc, KERNELS),
+    fedmcmc.GradientEstimator: (fedmcmc, ESTIMATORS),
+    fedmcmc.Participation: (fedmcmc, PARTICIPATIONS),
+    fedmcmc.Compressor: (fedmcmc, COMPRESSORS),
+    preconditioners.Preconditioner: (preconditioners, PRECONDITIONERS),
+}
+
+
+def constructors(kind, module):
+    """Return names of public functions of `module` that are annotated to return `kind`."""
+    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and n[0] != "_"}
+    return {n for n, f in functions.items() if typing.get_type_hints(f).get("return") is kind}
+
+
+def names(rows):
+    """Return the constructors that have a row."""
+    return {row.split(":")[0] for row in rows}

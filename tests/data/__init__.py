@@ -1,0 +1,1 @@
+"""Federated data and its partitions."""

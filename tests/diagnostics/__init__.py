@@ -1,0 +1,1 @@
+"""Diagnostics of chains, and runs that stop by them."""

@@ -1,0 +1,1 @@
+"""The pages of docs/ hold: their snippets run, and imports keep to their floors."""

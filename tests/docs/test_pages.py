@@ -1,0 +1,57 @@
+"""The snippets of the pages in docs/, in their order."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def run_page(name):
+    """Run the page's snippets; return what they define."""
+    names = {}
+    for snippet in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL):
+        exec(snippet, names)
+    return names
+
+
+@pytest.mark.slow
+def test_the_page_on_fed_ep_runs():
+    names = run_page("fed_ep.md")
+    assert names["samples"].info["num_lost"].sum() == 0
+    assert names["marginal"].shape == names["point"].shape == (300, 2)
+    hits = (names["point"].argmax(1) == names["rows"]["y"]).mean()
+    assert hits > 0.7
+
+
+@pytest.mark.slow
+def test_the_page_on_runs_runs():
+    names = run_page("runs.md")
+    assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
+    assert names["found"].streams["some"].draws.shape[1] > 100
+
+
+@pytest.mark.slow
+def test_the_page_on_processes_runs_in_two_and_alone(tmp_path):
+    script = tmp_path / "script.py"
+    snippet, context = re.findall(
+        r"```python\n(.*?)```", (DOCS / "processes.md").read_text(), re.DOTALL
+    )
+    script.write_text(snippet + context)
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    alone, two = (
+        subprocess.run(
+            [sys.executable, *launcher, str(script)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=True,
+        ).stdout
+        for launcher in ((), ("-m", "fedmcmc.launch", "-n", "2"))
+    )
+    assert alone.startswith("[") and f"[0] {alone}" in two, two

@@ -1,0 +1,1 @@
+"""The experiments: data, methods, results, restarts, sweeps."""

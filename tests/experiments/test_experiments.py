@@ -1,0 +1,249 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+hydra = pytest.importorskip("hydra")
+
+from hydra.errors import ConfigCompositionException  # noqa: E402
+
+from experiments import output, report, run, schemas  # noqa: E402
+from experiments.fsgld import metric_scores  # noqa: E402
+from tests.support.tiny_experiments import TINY, compose  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def modules():
+    return schemas.register()
+
+
+@pytest.fixture(scope="module")
+def results(modules, tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    cfg = compose("experiment=fsgld/gaussian", *TINY)
+    out = results / "fsgld" / "gaussian"
+    module = modules["fsgld/gaussian"]
+    run.execute(module, cfg, out, experiment="fsgld/gaussian", command="python -m tiny")
+    return results
+
+
+def test_every_settings_file_composes_and_is_in_range(modules):
+    names = run.available()
+    assert {"fsgld/gaussian", "fsgld/gaussian_small"} <= set(names)
+    for name in names:
+        cfg = compose(f"experiment={name}")
+        schemas.build(cfg, modules[schemas.name_of(cfg)])
+
+
+def test_every_experiment_has_its_paper_settings_as_a_file(modules):
+    for name, module in modules.items():
+        assert name in run.available(), f"configs/experiment/{name}.yaml is missing"
+        cfg = compose(f"experiment={name}")
+        assert schemas.build(cfg, module) == module.Config()
+
+
+def test_unknown_setting_is_named(modules):
+    with pytest.raises(ConfigCompositionException) as caught:
+        compose("experiment=fsgld/gaussian", "stepsize=1e-4")
+    assert "stepsize" in str(caught.value)
+    cfg = compose("experiment=fsgld/gaussian", "+stepsize=1e-4")
+    with pytest.raises(schemas.SettingsError, match=r"'stepsize'.*step_size"):
+        schemas.build(cfg, modules["fsgld/gaussian"])
+
+
+def test_wrong_type_is_named(modules):
+    with pytest.raises(ConfigCompositionException) as caught:
+        compose("experiment=fsgld/gaussian", "seed=abc")
+    assert "abc" in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "step_size=-1e-4",
+        "step_size=1.0",
+        "batch_size=0",
+        "num_local_steps=[]",
+        "num_local_steps=[7]",
+        "num_draws=1999",
+    ],
+)
+def test_out_of_range_is_named(modules, tmp_path, override):
+    cfg = compose("experiment=fsgld/gaussian", override)
+    out = tmp_path / "out"
+    with pytest.raises(schemas.SettingsError, match=override.split("=")[0]):
+        run.execute(modules["fsgld/gaussian"], cfg, out, experiment="x", command="x")
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_run_leaves_settings_metrics_figures_and_draws(results):
+    arviz = pytest.importorskip("arviz_base")
+    out = results / "fsgld" / "gaussian"
+    record = json.loads((out / output.METRICS).read_text())
+    assert record["config"]["num_local_steps"] == [20]
+    assert record["versions"]["jax"]
+    assert record["wall_seconds"] > 0
+    assert "step_size: 0.001" in (out / "config.yaml").read_text()
+    for figure in record["metrics"]["figures"]:
+        assert (out / figure["file"]).stat().st_size > 1000
+    drawn = arviz.convert_to_datatree(str(out / "draws_fsgld_20.nc"))["posterior"]
+    assert drawn["theta"].shape == (16, 200, 2, 2)  # two of a round's 20 local states a draw
+
+
+@pytest.mark.slow
+def test_measured_moments_fit_the_exact_law(results):
+    record = json.loads((results / "fsgld/gaussian" / output.METRICS).read_text())
+    table = record["metrics"]["table"]
+    assert [row["method"] for row in table] == ["DSGLD", "FSGLD"]
+    for row in table:
+        # The standard error of a variance comes from 16 chains: |t| with 15 degrees of freedom.
+        assert abs(row["z (variance)"]) < 8
+        assert abs(row["z (MSE)"]) < 5.5
+    assert table[0]["exact variance"] > 3 * table[1]["exact variance"]
+
+
+def test_exact_law_of_averages_matches_a_simulated_relay():
+    from experiments.fsgld.gaussian_law import relay_law
+
+    rng = np.random.default_rng(0)
+    shards = rng.uniform(-2, 2, (3, 1, 2)) + rng.standard_normal((3, 20, 2))
+    settings = dict(step_size=2e-3, batch_size=5, num_local_steps=4, conducive=False)
+    law = relay_law(shards, **settings)
+    root = np.linalg.cholesky(law.noise)
+    num, times = 100_000, (2, 4)
+    theta, kept = np.zeros((num, 2)), []
+    for round_ in range(25):
+        s = rng.integers(0, 3, num)
+        states = []
+        for _ in range(4):
+            noise = np.einsum("cij,cj->ci", root[s], rng.standard_normal((num, 2)))
+            theta = law.factor[s][:, None] * theta + law.shift[s] + noise
+            states.append(theta)
+        if round_ in (20, 22, 24):
+            kept.append(np.mean([states[t - 1] for t in times], axis=0))
+    mean, covariance = law.average(times, 2, 3)
+    for length in (1, 3):
+        average = np.mean(kept[:length], axis=0)
+        deviation = np.sqrt(np.diag(covariance[length - 1]))
+        z = (average.mean(axis=0) - mean) / deviation * np.sqrt(num)
+        assert np.abs(z).max() < 5
+        ratio = average.var(axis=0) / deviation**2 - 1
+        assert np.abs(ratio).max() < 5 * np.sqrt(2 / num)
+
+
+def test_report_lists_what_was_not_run(modules, tmp_path):
+    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path)])
+    page = (tmp_path / "fsgld.md").read_text()
+    for name in run.available("fsgld"):
+        command = f"python -m experiments.run experiment={name}"
+        assert f"### `{name}`\n\nNot run. Command: `{command}`" in page
+
+
+@pytest.mark.slow
+def test_report_shows_what_was_run(results, tmp_path):
+    report.main(["--results", str(results), "--docs", str(tmp_path)])
+    page = (tmp_path / "fsgld.md").read_text()
+    assert "python -m tiny" in page
+    assert "### `fsgld/gaussian_small`\n\nNot run." in page
+    assert "| DSGLD | 20 |" in page
+    for name in ("draws", "mse", "constants", "gradients"):
+        assert f"figures/fsgld-gaussian-{name}.png" in page
+        figure = tmp_path / "figures" / f"fsgld-gaussian-{name}.png"
+        assert figure.stat().st_size < report.MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "said", "not_said"),
+    [
+        ("mlp", 0, ("Data: SUSY.", "No repetition diverged."), ("covertype", "not comparable")),
+        (
+            "mlp_small",
+            0,
+            ("covertype", "rows per shard 2,000 (90,000)", "rounds 1,000 (5,000)", "(0.0001)"),
+            ("Diverged",),
+        ),
+        (
+            "mlp_small_paper_step",
+            3,
+            ("covertype", "FSGLD on non-IID shards in 3 of 3", "not reproduced at this step size"),
+            ("DSGLD on",),
+        ),
+    ],
+)
+def test_every_run_of_the_network_says_its_data(modules, tmp_path, name, lost, said, not_said):
+    table = [
+        {"split": split, "method": method, "diverged": lost if method == "FSGLD" else 0}
+        for split in ("iid", "non_iid")
+        for method in ("DSGLD", "FSGLD")
+    ]
+    record = {
+        "experiment": f"fsgld/{name}",
+        "command": "",
+        "config": compose(f"experiment=fsgld/{name}"),
+        "metrics": {"table": table},
+        "wall_seconds": 1.0,
+        "git_commit": None,
+        "git_dirty": False,
+        "device": "cpu",
+        "versions": {"fedmcmc": "0", "jax": "0", "python": "3"},
+    }
+    # As for runs after the first one, which are shown without comments and figures.
+    text = "\n".join(report._run(record, modules["fsgld/mlp"], tmp_path, None))
+    assert all(words in text for words in said)
+    assert not any(words in text for words in not_said)
+
+
+def test_a_single_repetition_has_no_spread_and_is_said():
+    draws = {"gamma": np.array([[[0.0]], [[np.nan]]]), "mu": np.zeros((2, 1))}
+    scores = {"learn": np.array([[-0.3], [-0.4]]), "test": np.array([[-0.5], [-0.6]])}
+    made = metric_scores.summarise({"FSGLD": draws}, {"FSGLD": scores}, {"FSGLD": 0})
+    (row,) = made["table"]
+    assert row["learn"] == "-0.3000" and row["test"] == "-0.5000" and row["diverged"] == 1
+    text = metric_scores.about({"num_repetitions": 2}, made)
+    assert "diverged in 1 of 2" in text and "remaining 1" in text
+    assert metric_scores.about({"num_repetitions": 2}, {"table": [row | {"diverged": 0}]}) == ""
+
+
+def test_a_difference_within_repetitions_has_its_own_standard_error():
+    assert metric_scores._paired(np.array([0.1, 0.3, np.nan])) == "0.200 (s.e. 0.100)"
+
+
+def test_metrics_hold_plain_json(tmp_path):
+    written = output.write_metrics(tmp_path, {"a": np.float32(1), "b": np.nan, "c": np.arange(2)})
+    assert written == {"a": 1.0, "b": None, "c": [0, 1]}
+    assert json.loads((tmp_path / output.METRICS).read_text()) == written
+    with pytest.raises(TypeError, match="metrics"):
+        output.write_metrics(tmp_path, {"a": object()})
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path):
+    env = {**os.environ, "FEDMCMC_RESULTS": str(tmp_path)}
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "experiments.run", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+
+    missing = call()
+    assert missing.returncode != 0
+    assert "experiment=fsgld/gaussian" in missing.stderr
+    refused = call("experiment=fsgld/gaussian", "step_size=1")
+    assert refused.returncode != 0
+    assert refused.stderr.strip().splitlines()[-1].startswith("error: step_size")
+    swept = call("--multirun", "experiment=fsgld/gaussian", *TINY, "grid_points=5,6")
+    assert swept.returncode == 0, swept.stderr
+    assert swept.stdout.count("FSGLD") == 2
+    records = sorted(tmp_path.glob("fsgld/gaussian/*/metrics.json"))
+    assert [json.loads(r.read_text())["config"]["grid_points"] for r in records] == [5, 6]
+
+
+def test_a_bar_in_a_name_does_not_end_a_column_of_a_table():
+    lines = output.markdown_table([{"error / |variances|": 0.5, "name": "a|b"}]).splitlines()
+    assert lines == [r"| error / \|variances\| | name |", "|---|---|", r"| 0.5 | a\|b |"]

@@ -1,0 +1,165 @@
+"""The simulated FA-HMC experiments: the closed form against the oracle, grids against `sample`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.oracles.laws_averaging import Averaging
+
+pytest.importorskip("hydra")
+
+import fedmcmc
+from experiments.fa_hmc import dimension, dimension_law, grids, logistic, logistic_findings
+from fedmcmc.metrics import gaussian_w2
+
+CLIENTS = dimension_law.Scalars(
+    np.array([1.0, 3.0, 2.0]), np.array([-1.0, 2.0, 0.5]), np.array([0.4, 0.35, 0.25])
+)
+
+
+def oracle(**settings):
+    return Averaging(
+        precisions=(CLIENTS.weights * CLIENTS.curvatures)[:, None, None],
+        means=CLIENTS.means[:, None],
+        prior_precision=np.zeros((1, 1)),
+        prior_mean=np.zeros(1),
+        weights=CLIENTS.weights,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6, 1.0])
+def test_the_scalar_law_is_that_of_the_oracle(rho):
+    settings = dict(step_size=0.15, num_steps=4, num_local_steps=3, rho=rho)
+    round_map = dimension_law.map_of_round(CLIENTS, **settings)
+    expected = oracle(**settings).map_of(np.ones(3))
+    np.testing.assert_allclose(round_map, [x.item() for x in expected], rtol=1e-10)
+    curve = dimension_law.w2_curve(CLIENTS, round_map, start=2.5, num_rounds=6)
+    mean, variance = dimension_law.target(CLIENTS)
+    for found, law in zip(curve, oracle(**settings).rounds([2.5], 6), strict=True):
+        exact = gaussian_w2(law.mean, law.covariance, np.array([mean]), np.array([[variance]]))
+        assert found == pytest.approx(float(exact), rel=2e-5)
+
+
+def test_rounds_are_counted_from_zero_and_unstable_steps_say_so():
+    assert dimension_law.rounds_to(np.array([3.0, 2.0, 1.0]), 2.0) == 1
+    assert dimension_law.rounds_to(np.array([3.0]), 2.0) is None
+    with pytest.raises(ValueError, match=r"step_size must be below 1.155.*got 1.2"):
+        dimension_law.map_of_round(CLIENTS, step_size=1.2, num_steps=1, num_local_steps=1, rho=1.0)
+
+
+def test_the_dimension_experiment_agrees_with_its_law(tmp_path):
+    config = dimension.Config(dims=(2, 5, 20), num_runs=300, num_local_steps=3)
+    metrics = dimension.run(config, tmp_path)
+    assert (tmp_path / "rounds.png").is_file()
+    rounds = [row["rounds, exact law"] for row in metrics["table"]]
+    assert rounds[0] < rounds[1] < rounds[2]
+    for row in metrics["table"]:
+        assert abs(row["rounds, measured"] - row["rounds, exact law"]) <= 5
+    assert "to the power" in dimension.commentary(metrics)
+
+
+def test_a_grid_draws_what_sample_draws():
+    data = fedmcmc.FederatedData.from_clients([np.ones((3, 2)), np.zeros((4, 2))])
+    posterior = fedmcmc.Posterior(
+        lambda t: -0.5 * jnp.sum(t**2), lambda t, x: -0.5 * jnp.sum((x - t) ** 2, axis=-1)
+    )
+
+    def kernel_of(step_size):
+        return fedmcmc.fa_hmc(
+            posterior, step_size=step_size, num_integration_steps=3, num_local_steps=2, rho=0.5
+        )
+
+    settings = dict(num_chains=2, num_rounds=7, num_burnin=3)
+    key, start = jax.random.key(3), jnp.zeros(2)
+    found = grids.run_grid(key, kernel_of, data, start, [0.1, 0.2], **settings)
+    assert found.shape == (2, 2, 4, 2)
+    for draws, step_size in zip(found, (0.1, 0.2), strict=True):
+        expected = fedmcmc.sample(
+            key, kernel_of(step_size), data, start, progress=False, **settings
+        )
+        np.testing.assert_allclose(draws, expected.draws, rtol=1e-5, atol=1e-5)
+
+
+TINY = dict(
+    dim=3,
+    num_rows=40,
+    num_clients=4,
+    scaled_steps=(0.1, 0.3),
+    num_rounds=60,
+    num_burnin=20,
+    leapfrogs=(2,),
+    local_steps=(1, 3),
+    local_leapfrog=2,
+    local_gradients=200,
+    local_rounds=40,
+    threshold=0.4,
+    reference_draws=500,
+    reference_warmup=200,
+)
+
+
+@pytest.mark.slow
+def test_the_logistic_experiment_runs(tmp_path):
+    metrics = logistic.run(logistic.Config(**TINY), tmp_path)
+    assert (tmp_path / "errors.png").is_file()
+    assert len(metrics["table"]) == 2 and 0 < metrics["floor"] < 0.3
+    assert all(0 < row["FA-HMC, exact"] < 1 for row in metrics["table"])
+    assert "FA-HMC is" in logistic.commentary(metrics)
+
+
+def test_a_lost_chain_has_no_error_and_never_wins():
+    reference = np.random.default_rng(0).normal(size=(500, 2))
+    chains = np.zeros((2, 5, 2))
+    chains[0, 3, 1] = np.inf
+    assert np.isnan(logistic._error(chains, reference))
+    table = [{"step size": 0.1, "a": np.nan}, {"step size": 0.2, "a": 0.3}]
+    assert logistic_findings.best(table, "a") == (0.3, 0.2)
+    assert logistic_findings.wide(table, "a", 0.5) == 1
+    table = [{"step size": step} for step in (0.1, 0.2, 0.3)]
+    named = [logistic_findings._named(row["step size"], table) for row in table]
+    assert named == ["step 0.1, the smallest tried", "step 0.2", "step 0.3, the largest tried"]
+
+
+def test_local_steps_that_never_arrive_are_said():
+    lines = [
+        {"T": 1, "rounds to threshold": None, "rounds run": 50},
+        {"T": 10, "rounds to threshold": 7, "rounds run": 20},
+    ]
+    text = logistic_findings._local({"local_steps": lines, "threshold": 0.1})
+    assert "7 rounds at best, with T = 10" in text and "T = 1 did not reach it in 50 rounds" in text
+    capped = {"T": 50, "rounds to threshold": None, "rounds run": 4, "draws": 8, "floor": 0.3}
+    text = logistic_findings._local({"local_steps": [*lines, capped], "threshold": 0.1})
+    assert (
+        "T = 50 is not tested" in text
+        and "Whether larger T take more rounds again is not tested" in text
+    )
+    slow = capped | {"floor": 0.05}
+    text = logistic_findings._local({"local_steps": [*lines, slow], "threshold": 0.1})
+    assert "Not reached with T = 50 in 4 rounds" in text and "not tested" not in text
+    nobody = [dict(lines[0])]
+    assert "No T reaches" in logistic_findings._local({"local_steps": nobody, "threshold": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(num_rows=3), "num_rows must be at least 4, got 3"),
+        (dict(num_burnin=60), "num_burnin must leave some of num_rounds, got 60"),
+        (dict(scaled_steps=()), "scaled_steps must be positive, at least one"),
+        (dict(local_gradients=3), "local_gradients must suffice for a round of every T, got 3"),
+        (dict(gradient_noise=0.0), "gradient_noise must be positive, got 0"),
+    ],
+)
+def test_settings_out_of_range_say_so(changed, message):
+    with pytest.raises(ValueError, match=message):
+        logistic.Config(**(TINY | changed))
+    with pytest.raises(ValueError, match="num_clients must be even and positive, got 3"):
+        dimension.Config(num_clients=3)
+
+
+def test_steps_beyond_a_clients_stability_are_refused(tmp_path):
+    config = logistic.Config(**(TINY | dict(scaled_steps=(50.0,))))
+    with pytest.raises(ValueError, match=r"scaled_steps must stay below .* where every client"):
+        logistic.run(config, tmp_path)

@@ -1,0 +1,123 @@
+"""The Gaussian experiment: its law is that of independent oracles, and tiny runs agree with it."""
+
+import numpy as np
+import pytest
+
+from tests.oracles import laws_quantised
+from tests.oracles.federations import LIMIT
+from tests.oracles.laws import location_noise
+
+pytest.importorskip("hydra")
+
+from experiments.qlsd import federations, gaussian, gaussian_law
+from fedmcmc.compression import bound_bits
+
+RNG = np.random.default_rng(12)
+
+
+def test_the_quantisers_variance_is_that_of_all_its_values():
+    vectors = RNG.normal(size=(7, 4))
+    for num_levels in (1, 2, 7):
+        expected = laws_quantised.variance(vectors, num_levels).sum(axis=1)
+        found = gaussian_law.quantiser_variance(vectors, num_levels)
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_the_error_of_an_average_is_the_sum_of_all_covariances():
+    variance, contraction, num = 1.7, 0.6, np.array([1, 2, 3, 10, 50])
+    lags = np.abs(np.subtract.outer(np.arange(50), np.arange(50)))
+    covariance = variance * contraction**lags
+    expected = [covariance[:n, :n].mean() for n in num]
+    np.testing.assert_allclose(
+        gaussian_law.average_error(variance, contraction, num), expected, rtol=1e-12
+    )
+
+
+def law(federation, **settings):
+    defaults = dict(step_size=1 / federation.precision, batch_fraction=0.1, seed=0)
+    return gaussian_law.stationary_variance(federation, **(defaults | settings))
+
+
+def test_law_of_minibatches_without_compression():
+    federation = federations.gaussian(5, 3)
+    step_size, noise, data = 0.3 / federation.precision, 0.0, federation.data
+    for first, size in zip(np.asarray(data.start), data.sizes, strict=True):
+        rows = np.asarray(data.rows)[first : first + size].astype(np.float64)
+        num = max(int(size) // 10, 1)
+        noise = noise + location_noise(rows, np.eye(3), num, replace=True)
+    contraction = (1 - 0.3) ** 2
+    each = (2 * step_size + step_size**2 * np.diag(noise)) / (1 - contraction)
+    found = law(federation, step_size=step_size, num_levels=None, centred=False)
+    assert found == pytest.approx(each.mean(), rel=1e-6)
+    centred = law(federation, step_size=step_size, num_levels=None, centred=True)
+    assert centred == pytest.approx(2 * step_size / (1 - contraction), rel=1e-6)
+
+
+def test_law_of_quantised_messages_is_that_of_a_loop():
+    # All messages are along the same vector: their common distance from the mean.
+    federation, num_levels, num_chains = federations.gaussian(3, 4), 1, 40_000
+    sizes = np.asarray(federation.data.sizes, float)
+    step_size, x = 0.5 / federation.precision, np.zeros((num_chains, 4))
+    for _ in range(60):
+        norm = np.linalg.norm(x, axis=1, keepdims=True)
+        exact = num_levels * np.abs(x) / np.where(norm > 0, norm, 1)
+        total = 0.0
+        for size in sizes:
+            level = np.floor(exact) + (RNG.random(x.shape) < exact - np.floor(exact))
+            total = total + size * norm * np.sign(x) * level / num_levels
+        x = x - step_size * total + np.sqrt(2 * step_size) * RNG.standard_normal(x.shape)
+    square = (x**2).mean(axis=1)
+    found = law(federation, step_size=step_size, num_levels=num_levels, centred=True)
+    # The law takes the mean over directions from 4000 of them; compression makes a tenth of it.
+    error = np.hypot(square.std() / np.sqrt(num_chains), 0.002 * found)
+    assert abs(square.mean() - found) < 4 * error
+    without = law(federation, step_size=step_size, num_levels=None, centred=True)
+    assert found - without > 10 * error
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    config = gaussian.Config(
+        num_clients=3,
+        dim=4,
+        bits=(1, 3),
+        num_rounds=400,
+        num_burnin=100,
+        num_chains=40,
+        budget=2000.0,
+        budget_levels=2,
+        budget_factors=(1.0, 0.5),
+    )
+    return config, gaussian.run(config, tmp_path_factory.mktemp("gaussian"))
+
+
+@pytest.mark.slow
+def test_runs_agree_with_the_law(tiny):
+    _, metrics = tiny
+    rows = {row["algorithm"]: row for row in metrics["table"]}
+    assert list(rows) == [
+        "QLSD, 1 bits",
+        "QLSD, 3 bits",
+        "QLSD*, 1 bits",
+        "QLSD*, 3 bits",
+        "LSD*",
+    ]
+    assert abs(rows["LSD*"]["z (MSE)"]) < LIMIT
+    for name in ("QLSD*, 1 bits", "QLSD*, 3 bits", "LSD*"):
+        row = rows[name]
+        assert row["variance"] == pytest.approx(row["variance, law"], rel=0.08)
+    assert rows["LSD*"]["bits a message"] == 32 * 4
+    assert rows["QLSD, 1 bits"]["bound, log2"] == pytest.approx(float(bound_bits(4, 2)), rel=1e-6)
+    natural = float(bound_bits(4, 2, base="natural"))
+    assert rows["QLSD, 1 bits"]["bound, ln (paper)"] == pytest.approx(natural, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_budget_pays_for_as_many_rounds_as_the_bound_says(tiny):
+    config, metrics = tiny
+    grid = metrics["budget"]
+    assert grid["levels"].tolist() == [1, 10_000]
+    expected = [int(config.budget / float(bound_bits(4, s))) for s in grid["levels"]]
+    assert grid["rounds"].tolist() == expected
+    assert grid["error"].shape == (2, 2) and (grid["error"] > 0).all()
+    assert "Least error" in gaussian.commentary(metrics)

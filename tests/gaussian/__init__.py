@@ -1,0 +1,1 @@
+"""Gaussians in natural parameters."""

@@ -1,0 +1,1 @@
+"""Gradient estimators and the rows that they read."""

@@ -1,0 +1,1 @@
+"""Inference at a client."""

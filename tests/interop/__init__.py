@@ -1,0 +1,1 @@
+"""Models of NumPyro and Flax, and tools that read runs."""

@@ -1,0 +1,1 @@
+"""Kernels: their identities, limits and errors."""

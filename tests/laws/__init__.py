@@ -1,0 +1,1 @@
+"""Kernels against their exact law, round by round."""

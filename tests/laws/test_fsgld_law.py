@@ -1,0 +1,143 @@
+"""SGLD, DSGLD and FSGLD have the very law of the closed form, round by round.
+
+Independent chains from one start are compared with the exact mean and covariance after a finite
+number of rounds at the step size used: no burn-in, no discretisation bias, no tolerance.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+import fedmcmc
+from tests.oracles import laws
+from tests.oracles.federations import LIMIT, Federation, worst_z, z_scores
+from tests.support.lanes import fast_and_slow
+
+NUM_CHAINS = 16384
+FEDERATION = Federation()
+F = Federation.probabilities
+STEP_SIZE = 0.006
+FIVE = dict(num_local_steps=5, probabilities=F)
+CASES = {
+    "sgld": ("sgld", None, {}),
+    "sgld-minibatch-cool": ("sgld", None, dict(batch=5, temperature=0.05)),
+    "dsgld-one-step-uniform": ("dsgld", None, dict(num_local_steps=1, batch=3, temperature=0.05)),
+    "dsgld-hot": ("dsgld", None, dict(**FIVE, temperature=2.0)),
+    "dsgld-distinct-rows": ("dsgld", None, dict(**FIVE, batch=3, replace=False)),
+    # Cold and without heterogeneity, so that nothing hides the gradient noise.
+    "fsgld-exact-distinct-rows": (
+        "fsgld",
+        "exact",
+        dict(**FIVE, batch=3, replace=False, temperature=0.02),
+    ),
+    "fsgld-one-step": ("fsgld", "dense", dict(num_local_steps=1, probabilities=F)),
+    "fsgld-dense-half": ("fsgld", "dense", dict(**FIVE, batch=3, alpha=0.5)),
+    "fsgld-diagonal": ("fsgld", "diagonal", dict(**FIVE, temperature=0.5)),
+    "fsgld-scaled-uniform": (
+        "fsgld",
+        "scaled_identity",
+        dict(num_local_steps=5, batch=3, replace=False, alpha=0.5),
+    ),
+}
+
+
+def run(kernel, *, num_rounds=12, thinning=6, collect=None, seed=0):
+    """Return draws ``[num_chains, num_rounds // thinning, ...]``."""
+    return fedmcmc.sample(
+        jax.random.key(seed),
+        kernel,
+        FEDERATION.data,
+        FEDERATION.start,
+        num_rounds=num_rounds,
+        thinning=thinning,
+        num_chains=NUM_CHAINS,
+        collect=collect,
+        progress=False,
+    ).draws
+
+
+def build(name, structure, settings):
+    """Return the kernel and its law."""
+    settings = dict(settings, step_size=STEP_SIZE)
+    public = {"batch_size" if key == "batch" else key: x for key, x in settings.items()}
+    if name == "sgld":
+        return fedmcmc.sgld(FEDERATION.posterior, **public), FEDERATION.law(pooled=True, **settings)
+    if name == "dsgld":
+        return fedmcmc.dsgld(FEDERATION.posterior, **public), FEDERATION.law(**settings)
+    surrogates, parameters = FEDERATION.surrogates(structure)
+    kernel = fedmcmc.fsgld(FEDERATION.posterior, surrogates, **public)
+    return kernel, FEDERATION.law(surrogates=parameters, **settings)
+
+
+# Each kernel, with and without minibatches, structures and probabilities among them.
+FAST = (
+    "sgld-minibatch-cool",
+    "dsgld-hot",
+    "fsgld-exact-distinct-rows",
+    "fsgld-one-step",
+    "fsgld-dense-half",
+)
+
+
+@pytest.mark.parametrize("case", fast_and_slow(CASES, FAST))
+def test_law_after_six_and_twelve_rounds(case):
+    kernel, law = build(*CASES[case])
+    expected = law.rounds(FEDERATION.start, 12)
+    draws = run(kernel)
+    assert worst_z(draws[:, 0], expected[6]) < LIMIT
+    assert worst_z(draws[:, 1], expected[12]) < LIMIT
+
+
+def test_law_of_a_relay_with_a_noisy_corrected_gradient():
+    surrogates, parameters = FEDERATION.surrogates("dense", seed=1)
+    noisy = fedmcmc.noisy(fedmcmc.full_gradient(), 3.0)
+    kernel = fedmcmc.relay(
+        FEDERATION.posterior,
+        fedmcmc.conducive(noisy, surrogates, 0.5, shares=F),
+        participation=fedmcmc.categorical(F),
+        step_size=STEP_SIZE,
+        num_local_steps=5,
+    )
+    law = FEDERATION.law(**FIVE, step_size=STEP_SIZE, scale=3.0, surrogates=parameters, alpha=0.5)
+    assert worst_z(run(kernel)[:, -1], law.rounds(FEDERATION.start, 12)[-1]) < LIMIT
+
+
+def test_law_of_every_local_iterate():
+    kernel, law = build(*CASES["fsgld-dense-half"])
+    draws = run(kernel, collect=fedmcmc.local_positions)[:, -1]
+    start = law.rounds(FEDERATION.start, 11)[-1]
+    for t, expected in enumerate(law.local(start)):
+        assert worst_z(draws[:, t], expected) < LIMIT, t
+    average = law.local_average(start)
+    gap = draws.astype(float) - average.mean
+    products = np.einsum("cti,ctj->cij", gap, gap) / draws.shape[1]
+    assert np.abs(z_scores(draws.mean(1), average.mean)).max() < LIMIT
+    assert np.abs(z_scores(products, average.covariance)).max() < LIMIT
+
+
+@pytest.mark.parametrize("case", ["dsgld-hot", "fsgld-diagonal"])
+def test_stationary_law(case):
+    name, structure, settings = CASES[case]
+    kernel, law = build(name, structure, settings)
+    limit, late = law.stationary(), law.rounds(FEDERATION.start, 120)[-1]
+    np.testing.assert_allclose(late.mean, limit.mean, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(late.covariance, limit.covariance, rtol=1e-3, atol=1e-5)
+    # As many draws as the tests above, so that it runs their compiled program.
+    assert worst_z(run(kernel, num_rounds=120, thinning=60)[:, 1], limit) < LIMIT
+
+
+def test_exact_surrogates_make_the_law_independent_of_the_number_of_local_steps():
+    surrogates, exact = FEDERATION.surrogates("exact")
+    kernel = fedmcmc.fsgld(FEDERATION.posterior, surrogates, step_size=STEP_SIZE, **FIVE)
+    target = laws.posterior(*exact, FEDERATION.prior_precision, FEDERATION.prior_mean)
+    plain = laws.single(np.linalg.inv(target.covariance), target.mean, step_size=STEP_SIZE)
+    draws = run(kernel)
+    assert worst_z(draws[:, 0], plain.rounds(FEDERATION.start, 30)[-1]) < LIMIT
+    assert worst_z(draws[:, 1], plain.rounds(FEDERATION.start, 60)[-1]) < LIMIT
+
+
+def test_chains_are_independent():
+    kernel, law = build(*CASES["sgld"])
+    draws = run(kernel)[:, -1].astype(float) - law.rounds(FEDERATION.start, 12)[-1].mean
+    neighbours = draws[0::2, :, None] * draws[1::2, None, :]
+    assert np.abs(z_scores(neighbours, 0.0)).max() < LIMIT

@@ -1,0 +1,250 @@
+"""LSD, QLSD, QLSD* and QLSD++ have the very law of the closed form, round by round.
+
+Independent chains from one start are compared with the exact mean and covariance, of the chain and
+of the clients' memories together, after every one of a few rounds: no burn-in, no tolerance.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from tests.oracles import laws_qlsd
+from tests.oracles.federations import LIMIT, worst_z
+from tests.oracles.federations_qlsd import Curved
+
+NUM_CHAINS = 16384
+NUM_ROUNDS = 5
+FEDERATION = Curved()
+P = np.array([0.5, 0.9, 0.6, 0.3])
+RATES = np.array([0.3, 0.5, 0.2, 0.4])
+STEPS = [0.004, 0.008, 0.006, 0.009, 0.005]
+TEMPERATURES = [2.0, 0.5, 0.0, 1.0, 3.0]
+RULES = {
+    "full": (fedmcmc.full, laws_qlsd.everyone),
+    "bernoulli": (lambda: fedmcmc.bernoulli(P), lambda num: laws_qlsd.bernoulli(P)),
+    "cohort": (lambda: fedmcmc.uniform(2), lambda num: laws_qlsd.cohorts(2, num)),
+    "one": (lambda: fedmcmc.categorical(), lambda num: laws_qlsd.cohorts(1, num)),
+    "realised": (
+        lambda: fedmcmc.bernoulli(0.4, rescale="realised"),
+        lambda num: laws_qlsd.realised(0.4, num),
+    ),
+}
+CASES = {
+    "lsd-split-minibatch": dict(rule="bernoulli", split=True, batch=3, temperature=TEMPERATURES),
+    "lsd-cohort-distinct-rows": dict(rule="cohort", batch=3, replace=False, step_size=STEPS),
+    "qlsd-sparse-realised": dict(rule="realised", keep=0.3, temperature=0.2),
+    "star-off-the-mode": dict(rule="bernoulli", centre=True, batch=2, keep=0.4, temperature=0.1),
+    "pp-memory-of-all": dict(rule="bernoulli", refresh_every=2, batch=2, keep=0.5, rates=RATES),
+    "pp-memory-of-the-active": dict(
+        rule="cohort", refresh_every=2, batch=2, keep=0.5, rates=0.4, memory_of="active"
+    ),
+}
+MORE = {
+    "lsd": dict(rule="full", temperature=1.5),
+    "lsd-one": dict(rule="one", batch=2),
+    "lsd-realised-split": dict(rule="realised", split=True, batch=2),
+    "qlsd-sparse": dict(rule="full", keep=0.3, split=True),
+    "qlsd-sparse-bernoulli-minibatch": dict(rule="bernoulli", keep=0.3, batch=2, split=True),
+    "star-split-realised": dict(rule="realised", centre=True, keep=0.5, split=True),
+    "star-distinct-rows": dict(rule="full", centre=True, batch=3, replace=False, temperature=0.1),
+    "fixed-point": dict(rule="bernoulli", centre=True, centred=False, batch=2, keep=0.5),
+    "pp-split": dict(rule="bernoulli", refresh_every=2, batch=2, split=True, temperature=0.1),
+    "pp-every-round": dict(rule="cohort", refresh_every=1, batch=2, keep=0.5, rates=RATES),
+    "pp-memory-realised": dict(rule="realised", refresh_every=3, batch=2, keep=0.5, rates=RATES),
+    # At a keep of one half the first squared deviation would be the same whatever is sent.
+    "pp-memory-default-rate": dict(
+        rule="full", refresh_every=3, batch=2, keep=0.6, rates="default"
+    ),
+    "qlsd-memory": dict(rule="bernoulli", keep=0.5, rates=0.5, step_size=STEPS),
+    "pp-thinned-twice": dict(rule="bernoulli", refresh_every=2, keep=(0.5, 0.6), rates=RATES),
+}
+
+
+def number(given):
+    """Return a number, or a schedule from a list of one a round."""
+    if np.ndim(given) == 0:
+        return given
+    return lambda round_: jnp.asarray(given)[round_]
+
+
+def build(federation, settings):
+    """Return the kernel and its law."""
+    settings = dict(step_size=0.006, temperature=1.0, keep=1.0) | settings
+    given = dict(settings)
+    rule, law_rule = RULES[given.pop("rule")]
+    centre = federation.centre if given.pop("centre", False) else None
+    public = dict(
+        step_size=number(given["step_size"]),
+        temperature=number(given["temperature"]),
+        batch_size=given.get("batch"),
+        replace=given.get("replace", True),
+        participation=rule(),
+        prior="split" if given.get("split") else "server",
+    )
+    keep = given.pop("keep")
+    kernel = build_kernel(federation.posterior, centre, public, given, compressor(keep))
+    if isinstance(given.get("rates"), str):
+        given["rates"] = np.prod(keep)  # 1 / (1 + omega)
+    return kernel, federation.langevin(
+        keep=np.prod(keep),
+        participation=law_rule(len(federation.sizes)),
+        centre=centre,
+        **given,
+    )
+
+
+def compressor(keep):
+    if np.ndim(keep):
+        return fedmcmc.chain(*map(fedmcmc.sparsify, keep))
+    return None if keep == 1 else fedmcmc.sparsify(keep)
+
+
+def build_kernel(posterior, centre, public, given, compressor_):
+    """Return the published algorithm, or what `compress` makes of an uncompressed one."""
+    every, rate = given.get("refresh_every"), given.get("rates")
+    rate = None if isinstance(rate, str) else rate
+    if centre is not None and not given.get("centred", True):
+        estimator = fedmcmc.minibatch(public.pop("batch_size"), replace=public.pop("replace"))
+        kernel = fedmcmc.langevin(posterior, fedmcmc.fixed_point(estimator, centre), **public)
+        return fedmcmc.compress(kernel, compressor_)
+    if compressor_ is None:
+        if every is not None:
+            return fedmcmc.lsd_pp(posterior, refresh_every=every, **public)
+        if centre is not None:
+            return fedmcmc.lsd_star(posterior, centre, **public)
+        return fedmcmc.lsd(posterior, **public)
+    if every is not None:
+        memory = dict(memory_rate=rate, memory_of=given.get("memory_of", "all"))
+        public = public | memory | dict(refresh_every=every)
+        return fedmcmc.qlsd_pp(posterior, compressor=compressor_, **public)
+    if "rates" in given:
+        compressor_ = fedmcmc.memory(compressor_, rate)
+    if centre is not None:
+        return fedmcmc.qlsd_star(posterior, centre, compressor=compressor_, **public)
+    return fedmcmc.qlsd(posterior, compressor=compressor_, **public)
+
+
+def memories(state):
+    """Return the clients' memories ``[..., num_clients * d]``, or nothing."""
+    own = getattr(state.clients, "compressor", ())
+    if not hasattr(own, "memory"):
+        return state.broadcast.position[..., :0]
+    return own.memory.reshape(*own.memory.shape[:-2], -1)
+
+
+@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+def one_round(kernel, data, keys, states):
+    step = fedmcmc.simulate(kernel, data).step
+    return jax.vmap(lambda key, state: step(key, state)[0])(keys, states)
+
+
+def run(kernel, federation, *, num_rounds=NUM_ROUNDS, seed=0):
+    """Return theta and memories after every round, ``[num_chains, num_rounds, D]``.
+
+    As `fedmcmc.sample` does, but compiled without optimisation, which takes most of the time.
+    """
+    data = federation.data
+    keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.key(seed), c))(jnp.arange(NUM_CHAINS))
+    start = fedmcmc.simulate(kernel, data).init(jnp.asarray(federation.start))
+    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (NUM_CHAINS, *x.shape)), start)
+    found = []
+    for _ in range(num_rounds):
+        state = one_round(kernel, data, keys, state)
+        found.append(np.concatenate([state.broadcast.position, memories(state)], axis=1))
+    return np.stack(found, axis=1), state
+
+
+def sample(kernel, federation, *, num_rounds=NUM_ROUNDS, seed=0):
+    """Return what `run` does, from the runner that everyone uses."""
+    return fedmcmc.sample(
+        jax.random.key(seed),
+        kernel,
+        federation.data,
+        federation.start,
+        num_rounds=num_rounds,
+        num_chains=NUM_CHAINS,
+        collect=lambda state, info: jnp.concatenate([state.broadcast.position, memories(state)]),
+        progress=False,
+    ).draws
+
+
+def assert_law(draws, law, start):
+    size = draws.shape[-1]
+    for round_, expected in enumerate(law.rounds(start, draws.shape[1])[1:]):
+        seen = type(expected)(expected.mean[:size], expected.covariance[:size, :size])
+        assert worst_z(draws[:, round_], seen) < LIMIT, f"after {round_ + 1} rounds"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_law_of_every_round(case):
+    kernel, law = build(FEDERATION, CASES[case])
+    draws, state = run(kernel, FEDERATION)
+    assert_law(draws, law, FEDERATION.start)
+    if case == "pp-memory-of-all":
+        # The server never sees a memory: it adds up what moves them.
+        total = state.clients.compressor.memory.sum(1)
+        np.testing.assert_allclose(state.server.memory, total, rtol=1e-5, atol=1e-4)
+
+
+def cold_at_first(round_):
+    return jnp.where(round_ == 0, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("rates", [np.zeros(4), RATES], ids=["forgetful", "memory"])
+def test_law_of_two_quantised_rounds(rates):
+    """Rounding to levels of the norm; the first round has no other noise but participation."""
+    kernel = fedmcmc.qlsd_pp(
+        FEDERATION.posterior,
+        compressor=fedmcmc.quantize(2),
+        memory_rate=jnp.asarray(rates),
+        refresh_every=1,
+        batch_size=None,
+        step_size=0.006,
+        temperature=cold_at_first,
+        participation=fedmcmc.bernoulli(P),
+    )
+    expected = FEDERATION.quantised(
+        num_levels=2,
+        step_sizes=(0.006, 0.006),
+        temperature=0.5,
+        participation=laws_qlsd.bernoulli(P),
+        rates=rates,
+    )
+    draws, _ = run(kernel, FEDERATION, num_rounds=2)
+    for round_, law in enumerate(expected):
+        assert worst_z(draws[:, round_, :3], law) < LIMIT, f"after {round_ + 1} rounds"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES | MORE)
+def test_law_of_every_round_of_sample(case):
+    kernel, law = build(FEDERATION, (CASES | MORE)[case])
+    assert_law(sample(kernel, FEDERATION, seed=1), law, FEDERATION.start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("case", ["star-off-the-mode", "pp-memory-of-all"])
+def test_law_on_other_federations(case, seed):
+    federation = Curved(seed)
+    kernel, law = build(federation, CASES[case])
+    assert_law(run(kernel, federation, seed=seed)[0], law, federation.start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["pp-every-round", "qlsd-sparse-realised"])
+def test_stationary_law(case):
+    kernel, law = build(FEDERATION, MORE.get(case) or CASES[case])
+    limit, late = law.stationary(), law.rounds(FEDERATION.start, 120)[-1]
+    scale = np.sqrt(np.diag(limit.covariance))
+    # Far below the standard error of the draws.
+    assert np.abs((late.mean - limit.mean) / scale).max() < 1e-3
+    assert np.abs((late.covariance - limit.covariance) / np.outer(scale, scale)).max() < 1e-3
+    draws = sample(kernel, FEDERATION, num_rounds=120)[:, -1]
+    size = draws.shape[-1]
+    seen = type(limit)(limit.mean[:size], limit.covariance[:size, :size])
+    assert worst_z(draws, seen) < LIMIT

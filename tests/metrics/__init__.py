@@ -1,0 +1,1 @@
+"""Scores of draws and predictions."""

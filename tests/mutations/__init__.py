@@ -1,0 +1,1 @@
+"""Seeded bugs that the tests must notice."""

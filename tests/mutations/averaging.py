@@ -1,0 +1,155 @@
+"""Bugs of the averaging family that its law tests must notice; see `test_mutations`."""
+
+LAW = "laws/test_fa_hmc_law.py::test_law_after_two_and_four_rounds"
+HALF = f"{LAW}[half]"
+NOISE = f"{LAW}[noise-fresh]"
+BATCH = f"{LAW}[batch-fresh]"
+REUSE = f"{LAW}[batch-reuse]"
+CONTROL = f"{LAW}[control-variate-weights-noise]"
+MASS = f"{LAW}[mass-dense]"
+ONE = f"{LAW}[scheme-one]"
+TWO = f"{LAW}[scheme-two]"
+LANGEVIN = f"{LAW}[langevin]"
+TESTS = [HALF, NOISE, BATCH, REUSE, CONTROL, MASS, ONE, TWO, LANGEVIN]
+AVERAGING, INTEGRATORS = "kernels/_averaging.py", "dynamics/_integrators.py"
+
+MUTATIONS = {
+    "private momenta without one over the root of the weight": (
+        "dynamics/_momentum.py",
+        "jnp.sqrt((1 - correlation) / weight)",
+        "jnp.sqrt(1 - correlation)",
+        HALF,
+    ),
+    "correlation in place of its root": (
+        "dynamics/_momentum.py",
+        "trees.add_scaled(private, jnp.sqrt(correlation),",
+        "trees.add_scaled(private, correlation,",
+        HALF,
+    ),
+    "one momentum for all trajectories of a round": (
+        "dynamics/_momentum.py",
+        "return () if kind == unless else normals(rng_key, like, num)",
+        "return () if kind == unless else jnp.repeat(normals(rng_key, like, 1), num, 0)",
+        HALF,
+    ),
+    "a weight that counts twice": (
+        AVERAGING,
+        "message = trees.scale(weight, trees",
+        "message = trees.scale(weight**2, trees",
+        HALF,
+    ),
+    "an average that is not weighted": (
+        AVERAGING,
+        "message = trees.scale(weight, trees",
+        "message = trees.scale(0.25, trees",
+        NOISE,
+    ),
+    "the prior split among clients that are averaged": (
+        AVERAGING,
+        "trees.add(prior, over_weight(weight, estimate))",
+        "trees.add(trees.scale(weight, prior), over_weight(weight, estimate))",
+        HALF,
+    ),
+    "clients that move along their own log likelihood": (
+        AVERAGING,
+        "trees.add(prior, over_weight(weight, estimate))",
+        "trees.add(prior, estimate)",
+        HALF,
+    ),
+    "a first kick that is whole": (
+        INTEGRATORS,
+        "half, kick(first))",
+        "2 * half, kick(first))",
+        HALF,
+    ),
+    "later kicks that are half": (
+        INTEGRATORS,
+        "half, kick(twice))",
+        "half / 2, kick(twice))",
+        HALF,
+    ),
+    "one gradient for both halves of a kick": (
+        INTEGRATORS,
+        "jnp.sum(g, axis=0), x) for",
+        "2 * g[0], x) for",
+        BATCH,
+    ),
+    "the first call's draws again": (
+        INTEGRATORS,
+        "leaf[1:].reshape(",
+        "leaf[:-1].reshape(",
+        REUSE,
+    ),
+    "noise of a gradient that is not weighted": (
+        "gradients/_estimators.py",
+        "    if weighted.value:",
+        "    if False:",
+        NOISE,
+    ),
+    "velocities of the covariance of momenta": (
+        "dynamics/_mass_matrix.py",
+        "_times(self.roots if self._is_diagonal(normals) else self.factor, normals)",
+        "normals",
+        MASS,
+    ),
+    "kicks without the inverse mass matrix": (
+        "dynamics/_mass_matrix.py",
+        "return _times(self.inverse, gradient)",
+        "return gradient",
+        MASS,
+    ),
+    "a control variate without its weight": (
+        "gradients/_corrections.py",
+        "trees.scale(_share(shares, client), broadcast.summed)",
+        "broadcast.summed",
+        CONTROL,
+    ),
+    "a control variate with the share of rows for the weight": (
+        "gradients/_corrections.py",
+        "trees.scale(_share(shares, client), broadcast.summed)",
+        "trees.scale(client.share, broadcast.summed)",
+        CONTROL,
+    ),
+    "a control variate that forgets the client's own gradient": (
+        "gradients/_zero_sum.py",
+        "lambda g: g[0] - g[1], both)",
+        "lambda g: g[0], both)",
+        CONTROL,
+    ),
+    "draws with replacement that each count as the whole": (
+        "participation/_participation.py",
+        "1 / (size * p[index])",
+        "1 / p[index]",
+        ONE,
+    ),
+    "draws with replacement that ignore their probability": (
+        "participation/_participation.py",
+        "1 / (size * p[index])",
+        "jnp.full(size, p.shape[0] / size)",
+        ONE,
+    ),
+    "a distinct cohort that stands for itself alone": (
+        "rounds/_messages.py",
+        "        if participation.weighted:",
+        "        if False:",
+        TWO,
+    ),
+    "all clients share what should be private": (
+        "rounds/_groups.py",
+        "streams.client_key(rng_key, round_, client_id)",
+        "streams.client_key(rng_key, round_, 0 * client_id)",
+        HALF,
+    ),
+    "the shared key does not change with the round": (
+        "random/_streams.py",
+        "jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_SHARED))",
+        "jax.random.fold_in(rng_key, jnp.uint32(_SHARED))",
+        HALF,
+    ),
+    "the noise of a local Langevin step off by sqrt 2": (
+        INTEGRATORS,
+        "jnp.sqrt(2 * jnp.asarray(step_size) * jnp.asarray(temperature))",
+        "jnp.sqrt(jnp.asarray(step_size) * jnp.asarray(temperature))",
+        LANGEVIN,
+    ),
+}

@@ -1,0 +1,172 @@
+"""Bugs of FedAvg, FedPA and FedEP that their law tests must notice; see `test_mutations`."""
+
+EP = "laws/test_fed_ep_law.py::test_every_round_is_that_of_the_loop"
+SITE = f"{EP}[site-diagonal]"
+AVERAGE = f"{EP}[average-scaled_identity]"
+POWER = f"{EP}[power-diagonal]"
+COHORT = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[site]"
+STATELESS = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[average]"
+PER_ROW = "laws/test_fed_ep_law.py::test_scaled_identities[per row]"
+FIT = "inference/test_inference.py"
+LAPLACE = f"{FIT}::test_laplace_estimates_minus_the_hessian[diagonal]"
+NGVI = f"{FIT}::test_one_step_of_ngvi_averages_the_information[None]"
+SAMPLES = f"{FIT}::test_samples_are_the_ends_of_epochs_and_the_mean_theirs"
+CHAIN = f"{FIT}::test_the_moments_of_a_langevin_chain_have_their_exact_expectation"
+AVG = "laws/test_fed_avg_law.py::test_every_round_of_averaging[False]"
+MEMBERS = "laws/test_fed_avg_law.py::test_means_are_over_the_cohort_weighted_by_rows"
+PA = "laws/test_fed_avg_law.py::test_every_round_of_posterior_averaging[True]"
+TESTS = [
+    SITE,
+    AVERAGE,
+    POWER,
+    COHORT,
+    STATELESS,
+    PER_ROW,
+    LAPLACE,
+    NGVI,
+    SAMPLES,
+    CHAIN,
+    AVG,
+    MEMBERS,
+    PA,
+]
+RULES, PSEUDO, DELTAS = (
+    "kernels/_natural_rules.py",
+    "kernels/_pseudo_gradients.py",
+    "kernels/_deltas.py",
+)
+
+MUTATIONS = {
+    "a cavity that keeps the client's own site": (
+        RULES,
+        "return whole / client_state.site",
+        "return whole",
+        SITE,
+    ),
+    "a site that moves undamped": (
+        "kernels/_natural.py",
+        "damping = schedules.value(parameters.damping, broadcast.round)\n    site, state",
+        "damping = jnp.float32(1.0)\n    site, state",
+        SITE,
+    ),
+    "a server that moves undamped": (
+        "kernels/_natural.py",
+        "damping = schedules.value(parameters.damping, broadcast.round)\n    before",
+        "damping = jnp.float32(1.0)\n    before",
+        POWER,
+    ),
+    "the prior in the average site": (
+        RULES,
+        "return whole, sites ** (1 /",
+        "return whole, whole ** (1 /",
+        AVERAGE,
+    ),
+    "a power without the client's share": (
+        RULES,
+        "return whole / sites**client.share",
+        "return whole / sites ** (1 / 4)",
+        POWER,
+    ),
+    "sites whose messages are weighted": (
+        RULES,
+        "return replace(participation, weighted=False)",
+        "return replace(participation, weighted=True)",
+        COHORT,
+    ),
+    "a stateless cohort that stands for itself alone": (
+        RULES,
+        'if cavity in ("average", "power"):\n        return participation',
+        'if cavity in ("average", "power"):\n        return replace(participation, weighted=False)',
+        STATELESS,
+    ),
+    "the prior counted twice": (
+        RULES,
+        "whole = prior * site(",
+        "whole = prior * prior * site(",
+        SITE,
+    ),
+    "variances of the precision's diagonal": (
+        "gaussian/_sites.py",
+        "variances = jnp.diagonal(q.covariance())",
+        "variances = 1 / jnp.diagonal(q.precision)",
+        SITE,
+    ),
+    "a precision that is not a row's": (
+        "inference/_blocks.py",
+        "number = number * client.size.astype(client.share.dtype)",
+        "number = number * client.share",
+        PER_ROW,
+    ),
+    "the mean information of a row for the client's": (
+        "inference/_blocks.py",
+        "in_structure(client.size.astype(information.dtype) * information, structure)",
+        "in_structure(information, structure)",
+        LAPLACE,
+    ),
+    "outcomes as they were observed": (
+        "inference/_fisher.py",
+        "rows = resample_fn(key, position, gather(client, jnp.where(mask, places, 0)))",
+        "rows = gather(client, jnp.where(mask, places, 0))",
+        LAPLACE,
+    ),
+    "gradients that are not squared": (
+        "inference/_fisher.py",
+        "else jnp.sum(jnp.square(gradients), axis=0)",
+        "else jnp.sum(jnp.abs(gradients), axis=0)",
+        LAPLACE,
+    ),
+    "information at the mean in place of its average": (
+        "inference/_ngvi.py",
+        "at = unravel(ravel_pytree(q.draw(draw_key))[0])",
+        "at = found.mean",
+        NGVI,
+    ),
+    "a variance divided by the number": (
+        "inference/_means.py",
+        "divisor = max(length.num_windows - length.num_burnin - 1, 1)",
+        "divisor = length.num_windows - length.num_burnin",
+        SAMPLES,
+    ),
+    "samples that do not see the cavity": (
+        "inference/_means.py",
+        "gradient = trees.scale(per_row, trees.add(estimate, cavity.grad_log(at)))",
+        "gradient = trees.scale(per_row, estimate)",
+        SAMPLES,
+    ),
+    "chains whose noise is off by sqrt 2": (
+        "inference/_langevin.py",
+        "scale = jnp.sqrt(2 / schedules",
+        "scale = jnp.sqrt(1 / schedules",
+        CHAIN,
+    ),
+    "the whole prior in every client's loss": (
+        "kernels/_shared.py",
+        "prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))",
+        "prior = jax.grad(posterior.logprior_fn)(position)",
+        AVG,
+    ),
+    "clients that all count alike": (
+        PSEUDO,
+        "weight = jnp.where(finite, client.share, 0)",
+        "weight = jnp.where(finite, 0.25, 0)",
+        MEMBERS,
+    ),
+    "a sum in place of a mean": (
+        PSEUDO,
+        "mean = trees.scale(1 / jnp.where(some, weight, 1), total.delta)",
+        "mean = total.delta",
+        MEMBERS,
+    ),
+    "a covariance that shrinks by another number of samples": (
+        DELTAS,
+        "scale = 1 + (num - 1) * kept.rho",
+        "scale = 1 + num * kept.rho",
+        PA,
+    ),
+    "an earlier solution that is not corrected": (
+        DELTAS,
+        "solution = move - weights @ solved",
+        "solution = move",
+        PA,
+    ),
+}

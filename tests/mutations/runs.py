@@ -1,0 +1,19 @@
+"""Bugs of what runs keep that tests must notice; see `test_mutations`."""
+
+PIECES = "storage/test_checkpoints.py::test_a_run_in_pieces_is_one_run[plain-npz]"
+TESTS = [PIECES]
+
+MUTATIONS = {
+    "totals before a checkpoint forgotten": (
+        "runs/_run.py",
+        "self.totals, self.stopped = saved.totals, saved.stopped",
+        "self.stopped = saved.stopped",
+        PIECES,
+    ),
+    "a run goes on from the checkpoint's round in the first state": (
+        "runs/_run.py",
+        "self._restore(saved.state)",
+        "",
+        PIECES,
+    ),
+}

@@ -1,0 +1,323 @@
+"""The mutation guard: a copy of the source with one seeded bug must fail a law test."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutations import averaging, faults, natural, runs
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
+FSGLD = f"{RELAY}[fsgld-dense-half]"
+DISTINCT = f"{RELAY}[fsgld-exact-distinct-rows]"
+HOT = f"{RELAY}[dsgld-hot]"
+SUM = "laws/test_qlsd_law.py::test_law_of_every_round"
+LSD = f"{SUM}[lsd-split-minibatch]"
+COHORT = f"{SUM}[lsd-cohort-distinct-rows]"
+SPARSE = f"{SUM}[qlsd-sparse-realised]"
+STAR = f"{SUM}[star-off-the-mode]"
+MEMORY = f"{SUM}[pp-memory-of-all]"
+ACTIVE = f"{SUM}[pp-memory-of-the-active]"
+CONSENSUS = "laws/test_dg_sgld.py::test_joint_law_after_seven_rounds[one a client]"
+QUANTISED = "laws/test_qlsd_law.py::test_law_of_two_quantised_rounds[forgetful]"
+TESTS = [
+    FSGLD,
+    DISTINCT,
+    HOT,
+    LSD,
+    COHORT,
+    SPARSE,
+    STAR,
+    MEMORY,
+    ACTIVE,
+    CONSENSUS,
+    QUANTISED,
+    *averaging.TESTS,
+    *faults.TESTS,
+    *natural.TESTS,
+    *runs.TESTS,
+]
+LAWS = ("< LIMIT", "Not equal to tolerance", "Arrays are not equal")
+MUTATIONS = {
+    "noise off by sqrt 2": (
+        "dynamics/_integrators.py",
+        "jnp.sqrt(2 * jnp.asarray(step_size)",
+        "jnp.sqrt(jnp.asarray(step_size)",
+        FSGLD,
+    ),
+    "temperature ignored": (
+        "kernels/_relay.py",
+        "overdamped_langevin(position, gradient, noise, step_size, temperature)",
+        "overdamped_langevin(position, gradient, noise, step_size)",
+        HOT,
+    ),
+    "prior counted once per client": (
+        "kernels/_relay.py",
+        "jax.grad(posterior.logprior_fn)(position), importance(client, estimate)",
+        "importance(client, jax.grad(posterior.logprior_fn)(position)), "
+        "importance(client, estimate)",
+        FSGLD,
+    ),
+    "one key for all rounds": (
+        "random/_streams.py",
+        "return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)",
+        "return jax.random.fold_in(rng_key, index)",
+        FSGLD,
+    ),
+    "one key for all local steps": (
+        "kernels/_relay.py",
+        "noise = realise_normals(draws_.noise, position)",
+        "noise = realise_normals(jax.tree.map(lambda z: z[0], draws.noise), position)",
+        FSGLD,
+    ),
+    "one key for all chains": (
+        "runs/_sample.py",
+        "jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))",
+        "jax.random.fold_in(as_key(rng_key), c))(0 * jnp.arange(num_chains))",
+        FSGLD,
+    ),
+    "importance weight dropped": (
+        "gradients/_scaling.py",
+        "return trees.scale(client.weight, gradient)",
+        "return gradient",
+        FSGLD,
+    ),
+    "a visit weighted twice": (
+        "kernels/_relay.py",
+        "replace(participation, weighted=False)",
+        "replace(participation, weighted=True)",
+        FSGLD,
+    ),
+    "probabilities ignored where the client is drawn": (
+        "participation/_participation.py",
+        'jnp.searchsorted(edges, word, side="right")',
+        "(word % jnp.uint32(p.shape[0]))",
+        FSGLD,
+    ),
+    "alpha ignored": (
+        "gradients/_corrections.py",
+        "log_q ** schedules.value(parameters.alpha, broadcast.round)",
+        "log_q",
+        FSGLD,
+    ),
+    "conducive term divided by f twice": (
+        "gradients/_corrections.py",
+        "/ parameters.own.of(client)\n",
+        "/ parameters.own.of(client) ** (1 / share)\n",
+        FSGLD,
+    ),
+    "minibatch not scaled to the client's rows": (
+        "gradients/_scaling.py",
+        "return trees.scale(size / jnp.asarray(batch_size).astype(size.dtype), gradient)",
+        "return gradient",
+        FSGLD,
+    ),
+    "distinct rows drawn with replacement": (
+        "gradients/_minibatches.py",
+        "distinct_integers(rng_key, client.size, (num_calls, most), take)",
+        "integers_below(rng_key, client.size, (num_calls, most))",
+        DISTINCT,
+    ),
+    "noise of the server off by sqrt 2": (
+        "kernels/_langevin.py",
+        "overdamped_langevin(position, gradient, noise, step_size, temperature)",
+        "overdamped_langevin(position, gradient, noise, step_size, temperature / 2)",
+        LSD,
+    ),
+    "all of the prior at every client": (
+        "gradients/_scaling.py",
+        "return trees.scale(client.share, gradient)",
+        "return gradient",
+        LSD,
+    ),
+    "messages not divided by the probability": (
+        "participation/_participation.py",
+        "1 / probability, active)",
+        "jnp.ones_like(probability), active)",
+        LSD,
+    ),
+    "a cohort that stands for itself alone": (
+        "participation/_participation.py",
+        "(size,))\n    weight = jnp.full(size, num_clients / size, jnp.result_type(float))\n"
+        "    return Cohort(index, weight, jnp.ones(size, bool))\n\n\ndef _prepare_any",
+        "(size,))\n    weight = jnp.full(size, 1.0, jnp.result_type(float))\n"
+        "    return Cohort(index, weight, jnp.ones(size, bool))\n\n\ndef _prepare_any",
+        COHORT,
+    ),
+    "the number of active clients ignored": (
+        "participation/_participation.py",
+        "weight = num_clients / jnp.sum(active.astype(p.dtype))",
+        "weight = 1 / p",
+        SPARSE,
+    ),
+    "what is sent not divided by its probability": (
+        "compression/_sparse.py",
+        "x / trees.cast(fraction, x), 0)",
+        "x, 0)",
+        SPARSE,
+    ),
+    "one client's randomness for all": (
+        "random/_streams.py",
+        "return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)",
+        "return jax.random.fold_in(rng_key, round_)",
+        SPARSE,
+    ),
+    "compressed twice": (
+        "transforms/_compressed.py",
+        "    info = info._replace(bits=message_bits(code) + _exact_bits(whole))\n",
+        "    info = info._replace(bits=message_bits(code))\n"
+        "    code, _ = compressor.encode(draws.compressor, said, client_state.compressor, client)\n"
+        "    said = compressor.decode(code, client)\n",
+        QUANTISED,
+    ),
+    "rounded to the nearest level": (
+        "compression/_quantize.py",
+        "up = words < ((exact - below) * 2.0**32).astype(jnp.uint32)",
+        "up = exact - below > 0.5",
+        QUANTISED,
+    ),
+    "the prior's gradient at the centre missing": (
+        "kernels/_langevin.py",
+        "trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))",
+        "trees.add(of_rows, trees.zeros_like(centre))",
+        STAR,
+    ),
+    "the rows' gradient at the centre missing": (
+        "kernels/_langevin.py",
+        "trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))",
+        "trees.add(trees.zeros_like(centre), jax.grad(posterior.logprior_fn)(centre))",
+        STAR,
+    ),
+    "memory of the active clients alone": (
+        "transforms/_compressed.py",
+        'memory.of.value != "active"',
+        'memory.of.value == "no one"',
+        MEMORY,
+    ),
+    "memory of the server not moved": (
+        "transforms/_compressed.py",
+        "trees.add(memory, total.change)",
+        "memory",
+        MEMORY,
+    ),
+    "memory of the server moved by weighted messages": (
+        "transforms/_compressed.py",
+        "_Message(importance(client, _with_exact(said, whole)), change)",
+        "_Message(importance(client, said), importance(client, change))",
+        MEMORY,
+    ),
+    "memory of the active clients not added": (
+        "transforms/_compressed.py",
+        "return _with_exact(trees.add(compressor.memory.recall(before), said), whole), state, info",
+        "return said, state, info",
+        ACTIVE,
+    ),
+    "memory that is not moved by its rate": (
+        "compression/_memory.py",
+        "return trees.scale(_rate(config, said, client), said)",
+        "return said",
+        ACTIVE,
+    ),
+    "noise of the server's draw off by sqrt 2": (
+        "kernels/_consensus.py",
+        "jnp.sqrt(variance * temperature)",
+        "jnp.sqrt(2 * variance * temperature)",
+        CONSENSUS,
+    ),
+    "tolerance counted twice": (
+        "kernels/_consensus.py",
+        "pull = 1 / _value(parameters.tolerance, broadcast.round, client)",
+        "pull = 2 / _value(parameters.tolerance, broadcast.round, client)",
+        CONSENSUS,
+    ),
+    "one client's tolerance for the server": (
+        "kernels/_consensus.py",
+        "variance = 1 / jnp.sum(1 / tolerance.values)",
+        "variance = tolerance.values[0] / server_state",
+        CONSENSUS,
+    ),
+    "a client that starts at the server's position": (
+        "kernels/_consensus.py",
+        "start = (client_state.position, jnp.zeros((), jnp.float32))",
+        "start = (broadcast.position, jnp.zeros((), jnp.float32))",
+        CONSENSUS,
+    ),
+    "a silent client that remembers what it did not send": (
+        "rounds/_messages.py",
+        "return a if isinstance(a, Cached) else",
+        "return a if True else",
+        MEMORY,
+    ),
+    "one client's randomness for all own chains": (
+        "random/_streams.py",
+        "return jax.random.fold_in(jax.random.fold_in(rng_key, round_), index)",
+        "return jax.random.fold_in(rng_key, round_)",
+        CONSENSUS,
+    ),
+    "a snapshot one round late": (
+        "gradients/_control_variates.py",
+        "trees.select(round_ % period.value == 0, position, previous)",
+        "trees.select(round_ % period.value == 1, position, previous)",
+        MEMORY,
+    ),
+    "the gradient of an old snapshot": (
+        "gradients/_control_variates.py",
+        "known.round != latest,",
+        "known.round < 0,",
+        MEMORY,
+    ),
+    **averaging.MUTATIONS,
+    **faults.MUTATIONS,
+    **natural.MUTATIONS,
+    **runs.MUTATIONS,
+}
+
+
+def run_law_test(folder, test):
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, f"tests/{test}"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a copy of the source and of the tests."""
+    for part in ("src", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_copy_without_a_bug_passes(copy, test):
+    done = run_law_test(copy, test)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("bug", MUTATIONS)
+def test_a_seeded_bug_is_noticed(copy, bug):
+    file, before, after, test = MUTATIONS[bug]
+    path = copy / "src" / "fedmcmc" / file
+    source = path.read_text()
+    assert source.count(before) == 1, f"{file} has changed: renew this mutation"
+    path.write_text(source.replace(before, after))
+    done = run_law_test(copy, test)
+    assert done.returncode == 1, done.stdout[-2000:]
+    # The law itself must be what failed, not a program that no longer runs.
+    said = any(words in done.stdout for words in LAWS)
+    assert said and "1 failed" in done.stdout, done.stdout[-2000:]
+    assert "Error" not in done.stdout.replace("AssertionError", ""), done.stdout[-2000:]

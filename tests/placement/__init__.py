@@ -1,0 +1,1 @@
+"""Where clients, chains and states lie: the numbers of one device, wherever."""

@@ -1,0 +1,335 @@
+"""Runs over several processes: the draws of one, from rows that no process has all of."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import distributed
+from tests.contracts.model import DATA, KEY, POSITIONS, SIZES, Given
+from tests.contracts.tables import KERNELS
+from tests.support import process_runs
+from tests.support.processes import environment
+
+
+def launched(folder, *arguments, devices=1, num=2):
+    """Run `process_runs` in several processes; return what each wrote."""
+    script = ["-m", "tests.support.process_runs", str(folder), *arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", str(num), *script],
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert f"[{num - 1}] done {num - 1} {num} {num * devices}" in done.stdout
+
+
+def same(name, alone, together, num=2):
+    """Hold what every process found against a run of one process; return who loaded whom."""
+    one = np.load(alone / f"{name}-0.npz")
+    assert len(one.files) > 10
+    for process in range(num):
+        other = np.load(together / f"{name}-{process}.npz")
+        assert one.files == other.files
+        for key in one.files:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=f"{name}, {process}: {key}")
+    return [json.loads((together / f"{name}-{i}.json").read_text()) for i in range(num)]
+
+
+def run_both(tmp_path, names, chains, **settings):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    for name in names:
+        process_runs.run(name, alone, chains)
+    launched(together, str(chains), *names, **settings)
+    return {name: same(name, alone, together) for name in names}
+
+
+def test_two_processes_give_the_draws_of_one(tmp_path):
+    loaded = run_both(tmp_path, ["compress: qlsd_star, chain"], 1)
+    assert loaded == {"compress: qlsd_star, chain": [[0], [1, 2]]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chains", [1, 2])
+def test_kernels_over_two_processes_of_two_devices(tmp_path, chains):
+    names = ["lsd", "fa_ld", "fed_avg", "faults: compress: lsd, memory", "relay", "lsd_pp"]
+    loaded = run_both(tmp_path, names, chains, devices=2)
+    # Four devices in a row, of which one has none of the three clients; or two by two, where each
+    # process has some of the chains, and the rows of all clients for them.
+    expected = [[0, 2], [1]] if chains == 1 else [[0, 1, 2], [0, 1, 2]]
+    assert all(found == expected for found in loaded.values())
+
+
+def test_a_loader_without_a_mesh_loads_all():
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows, allow_nonfinite=True)
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    one, other = (
+        fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], num_rounds=3, progress=False)
+        for data in (DATA, loader)
+    )
+    for a, b in zip(jax.tree.leaves(one.draws), jax.tree.leaves(other.draws), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_layout_for_runs_that_know_of_none():
+    mesh = distributed.mesh()
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+
+    def run(data, **settings):
+        given = dict(num_rounds=3, progress=False) | settings
+        return fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], **given)
+
+    alone = run(DATA.chunked(1))
+    with distributed.use_layout(mesh, clients_at_a_time=1):
+        spread = run(DATA.sharded(mesh))  # which a mesh would refuse
+        pooled = fedmcmc.sample(
+            KEY,
+            KERNELS["sgld"](POSITIONS["nested"], Given()),
+            DATA,
+            POSITIONS["nested"],
+            num_rounds=2,
+            progress=False,
+        )
+    assert pooled.num_draws == 2
+    for a, b in zip(jax.tree.leaves(alone.draws), jax.tree.leaves(spread.draws), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="that is not sharded"):
+        run(DATA.sharded(mesh), mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "load", "message"),
+    [
+        ([], None, "one integer a client"),
+        ([1.5], None, "dtype float64"),
+        ([2, 0], None, "client 1 has none"),
+        ([2, -1], None, "must not be negative"),
+        ([2, 3], lambda i: np.zeros(2), r"load_fn\(1\) returned 2 rows, sizes says 3"),
+        ([2, 2], lambda i: np.full(2, [0, np.nan][i]), "first row 0 of client 1"),
+        ([2, 2], lambda i: np.zeros((2, i + 1)), r"\(1,\) at client 0, \(2,\) at client 1"),
+    ],
+)
+def test_bad_loaders(sizes, load, message):
+    with pytest.raises(ValueError, match=message):
+        fedmcmc.ClientLoader(sizes, load or (lambda i: np.zeros(2))).load()
+
+
+def test_a_loader_names_clients_by_their_numbers():
+    loader = fedmcmc.ClientLoader([2, 2, 2], lambda i: np.full(2, [0, 0, np.inf][i]))
+    with pytest.raises(ValueError, match="row 0 of client 2"):
+        loader.load([1, 2])
+
+
+def test_where_a_loader_cannot_go():
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows)
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    given = dict(num_rounds=2, progress=False)
+    with pytest.raises(ValueError, match="in no one place"):
+        fedmcmc.sample(
+            KEY,
+            kernel,
+            loader,
+            POSITIONS["nested"],
+            mesh=distributed.mesh(),
+            surrogates=fedmcmc.Gaussian.from_moments(np.zeros((3, 3)), variance=np.ones(3)),
+            **given,
+        )
+    with pytest.raises(TypeError, match="load_fn must be a function, got int"):
+        fedmcmc.ClientLoader([2], 3)
+
+
+UNLIKE = """
+import os
+num = 1 + int(os.environ["JAX_PROCESS_ID"])
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num}"
+
+import jax, jax.numpy as jnp, numpy as np
+import fedmcmc
+from fedmcmc import distributed, launch
+
+distributed.initialize()
+index = jax.process_index()
+assert distributed.agreed(5.0 + index) == 5
+kernel = fedmcmc.lsd(
+    fedmcmc.Posterior(lambda t: -t.sum() ** 2, lambda t, x: -((x - t) ** 2).sum(-1)), step_size=0.01
+)
+
+def run(sizes, load):
+    try:
+        fedmcmc.sample(
+            jax.random.key(0), kernel, fedmcmc.ClientLoader(sizes, load), jnp.zeros(2),
+            num_rounds=2, mesh=distributed.mesh(), progress=False,
+        )
+    except ValueError as error:
+        print("refused:", error)
+
+run([2], lambda client: np.zeros((2, 2)))  # one client, on a device of the first process
+run([2] * 3, lambda client: np.zeros((2, 2 - index)))
+run([2] * 3, lambda client: np.zeros((2, 2), [float, int][index]))
+run([2] * 3, lambda client: np.zeros((2, 2)))
+print("ran")
+"""
+
+
+FAILING = """
+import jax
+from fedmcmc import distributed, launch
+
+distributed.initialize()
+distributed.agreed(0.0)
+if jax.process_index() == 1:
+    raise FileNotFoundError("no such rows")
+distributed.agreed(0.0)
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all_at_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FAILING)
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert time.monotonic() - begun < 120  # and not until JAX's barrier at the end times out
+    assert done.returncode == 1 and "[1] FileNotFoundError: no such rows" in done.stdout
+
+
+def test_processes_that_differ_all_say_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(UNLIKE)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmcmc.launch", "-n", "2", str(script)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    for i in range(2):
+        assert done.stdout.count(f"[{i}] refused: Process 1 of 2 has no client") == 1, done.stdout
+        assert done.stdout.count(f"[{i}] refused: The clients of all processes need rows") == 2
+        assert f"[{i}] ran" in done.stdout
+
+
+def test_the_first_process_alone_claims_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules["fedmcmc.runs._sample"], "is_first", lambda: False)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint")
+    claimed = []
+    monkeypatch.setattr(fedmcmc.Checkpoint, "claims", lambda *_: claimed.append(1))
+    run_small(checkpoint=checkpoint, draws_to=tmp_path / "draws.zarr", mesh=distributed.mesh())
+    assert not claimed
+
+
+def test_calls_have_one_number_alone_and_in_several_processes(monkeypatch, tmp_path):
+    with fedmcmc.resumable(tmp_path):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["fedmcmc.runs._sample"], "several", lambda: True)
+            run_small()  # no mesh, no checkpoint
+        run_small(mesh=distributed.mesh())
+    assert [path.name for path in tmp_path.iterdir()] == ["0002"]
+
+
+def test_a_run_of_several_processes_within_an_except_block_saves_its_end(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedmcmc.runs._mesh_run.several", lambda: True)
+    checkpoint = fedmcmc.Checkpoint(tmp_path)
+    try:
+        raise RuntimeError("the caller's own")
+    except RuntimeError:
+        run_small(checkpoint=checkpoint, mesh=distributed.mesh())
+    assert checkpoint.exists
+
+
+def test_processes_meet_after_the_checkpoint_of_a_run_that_turned_non_finite(monkeypatch, tmp_path):
+    checkpoint, met = fedmcmc.Checkpoint(tmp_path), []
+
+    def agreed(number):
+        met.append(checkpoint.exists)
+        return number
+
+    monkeypatch.setattr("fedmcmc.runs._mesh_run.agreed", agreed)
+    posterior = fedmcmc.Posterior(lambda t: -(t**2), lambda t, x: -((x - t) ** 2))
+    data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    with pytest.raises(fedmcmc.NonFiniteError):
+        fedmcmc.sample(
+            KEY,
+            fedmcmc.lsd(posterior, step_size=100.0),
+            data,
+            0.0,
+            num_rounds=100,
+            checkpoint=checkpoint,
+            mesh=distributed.mesh(),
+            progress=False,
+        )
+    assert met[-1]
+
+
+def run_small(**settings):
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    given = dict(num_rounds=2, progress=False) | settings
+    return fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **given)
+
+
+@pytest.mark.parametrize("launched_by", [{}, {"COUNT": "2", "INDEX": "0", "ADDRESS": "host0:1"}])
+def test_what_initialize_is_told_goes_first(monkeypatch, launched_by):
+    for name in ("COUNT", "INDEX", "ADDRESS"):
+        monkeypatch.delenv(getattr(distributed, name), raising=False)
+    for name, value in launched_by.items():
+        monkeypatch.setenv(getattr(distributed, name), value)
+    passed = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: passed.append(given))
+    told = dict(coordinator_address="host9:1", num_processes=4, process_id=3)
+    distributed.initialize(**told)
+    assert passed == [told]
+
+
+def test_what_a_launcher_must_say(monkeypatch):
+    monkeypatch.setenv(distributed.COUNT, "2")
+    with pytest.raises(ValueError, match="JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID must be set"):
+        distributed.initialize()
+    with pytest.raises(ValueError, match="number of devices, 1, got 2"):
+        distributed.mesh(2)
+
+
+def test_a_loader_goes_on_where_it_is_alone(tmp_path):
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows).chunked(1)
+    kernel, position = KERNELS["lsd"](POSITIONS["nested"], Given()), POSITIONS["nested"]
+
+    def run(num_rounds, **settings):
+        checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
+        given = dict(num_rounds=num_rounds, checkpoint=checkpoint, progress=False) | settings
+        return fedmcmc.sample(KEY, kernel, loader, position, **given)
+
+    run(3, mesh=distributed.mesh())
+    found, whole = run(6), run(6, checkpoint=None)
+    for a, b in zip(jax.tree.leaves(found.draws), jax.tree.leaves(whole.draws), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_script_that_exits_with_an_error_leaves(monkeypatch):
+    left = []
+    monkeypatch.setattr(distributed.os, "_exit", left.append)
+    for code in (None, 0, 1):
+        distributed.leave(code)
+    assert left == []
+    monkeypatch.setattr(distributed.jax, "process_count", lambda: 2)
+    for code in (None, 0, 3, "a message"):
+        distributed.leave(code)
+    assert left == [3, 1]

@@ -1,0 +1,67 @@
+"""Clients spread over devices: the numbers of one device, whatever the kernel."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import fedmcmc
+from tests.contracts.model import DATA
+from tests.support.processes import environment
+
+SCRIPT = """
+import sys
+import jax, numpy as np
+import fedmcmc
+from tests.contracts.model import DATA, KEY, POSITIONS, Given
+from tests.contracts.tables import KERNELS
+
+assert jax.device_count() == 2
+mesh = jax.make_mesh((2,), ("clients",))
+
+def run(kernel, data, num_chains):
+    return fedmcmc.sample(
+        KEY, kernel, data, POSITIONS["nested"], num_rounds=4, num_chains=num_chains, progress=False
+    )
+
+# Three clients on two devices: one is computed twice, and dropped.
+name, num_chains = sys.argv[1], int(sys.argv[2])
+kernel = KERNELS[name](POSITIONS["nested"], Given())
+one, two, alone = (
+    run(kernel, data, num_chains)
+    for data in (DATA, DATA.sharded(mesh), DATA.sharded(mesh).chunked(1))
+)
+for other in (two, alone):
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, one.draws, other.draws)
+    jax.tree.map(close, one.state, other.state)
+    np.testing.assert_array_equal(one.info["bits_up"], other.info["bits_up"])
+    np.testing.assert_array_equal(one.totals["bits_down"], other.totals["bits_down"])
+print("same")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "num_chains"),
+    [
+        pytest.param("compress: fa_hmc, memory", 2, marks=pytest.mark.slow),
+        ("faults: compress: lsd, memory", 1),
+    ],
+)
+def test_two_devices_compute_what_one_does(name, num_chains):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name, str(num_chains)],
+        env=environment(devices=2),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+def test_a_mesh_without_clients_says_so():
+    with pytest.raises(ValueError, match=r"axis named 'clients', got axes \('rows',\)"):
+        DATA.sharded(jax.make_mesh((1,), ("rows",)))
+    assert isinstance(DATA.sharded(jax.make_mesh((1,), ("clients",))), fedmcmc.FederatedData)

@@ -1,0 +1,1 @@
+"""Trees, branches and convolutions."""

@@ -1,0 +1,1 @@
+"""Rounds, and the simulator of them."""

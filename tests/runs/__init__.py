@@ -1,0 +1,1 @@
+"""Runs: what `sample` is given, and what it refuses."""

@@ -1,0 +1,1 @@
+"""Helpers of tests: runs, kills, models, processes and lanes."""

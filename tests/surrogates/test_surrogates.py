@@ -1,0 +1,538 @@
+"""Surrogates of the clients' likelihoods: exact where they should be, honest where they cannot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from jax.flatten_util import ravel_pytree
+
+import fedmcmc
+from fedmcmc import FederatedData, Gaussian, Posterior, surrogates
+from tests.oracles.federations import LIMIT, z_scores
+from tests.oracles.laws import location_noise
+
+KEY = jax.random.key(3)
+TRACES = []
+
+
+def assert_close(got, expected, tolerance=2e-5):
+    """Compare to a tolerance relative to the largest entry."""
+    got, expected = np.asarray(got, float), np.asarray(expected, float)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def flat_clients(tree):
+    """Ravel positions of several leaves with a leading client axis."""
+    return np.asarray(jax.vmap(lambda t: ravel_pytree(t)[0])(tree))
+
+
+# A location model over a pytree: rows N(x; theta, (L' L)^-1), each client with its own L.
+
+LIKE = {"b": {"c": jnp.zeros(())}, "a": jnp.zeros((2, 1))}  # raveled in order of keys: a, then c
+PRIOR_PRECISION = np.array([[2.0, 0.4, 0.0], [0.4, 1.5, -0.3], [0.0, -0.3, 1.0]])
+PRIOR_MEAN = np.array([0.5, 0.0, -1.0])
+
+
+def flat_loglikelihood(flat, rows):
+    scaled = jnp.einsum("nij,nj->ni", rows["factor"], rows["x"] - flat[None, :])
+    return -0.5 * jnp.sum(scaled**2, axis=-1)
+
+
+def location_loglikelihood(position, rows):
+    flat = jnp.concatenate([position["a"].ravel(), position["b"]["c"][None]])
+    return flat_loglikelihood(flat, rows)
+
+
+def gaussian_logprior(position):
+    gap = ravel_pytree(position)[0] - jnp.asarray(PRIOR_MEAN)
+    return -0.5 * gap @ (jnp.asarray(PRIOR_PRECISION) @ gap)
+
+
+LOCATION = Posterior(gaussian_logprior, location_loglikelihood)
+
+
+class Location:
+    """Ragged clients, one of a single row, and the natural parameters of their likelihoods."""
+
+    def __init__(self, sizes=(7, 1, 12, 4), seed=0, ranks=None):
+        rng = np.random.default_rng(seed)
+        factors = (0.5 * rng.normal(size=(len(sizes), 3, 3)) + np.eye(3)).round(2)
+        for factor, rank in zip(factors, ranks or [3] * len(sizes), strict=True):
+            factor[rank:] = 0
+        rows = [rng.normal(2, 1.5, size=(n, 3)).round(2) for n in sizes]
+        self.row_precisions = factors.transpose(0, 2, 1) @ factors
+        self.precisions = np.array(sizes)[:, None, None] * self.row_precisions
+        means = np.array([x.mean(0) for x in rows])
+        self.precision_means = np.einsum("sij,sj->si", self.precisions, means)
+        self.data = FederatedData.from_clients(
+            [
+                {"x": x, "factor": np.broadcast_to(factor, (len(x), 3, 3))}
+                for x, factor in zip(rows, factors, strict=True)
+            ]
+        )
+
+    def check(self, fitted, diagonal_at=None):
+        assert jax.tree.structure(fitted.precision_mean) == jax.tree.structure(LIKE)
+        if diagonal_at is None:
+            assert_close(fitted.precision, self.precisions)
+            assert_close(flat_clients(fitted.precision_mean), self.precision_means)
+            return
+        diagonals = np.diagonal(self.precisions, axis1=1, axis2=2)
+        assert_close(flat_clients(fitted.precision), diagonals)
+        point = flat_clients(diagonal_at)
+        gradients = self.precision_means - np.einsum("sij,sj->si", self.precisions, point)
+        got = flat_clients(jax.vmap(Gaussian.grad_log)(fitted, diagonal_at))
+        assert_close(got, gradients)
+
+
+def like(a, b, c):
+    return {"b": {"c": jnp.array(c)}, "a": jnp.array([[a], [b]])}
+
+
+def each(position, num=4):
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), position)
+
+
+@pytest.fixture(scope="module")
+def location():
+    return Location()
+
+
+CENTRES = [like(0.0, 0.0, 0.0), like(3.0, -5.0, 1.5)]
+
+
+@pytest.mark.parametrize("centre", CENTRES)
+def test_taylor_is_exact_where_the_log_likelihood_is_quadratic(location, centre):
+    location.check(surrogates.taylor(LOCATION, location.data, centre))
+    diagonal = surrogates.taylor(LOCATION, location.data, centre, structure="diagonal")
+    location.check(diagonal, diagonal_at=each(centre))
+
+
+@pytest.mark.parametrize("start", CENTRES)
+def test_laplace_is_exact_where_the_log_likelihood_is_quadratic(location, start):
+    location.check(surrogates.laplace(KEY, LOCATION, location.data, position=start))
+
+
+def test_analytic_natural_parameters_of_ragged_clients(location):
+    def statistics(rows, mask):
+        precision = jnp.einsum("nij,nik->njk", rows["factor"], rows["factor"])
+        weight = mask.astype(precision.dtype)
+        return (
+            jnp.einsum("n,njk->jk", weight, precision),
+            jnp.einsum("n,njk,nk->j", weight, precision, rows["x"]),
+            jnp.sum(weight),
+        )
+
+    def gaussian(total, size):
+        precision, eta, count = total
+        # `size` must be the number of rows: any other would break the exact equality below.
+        return Gaussian(like_of(eta * size / count), precision, "dense")
+
+    def like_of(flat):
+        return {"b": {"c": flat[2]}, "a": flat[:2, None]}
+
+    location.check(surrogates.analytic(statistics, gaussian, location.data))
+    singular = Location(ranks=[3, 2, 3, 3]).data
+    with pytest.raises(ValueError, match=r"analytic.* 1 of 4 clients. client 1 \(1 rows\).*taylor"):
+        surrogates.analytic(statistics, gaussian, singular)
+    with pytest.warns(UserWarning, match="client 1"):
+        surrogates.analytic(statistics, gaussian, singular, check="warn")
+
+
+def test_several_chunks_of_rows():
+    big = Location(sizes=(5000, 3))
+    assert not fedmcmc.data.single_chunk(big.data.client(0))
+    big.check(surrogates.taylor(LOCATION, big.data, CENTRES[1]))
+
+
+@pytest.mark.slow
+def test_several_chunks_of_rows_in_an_optimisation():
+    big = Location(sizes=(5000, 3))
+    big.check(surrogates.laplace(KEY, LOCATION, big.data, position=CENTRES[1]))
+
+
+def test_prior_fraction_is_divided_out_exactly_for_a_gaussian_prior():
+    improper = Location(ranks=[3, 1, 2, 3])
+    with pytest.raises(ValueError, match=r"laplace.* 2 of 4 clients. client 1 \(1 rows\)"):
+        surrogates.laplace(KEY, LOCATION, improper.data, position=CENTRES[0])
+    fitted = surrogates.laplace(
+        KEY, LOCATION, improper.data, position=CENTRES[0], prior_fraction=0.25
+    )
+    improper.check(fitted)
+    improper.check(surrogates.taylor(LOCATION, improper.data, CENTRES[1]))
+
+
+# Logistic regression: not quadratic, and improper where classes are separable.
+
+SIZES = (60, 40, 25, 3)
+SMALL = (np.array([[1.0, 0.0], [-0.5, 0.87], [0.5, 0.87]]), np.array([1.0, 1.0, 0.0]))
+SEPARABLE = (np.array([[1.0, 0.0], [-0.5, 0.87], [0.5, 0.87]]), np.array([1.0, 0.0, 1.0]))
+
+
+def logistic_loglikelihood(position, rows):
+    TRACES.append(1)
+    x, y = rows
+    logits = x @ position
+    return y * logits - jax.nn.softplus(logits)
+
+
+LOGISTIC = Posterior(lambda position: -0.5 * jnp.sum(position**2), logistic_loglikelihood)
+
+
+def logistic_clients(seed=0, last=SMALL):
+    """Three clients of random rows and one of three rows in two dimensions."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for n in SIZES[:3]:
+        x = rng.normal(size=(n, 2))
+        clients.append((x, (rng.random(n) < 1 / (1 + np.exp(-x @ [0.8, -1.0]))).astype(float)))
+    return [*clients, last]
+
+
+def logistic_data(**kwargs):
+    return FederatedData.from_clients(logistic_clients(**kwargs))
+
+
+def scipy_gradient(theta, x, y):
+    return x.T @ (y - 1 / (1 + np.exp(-x @ theta)))
+
+
+def scipy_precision(theta, x, y):
+    p = 1 / (1 + np.exp(-x @ theta))
+    return (x * (p * (1 - p))[:, None]).T @ x
+
+
+def laplace(data, **kwargs):
+    return surrogates.laplace(KEY, LOGISTIC, data, position=jnp.zeros(2), **kwargs)
+
+
+def test_taylor_matches_derivatives_and_sums_to_the_global_gradient():
+    centre = np.array([0.7, -0.4])
+    clients = logistic_clients(last=SEPARABLE)
+    fitted = surrogates.taylor(LOGISTIC, FederatedData.from_clients(clients), centre)
+    assert_close(fitted.precision, [scipy_precision(centre, x, y) for x, y in clients])
+    at = jnp.asarray(centre, fitted.precision.dtype)
+    each_gradient = [scipy_gradient(centre, x, y) for x, y in clients]
+    assert_close(jax.vmap(Gaussian.grad_log, in_axes=(0, None))(fitted, at), each_gradient, 1e-4)
+    assert_close(fitted.sum().grad_log(at), np.sum(each_gradient, 0), 1e-4)
+
+
+def test_laplace_matches_an_independent_optimiser():
+    # The last client has three rows in two dimensions and is no false alarm.
+    clients = logistic_clients()
+    fitted = laplace(FederatedData.from_clients(clients))
+    for i, (x, y) in enumerate(clients):
+        found = scipy.optimize.minimize(
+            lambda t, x=x, y=y: -np.sum(y * (x @ t) - np.logaddexp(0, x @ t)),
+            np.zeros(2),
+            jac=lambda t, x=x, y=y: -scipy_gradient(t, x, y),
+            method="BFGS",
+            options={"gtol": 1e-9},
+        )
+        precision = scipy_precision(found.x, x, y)
+        assert_close(fitted.precision[i], precision, 1e-3)
+        assert_close(Gaussian(fitted.precision_mean[i], precision, "dense").mean(), found.x, 2e-3)
+
+
+def test_laplace_names_separable_clients():
+    with pytest.raises(ValueError, match=r"1 of 4 clients. client 3 \(3 rows\).*prior_fraction"):
+        laplace(logistic_data(last=SEPARABLE))
+    with pytest.warns(UserWarning, match="client 3"):
+        laplace(logistic_data(last=SEPARABLE), check="warn")
+
+
+def test_a_refit_to_other_numbers_traces_nothing_and_other_clients_do_not_matter():
+    first = laplace(logistic_data())
+    num_traces = len(TRACES)
+    other = laplace(logistic_data(seed=1))
+    assert len(TRACES) == num_traces
+    assert np.all(np.asarray(first.precision[:3]) != np.asarray(other.precision[:3]))
+    np.testing.assert_array_equal(first.precision[3], other.precision[3])
+    np.testing.assert_array_equal(first.precision_mean[3], other.precision_mean[3])
+
+
+def sampled(data, rng_key=KEY, check="error", **kwargs):
+    precisions = jnp.array([15.0, 10.0, 6.0, 1.0])  # about each client's largest
+    return surrogates.sampled(
+        rng_key,
+        LOGISTIC,
+        data,
+        0.3 / precisions[: data.num_clients],
+        position=jnp.zeros(2),
+        structure="dense",
+        check=check,
+        **kwargs,
+    )
+
+
+def test_sampled_names_separable_clients():
+    with pytest.raises(ValueError, match=r"1 of 4 clients. client 3 \(3 rows\).*not stationary"):
+        sampled(logistic_data(last=SEPARABLE))
+    # Three rows that are not separable are no false alarm, whatever the numbers drawn.
+    for seed in range(5):
+        sampled(logistic_data(), rng_key=jax.random.key(seed))
+    typed, raw = sampled(logistic_data()), sampled(logistic_data(), jax.random.PRNGKey(3))
+    np.testing.assert_array_equal(typed.precision, raw.precision)
+
+
+def spoiled_data():
+    clients = [(np.full_like(x, np.nan), np.full_like(y, np.nan)) for x, y in logistic_clients()]
+    clients[1] = logistic_clients()[1]
+    return FederatedData.from_clients(clients, allow_nonfinite=True)
+
+
+@pytest.mark.parametrize("name", ["taylor", "laplace", "sampled"])
+def test_rows_of_other_clients_are_never_read(name):
+    def fit(data, check):
+        if name == "taylor":
+            return surrogates.taylor(LOGISTIC, data, jnp.ones(2), check=check)
+        return {"laplace": laplace, "sampled": sampled}[name](data, check=check)
+
+    clean = fit(logistic_data(), "error")
+    with pytest.warns(UserWarning, match=r"3 of 4 clients.*not finite"):
+        spoiled = fit(spoiled_data(), "warn")
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(spoiled), strict=True):
+        np.testing.assert_array_equal(a[1], b[1])
+        assert np.all(np.isnan(b[0]))
+
+
+@pytest.mark.parametrize(
+    "name", ["taylor", "sampled", pytest.param("laplace", marks=pytest.mark.slow)]
+)
+def test_a_client_alone_is_fitted_as_among_others(name):
+    def fit(data):
+        if name == "taylor":
+            return surrogates.taylor(LOGISTIC, data, jnp.ones(2))
+        if name == "laplace":
+            return laplace(data)
+        return sampled(data)
+
+    together = fit(logistic_data())
+    alone = fit(FederatedData.from_clients(logistic_clients()[:1]))
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+        assert a.shape[0] == 1
+        assert_close(a[0], b[0], 1e-4)
+
+
+# The law of local chains.
+
+
+def chain_law(precision, noise, step_size, num, thinning):
+    """Return the covariance that `num` samples show about their own mean, on average."""
+    d = len(precision)
+    step = np.eye(d) - step_size * precision
+    constant = 2 * step_size * np.eye(d) + step_size**2 * noise
+    sigma = np.linalg.solve(np.eye(d * d) - np.kron(step, step), constant.ravel()).reshape(d, d)
+    lag, mean = np.linalg.matrix_power(step, thinning), num * sigma
+    moved = sigma
+    for k in range(1, num):
+        moved = lag @ moved
+        mean = mean + (num - k) * (moved + moved.T)
+    return sigma, num / (num - 1) * (sigma - mean / num**2)
+
+
+@pytest.mark.parametrize(("prior_fraction", "batch_size"), [(0.0, None), (0.5, 2)])
+def test_sampled_moments_follow_the_law_of_the_discretised_chain(prior_fraction, batch_size):
+    num, copies, step_size, thinning = 400, 64, 0.05, 2
+    rows = np.array([[1.0, -0.5], [0.2, 0.3], [2.0, 1.0]])
+    factor, prior = np.array([[1.5, 0.4], [0.0, 0.8]]), np.array([[2.0, 0.3], [0.3, 1.0]])
+    client = {"x": rows, "factor": np.broadcast_to(factor, (3, 2, 2))}
+    data = FederatedData.from_clients([client] * copies)
+    posterior = Posterior(
+        lambda t: -0.5 * (t - 1) @ (jnp.asarray(prior) @ (t - 1)), flat_loglikelihood
+    )
+    fitted = surrogates.sampled(
+        KEY,
+        posterior,
+        data,
+        step_size,
+        num,
+        structure="dense",
+        position=jnp.zeros(2),
+        batch_size=batch_size,
+        num_burnin=200,
+        thinning=thinning,
+        prior_fraction=prior_fraction,
+        check="ignore",
+    )
+    own, tilt = factor.T @ factor, prior_fraction * prior
+    precision = 3 * own + tilt
+    mean = np.linalg.solve(precision, own @ rows.sum(0) + tilt @ np.ones(2))
+    noise = np.zeros((2, 2)) if batch_size is None else location_noise(rows, own, 2, replace=True)
+    sigma, shown = chain_law(precision, noise, step_size, num, thinning)
+    if batch_size is None:  # the closed form of the docstring
+        assert_close(sigma, np.linalg.inv(precision @ (np.eye(2) - step_size * precision / 2)))
+    covariances = np.linalg.inv(np.asarray(fitted.precision, float) + tilt)
+    etas = np.asarray(fitted.precision_mean, float) + tilt @ np.ones(2)
+    means = np.einsum("sij,sj->si", covariances, etas)
+    assert np.abs(z_scores(covariances, shown)).max() < LIMIT
+    assert np.abs(z_scores(means, mean)).max() < LIMIT
+    # The test would see the step size left out of the law.
+    assert np.abs(z_scores(covariances, np.linalg.inv(precision))).max() > LIMIT
+
+
+@pytest.mark.slow
+def test_a_singular_sample_covariance_is_shrunk_by_the_stated_rule(location):
+    def fit(**kwargs):
+        fitted = surrogates.sampled(
+            KEY,
+            LOCATION,
+            location.data,
+            0.02,
+            3,
+            structure="dense",
+            position=CENTRES[0],
+            check="warn",
+            **kwargs,
+        )
+        return np.linalg.inv(np.asarray(fitted.precision, float))
+
+    with pytest.warns(UserWarning, match="not stationary"):
+        some = fit(shrinkage=0.3)
+    with pytest.warns(UserWarning) as caught:
+        default = fit()
+    assert "singular" in str(caught[-1].message)
+    assert "0.5 of it was replaced by its diagonal" in str(caught[-1].message)
+    diagonal = some * np.eye(3)
+    sample = (some - 0.3 * diagonal) / 0.7
+    assert np.linalg.eigvalsh(sample)[:, 0].max() < 1e-4 * sample.max()
+    assert_close(default, 0.5 * sample + 0.5 * diagonal, 1e-3)
+
+
+# Many dimensions.
+
+
+def sizes_in(jaxpr):
+    """Yield the size of every array in a program, also in its loops."""
+    for equation in jaxpr.eqns:
+        yield from (np.prod(v.aval.shape, dtype=int) for v in equation.outvars)
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from sizes_in(inner)
+
+
+def test_a_diagonal_in_many_dimensions_builds_no_matrix():
+    d = 400
+    weights = jnp.linspace(1, 2, d)
+
+    def loglikelihood_fn(position, x):
+        gap = (x - position[None, :]) * weights[None, :]
+        return -0.5 * jnp.sum(gap**2, axis=-1) - jnp.sum(position) ** 2
+
+    posterior = Posterior(lambda t: -0.5 * jnp.sum(t**2), loglikelihood_fn)
+    data = FederatedData.from_clients([np.random.default_rng(0).normal(size=(2, d))])
+
+    def fit(data_, structure):
+        return surrogates.taylor(
+            posterior, data_, jnp.zeros(d), structure=structure, check="ignore"
+        )
+
+    expected = 2 * (np.asarray(weights, float) ** 2 + 2)
+    assert_close(jax.jit(fit, static_argnums=1)(data, "diagonal").precision, [expected])
+    largest = {}
+    for structure in ("diagonal", "dense"):
+        program = jax.make_jaxpr(lambda data_, s=structure: fit(data_, s))(data)
+        largest[structure] = max(sizes_in(program.jaxpr))
+    assert largest["diagonal"] < d * d <= largest["dense"]
+
+
+@pytest.mark.slow
+def test_checks_in_many_dimensions_look_at_coordinates():
+    d = 300
+    posterior = Posterior(
+        lambda t: -0.5 * jnp.sum(t**2),
+        lambda t, rows: -0.5 * jnp.sum(((rows[0] - t[None, :]) * rows[1]) ** 2, axis=-1),
+    )
+    x, weights = np.random.default_rng(0).normal(size=(4, d)), np.linspace(1, 2, d)
+
+    def data(weights):
+        return FederatedData.from_clients([(x, np.tile(weights, (4, 1))), (x[:1], weights[None])])
+
+    kwargs = dict(position=jnp.zeros(d), structure="diagonal")
+    fitted = surrogates.laplace(KEY, posterior, data(weights), **kwargs)
+    assert_close(fitted.precision, [4 * weights**2, weights**2], 1e-4)
+    drawn = surrogates.sampled(KEY, posterior, data(weights), 0.1, **kwargs)
+    assert np.all(np.asarray(drawn.precision) > 0)
+    flat = data(np.where(np.arange(d) == 7, 0, weights))
+    with pytest.raises(ValueError, match=r"2 of 2 clients.*flat"):
+        surrogates.laplace(KEY, posterior, flat, **kwargs)
+    with pytest.raises(ValueError, match=r"2 of 2 clients.*not stationary"):
+        surrogates.sampled(KEY, posterior, flat, 0.1, **kwargs)
+
+
+@pytest.mark.slow
+def test_three_separable_rows_in_five_dimensions():
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    data = FederatedData.from_clients([(x, (x[:, 0] > 0).astype(float))])
+    kwargs = dict(position=jnp.zeros(5), structure="diagonal")
+    with pytest.raises(ValueError, match=r"client 0 \(3 rows\)"):
+        surrogates.laplace(KEY, LOGISTIC, data, **kwargs)
+    with pytest.raises(ValueError, match=r"client 0 \(3 rows\).*not stationary"):
+        surrogates.sampled(KEY, LOGISTIC, data, 0.3, **kwargs)
+    fitted = surrogates.taylor(LOGISTIC, data, jnp.zeros(5))
+    assert np.isfinite(fitted.precision).all()
+
+
+# The common centre and its cost.
+
+
+def test_mode_is_the_maximum_of_the_posterior():
+    data = logistic_data(last=SEPARABLE)
+    x, y = (np.concatenate(parts) for parts in zip(*logistic_clients(last=SEPARABLE), strict=True))
+    root = scipy.optimize.root(lambda t: scipy_gradient(t, x, y) - t, np.zeros(2))
+    found = surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0))
+    assert_close(found.position, root.x, 1e-4)
+    assert found.gradient_norm < 1e-2
+    assert 2 < found.num_exchanges < 40
+    with pytest.raises(ValueError, match="not finished after 1 steps"):
+        surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0), max_steps=1)
+    with pytest.raises(ValueError, match="not-a-number"):
+        surrogates.mode(LOGISTIC, data, jnp.full(2, np.nan))
+
+
+def test_setup_bits_count_symmetric_precisions_once():
+    def gaussians(structure):
+        q = Gaussian.uniform({"a": jnp.zeros((2, 2)), "b": jnp.zeros(())}, structure)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), q)
+
+    for structure, numbers in [("dense", 5 + 15), ("diagonal", 5 + 5), ("scaled_identity", 5 + 1)]:
+        q = gaussians(structure)
+        bits = q.precision_mean["b"].dtype.itemsize * 8
+        assert surrogates.setup_bits(q) == 2 * 3 * numbers * bits
+        assert surrogates.setup_bits(q, num_exchanges=7) == (2 * numbers + 7 * 11) * 3 * bits
+
+
+# Arguments.
+
+
+def test_without_a_position_the_posterior_says_where_to_start(location):
+    with pytest.raises(ValueError, match="pass position="):
+        surrogates.laplace(KEY, LOCATION, location.data)
+    with pytest.raises(ValueError, match="pass position="):
+        surrogates.sampled(KEY, LOCATION, location.data, 0.1)
+    starts = LOCATION._replace(init_fn=lambda rng_key: CENTRES[1])
+    location.check(surrogates.laplace(KEY, starts, location.data))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (dict(structure="scaled_identity"), "structure must be one of"),
+        (dict(check="maybe"), "check must be one of"),
+        (dict(num_samples=1), "num_samples must be an integer of at least 2"),
+        (dict(num_burnin=-1), "num_burnin"),
+        (dict(thinning=0), "thinning"),
+        (dict(step_size=-0.1), "step_size must be positive"),
+        (dict(step_size=np.ones(3)), r"one a client, \(4,\)"),
+        (dict(prior_fraction=-1.0), "prior_fraction"),
+        (dict(shrinkage=1.5), "shrinkage must lie"),
+        (dict(batch_size=0), "batch_size"),
+    ],
+)
+def test_arguments_out_of_range(location, kwargs, message):
+    kwargs = dict(step_size=0.1, position=CENTRES[0]) | kwargs
+    with pytest.raises(ValueError, match=message):
+        surrogates.sampled(KEY, LOCATION, location.data, **kwargs)

@@ -1,0 +1,578 @@
+"""Faults: the law of every kind, and that no kernel stops, loses a draw or goes out of step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedmcmc
+from fedmcmc import inference
+from fedmcmc.pytrees import trees
+from fedmcmc.random import streams
+from fedmcmc.rounds import prepare_round
+from tests.contracts.model import DATA, KEY, POSITIONS, Given
+from tests.contracts.tables import BARE
+from tests.oracles import laws, laws_faults, laws_qlsd
+from tests.oracles.federations import LIMIT, Federation, worst_z, z_scores
+from tests.oracles.federations_qlsd import Curved
+from tests.support.lanes import fast_and_slow
+
+NUM_CHAINS = 16384
+NUM_ROUNDS = 4
+FEDERATION = Curved()
+NUM = len(FEDERATION.sizes)
+STEP_SIZE = 0.006
+TEMPERATURE = 0.5
+Q = np.array([0.2, 0.6, 0.1, 0.4])
+NESTED = POSITIONS["nested"]
+
+
+# The law of what arrives
+
+
+CASES = {
+    "drop": dict(drop=0.4),
+    "drop-one-a-client": dict(drop=Q),
+    "nan": dict(nan=0.3),
+    "late": dict(late=0.5),
+    "all": dict(drop=0.2, late=0.4, nan=Q / 2),
+    "all-not-rescaled": dict(drop=0.3, late=0.4, nan=0.2, rescale=False),
+    "all-of-a-cohort": dict(drop=Q, late=0.3, nan=0.2, cohort=2),
+    "memory": dict(drop=0.3, late=0.4, nan=0.2, rate=0.4),
+    "memory-in-a-sequence": dict(drop=0.3, late=0.4, rate=0.4, twice=True),
+}
+
+
+def settings_of(case):
+    settings = dict(drop=0.0, late=0.0, nan=0.0, rescale=True, cohort=None, rate=None, twice=False)
+    return settings | CASES[case]
+
+
+def build(case):
+    given = settings_of(case)
+    kernel = fedmcmc.lsd(
+        FEDERATION.posterior,
+        step_size=STEP_SIZE,
+        temperature=TEMPERATURE,
+        participation=None if given["cohort"] is None else fedmcmc.uniform(given["cohort"]),
+    )
+    if given["rate"] is not None:
+        memory = fedmcmc.memory(fedmcmc.identity(), jnp.full(NUM, given["rate"]))
+        kernel = fedmcmc.compress(kernel, memory)
+    if given["twice"]:
+        # A kernel before it that moves nothing, so that the law is that of the second.
+        still = fedmcmc.lsd(FEDERATION.posterior, step_size=1e-30, temperature=0.0)
+        still = fedmcmc.compress(still, memory)
+        kernel = fedmcmc.sequence(still, kernel)
+    names = ("drop", "late", "nan", "rescale")
+    return fedmcmc.faults(kernel, **{name: given[name] for name in names})
+
+
+def law_of(case, factor=1.0, num_rounds=NUM_ROUNDS, **settings):
+    """Return the laws of ``(theta, pending, memories)``, with weights wrong by `factor`."""
+    given = settings_of(case)
+    drop, late, nan = (np.broadcast_to(given[name], (NUM,)) for name in ("drop", "late", "nan"))
+    arrive = (1 - drop) * (1 - nan)
+    weights = 1 / arrive if given["rescale"] else np.ones(NUM)
+    masks = None if given["cohort"] is None else laws_qlsd.cohorts(given["cohort"], NUM)
+    settings = dict(temperature=TEMPERATURE, rate=given["rate"]) | settings
+    return laws_faults.rounds(
+        FEDERATION.precisions,
+        FEDERATION.means,
+        **FEDERATION.prior,
+        cases=laws_faults.cases(arrive, late, factor * weights, masks),
+        step_size=STEP_SIZE,
+        position=FEDERATION.start,
+        num_rounds=num_rounds,
+        **settings,
+    )
+
+
+@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+def one_round(kernel, data, keys, states):
+    step = fedmcmc.simulate(kernel, data).step
+    states, info = jax.vmap(step)(keys, states)
+    return states, (info.num_active, info.num_excluded)
+
+
+def run(kernel, data=None, num_rounds=NUM_ROUNDS, start=FEDERATION.start):
+    """Return the states after every round, and the numbers of active and excluded clients."""
+    data = FEDERATION.data if data is None else data
+    keys = jax.vmap(lambda c: jax.random.fold_in(KEY, c))(jnp.arange(NUM_CHAINS))
+    state = fedmcmc.simulate(kernel, data).init(jnp.asarray(start))
+    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (NUM_CHAINS, *x.shape)), state)
+    states, counts = [], []
+    for _ in range(num_rounds):
+        state, count = one_round(kernel, data, keys, state)
+        states.append(state)
+        counts.append(np.stack(count, axis=-1))
+    return states, np.stack(counts, axis=1)
+
+
+def seen(state, case):
+    """Return theta, what is pending and the memories, as far as there are any."""
+    parts = [state.broadcast.position]
+    if hasattr(state.server, "pending"):
+        pending = state.server.pending
+        parts.append(getattr(pending, "said", pending))
+    clients = state.clients[-1] if settings_of(case)["twice"] else state.clients
+    if hasattr(clients, "compressor"):
+        parts.append(clients.compressor.memory.reshape(NUM_CHAINS, -1))
+    return np.concatenate(parts, axis=1)
+
+
+def without_pending(law, case):
+    """Return the law of what `seen` shows: nothing is pending where nothing is late."""
+    if settings_of(case)["late"]:
+        return law
+    d = len(FEDERATION.start)
+    keep = np.delete(np.arange(len(law.mean)), np.arange(d, 2 * d))
+    return laws.Moments(law.mean[keep], law.covariance[np.ix_(keep, keep)])
+
+
+def largest_z(found, expected, case):
+    """Return the largest |z| of each round."""
+    pairs = zip(found, expected[1:], strict=True)
+    return np.array([worst_z(x, without_pending(law, case)) for x, law in pairs])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_law_of_every_round(case):
+    states, counts = run(build(case))
+    found = [seen(state, case) for state in states]
+    assert largest_z(found, law_of(case), case).max() < LIMIT
+    given = settings_of(case)
+    wrong = [dict(temperature=TEMPERATURE * 2), dict(factor=1.2)]
+    if given["rate"] is None and given["late"]:
+        wrong.append(dict(stale=False))
+    for settings in wrong:
+        assert largest_z(found, law_of(case, **settings), case).max() > LIMIT, settings
+    # Who is heard of, and who is left out.
+    drop, nan = (np.broadcast_to(given[name], (NUM,)) for name in ("drop", "nan"))
+    taken = 1.0 if given["cohort"] is None else given["cohort"] / NUM
+    expected = taken * np.array([np.sum((1 - drop) * (1 - nan)), np.sum((1 - drop) * nan)])
+    for which, mean in enumerate(expected):
+        statistics = counts[..., which].mean(axis=1)
+        if statistics.std() == 0:
+            np.testing.assert_array_equal(statistics, mean)
+        else:
+            assert abs(z_scores(statistics, mean)) < LIMIT
+    if not np.any(drop) and given["cohort"] is None:
+        assert (counts.sum(-1) == NUM).all()
+
+
+@pytest.mark.parametrize("rate", [None, 0.4], ids=["plain", "memory"])
+def test_a_dropped_client_is_one_that_bernoulli_participation_leaves_out(rate):
+    expected = FEDERATION.langevin(
+        participation=laws_qlsd.bernoulli(1 - Q),
+        step_size=STEP_SIZE,
+        temperature=TEMPERATURE,
+        rates=rate,
+    ).rounds(FEDERATION.start, 6)
+    found = laws_faults.rounds(
+        FEDERATION.precisions,
+        FEDERATION.means,
+        **FEDERATION.prior,
+        cases=laws_faults.cases(1 - Q, np.zeros(NUM), 1 / (1 - Q)),
+        step_size=STEP_SIZE,
+        position=FEDERATION.start,
+        num_rounds=6,
+        rate=rate,
+        temperature=TEMPERATURE,
+    )
+    keep = np.delete(np.arange(len(found[0].mean)), np.arange(3, 6))
+    for law, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(law.mean[keep], other.mean, rtol=1e-9, atol=1e-12)
+        covariance = law.covariance[np.ix_(keep, keep)]
+        np.testing.assert_allclose(covariance, other.covariance, rtol=1e-9, atol=1e-12)
+
+
+def test_late_messages_leave_the_mean():
+    target = laws.posterior(FEDERATION.precisions, FEDERATION.means, **FEDERATION.prior)
+    mean = law_of("late", num_rounds=500)[-1].mean
+    gaps = FEDERATION.means - target.mean
+    sent = np.einsum("sij,sj->i", FEDERATION.precisions, gaps)
+    np.testing.assert_allclose(mean, [*target.mean, *0.5 * sent], rtol=1e-5, atol=1e-6)
+
+
+def test_a_relay_that_drops_out_stays_where_it_is():
+    """Its weights are those of gradients, which faults leave alone."""
+    federation = Federation()
+    kernel = fedmcmc.dsgld(
+        federation.posterior,
+        step_size=0.004,
+        num_local_steps=3,
+        probabilities=jnp.asarray(federation.probabilities),
+    )
+    law = federation.law(step_size=0.004, num_local_steps=3, probabilities=federation.probabilities)
+    states, _ = run(fedmcmc.faults(kernel, drop=0.3, nan=0.2), federation.data)
+    expected = laws.Moments(federation.start, np.zeros((3, 3)))
+    for state in states:
+        expected = laws.mixture([0.44, 0.56], [expected, law.after(expected, 3)])
+        assert worst_z(np.asarray(state.broadcast.position), expected) < LIMIT
+
+
+def test_faults_of_a_client_depend_on_its_round_and_on_the_seed_alone():
+    def cohort(participation, seed=0, **kinds):
+        kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=0.1, participation=participation)
+        kinds = kinds or dict(drop=0.3, late=0.4, nan=0.3)
+        kernel = fedmcmc.faults(kernel, seed=seed, **kinds)
+        keys = jax.vmap(lambda r: streams.cohort_key(KEY, r))(jnp.arange(50))
+        return jax.jit(jax.vmap(lambda key: kernel.participation.prepare(key, NUM)))(keys)
+
+    def faults_of(found):
+        return found.active, found.late, found.garbage
+
+    whole, some = cohort(fedmcmc.full()), cohort(fedmcmc.uniform(2))
+    rows = np.arange(50)[:, None]
+    for all_, own in zip(faults_of(whole), faults_of(some), strict=True):
+        np.testing.assert_array_equal(np.asarray(all_)[rows, some.ids], own)
+        assert 10 < np.sum(np.asarray(own) == own[0, 0]) < 90
+    others = cohort(fedmcmc.full(), seed=1)
+    for one, other in zip(faults_of(whole), faults_of(others), strict=True):
+        assert np.any(np.asarray(one) != np.asarray(other))
+    np.testing.assert_array_equal(cohort(fedmcmc.uniform(2), seed=1).ids, some.ids)
+    for kind, name in (("drop", "active"), ("late", "late")):
+        alone = cohort(fedmcmc.full(), **{kind: {"drop": 0.3, "late": 0.4}[kind]})
+        np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
+    found = np.asarray(whole.garbage)
+    assert np.isnan(found).any() and (found == np.inf).any() and (found == -np.inf).any()
+
+
+# Messages that are not finite by themselves
+
+
+def spoilt(position, rows):
+    """Client 1 sends NaN in one coordinate, always; client 2 where the first is above one."""
+    x, owner = rows["x"], rows["owner"]
+    terms = -0.5 * (x - position) ** 2
+    bad = (owner == 1) | ((owner == 2) & (position[0] > 1))
+    # Of infinite slope: zero times infinity in the gradient's one coordinate.
+    factor = jnp.where(bad, jnp.inf, 1.0)
+    return jnp.sum(terms, axis=-1) + 0.0 * factor * position[1]
+
+
+def spoilt_data(owners=(0, 1, 2)):
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(i, 1.0, (n, 2)).astype(np.float32) for i, n in enumerate((4, 3, 5))]
+    return fedmcmc.FederatedData.from_clients(
+        [{"x": rows[i], "owner": np.full(len(rows[i]), i, np.int32)} for i in owners]
+    )
+
+
+SPOILT = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), spoilt)
+
+
+def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
+    kernel = fedmcmc.faults(fedmcmc.lsd(SPOILT, step_size=0.02))
+    settings = dict(position=jnp.array([2.0, 0.0]), num_rounds=60, progress=False)
+    samples = fedmcmc.sample(KEY, kernel, spoilt_data(), **settings)
+    first = np.concatenate([[2.0], samples.draws[0, :-1, 0]])
+    assert (first > 1).any() and (first < 1).any()
+    np.testing.assert_array_equal(samples.info["num_excluded"][0], 1 + (first > 1))
+    np.testing.assert_array_equal(samples.info["num_active"][0], 2 - (first > 1))
+    assert np.isfinite(samples.info["gradient_norm"]).all()
+    # It has sent its message all the same.
+    np.testing.assert_array_equal(samples.info["bits_up"], 3 * 2 * 32)
+    # The chain is that of those who are heard of.
+    noise = np.asarray(samples.draws[0]) - 0.0
+    position = np.array([2.0, 0.0])
+    for r in range(60):
+        who = (0, 2) if position[0] <= 1 else (0,)
+        gradient = -position
+        for i in who:
+            own = spoilt_data((i,)).rows["x"]
+            gradient = gradient + np.sum(np.asarray(own) - position, axis=0)
+        key = streams.server_key(jax.random.fold_in(KEY, 0), jnp.int32(r))
+        z = np.asarray(streams.realise_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
+        position = position + 0.02 * gradient + np.sqrt(0.04) * z
+        np.testing.assert_allclose(noise[r], position, rtol=1e-3, atol=1e-4)
+    with pytest.raises(fedmcmc.NonFiniteError):
+        fedmcmc.sample(KEY, fedmcmc.lsd(SPOILT, step_size=0.02), spoilt_data(), **settings)
+
+
+def test_a_memory_is_not_moved_by_a_message_that_is_left_out():
+    kernel = fedmcmc.compress(
+        fedmcmc.lsd(SPOILT, step_size=0.02), fedmcmc.memory(fedmcmc.identity())
+    )
+    init, step = fedmcmc.simulate(fedmcmc.faults(kernel), spoilt_data())
+    step, state = jax.jit(step), init(jnp.zeros(2))
+    for _ in range(3):
+        state, info = step(KEY, state)
+        memory = np.asarray(state.clients.compressor.memory)
+        assert info.num_excluded == 1 and (memory[1] == 0).all() and np.isfinite(memory).all()
+        assert (memory[[0, 2]] != 0).all()
+        np.testing.assert_allclose(state.server.memory, memory.sum(0), rtol=1e-5)
+
+
+def test_who_sends_nonsense_first_is_out_for_the_rest_of_the_round():
+    """Of both exchanges of a round, and with the bits of the first alone."""
+    first = fedmcmc.lsd(SPOILT, step_size=0.02, temperature=0.0)
+    fine = fedmcmc.Posterior(
+        SPOILT.logprior_fn,
+        lambda theta, rows: -0.5 * jnp.sum((rows["x"] - theta) ** 2, axis=-1),
+    )
+    second = fedmcmc.lsd(fine, step_size=0.02, temperature=0.0)
+    start = jnp.zeros(2)
+
+    def end(*kernels, data):
+        init, step = fedmcmc.simulate(fedmcmc.faults(fedmcmc.sequence(*kernels)), data)
+        return jax.jit(step)(KEY, init(start))
+
+    state, info = end(first, second, data=spoilt_data())
+    assert (int(info.num_active), int(info.num_excluded)) == (2, 1)
+    assert int(info.bits_up) == (3 + 2) * 64 and int(info.bits_down) == (3 + 2) * 64
+    expected, _ = end(first, second, data=spoilt_data((0, 2)))
+    np.testing.assert_allclose(state.broadcast.position, expected.broadcast.position, rtol=1e-5)
+    # The other way round it is heard of once.
+    state, info = end(second, first, data=spoilt_data())
+    assert (int(info.num_active), int(info.num_excluded)) == (2, 1)
+    assert int(info.bits_up) == (3 + 3) * 64
+    position = start
+    for who in ((0, 1, 2), (0, 2)):
+        rows = np.concatenate([np.asarray(spoilt_data((i,)).rows["x"]) for i in who])
+        position = position + 0.02 * (np.sum(rows - position, axis=0) - position)
+    np.testing.assert_allclose(state.broadcast.position, position, rtol=1e-5)
+
+
+def test_a_run_that_leaves_out_most_messages_warns():
+    kernel = fedmcmc.faults(fedmcmc.lsd(SPOILT, step_size=1e-6))
+    with pytest.warns(RuntimeWarning, match="67% of the messages .* not finite"):
+        fedmcmc.sample(
+            KEY, kernel, spoilt_data(), jnp.array([2.0, 0.0]), num_rounds=3, progress=False
+        )
+
+
+# Every kernel
+
+
+SHOWN = ("qlsd_pp", "fed_ep")
+
+
+@functools.cache
+def kernel_of(name):
+    return BARE[name](NESTED, Given())
+
+
+def after(kernel, num_rounds, data=DATA):
+    """Return the state after some rounds, and what `RoundInfo` said, leaves ``[num_rounds]``."""
+    init, step = fedmcmc.simulate(kernel, data)
+    traces = []
+
+    def counted(key, state):
+        traces.append(None)
+        return step(key, state)
+
+    # Without optimisation, which takes most of the time.
+    compiled = jax.jit(counted, compiler_options={"xla_backend_optimization_level": 0})
+    # Numbers of a start may be of weak type, those of a round are not.
+    state, infos = jax.tree.map(lambda x: x.astype(x.dtype), init(NESTED)), []
+    for _ in range(num_rounds):
+        state, info = compiled(KEY, state)
+        infos.append(info)
+    assert len(traces) == 1
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
+
+
+@pytest.mark.parametrize("name", fast_and_slow(BARE, ["qlsd_pp"]))
+def test_faults_change_no_other_draw(name):
+    """To the last bit: who is asked, what clients and the server draw, and what all share."""
+    kernel = kernel_of(name)
+    data = DATA.pooled() if kernel.participation.pooled else DATA
+    broadcast = kernel.init(KEY, NESTED, data).broadcast
+    kinds = (dict(), dict(drop=0.3, late=0.3, nan=0.4, rescale=False))
+    bare, *others = (
+        jax.jit(prepare_round)(k, data, KEY, broadcast, jnp.int32(1))
+        for k in (kernel, *(fedmcmc.faults(kernel, **kind) for kind in kinds))
+    )
+    for cohort, draws in others:
+        same = [(cohort.ids, bare[0].ids), (cohort.weight, bare[0].weight), (draws, bare[1])]
+        for found, expected in same:
+            leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+            assert all(bool(jnp.all(a == b)) for a, b in leaves)
+    assert len(jax.tree.leaves(bare[1])) > 0
+
+
+@pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld", "compress: lsd, memory"]))
+def test_a_guard_that_finds_nothing_changes_rounding_at_most(name):
+    bare, _ = after(kernel_of(name), 4)
+    guarded, info = after(fedmcmc.faults(kernel_of(name), seed=5), 4)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
+    jax.tree.map(close, guarded, bare)
+    assert (info.num_excluded == 0).all()
+
+
+@pytest.mark.parametrize("name", fast_and_slow(BARE, SHOWN))
+def test_faults_stop_no_kernel(name):
+    """Rounds in which nobody is heard of are among them; clients are chunked as well."""
+    bare = kernel_of(name)
+    kernel = fedmcmc.faults(bare, drop=0.3, late=0.3, nan=0.4)
+    state, info = after(kernel, 10)
+    assert trees.all_finite((state.broadcast, state.server, state.clients))
+    assert (info.num_active == 0).any() and (info.num_active > 0).any()
+    assert info.num_excluded.any() and int(state.broadcast.round) == 10
+    assert np.isfinite(info.gradient_norm).all()
+    drawn = kernel.draw(KEY, state)
+    assert trees.all_finite(drawn)
+    assert not np.array_equal(*(trees.ravel(x) for x in (state.broadcast.position, NESTED)))
+    if not bare.participation.pooled:
+        other, _ = after(kernel, 10, DATA.chunked(2))
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+        jax.tree.map(close, state, other)
+
+
+@pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld", "fed_avg", "natural"]))
+def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
+    kernel = fedmcmc.faults(kernel_of(name), drop=1 - 1e-6)
+    before = fedmcmc.simulate(kernel, DATA).init(NESTED)
+    state, info = after(kernel, 2)
+    assert (info.num_active == 0).all() and (info.bits_up == 0).all()
+    assert trees.all_finite(state)
+    kept = jax.tree.map(
+        lambda leaf: () if isinstance(leaf, fedmcmc.Cached) else leaf,
+        (before.clients, state.clients),
+        is_leaf=lambda leaf: isinstance(leaf, fedmcmc.Cached),
+    )
+    jax.tree.map(np.testing.assert_array_equal, *kept)
+    if name in ("fsgld", "relay", "fed_avg", "fed_pa", "fa_ld", "averaging", "natural"):
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+        if name != "natural":
+            jax.tree.map(close, state.broadcast.position, NESTED)
+        else:
+            jax.tree.map(close, state.broadcast.extra, before.broadcast.extra)
+
+
+@pytest.mark.parametrize("cavity", ["site", "none"])
+def test_sites_stay_in_step_with_the_product(cavity):
+    """What is pending is all that the server's product lacks of prior and sites."""
+    federation = Federation()
+    prior = fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.ones(3))
+    flat = federation.posterior._replace(logprior_fn=lambda theta: jnp.zeros(()))
+    bare = fedmcmc.natural(
+        flat, inference.exact_gaussian(), cavity=cavity, damping=0.5, prior=prior
+    )
+    kernel = fedmcmc.faults(bare, drop=0.2, late=0.4, nan=0.2)
+    init, step = fedmcmc.simulate(kernel, federation.data)
+    step, state = jax.jit(step), init(jnp.zeros(3))
+    waited = 0
+    for _ in range(20):
+        state, _ = step(KEY, state)
+        product = prior
+        for i in range(NUM):
+            product = product * jax.tree.map(lambda leaf, i=i: leaf[i], state.clients.site)
+        pending = state.server.pending
+        waited += np.any(trees.ravel(pending) != 0)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3)
+        jax.tree.map(close, state.broadcast.extra[0] * pending**0.5, product)
+    assert 5 < waited < 20
+    # Faults do not move where sites come to rest.
+    calm_step = jax.jit(fedmcmc.simulate(bare, federation.data).step)
+    calm = fedmcmc.simulate(bare, federation.data).init(jnp.zeros(3))
+    for _ in range(60):
+        calm, state = calm_step(KEY, calm)[0], step(KEY, state)[0]
+    np.testing.assert_allclose(state.broadcast.position, calm.broadcast.position, atol=1e-3)
+
+
+def test_a_weighted_mean_is_one_of_those_who_arrived():
+    """Federated averaging of quadratics: late displacements, and weights with them."""
+    federation = Federation()
+    kernel = fedmcmc.faults(
+        fedmcmc.fed_avg(
+            federation.posterior,
+            client_optimizer=optax.sgd(0.05),
+            num_local_steps=2,
+        ),
+        drop=0.4,
+        late=0.5,
+    )
+    init, step = fedmcmc.simulate(kernel, federation.data)
+    step, state = jax.jit(step), init(jnp.asarray(federation.start))
+    sizes = np.array(federation.sizes)
+    shares, total = sizes / sizes.sum(), sizes.sum()
+    prior = federation.prior_precision, federation.prior_mean
+    position, pending = federation.start, (0.0, np.zeros(3))
+    for r in range(12):
+        cohort = kernel.participation.prepare(streams.cohort_key(KEY, jnp.int32(r)), NUM)
+        heard, late = pending, (0.0, np.zeros(3))
+        for i in np.flatnonzero(cohort.active):
+            place = position
+            for _ in range(2):
+                own = federation.precisions[i] @ (place - federation.means[i]) / sizes[i]
+                place = place - 0.05 * (own + prior[0] @ (place - prior[1]) / total)
+            weight = shares[i] / 0.6
+            said = weight, weight * (place - position)
+            if cohort.late[i]:
+                late = late[0] + said[0], late[1] + said[1]
+            else:
+                heard = heard[0] + said[0], heard[1] + said[1]
+        if heard[0] > 0:
+            position = position + heard[1] / heard[0]
+        pending = late
+        state, _ = step(KEY, state)
+        np.testing.assert_allclose(state.broadcast.position, position, rtol=1e-3, atol=1e-4)
+
+
+# Errors
+
+
+def lsd(**settings):
+    return fedmcmc.lsd(FEDERATION.posterior, step_size=0.1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fedmcmc.faults(None), TypeError, "kernel must be a fedmcmc.FederatedKernel"),
+        (lambda: fedmcmc.faults(lsd(), drop=1.0), ValueError, r"drop must be a probability in \[0"),
+        (lambda: fedmcmc.faults(lsd(), late=-0.1), ValueError, "late must be .* got -0.1"),
+        (lambda: fedmcmc.faults(lsd(), nan=float("nan")), ValueError, "nan must be .* got nan"),
+        (lambda: fedmcmc.faults(lsd(), nan="often"), ValueError, "nan must be .* got 'often'"),
+        (
+            lambda: fedmcmc.faults(lsd(), late=lambda r: 0.1),
+            ValueError,
+            "late must be a probability",
+        ),
+        (
+            lambda: fedmcmc.faults(lsd(), drop=jnp.zeros((2, 2))),
+            ValueError,
+            r"drop must be .* shape \(2, 2\)",
+        ),
+        (lambda: fedmcmc.faults(lsd(), seed=-1), ValueError, "seed must be an integer from 0"),
+        (lambda: fedmcmc.faults(lsd(), seed=0.5), ValueError, "seed must be an integer .* got 0.5"),
+        (
+            lambda: fedmcmc.simulate(
+                fedmcmc.faults(lsd(), late=jnp.full(3, 0.1)), FEDERATION.data
+            ).init(jnp.zeros(3)),
+            ValueError,
+            "late has probabilities for 3 clients, but the data has 4",
+        ),
+        (
+            lambda: fedmcmc.faults(fedmcmc.faults(lsd()), drop=0.1),
+            ValueError,
+            "has faults already",
+        ),
+        (
+            lambda: fedmcmc.compress(fedmcmc.faults(lsd()), fedmcmc.identity()),
+            ValueError,
+            "compress the kernel first",
+        ),
+        (
+            lambda: fedmcmc.sequence(fedmcmc.faults(lsd()), fedmcmc.faults(lsd())),
+            ValueError,
+            "give faults to the sequence",
+        ),
+        (
+            lambda: fedmcmc.predict_bias(
+                fedmcmc.faults(lsd(), nan=0.1), FEDERATION.data, FEDERATION.surrogates("exact")[0]
+            ),
+            ValueError,
+            "every client takes part",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

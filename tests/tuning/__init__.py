@@ -1,0 +1,1 @@
+"""Predicted laws and step sizes."""

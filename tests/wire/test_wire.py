@@ -1,0 +1,329 @@
+"""Bit strings of messages: as long as counted, and every bit comes back."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmcmc import compression, wire
+from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
+from fedmcmc.pytrees import trees
+from tests.oracles import omega
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SHAPES = st.lists(
+    st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple), min_size=1, max_size=4
+)
+
+
+def as_tree(leaves):
+    """Return a tree whose leaves in the order of JAX are not those of the dictionary."""
+    return {f"k{9 - i}": (leaf,) for i, leaf in enumerate(leaves)}
+
+
+def same_bits(a, b):
+    """Say whether two trees have the same structure, types, shapes and bits."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+
+
+def comes_back(code, num_bits):
+    data = wire.encode(code)
+    assert len(data) == -(-num_bits // 8)
+    same_bits(wire.decode(data, code), code)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), code)
+    same_bits(wire.decode(data, shapes), code)
+    return data
+
+
+def flushed(norm):
+    """Return `norm`, or zero if it is subnormal."""
+    return np.float32(0) if np.abs(norm) < 2.0**-126 else norm
+
+
+@st.composite
+def quantized(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    largest = draw(st.sampled_from([1, 2, 16, 300, 2**16, 2**23]))
+    density = draw(st.sampled_from([0.0, 0.02, 0.3, 0.9, 1.0]))
+
+    def levels(shape):
+        sizes = np.ceil(largest ** rng.random(shape))
+        sent = rng.random(shape) < density
+        return np.asarray(rng.choice([-1, 1], shape) * sizes * sent, np.int32)
+
+    tree = as_tree([levels(shape) for shape in draw(SHAPES)])
+    if draw(st.booleans()):
+        return Quantized(np.float32(rng.normal()), tree)
+    # A norm of zero goes with levels that are zero, and may be negative.
+    words = rng.integers(0, 2**32, len(tree), np.uint32) * rng.choice([0, 1, 1], len(tree))
+    norms = words.astype(np.uint32).view(np.float32)
+    tree = {
+        key: (leaf * (flushed(norm) != 0),)
+        for (key, (leaf,)), norm in zip(tree.items(), norms, strict=True)
+    }
+    return Quantized({key: (n,) for key, n in zip(tree, norms, strict=True)}, tree)
+
+
+@st.composite
+def numbers(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    density = draw(st.sampled_from([0.0, 0.02, 0.3, 0.96, 1.0]))
+    leaves = []
+    for shape in draw(SHAPES):
+        dtype = jnp.dtype(draw(st.sampled_from(FLOATS)))
+        # Any bits: infinities, subnormal numbers and numbers that are none among them.
+        words = rng.bytes(dtype.itemsize * int(np.prod(shape)))
+        any_numbers = np.frombuffer(words, dtype).reshape(shape)
+        leaves.append(np.where(rng.random(shape) < density, any_numbers, dtype.type(0)))
+    return as_tree(leaves)
+
+
+@given(quantized())
+@settings(deadline=None, max_examples=200)
+def test_any_quantised_message_comes_back(code):
+    norms = jax.tree.map(flushed, code.norm)
+    comes_back(code, len(omega.message(Quantized(norms, code.levels))))
+
+
+@given(numbers())
+@settings(deadline=None, max_examples=200)
+def test_any_numbers_come_back(values):
+    num_sparse = len(omega.message(Sparse(values)))
+    data = wire.encode(Sparse(values))
+    assert len(data) == -(-num_sparse // 8)
+    # Only the sign of a zero may get lost.
+    with np.errstate(invalid="ignore"):  # bfloat16 numbers that are none
+        bare = jax.tree.map(lambda x: np.where(x == 0, x.dtype.type(0), x), values)
+    comes_back(Sparse(bare), num_sparse)
+    comes_back(Dense(values), trees.num_bits(values))
+
+
+@pytest.mark.parametrize("largest", [1, 20, 2**16])
+def test_as_long_as_counted_inside_jit(largest):
+    rng = np.random.default_rng(largest)
+    levels = rng.integers(-largest, largest + 1, (30, 400)) * (rng.random((30, 400)) < 0.3)
+    codes = Quantized(jnp.linspace(1, 3, 30), jnp.asarray(levels, jnp.int32))
+    bits = jax.jit(jax.vmap(message_bits))(codes)
+    for i in range(30):
+        comes_back(jax.tree.map(lambda x, i=i: x[i], codes), int(bits[i]))
+
+
+COMPRESSORS = {
+    "quantize": compression.quantize(16),
+    "per leaf": compression.quantize(300, per_leaf=True),
+    "sparsify": compression.sparsify(0.1),
+    "top_k": compression.top_k(0.05),
+    "chain": compression.chain(compression.sparsify(0.1), compression.quantize(4)),
+    "memory": compression.memory(compression.quantize(1)),
+    "clip": compression.clip(1.0),
+    "identity": compression.identity(),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_receiver_of_the_bytes_understands_the_same(name):
+    compressor = COMPRESSORS[name]
+
+    @jax.jit
+    def send(rng_key):
+        keys = jax.random.split(rng_key, 3)
+        v = {"b": jax.random.normal(keys[0], (13, 9)), "a": jax.random.normal(keys[1], (41,))}
+        draws = compressor.prepare(keys[2], trees.shapes_of(v), None)
+        code = compressor.encode(draws, v, compressor.init(trees.shapes_of(v)), None)[0]
+        return code, message_bits(code), compressor.decode(code, None)
+
+    code, bits, understood = send(jax.random.key(0))
+    data = wire.encode(code)
+    assert len(data) == -(-int(bits) // 8)
+    received = wire.decode(data, trees.shapes_of(code))
+    same_bits(jax.jit(lambda c: compressor.decode(c, None))(received), understood)
+
+
+def test_the_bits_of_a_dense_code():
+    # The norm; 0; first bits of 1, 3, 1, 2; what remains of 3, 2; their ends; signs.
+    expected = f"{0x3FC00000:032b}" + "0" + "0101" + "10" + "00" + "01"
+    code = Quantized(np.float32(1.5), np.array([0, 2, 0, -1], np.int32))
+    assert "".join(f"{byte:08b}" for byte in wire.encode(code)) == expected + "00000"
+
+
+def test_of_two_codes_of_one_length_the_dense_one_is_sent():
+    code = Quantized(np.float32(1), np.ones(6, np.int32))
+    dense, sparse = "100" * 6 + "+" * 6, omega.places(code.levels) + "+" * 6 + "0" * 6
+    assert len(dense) == len(sparse)
+    # The flag; first bits of six 2 = 10 0; what remains of 10; their ends; signs.
+    expected = f"{0x3F800000:032b}" + "0" + "1" * 6 + "0" * 6 + "0" * 6 + "0" * 6
+    assert "".join(f"{byte:08b}" for byte in wire.encode(code))[: len(expected)] == expected
+
+
+def test_of_two_ways_of_one_length_all_numbers_are_sent():
+    values = np.ones(10, np.float16)
+    values[-1] = 0
+    assert len(omega.places(values)) == 16  # what the zero saves
+    assert wire.encode(Sparse(values))[0] >> 7 == 0
+
+
+def test_the_bits_of_a_sparse_code():
+    levels = np.zeros(40, np.int32)
+    levels[[4, 39]] = [-9, 1]
+    # The norm; 1; the count 2 + 1 = 11 0.
+    head = f"{0x3FC00000:032b}" + "1" + "110"
+    # The gaps are 5 = 10 101 0 and 35 = 10 101 100011 0. Their first bits, the rest of 10 and 10,
+    # the first bits of 101 and 101, the rest of both, the ends: 0 and 1, the rest of 100011, 0.
+    gaps = "11" + "00" + "11" + "0101" + "01" + "00011" + "0"
+    # The levels are 9 = 11 1001 0 and 1 = 0.
+    values = "10" + "1" + "1" + "001" + "0"
+    expected = head + gaps + "10" + values
+    data = wire.encode(Quantized(np.float32(1.5), levels))
+    assert "".join(f"{byte:08b}" for byte in data)[: len(expected)] == expected
+    assert len(data) == -(-len(expected) // 8)
+
+
+def test_the_bits_of_numbers():
+    values = np.array([1.0, -2.0], np.float32)
+    assert wire.encode(Dense(values)).hex() == "3f800000c0000000"
+    values = np.zeros(9, np.float32)
+    values[1] = -2.0
+    # 1; 2 = 10 0; the gap 2 = 10 0; the number.
+    expected = "1" + "100" + "100" + f"{0xC0000000:032b}" + "0"
+    assert "".join(f"{byte:08b}" for byte in wire.encode(Sparse(values))) == expected
+
+
+def test_vectors_follow_one_another_to_the_bit():
+    norms, levels = (np.float32(1), np.float32(1)), (np.ones(3, np.int32), np.zeros(1, np.int32))
+    bits = [len(omega.message(Quantized(n, k))) for n, k in zip(norms, levels, strict=True)]
+    assert bits[0] % 8 and bits[1] % 8
+    comes_back(Quantized(norms, levels), sum(bits))
+
+
+def test_levels_under_a_norm_of_zero_are_not_sent():
+    code = Quantized(np.float32(0), np.ones(3, np.int32))
+    assert wire.decode(wire.encode(code), code).levels.tolist() == [0, 0, 0]
+
+
+def codes():
+    rng = np.random.default_rng(0)
+    levels = rng.integers(-20, 21, (12, 5)).astype(np.int32)
+    few = np.where(rng.random(60) < 0.1, rng.normal(size=60), 0).astype(np.float32)
+    return {
+        "levels": Quantized(np.float32(2), levels),
+        "few levels": Quantized(np.float32(2), np.sign(few).astype(np.int32)),
+        "leaves": Quantized((np.float32(2), np.float32(3)), (levels, levels[0])),
+        "sparse": Sparse((few, few.astype(np.float64))),
+        "dense": Dense((few, few.astype(np.float16))),
+    }
+
+
+@pytest.mark.parametrize("name", codes())
+def test_what_is_not_a_whole_message_is_refused(name):
+    code = codes()[name]
+    data = wire.encode(code)
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match=f"The {end} bytes given are not a message of"):
+            wire.decode(data[:end], code)
+    with pytest.raises(ValueError, match=f"ends after {len(data)} bytes"):
+        wire.decode(data + b"\0", code)
+    if name != "dense":
+        with pytest.raises(ValueError, match="the last byte are not zero"):
+            wire.decode(data[:-1] + bytes([data[-1] | 1]), code)
+
+
+@pytest.mark.parametrize("name", codes())
+def test_damage_ends_in_a_message_or_in_one_error(name):
+    code, rng = codes()[name], np.random.default_rng(1)
+    data = wire.encode(code)
+    outcomes = set()
+    for _ in range(300):
+        damaged = bytearray(data)
+        for place in rng.integers(0, len(data), 1 + rng.integers(4)):
+            damaged[place] = rng.integers(256)
+        try:
+            found = wire.decode(bytes(damaged), code)
+        except ValueError as error:
+            assert "are not a message of" in str(error)
+            outcomes.add("error")
+        else:
+            assert trees.shapes_of(found) == trees.shapes_of(code)
+            outcomes.add("message")
+    assert outcomes == ({"message"} if name == "dense" else {"message", "error"})
+
+
+def test_integers_out_of_range_are_refused():
+    like = Quantized(np.float32(1), np.zeros(1, np.int32))
+    head = f"{0x3F800000:032b}"
+
+    def read(bits):
+        whole = head + bits
+        whole += "0" * (-len(whole) % 8)
+        return wire.decode(int(whole, 2).to_bytes(len(whole) // 8, "big"), like)
+
+    assert read("0" + omega.omega(2**31) + "1").levels.tolist() == [1 - 2**31]
+    for bits, reason in (
+        ("0" + omega.omega(2**31 + 1) + "1", "a level of it does not fit int32"),
+        ("0" + omega.omega(2**32), "does not fit 32 bits"),
+        ("1" + omega.omega(3), "2 of 1 numbers are said to be sent"),
+        ("1" + omega.omega(2) + omega.omega(2), "place 1 of 1 numbers is said to be sent"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            read(bits)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Quantized(np.float32(2), np.zeros((12, 6), np.int32)),
+        Quantized(np.float32(2), np.zeros((12, 4), np.int32)),
+        Quantized((np.float32(2),) * 2, (np.zeros((12, 4), np.int32), np.zeros(12, np.int32))),
+        Dense(np.zeros((12, 5), np.float32)),
+        Sparse(np.zeros((12, 5), np.float32)),
+    ],
+)
+def test_a_message_of_other_shapes_is_noticed(other):
+    with pytest.raises(ValueError, match="are not a message of"):
+        wire.decode(wire.encode(codes()["levels"]), other)
+
+
+ONE = np.float32(1)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (np.ones(3), "Dense, Quantized or Sparse, got ndarray"),
+        (Quantized(np.ones(4, np.float32), np.ones((4, 3), np.int32)), r"\[\] float32, got \[4\]"),
+        (Quantized(np.float64(1), np.ones(3, np.int32)), r"\[\] float32, got \[\] float64"),
+        (Quantized(ONE, np.ones(3, np.int64)), "levels must be int32, got int64"),
+        (Quantized((ONE, ONE), np.ones(3, np.int32)), "2 norms and 1 leaves"),
+        (Quantized(1.5, np.ones(3, np.int32)), "made of arrays, got float"),
+        (Dense(np.ones(3, np.int32)), "floating point, got int32"),
+        (Sparse([np.ones(3, np.float32), np.ones(3, bool)]), "floating point, got bool"),
+    ],
+)
+def test_what_is_no_message(code, message):
+    with pytest.raises(ValueError, match=message):
+        wire.encode(code)
+    with pytest.raises(ValueError, match=message):
+        wire.decode(b"", code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("largest", [1, 2**8, 2**16])
+def test_a_million_levels_take_less_than_half_a_second(largest):
+    rng = np.random.default_rng(0)
+    levels = rng.integers(-largest, largest + 1, 10**6).astype(np.int32)
+    code = Quantized(np.float32(1), levels)
+    seconds = []
+    for _ in range(3):
+        begun = time.process_time()
+        data = wire.encode(code)
+        encoded = time.process_time()
+        found = wire.decode(data, code)
+        seconds.append((encoded - begun, time.process_time() - encoded))
+        same_bits(found, code)
+    assert np.min(seconds, axis=0).max() < 0.5
