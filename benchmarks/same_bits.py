@@ -44,10 +44,10 @@ class Verdict:
 
 def compare(old: Row | None, new: Row | None) -> Verdict:
     """Compare one row; ``None`` where a revision does not have it."""
+    errors = [f"{k}: {row}" for k, row in (("OLD", old), ("NEW", new)) if isinstance(row, str)]
     if old is None or new is None:
-        return Verdict("only in NEW" if old is None else "only in OLD")
+        return Verdict("only in NEW" if old is None else "only in OLD", "; ".join(errors))
     if isinstance(old, str) or isinstance(new, str):
-        errors = [f"{k}: {row}" for k, row in (("OLD", old), ("NEW", new)) if isinstance(row, str)]
         return Verdict("error", "; ".join(errors))
     names = [*old, *(name for name in new if name not in old)]
     pairs = [(n, old.get(n), new.get(n)) for n in names if not n.startswith("state")]

@@ -109,3 +109,7 @@ def test_report_of_rows_that_are_missing_or_raise():
 )
 def test_only_what_is_new_does_not_fail(old, new, fails):
     assert report(old, new)[1] is fails
+
+
+def test_a_new_row_that_raises_is_told():
+    assert report({}, {"a": "E: x"})[0][0] == "a  only in NEW  NEW: E: x"
