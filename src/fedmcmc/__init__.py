@@ -3,6 +3,8 @@
 from fedmcmc import compression as compression
 from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
+from fedmcmc import random as random
+from fedmcmc import rounds as rounds
 from fedmcmc import streaming as streaming
 from fedmcmc import surrogates as surrogates
 from fedmcmc import wire as wire

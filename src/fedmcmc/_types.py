@@ -466,7 +466,7 @@ class FederatedKernel(Phase):
         """
         return ()
 
-    @property
+    @cached_property
     def setup(self) -> tuple[Phase, ...]:
         """Phases before the first round, whose sums over all clients `server_init` needs.
 

@@ -235,7 +235,7 @@ def test_a_message_has_the_declared_shapes_and_bits(name):
     client = DATA.client(2)
     draws = kernel.prepare(KEY, state.broadcast, client)
     message, _, info = kernel.step(draws, state.broadcast, state.clients, client)
-    declared = kernel.message_fn(state.broadcast)
+    declared = kernel.message_like(state.broadcast)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), message) == jax.tree.map(
         lambda x: (x.shape, x.dtype), declared
     )

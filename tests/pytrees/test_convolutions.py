@@ -2,16 +2,18 @@
 
 import functools
 import itertools
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 import fedmcmc
-from fedmcmc._types import Broadcast, FederatedKernel, FederatedState, StepInfo
-from fedmcmc.pytrees._convolutions import canonical, holds_convolution, one_client_at_a_time
+from fedmcmc._types import Broadcast, FederatedKernel, StepInfo, as_functions
+from fedmcmc.pytrees._convolutions import canonical, holds_convolution
 from fedmcmc.rounds import _program as _segments
 from fedmcmc.runs import _run
 
@@ -226,16 +228,31 @@ def walk(loglikelihood, participation):
 
     A client's state is its place; its message is the step it took.
     """
+    return as_functions(Walk(participation, loglikelihood))
 
-    def init(rng_key, position, data):
-        del rng_key
-        places = position + jnp.arange(1.0, 1 + data.num_clients)[:, None, None]
-        return FederatedState(Broadcast(jnp.zeros((), jnp.int32), position), (), places)
 
-    def step(draws, broadcast, place, client):
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Walk(FederatedKernel):
+    participation: fedmcmc.Participation
+    loglikelihood: Any
+
+    def server_init(self, rng_key, position, federation, totals):
+        return Broadcast(jnp.zeros((), jnp.int32), position), ()
+
+    def client_init(self, broadcast, client):
+        return broadcast.position + client.index + 1.0
+
+    def prepare(self, rng_key, like, client):
+        return jax.random.normal(rng_key, (12,)).reshape(2, 2, 3)
+
+    def step(self, draws, broadcast, client_state, client):
+        place = client_state
+
         def total(w):
             kept = fedmcmc.data.fold(
-                lambda batch, mask: jnp.sum(jnp.where(mask, loglikelihood(w, batch), 0)), client
+                lambda batch, mask: jnp.sum(jnp.where(mask, self.loglikelihood(w, batch), 0)),
+                client,
             )
             return kept - jnp.sum((w - broadcast.position) ** 2)
 
@@ -246,18 +263,8 @@ def walk(loglikelihood, participation):
         info = StepInfo(jnp.int32(32), jnp.linalg.norm(new))
         return 0.1 * (new - place), new, info
 
-    def aggregate(rng_key, broadcast, server, total):
-        del rng_key
-        return Broadcast(broadcast.round + 1, broadcast.position + total), server, ()
-
-    return FederatedKernel(
-        init=Partial(init),
-        prepare=Partial(lambda key, like, client: jax.random.normal(key, (12,)).reshape(2, 2, 3)),
-        step=Partial(step),
-        aggregate=Partial(aggregate),
-        draw=Partial(lambda key, state: state.broadcast.position),
-        participation=participation,
-    )
+    def aggregate(self, rng_key, broadcast, server_state, total):
+        return Broadcast(broadcast.round + 1, broadcast.position + total), server_state, ()
 
 
 def run(kernel, **changed):
@@ -349,13 +356,3 @@ def test_a_run_holds_nothing_but_canonical_convolutions_of_one_client():
 
     on, jaxpr = traced_segment(by_product, fitted)
     assert on and all_canonical(jaxpr)
-
-
-def test_one_client_at_a_time_takes_steps_that_hold_arrays():
-    scale = jnp.array([1.0, 2.0])
-    kernel = walk(by_product, fedmcmc.full())._replace(
-        step=Partial(lambda s, x, y: s * x + y, scale)
-    )
-    step = one_client_at_a_time(kernel).step
-    found = jax.jit(jax.vmap(step, in_axes=(0, None)))(jnp.arange(6.0).reshape(3, 2), jnp.ones(2))
-    np.testing.assert_array_equal(found, np.arange(6.0).reshape(3, 2) * [1, 2] + 1)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedmcmc
 from fedmcmc import compression, wire
 from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
 from fedmcmc.pytrees import trees
@@ -295,7 +296,8 @@ ONE = np.float32(1)
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (np.ones(3), "Dense, Quantized or Sparse, got ndarray"),
+        ({"a": 1.5}, "tree of arrays of numbers, got a leaf float"),
+        (np.array(["a"]), "tree of arrays of numbers, got a leaf <U1"),
         (Quantized(np.ones(4, np.float32), np.ones((4, 3), np.int32)), r"\[\] float32, got \[4\]"),
         (Quantized(np.float64(1), np.ones(3, np.int32)), r"\[\] float32, got \[\] float64"),
         (Quantized(ONE, np.ones(3, np.int64)), "levels must be int32, got int64"),
@@ -310,6 +312,30 @@ def test_what_is_no_message(code, message):
         wire.encode(code)
     with pytest.raises(ValueError, match=message):
         wire.decode(b"", code)
+
+
+def test_any_other_tree_of_numbers_comes_back():
+    gaussian = fedmcmc.Gaussian.from_moments(jnp.ones(3), variance=jnp.full(3, 2.0))
+    broadcast = fedmcmc.Broadcast(jnp.int32(-7), {"a": jnp.ones(()), "b": jnp.zeros((2, 0))})
+    for tree in (
+        gaussian,
+        broadcast,
+        (fedmcmc.Exact(jnp.float32(0.25)), jnp.ones(2, jnp.bfloat16)),
+        np.array([True, False]),
+    ):
+        num_bytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
+        comes_back(tree, 8 * num_bytes)
+        with pytest.raises(ValueError, match=f"those take {num_bytes} bytes"):
+            wire.decode(wire.encode(tree) + b"x", tree)
+
+
+def test_exact_parts_follow_a_code():
+    quantised = Quantized(ONE, np.array([0, 3, 0, -1], np.int32))
+    code = compression.WithExact(quantised, (fedmcmc.Exact(np.float32(0.1)),))
+    data = comes_back(code, 8 * (len(wire.encode(quantised)) + 4))
+    assert data[:-4] == wire.encode(quantised)
+    with pytest.raises(ValueError, match="ends with 4 bytes of exact parts"):
+        wire.decode(data[:3], code)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ covariance are known in closed form at the step size used (``docs/laws.md``).
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -78,7 +79,7 @@ class Langevin(EstimatorKernel):
     preconditioner: Preconditioner | None
     split_prior: bool = field(metadata={"static": True})
 
-    @property
+    @cached_property
     def setup(self) -> tuple[Phase, ...]:
         """The sum of the clients' gradients at the centre."""
         if trees.is_empty(self.centre):

@@ -9,10 +9,13 @@ from fedmcmc.random._shuffles import shuffle_words as shuffle_words
 from fedmcmc.random._shuffles import shuffled as shuffled
 from fedmcmc.random._streams import as_key as as_key
 from fedmcmc.random._streams import client_key as client_key
+from fedmcmc.random._streams import cohort_key as cohort_key
 from fedmcmc.random._streams import compressor_key as compressor_key
 from fedmcmc.random._streams import distinct_integers as distinct_integers
+from fedmcmc.random._streams import draw_key as draw_key
 from fedmcmc.random._streams import exchange_key as exchange_key
 from fedmcmc.random._streams import fault_key as fault_key
+from fedmcmc.random._streams import init_key as init_key
 from fedmcmc.random._streams import integers_below as integers_below
 from fedmcmc.random._streams import normals as normals
 from fedmcmc.random._streams import part_key as part_key
@@ -21,4 +24,5 @@ from fedmcmc.random._streams import realise_normals as realise_normals
 from fedmcmc.random._streams import realise_words as realise_words
 from fedmcmc.random._streams import server_key as server_key
 from fedmcmc.random._streams import shared_key as shared_key
+from fedmcmc.random._streams import start_key as start_key
 from fedmcmc.random._streams import word_halves as word_halves

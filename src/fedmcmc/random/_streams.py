@@ -21,8 +21,10 @@ __all__ = [
     "cohort_key",
     "compressor_key",
     "distinct_integers",
+    "draw_key",
     "exchange_key",
     "fault_key",
+    "init_key",
     "integers_below",
     "normals",
     "part_key",
@@ -31,6 +33,7 @@ __all__ = [
     "realise_words",
     "server_key",
     "shared_key",
+    "start_key",
     "stream_key",
     "word_halves",
 ]
@@ -40,6 +43,7 @@ _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3
 _SHARED = 2**32 - 4
 _STREAM = 2**32 - 6
+_START = 2**32 - 1  # in place of a round
 # Folded into the key of a client's round.
 _COMPRESSOR = 2**32 - 4
 _EXCHANGE = 2**32 - 256
@@ -116,6 +120,16 @@ def compressor_key(rng_key: Array, depth: int) -> Array:
 def draw_key(rng_key: Array, round_: Array) -> Array:
     """Return the key with which a kernel's `draw` is called after round `round_`."""
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_DRAW))
+
+
+def start_key(rng_key: Array) -> Array:
+    """Return the key of a chain's random start, ``position(start_key)``, from the chain's key."""
+    return draw_key(rng_key, jnp.uint32(_START))
+
+
+def init_key(rng_key: Array) -> Array:
+    """Return the key with which a chain's kernel is initialized, from the chain's key."""
+    return draw_key(rng_key, jnp.uint32(_START - 1))
 
 
 def stream_key(rng_key: Array, round_: Array) -> Array:

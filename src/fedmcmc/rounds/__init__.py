@@ -4,6 +4,15 @@ Everything that runs kernels goes through here: the simulator, meshes, processes
 knows no kernel by name and no file, and imports data, random streams and types.
 """
 
+from fedmcmc.rounds._phases import Prepared as Prepared
+from fedmcmc.rounds._phases import Received as Received
+from fedmcmc.rounds._phases import client_step as client_step
+from fedmcmc.rounds._phases import code_like as code_like
+from fedmcmc.rounds._phases import cohort_of as cohort_of
+from fedmcmc.rounds._phases import first_memories as first_memories
+from fedmcmc.rounds._phases import nothing_received as nothing_received
+from fedmcmc.rounds._phases import receive as receive
+from fedmcmc.rounds._phases import server_step as server_step
 from fedmcmc.rounds._program import PREPARED_BYTES as PREPARED_BYTES
 from fedmcmc.rounds._program import Collect as Collect
 from fedmcmc.rounds._program import Kept as Kept

@@ -22,17 +22,18 @@ from fedmcmc._types import (
     StepInfo,
 )
 from fedmcmc.pytrees import trees
-from fedmcmc.random import as_key, client_key, exchange_key, server_key, shared_key
+from fedmcmc.random import as_key, client_key, cohort_key, exchange_key, server_key, shared_key
 from fedmcmc.rounds._messages import guarded, sum_of
 
 __all__ = [
     "Prepared",
     "Received",
     "client_step",
+    "code_like",
+    "cohort_of",
     "decoded",
     "first_memories",
     "nothing_received",
-    "number_of",
     "prepare_client",
     "prepare_server",
     "prepare_shared",
@@ -84,7 +85,8 @@ def client_step(
     kernel
         A federated kernel.
     phase
-        One of ``kernel.phases``, or its number there.
+        One of ``kernel.phases``, or its number there; before the first round one of
+        ``kernel.setup``, in which nothing is random and nothing is kept.
     draws_or_key
         The key of the chain (``fold_in(rng_key, chain)`` in `fedmcmc.sample`), from which the
         client draws what is random in its step, or that, drawn ahead.
@@ -109,11 +111,11 @@ def client_step(
     ValueError
         If `phase` is none of the kernel's.
     """
-    number = number_of(kernel, phase)
-    phase = kernel.phases[number]
+    phase, number = _resolved(kernel, phase)
+    draws: ArrayTree = ()
     if isinstance(draws_or_key, Prepared):
         draws = draws_or_key.draws
-    else:
+    elif number is not None:
         rng_key, like = as_key(draws_or_key), _between_rounds(broadcast)
         if trees.is_empty(broadcast.shared):
             shared = prepare_shared(kernel, rng_key, broadcast.round, like)
@@ -147,7 +149,7 @@ def nothing_received(
     waits
         Whether messages may arrive a round late, which the kernel must know (`fedmcmc.faults`).
     """
-    phase = kernel.phases[number_of(kernel, phase)]
+    phase, _ = _resolved(kernel, phase)
     zeros = trees.zeros_like(phase.message_like(trees.shapes_of(broadcast)))
     return Received(zeros, zeros if waits else (), memories, jnp.zeros((), jnp.int32))
 
@@ -159,7 +161,7 @@ def first_memories(
 
     ``()`` where decoding needs none, else leaves ``[num_clients, ...]``.
     """
-    phase = kernel.phases[number_of(kernel, phase)]
+    phase, _ = _resolved(kernel, phase)
     first = phase.first_memory(trees.shapes_of(broadcast))
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), first)
 
@@ -195,7 +197,7 @@ def receive(
         If a message is late that nothing waits for.
     """
     participation = kernel.participation
-    phase = kernel.phases[number_of(kernel, phase)]
+    phase, _ = _resolved(kernel, phase)
     waits = not trees.is_empty(received.late)
     if late is not False and not waits:
         raise ValueError(
@@ -255,8 +257,11 @@ def server_step(
     ValueError
         If `phase` is none of the kernel's.
     """
-    number = number_of(kernel, phase)
-    phase = kernel.phases[number]
+    phase, number = _resolved(kernel, phase)
+    if number is None:
+        raise ValueError(
+            "The totals of kernel.setup go to kernel.server_init, and not to server_step."
+        )
     if isinstance(draws_or_key, Prepared):
         draws = draws_or_key.draws
     else:
@@ -271,27 +276,41 @@ def server_step(
     return moved, server_state, info
 
 
-def number_of(kernel: FederatedKernel, phase: Phase | int) -> int:
-    """Return which of ``kernel.phases`` a phase is.
+def code_like(kernel: FederatedKernel, phase: Phase | int, broadcast: Broadcast) -> ArrayTree:
+    """Return the shapes of a client's code, with which `fedmcmc.wire.decode` reads it."""
+    return _resolved(kernel, phase)[0].code_like(trees.shapes_of(broadcast))
+
+
+def cohort_of(kernel: FederatedKernel, rng_key: Array, round_: Array, num_clients: int) -> Cohort:
+    """Return who takes part in a round, with which weights, from the chain's key."""
+    key = cohort_key(as_key(rng_key), jnp.asarray(round_, jnp.int32))
+    return kernel.participation.prepare(key, num_clients)
+
+
+def _resolved(kernel: FederatedKernel, phase: Phase | int) -> tuple[Phase, int | None]:
+    """Return a phase and which of ``kernel.phases`` it is, ``None`` for one of ``kernel.setup``.
 
     Raises
     ------
     ValueError
         If it is none of them.
     """
-    num = len(kernel.phases)
+    phases = kernel.phases
     if isinstance(phase, int):
-        if not 0 <= phase < num:
-            raise ValueError(f"phase must be one of kernel.phases or its number, got {phase!r}.")
-        return phase
-    for number, own in enumerate(kernel.phases):
+        if not 0 <= phase < len(phases):
+            raise ValueError(
+                f"phase must be one of kernel.phases or its number, below {len(phases)}; got "
+                f"{phase}."
+            )
+        return phases[phase], phase
+    for number, own in enumerate(phases):
         if own is phase:
-            return number
-    if num == 1 and type(phase) is type(kernel):  # a copy, as of a call of a compiled function
-        return 0
+            return own, number
+    if any(own is phase for own in kernel.setup):
+        return phase, None
     raise ValueError(
-        "phase is none of kernel.phases: take it from there, or give its number (copies, as a "
-        "compiled function makes of its arguments, are other objects)."
+        "phase is none of kernel.phases and kernel.setup: take it from there, or give its number "
+        "(a compiled function makes copies of what it is given, and copies are other objects)."
     )
 
 

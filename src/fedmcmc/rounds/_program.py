@@ -167,7 +167,7 @@ def _first_kept(
     # Never run, as above.
     key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
     prepared = prepare_round(kernel, data, key, first.broadcast, first.broadcast.round)
-    first, info = run_round(kernel, data, key, first, *prepared)
+    first, info = run_round(kernel, data, first, *prepared)
     return _keep(kernel, collect, key, first, info)
 
 
@@ -288,7 +288,7 @@ def _advance(
     # The state's own round number has a chain axis; with the loop's, which has none, a schedule or
     # a condition on the round stays one for all chains.
     broadcast = carry.state.broadcast._replace(round=round_)
-    state, info = run_round(kernel, data, key, carry.state._replace(broadcast=broadcast), *drawn)
+    state, info = run_round(kernel, data, carry.state._replace(broadcast=broadcast), *drawn)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
     new = _keep(kernel, collect, key, state, info)

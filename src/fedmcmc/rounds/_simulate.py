@@ -117,7 +117,7 @@ def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
     def step(rng_key: Array, state: FederatedState) -> tuple[FederatedState, RoundInfo]:
         rng_key = as_key(rng_key)
         prepared = prepare_round(kernel, rows, rng_key, state.broadcast, state.broadcast.round)
-        return run_round(kernel, rows, rng_key, state, *prepared)
+        return run_round(kernel, rows, state, *prepared)
 
     return Simulation(init, step)
 
@@ -143,7 +143,6 @@ def prepare_round(
 def run_round(
     kernel: FederatedKernel,
     data: FederatedData,
-    rng_key: Array,
     state: FederatedState,
     cohort: Cohort,
     draws: RoundDraws,

@@ -9,7 +9,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
-from fedmcmc.random import streams
+from fedmcmc.random import init_key, start_key
 
 __all__ = ["check_counts", "check_data", "check_state", "laid_out", "start", "start_positions"]
 
@@ -75,10 +75,7 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
     """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
     if position is None:
         raise ValueError("Give a position to start from, or the state of an earlier run.")
-    place_keys, init_keys = (
-        jax.vmap(lambda key, i=i: streams.draw_key(key, jnp.uint32(2**32 - 1 - i)))(keys)
-        for i in range(2)
-    )
+    place_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
     if callable(position):
         places = jax.vmap(position)(place_keys)
     else:

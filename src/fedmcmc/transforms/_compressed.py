@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import jax
@@ -239,7 +240,7 @@ class Compressed(_Coding, FederatedKernel):
         num = len(self.kernel.before)
         return tuple(_CodedBefore(self, i - num - 1) for i in range(num))
 
-    @property
+    @cached_property
     def setup(self) -> tuple[Phase, ...]:
         """The kernel's, not compressed."""
         return self.kernel.setup

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from jax import Array
@@ -129,7 +130,7 @@ class Faulty(_Waiting, FederatedKernel):
             return self.kernel.before
         return tuple(_WaitingBefore(phase) for phase in self.kernel.before)
 
-    @property
+    @cached_property
     def setup(self) -> tuple[Phase, ...]:
         """The kernel's."""
         return self.kernel.setup

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -183,7 +184,7 @@ class Sequence(_Within, FederatedKernel):
         ]
         return tuple(every[:-1])
 
-    @property
+    @cached_property
     def setup(self) -> tuple[Phase, ...]:
         """Those of all kernels."""
         return tuple(phase for kernel in self.kernels for phase in kernel.setup)

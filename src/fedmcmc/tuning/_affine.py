@@ -33,21 +33,23 @@ def affine_map(
     state = kernel.init(key, position, data)
     state = state._replace(broadcast=state.broadcast._replace(round=number))
     cohort, draws = prepare_round(kernel, data, key, state.broadcast, number)
-    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(draws)):
+    if _holds_key(draws.server):  # it draws from a key, and not as a normal that is added
+        raise ValueError(NOT_AFFINE)
+    if _holds_key(draws):
         raise ValueError("The draws of a round are too many to be predicted.")
     given = _Round(kernel, data, state, cohort, draws)
     x, normals = trees.ravel(position), _normals(draws)
     zero = trees.zeros_like(normals)
     try:
-        (on_position, on_normals), _ = _jacobians(x, zero, key, given)
+        (on_position, on_normals), _ = _jacobians(x, zero, given)
     except ValueError as error:  # of what has no derivative, as a quantiser's integers
         raise ValueError(NOT_AFFINE) from error
     a = np.asarray(on_position, np.float64)
-    b = np.asarray(_after(x, zero, key, given)[0], np.float64) - a @ np.asarray(x)
+    b = np.asarray(_after(x, zero, given)[0], np.float64) - a @ np.asarray(x)
     columns = [np.asarray(leaf, np.float64).reshape(x.size, -1) for leaf in on_normals]
     z = [np.asarray(leaf).ravel() for leaf in normals]
-    # Elsewhere, and whatever its key, the round must be what the map says, and keep nothing.
-    found, kept = _after(x + 1.0, normals, jax.random.key(1), given)
+    # Elsewhere the round must be what the map says, and keep nothing.
+    found, kept = _after(x + 1.0, normals, given)
     expected = a @ (np.asarray(x) + 1.0) + b
     expected = expected + sum(c @ v for c, v in zip(columns, z, strict=True))
     still = all(
@@ -71,6 +73,10 @@ class _Round(NamedTuple):
     draws: RoundDraws
 
 
+def _holds_key(tree: ArrayTree) -> bool:
+    return any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(tree))
+
+
 def _is_normal(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
@@ -81,7 +87,7 @@ def _normals(draws: ArrayTree) -> list[Array]:
 
 
 def _run(
-    x: Array, normals: list[Array], rng_key: Array, given: _Round
+    x: Array, normals: list[Array], given: _Round
 ) -> tuple[Array, tuple[ArrayTree, ArrayTree]]:
     leaves, treedef = jax.tree.flatten(given.draws)
     rest = iter(normals)
@@ -89,7 +95,7 @@ def _run(
     broadcast = given.state.broadcast
     position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
     start = given.state._replace(broadcast=broadcast._replace(position=position))
-    moved, _ = run_round(given.kernel, given.data, rng_key, start, given.cohort, draws)
+    moved, _ = run_round(given.kernel, given.data, start, given.cohort, draws)
     return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "as_words",
     "big_endian",
     "float_bits",
+    "from_big_endian",
     "low_bits",
     "masks",
     "num_omega_bits",
@@ -94,6 +95,12 @@ def float_bits(leaves: list[np.ndarray]) -> list[np.ndarray]:
 def big_endian(leaf: np.ndarray) -> bytes:
     """Return the numbers of `leaf` as bytes."""
     return as_words(leaf).astype(f">u{leaf.dtype.itemsize}").tobytes()
+
+
+def from_big_endian(data: bytes, dtype: np.dtype) -> np.ndarray:
+    """Return the numbers of type `dtype` that `big_endian` wrote, ``[size]``."""
+    size = dtype.itemsize
+    return np.frombuffer(data, f">u{size}").astype(f"u{size}").view(dtype)
 
 
 def as_words(leaf: np.ndarray) -> np.ndarray:

@@ -8,31 +8,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.compression import SMALLEST_NORM, Dense, Quantized, Sparse, as_vectors
-from fedmcmc.wire._bits import as_words, big_endian, float_bits, num_omega_bits, omega_bits
+from fedmcmc.compression import SMALLEST_NORM, Dense, Quantized, Sparse, WithExact, as_vectors
+from fedmcmc.wire._bits import (
+    as_words,
+    big_endian,
+    float_bits,
+    from_big_endian,
+    num_omega_bits,
+    omega_bits,
+)
 from fedmcmc.wire._reader import Reader
 
 __all__ = ["decode", "encode"]
 
 Code = Dense | Quantized | Sparse
+"""What is written bit by bit; every other tree is written number by number."""
 ZERO, ONE = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 
 
-def encode(code: Code) -> bytes:
-    """Return the bit string of one message, ``ceil(bits / 8)`` bytes.
+def encode(code: ArrayTree) -> bytes:
+    """Return the bytes of one code, message or broadcast.
 
-    `bits` is what the compressor reports for it (``StepInfo.bits``).
+    A compressor's code takes ``ceil(bits / 8)`` bytes, where `bits` is what the compressor reports
+    for it (``StepInfo.bits``), parts that it leaves alone (`fedmcmc.Exact`) follow whole. Any other
+    pytree of numbers is written number by number, big-endian.
 
     Parameters
     ----------
     code
-        What a compressor's `encode` returns for one client: arrays on the host or on a device.
+        What `fedmcmc.rounds.client_step` returns, what a compressor's `encode` returns for one
+        client, or a pytree of numbers: arrays on the host or on a device.
 
     Raises
     ------
     ValueError
-        If `code` is not one message: its norms not ``[]`` float32, its levels not int32, its
-        numbers not floating point.
+        If `code` is not one message: its norms not ``[]`` float32, its levels not int32, the
+        numbers of a compressor's code not floating point; or if a leaf is no array of numbers.
 
     Examples
     --------
@@ -43,7 +54,13 @@ def encode(code: Code) -> bytes:
     6
     >>> decode(message, code).levels.tolist()
     [0, 2, 0, -1]
+    >>> encode({"a": np.float32(1.0), "b": np.int32(3)}).hex()
+    '3f80000000000003'
     """
+    if isinstance(code, WithExact):
+        return encode(code.code) + _plain_bytes(code.exact)
+    if not isinstance(code, Code):
+        return _plain_bytes(code)
     _check(code)
     host = jax.tree.map(np.asarray, code)
     if isinstance(host, Dense):
@@ -57,8 +74,23 @@ def encode(code: Code) -> bytes:
     return np.packbits(np.concatenate(parts)).tobytes()
 
 
-def decode(data: bytes, like: Code) -> Code:
-    """Return the message that `encode` wrote, with NumPy arrays as leaves.
+def _plain_bytes(tree: ArrayTree) -> bytes:
+    _check_numbers(tree)
+    return b"".join(big_endian(np.asarray(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def _check_numbers(tree: ArrayTree) -> None:
+    for leaf in jax.tree.leaves(tree):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
+            raise ValueError(
+                "A message is a compressor's code or a tree of arrays of numbers, got a leaf "
+                f"{type(leaf).__name__ if dtype is None else dtype}."
+            )
+
+
+def decode(data: bytes, like: ArrayTree) -> ArrayTree:
+    """Return what `encode` wrote, with NumPy arrays as leaves.
 
     Every bit is as it was sent, but for what carries no information: a negative zero of a `Sparse`
     message may come back as zero, and levels under a norm that is zero do.
@@ -68,7 +100,8 @@ def decode(data: bytes, like: Code) -> Code:
     data
         All bytes of the message.
     like
-        A code of the same structure, shapes and types: arrays or `jax.ShapeDtypeStruct`.
+        Of the same structure, shapes and types: arrays or `jax.ShapeDtypeStruct`, as of
+        `fedmcmc.rounds.code_like`.
 
     Raises
     ------
@@ -83,6 +116,18 @@ def decode(data: bytes, like: Code) -> Code:
     >>> decode(encode(Dense(np.array([1.0, -2.0], np.float32))), like).values.tolist()
     [1.0, -2.0]
     """
+    if isinstance(like, WithExact):
+        _check_numbers(like.exact)
+        size = sum(_num_bytes(leaf) for leaf in jax.tree.leaves(like.exact))
+        if size > len(data):
+            raise ValueError(
+                f"The {len(data)} bytes given are not a message that ends with {size} bytes of "
+                "exact parts: they are too few."
+            )
+        end = len(data) - size
+        return WithExact(decode(data[:end], like.code), _read_plain(data[end:], like.exact))
+    if not isinstance(like, Code):
+        return _read_plain(data, like)
     _check(like)
     numbers = like.levels if isinstance(like, Quantized) else like.values
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(numbers)]
@@ -99,9 +144,30 @@ def decode(data: bytes, like: Code) -> Code:
     return code
 
 
+def _num_bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+
+
+def _read_plain(data: bytes, like: ArrayTree) -> ArrayTree:
+    _check_numbers(like)
+    leaves, treedef = jax.tree.flatten(like)
+    sizes = [_num_bytes(leaf) for leaf in leaves]
+    if sum(sizes) != len(data):
+        raise ValueError(
+            f"The {len(data)} bytes given are not a message of numbers of shapes "
+            f"{[tuple(leaf.shape) for leaf in leaves]}: those take {sum(sizes)} bytes."
+        )
+    ends = np.cumsum(sizes)
+    return jax.tree.unflatten(
+        treedef,
+        [
+            from_big_endian(data[end - size : end], np.dtype(leaf.dtype)).reshape(leaf.shape)
+            for leaf, size, end in zip(leaves, sizes, ends, strict=True)
+        ],
+    )
+
+
 def _check(code: Any) -> None:
-    if not isinstance(code, (Dense, Quantized, Sparse)):
-        raise ValueError(f"A message is Dense, Quantized or Sparse, got {type(code).__name__}.")
     strange = [x for x in jax.tree.leaves(code) if not hasattr(x, "dtype")]
     if strange:
         raise ValueError(f"A message is made of arrays, got {type(strange[0]).__name__}.")
