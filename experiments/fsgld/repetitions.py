@@ -128,7 +128,7 @@ def visited_clients(
     """
 
     def one(key: Array, round_: Array) -> Array:
-        cohort_key = fedmcmc.streams.cohort_key(key, round_)
+        cohort_key = fedmcmc.random.cohort_key(key, round_)
         return kernel.participation.prepare(cohort_key, num_clients).ids[0]
 
     both = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))

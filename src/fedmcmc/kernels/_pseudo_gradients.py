@@ -169,7 +169,7 @@ def pseudo_gradients(
     delta
         `displacement` or `posterior_delta`.
     training
-        The clients' optimiser and how long it runs, of `fedmcmc.training.training`.
+        The clients' optimiser and how long it runs, of `fedmcmc.training`.
     server_optimizer
         As from optax; plain steps of size one by default, with which `displacement` is federated
         averaging. Its state is kept from round to round.

@@ -1,4 +1,4 @@
-"""A condition that stays a branch under `jax.vmap`."""
+"""Conditions and loops that stay one under `jax.vmap`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 
 from fedmcmc._types import ArrayTree, as_functions
 
-__all__ = ["where_any"]
+__all__ = ["largest_of_batch", "where_any"]
 
 
 def where_any(
@@ -67,6 +67,26 @@ def where_any(
         return result, jax.tree.map(lambda leaf: True, result)
 
     return run(jnp.asarray(condition), otherwise, as_functions(operands))
+
+
+@custom_vmap
+def largest_of_batch(number: Array) -> Array:
+    """Return the largest of the numbers that a batch has: a loop of that length stays one loop.
+
+    Examples
+    --------
+    >>> def count(num):
+    ...     return jax.lax.fori_loop(0, largest_of_batch(num), lambda i, total: total + 1, 0)
+    >>> jax.vmap(count)(jnp.array([2, 3])).tolist()
+    [3, 3]
+    """
+    return number
+
+
+@largest_of_batch.def_vmap
+def _largest_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> tuple[Array, bool]:
+    del axis_size
+    return (jnp.max(number, axis=0) if in_batched[0] else number), False
 
 
 def _column(condition: Array, leaf: Array) -> Array:

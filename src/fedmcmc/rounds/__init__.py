@@ -17,6 +17,7 @@ from fedmcmc.rounds._program import PREPARED_BYTES as PREPARED_BYTES
 from fedmcmc.rounds._program import Collect as Collect
 from fedmcmc.rounds._program import Kept as Kept
 from fedmcmc.rounds._program import Plan as Plan
+from fedmcmc.rounds._program import Records as Records
 from fedmcmc.rounds._program import Segment as Segment
 from fedmcmc.rounds._program import Streams as Streams
 from fedmcmc.rounds._program import block_length as block_length
@@ -24,6 +25,7 @@ from fedmcmc.rounds._program import first_found as first_found
 from fedmcmc.rounds._program import kept_shapes as kept_shapes
 from fedmcmc.rounds._program import needs_canonical as needs_canonical
 from fedmcmc.rounds._program import prepared_bytes as prepared_bytes
+from fedmcmc.rounds._program import run_rounds as run_rounds
 from fedmcmc.rounds._program import run_segment as run_segment
 from fedmcmc.rounds._program import traced_round as traced_round
 from fedmcmc.rounds._simulate import RoundDraws as RoundDraws

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedmcmc._types import ArrayTree, Broadcast, Client, Cohort, FederatedKernel, StepInfo
 from fedmcmc.data import FederatedData
+from fedmcmc.pytrees import largest_of_batch
 from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
 __all__ = ["Group", "Said", "one_by_one", "prepare_group", "run_group"]
@@ -146,21 +147,9 @@ def one_by_one(
         return jax.tree.map(put, outputs, one(entry))
 
     result: tuple[ArrayTree, ArrayTree, StepInfo] = jax.lax.fori_loop(
-        0, _most_of_chains(num_here), body, zeros
+        0, largest_of_batch(num_here), body, zeros
     )
     return result
-
-
-@jax.custom_batching.custom_vmap
-def _most_of_chains(number: Array) -> Array:
-    """Return the largest of the numbers that chains have: a loop of that length stays one loop."""
-    return number
-
-
-@_most_of_chains.def_vmap
-def _most_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> tuple[Array, bool]:
-    del axis_size
-    return (jnp.max(number, axis=0) if in_batched[0] else number), False
 
 
 def _run_together(

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import AXIS, CHAINS, FederatedData, state_specs
-from fedmcmc.pytrees import convolutions, trees
-from fedmcmc.random import streams
+from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
+from fedmcmc.random import as_key, streams
 from fedmcmc.rounds._simulate import RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
 
@@ -26,6 +27,7 @@ __all__ = [
     "Collect",
     "Kept",
     "Plan",
+    "Records",
     "Segment",
     "Streams",
     "block_length",
@@ -33,6 +35,7 @@ __all__ = [
     "kept_shapes",
     "needs_canonical",
     "prepared_bytes",
+    "run_rounds",
     "run_segment",
     "traced_round",
 ]
@@ -60,6 +63,21 @@ class Kept(NamedTuple):
     """What is kept of a round."""
 
     draw: ArrayTree
+    info: dict[str, Array]
+
+
+class Records(NamedTuple):
+    """What `run_rounds` keeps.
+
+    Attributes
+    ----------
+    draws
+        Draws, or what `collect` returned, leaves ``[num_kept, ...]``.
+    info
+        ``[num_kept]`` each: `round`, `num_active`, `bits_up`, `bits_down`, `gradient_norm`.
+    """
+
+    draws: ArrayTree
     info: dict[str, Array]
 
 
@@ -178,6 +196,97 @@ def first_found(shapes: Kept, num_chains: int, accumulators: Streams) -> dict[st
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *leaf.shape)), first)
 
 
+def run_rounds(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    rng_key: Array,
+    state: FederatedState,
+    num_rounds: int,
+    *,
+    thinning: int = 1,
+    collect: Collect | None = None,
+) -> tuple[FederatedState, Records]:
+    """Run rounds of one chain: a pure function, to be compiled, mapped and composed.
+
+    `fedmcmc.sample` is a loop on the host around the same program, with the same numbers for the
+    same key and state.
+
+    Parameters
+    ----------
+    kernel
+        A federated kernel.
+    data
+        Every client's rows.
+    rng_key
+        Key of the chain, from which each round derives its own: that of chain ``c`` of
+        `fedmcmc.sample` is ``fold_in(rng_key, c)``.
+    state
+        Where to start: ``kernel.init(rng_key, position, data)``, or the state that another call
+        returned. Under `jax.vmap` all states are in the same round.
+    num_rounds
+        Static.
+    thinning
+        Static: of every `thinning` rounds the last is kept.
+    collect
+        ``(state, RoundInfo) -> pytree``, what is kept of a round; by default the kernel's draw.
+
+    Returns
+    -------
+    state
+        After the last round.
+    records
+        `Records` of ``num_rounds // thinning`` rounds.
+
+    Raises
+    ------
+    ValueError
+        If a count is no positive integer.
+
+    Examples
+    --------
+    Four step sizes and two chains in one program:
+
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> @jax.jit
+    ... def run(step_size, key):
+    ...     kernel = fedmcmc.lsd(posterior, step_size=step_size)
+    ...     state = kernel.init(key, jnp.array(0.0), data)
+    ...     return fedmcmc.rounds.run_rounds(kernel, data, key, state, 100, thinning=5)[1].draws
+    >>> steps, keys = jnp.geomspace(0.01, 0.08, 4), jax.random.split(jax.random.key(0), 2)
+    >>> jax.vmap(jax.vmap(run, in_axes=(None, 0)), in_axes=(0, None))(steps, keys).shape
+    (4, 2, 20)
+    """
+    num_rounds = positive_integer(num_rounds, "num_rounds")
+    thinning = positive_integer(thinning, "thinning")
+    kernel, key = as_functions(kernel), as_key(rng_key)
+    data = data.pooled() if kernel.participation.pooled else data
+    # One loop for all chains that are mapped over, whose rounds are the same.
+    first = largest_of_batch(state.broadcast.round)
+    kernel = schedules.tabulate(kernel, first, num_rounds)
+    keys, states = jax.tree.map(lambda leaf: leaf[None], (key, state))
+    given = (kernel, data, keys, states)
+    shapes = kept_shapes(*given, collect)
+    plan = Plan(first, first + num_rounds, first, jnp.int32(thinning), jnp.int32(0))
+    chain: Any = partial(
+        _run_chain,
+        block=min(block_length(*given), num_rounds),
+        capacity=num_rounds // thinning,
+        collect=collect,
+    )
+    if jax.default_backend() == "cpu" and convolutions.holds_convolution(
+        traced_round(*given, collect).jaxpr
+    ):
+        data, chain = data.chunked(1), convolutions.canonical(chain)
+    segment: Segment = chain(kernel, data, plan, {}, shapes, key, state, {})
+    kept = jax.tree.map(lambda leaf: leaf[:-1], segment.kept)
+    return segment.state, Records(kept.draw, kept.info)
+
+
 @partial(jax.jit, static_argnames=("block", "capacity", "collect", "canonical"))
 def run_segment(
     kernel: FederatedKernel,
@@ -239,30 +348,17 @@ def _run(
     if canonical:
         data = data.chunked(1)  # batched over positions, convolutions become grouped ones
 
-    def chain(key: Array, start: FederatedState, before: dict[str, ArrayTree]) -> Segment:
-        kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
-        none = jnp.full((), -1, jnp.int32)
-        carry = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), none, before)
-
-        def run_block(b: Array, carry: Segment) -> Segment:
-            begin = b * block
-            rounds = begin + jnp.arange(block, dtype=jnp.int32)
-            prepared = jax.vmap(lambda r: prepare_round(kernel, data, key, start.broadcast, r))(
-                rounds
-            )
-
-            def one_round(round_: Array, carry: Segment) -> Segment:
-                drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
-                return _advance(
-                    kernel, data, key, plan, capacity, collect, accumulators, round_, drawn, carry
-                )
-
-            low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
-            return jax.lax.fori_loop(low, high, one_round, carry)
-
-        first_block, last_block = plan.first // block, (plan.last + block - 1) // block
-        return jax.lax.fori_loop(first_block, last_block, run_block, carry)
-
+    chain = partial(
+        _run_chain,
+        kernel,
+        data,
+        plan,
+        accumulators,
+        shapes,
+        block=block,
+        capacity=capacity,
+        collect=collect,
+    )
     if canonical:
         run = convolutions.canonical(chain)
         return jax.lax.map(lambda given: run(*given), (keys, state, found))
@@ -271,6 +367,43 @@ def _run(
         only = chain(keys[0], *jax.tree.map(lambda leaf: leaf[0], (state, found)))
         return jax.tree.map(lambda leaf: leaf[None], only)
     return jax.vmap(chain)(keys, state, found)
+
+
+def _run_chain(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    plan: Plan,
+    accumulators: Streams,
+    shapes: Kept,
+    key: Array,
+    start: FederatedState,
+    before: dict[str, ArrayTree],
+    *,
+    block: int,
+    capacity: int,
+    collect: Collect | None,
+) -> Segment:
+    """Run the rounds of `plan` for one chain; `shapes` are those of what a round keeps."""
+    kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
+    none = jnp.full((), -1, jnp.int32)
+    first = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), none, before)
+
+    def run_block(b: Array, carry: Segment) -> Segment:
+        begin = b * block
+        rounds = begin + jnp.arange(block, dtype=jnp.int32)
+        prepared = jax.vmap(lambda r: prepare_round(kernel, data, key, start.broadcast, r))(rounds)
+
+        def one_round(round_: Array, carry: Segment) -> Segment:
+            drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
+            return _advance(
+                kernel, data, key, plan, capacity, collect, accumulators, round_, drawn, carry
+            )
+
+        low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
+        return jax.lax.fori_loop(low, high, one_round, carry)
+
+    first_block, last_block = plan.first // block, (plan.last + block - 1) // block
+    return jax.lax.fori_loop(first_block, last_block, run_block, first)
 
 
 def _advance(

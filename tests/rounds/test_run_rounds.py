@@ -1,0 +1,110 @@
+"""`run_rounds`: the rounds of `sample`, as a function that is compiled and mapped."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import random, rounds
+from tests.contracts.kernels import PLAIN
+from tests.contracts.model import DATA, KEY, POSITIONS, Given, loglikelihood, logprior
+
+NESTED = POSITIONS["nested"]
+
+
+def started(name, key=KEY, given=None):
+    kernel = PLAIN[name](NESTED, Given() if given is None else given)
+    rows = DATA.pooled() if kernel.participation.pooled else DATA
+    return kernel, kernel.init(random.init_key(key), NESTED, rows)
+
+
+@pytest.mark.parametrize("name", ["qlsd_pp", "sgld"])
+def test_rounds_are_those_of_sample(name):
+    kernel, state = started(name, jax.random.fold_in(KEY, 0))
+    samples = fedmcmc.sample(KEY, kernel, DATA, NESTED, num_rounds=12, thinning=3, progress=False)
+    run = jax.jit(rounds.run_rounds, static_argnames=("num_rounds", "thinning"))
+    chain_key = jax.random.fold_in(KEY, 0)
+    final, records = run(kernel, DATA, chain_key, state, num_rounds=12, thinning=3)
+    close = lambda a, b: np.testing.assert_allclose(a, b[0], rtol=1e-6, atol=1e-7)  # noqa: E731
+    jax.tree.map(close, records.draws, samples.draws)
+    jax.tree.map(close, records.info, samples.info)
+    jax.tree.map(close, final, samples.state)
+
+
+def test_a_run_in_two_pieces_is_one_run():
+    kernel, state = started("lsd_pp")
+    run = jax.jit(rounds.run_rounds, static_argnames=("num_rounds",))
+    final, records = run(kernel, DATA, KEY, state, num_rounds=5)
+    half, first = run(kernel, DATA, KEY, state, num_rounds=3)
+    end, second = run(kernel, DATA, KEY, half, num_rounds=2)
+    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
+    jax.tree.map(np.testing.assert_array_equal, joined, records)
+    jax.tree.map(np.testing.assert_array_equal, end, final)
+    assert records.info["round"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_keys_kernels_and_states_are_mapped_and_traced_once():
+    traces = []
+
+    def counted(position, rows):
+        traces.append(None)
+        return loglikelihood(position, rows)
+
+    posterior = fedmcmc.Posterior(logprior, counted)
+
+    @jax.jit
+    def run(step_size, key, state):
+        kernel = fedmcmc.lsd(posterior, step_size=step_size, batch_size=2)
+        return rounds.run_rounds(kernel, DATA, key, state, 4)[1].draws["a"]
+
+    keys, steps = jax.random.split(KEY, 3), jnp.array([0.01, 0.02])
+    states = jax.vmap(lambda key: fedmcmc.lsd(posterior, step_size=0.1).init(key, NESTED, DATA))(
+        keys
+    )
+    over_keys = jax.vmap(run, in_axes=(None, 0, 0))
+    draws = jax.vmap(over_keys, in_axes=(0, None, None))(steps, keys, states)
+    assert draws.shape == (2, 3, 4)
+    num = len(traces)
+    for i in range(2):
+        for j in range(3):
+            alone = run(steps[i], keys[j], jax.tree.map(lambda leaf, j=j: leaf[j], states))
+            np.testing.assert_allclose(draws[i, j], alone, rtol=1e-5, atol=1e-6)
+    assert num > 0
+
+
+def test_a_loop_over_rounds_stays_one_where_states_are_mapped():
+    """Under a batched bound a loop would compute every round for all, and select."""
+    kernel, state = started("lsd")
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    keys = jax.random.split(KEY, 2)
+    mapped = jax.vmap(lambda key, start: rounds.run_rounds(kernel, DATA, key, start, 3))
+    conditions = [
+        eqn.params["cond_jaxpr"].out_avals[0].shape
+        for eqn in jax.make_jaxpr(mapped)(keys, states).eqns
+        if eqn.primitive.name == "while"
+    ]
+    assert conditions and set(conditions) == {()}
+
+
+def test_collect_sees_state_and_info_and_schedules_are_followed():
+    kernel = fedmcmc.lsd(
+        fedmcmc.Posterior(logprior, loglikelihood), step_size=lambda r: jnp.where(r < 2, 0.1, 1e-9)
+    )
+    state = kernel.init(KEY, NESTED, DATA)
+
+    def collect(state, info):
+        return state.broadcast.position["a"], info.round
+
+    _, records = rounds.run_rounds(kernel, DATA, KEY, state, 4, collect=collect)
+    place, number = records.draws
+    assert number.tolist() == [0, 1, 2, 3]
+    moves = np.abs(np.diff(np.asarray(place)))
+    assert moves[0] > 1e-3 > 10 * moves[1:].max()
+
+
+@pytest.mark.parametrize("counts", [dict(num_rounds=0), dict(num_rounds=2, thinning=0)])
+def test_counts_are_positive(counts):
+    kernel, state = started("lsd")
+    with pytest.raises(ValueError, match="must be a positive integer, got 0"):
+        rounds.run_rounds(kernel, DATA, KEY, state, **counts)
