@@ -99,6 +99,7 @@ from fedmcmc.runs import NonFiniteError as NonFiniteError
 from fedmcmc.runs import local_positions as local_positions
 from fedmcmc.runs import sample as sample
 from fedmcmc.storage import Checkpoint as Checkpoint
+from fedmcmc.storage import CheckpointError as CheckpointError
 from fedmcmc.storage import resumable as resumable
 from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults

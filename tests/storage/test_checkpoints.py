@@ -24,20 +24,18 @@ def short(folder, kind="plain", rounds=900, **changed):
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"),
+    "kind",
     [
-        ("plain", "npz"),
-        ("zarr", "npz"),
-        pytest.param("store", "npz", marks=pytest.mark.slow),
-        ("plain", "orbax"),
-        pytest.param("coded", "npz", marks=pytest.mark.slow),
-        pytest.param("store", "orbax", marks=pytest.mark.slow),
+        "plain",
+        "zarr",
+        pytest.param("store", marks=pytest.mark.slow),
+        pytest.param("coded", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_in_pieces_is_one_run(kind, form, tmp_path):
+def test_a_run_in_pieces_is_one_run(kind, tmp_path):
     """The second call runs some rounds more, from what the first wrote."""
     whole = killed_run.numbers(short(tmp_path / "whole", kind, rounds=600))
-    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=70, format=form)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=70)
     for rounds in (333, 600):
         found = short(tmp_path / "pieces", kind, checkpoint=checkpoint, num_rounds=rounds)
     assert_same(killed_run.numbers(found), whole)
@@ -65,8 +63,7 @@ def keyed(kernel):
     return kernel._replace(init=init, step=step, aggregate=aggregate)
 
 
-@pytest.mark.parametrize("form", ["npz", "orbax"])
-def test_a_state_that_holds_typed_keys_goes_on(form, tmp_path):
+def test_a_state_that_holds_typed_keys_goes_on(tmp_path):
     kernel = keyed(fedmcmc.lsd(killed_run.posterior(), step_size=1e-3))
 
     def run(name, num_rounds, impl="threefry2x32", mesh=None):
@@ -78,7 +75,7 @@ def test_a_state_that_holds_typed_keys_goes_on(form, tmp_path):
             num_rounds=num_rounds,
             num_chains=2,
             progress=False,
-            checkpoint=fedmcmc.Checkpoint(tmp_path / name, every_rounds=30, format=form),
+            checkpoint=fedmcmc.Checkpoint(tmp_path / name, every_rounds=30),
             mesh=mesh,
         )
 
@@ -200,8 +197,8 @@ def test_another_kernel_model_data_key_or_start_is_refused(tmp_path):
     bare = fedmcmc.FederatedData.from_clients([data.client_rows(i) for i in range(5)])
     for changed, what in (
         (dict(kernel=fedmcmc.lsd(posterior, step_size=2e-3)), "numbers of the kernel"),
-        (dict(kernel=fedmcmc.lsd(other, step_size=1e-3)), "model or kind of kernel"),
-        (dict(kernel=fedmcmc.sgld(posterior, step_size=1e-3)), "model or kind of kernel"),
+        (dict(kernel=fedmcmc.lsd(other, step_size=1e-3)), "structure of the kernel.*logprior_fn"),
+        (dict(kernel=fedmcmc.sgld(posterior, step_size=1e-3)), "structure of the kernel.*_relay"),
         (dict(data=bare), "rows of the data"),
         (dict(key=jax.random.key(1)), "rng_key"),
         (dict(start=jnp.ones(3)), "start"),
@@ -223,8 +220,6 @@ def test_the_same_model_written_again_is_the_same(tmp_path):
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="not both"):
         fedmcmc.Checkpoint(tmp_path, every_rounds=3, every_seconds=1.0)
-    with pytest.raises(ValueError, match="format must be one of"):
-        fedmcmc.Checkpoint(tmp_path, format="pickle")
     with pytest.raises(TypeError, match=r"must be a fedmcmc.Checkpoint\(directory\)"):
         short(tmp_path, checkpoint=str(tmp_path))
     (tmp_path / "draws.zarr").mkdir()

@@ -19,8 +19,8 @@ CHUNK_BYTES = 2**22
 class Keeper(Protocol):
     """Takes in draws segment by segment.
 
-    `count` is the number of draws a chain. What is not on disk yet is `unsaved`, for a checkpoint,
-    which then calls `mark_saved`; `restore` puts a checkpoint's draws back.
+    `count` is the number of draws per chain. What is not on disk yet is `unsaved`, for a
+    checkpoint, whose draws `restore` puts back.
     """
 
     count: int
@@ -33,11 +33,8 @@ class Keeper(Protocol):
     def all(self) -> Kept:
         """Return all draws, leaves ``[num_chains, count, ...]``."""
 
-    def unsaved(self) -> Kept:
-        """Return the draws that no file holds."""
-
-    def mark_saved(self) -> None:
-        """Take note that a checkpoint holds what is `unsaved`."""
+    def unsaved(self, num_saved: int) -> Kept:
+        """Return the draws that no file holds; checkpoints hold the first `num_saved`."""
 
     def restore(self, parts: list[Kept], count: int) -> None:
         """Go on from `count` draws, of which `parts` are those that a checkpoint held."""
@@ -64,7 +61,7 @@ class MemoryKeeper:
     def __init__(self, shapes: Kept, num_chains: int) -> None:
         self.shapes, self.num_chains = shapes, num_chains
         self.parts: list[Kept] = []
-        self.count = self.num_saved = 0
+        self.count = 0
 
     def append(self, kept: Kept) -> None:
         """Take in draws."""
@@ -75,24 +72,22 @@ class MemoryKeeper:
     def all(self) -> Kept:
         """Return all draws."""
         whole = _joined(self.parts, self.shapes, self.num_chains)
-        # In one piece from now on, so that asking often does not copy often.
-        done = sum(map(_num, self.parts[: self.num_saved]))
-        if self.num_saved in (0, len(self.parts)) and self.parts:
-            self.parts, self.num_saved = [whole], int(done > 0)
+        self.parts = [whole]  # so that asking often does not copy often
         return whole
 
-    def unsaved(self) -> Kept:
-        """Return the draws that no checkpoint holds."""
-        return _joined(self.parts[self.num_saved :], self.shapes, self.num_chains)
-
-    def mark_saved(self) -> None:
-        """Take note that a checkpoint holds all."""
-        self.num_saved = len(self.parts)
+    def unsaved(self, num_saved: int) -> Kept:
+        """Return the draws after the first `num_saved`."""
+        parts, first = [], 0
+        for part in self.parts:
+            skipped = max(num_saved - first, 0)
+            if skipped < _num(part):
+                parts.append(jax.tree.map(lambda leaf, at=skipped: leaf[:, at:], part))
+            first += _num(part)
+        return _joined(parts, self.shapes, self.num_chains)
 
     def restore(self, parts: list[Kept], count: int) -> None:
         """Go on from the draws of a checkpoint."""
         self.parts, self.count = [part for part in parts if _num(part)], count
-        self.mark_saved()
 
     def finish(self) -> None:
         """Do nothing."""
@@ -169,12 +164,9 @@ class ZarrKeeper:
         self.finish()
         return self.arrays
 
-    def unsaved(self) -> Kept:
+    def unsaved(self, num_saved: int = 0) -> Kept:
         """Return the draws of the last chunk, which is not full yet."""
         return _joined(self.rest, self.shapes, self.num_chains)
-
-    def mark_saved(self) -> None:
-        """Do nothing: every checkpoint holds the whole rest."""
 
     def restore(self, parts: list[Kept], count: int) -> None:
         """Go on from a checkpoint: forget the chunks that were written after it."""
@@ -219,12 +211,9 @@ class ZarrReader:
 
         return Kept(arrays("posterior", self.shapes.draw), arrays("sample_stats", self.shapes.info))
 
-    def unsaved(self) -> Kept:
+    def unsaved(self, num_saved: int) -> Kept:
         """Raise: the process that writes knows."""
         raise NotImplementedError("Only the process that writes the draws saves them.")
-
-    def mark_saved(self) -> None:
-        """Do nothing."""
 
     def restore(self, parts: list[Kept], count: int) -> None:
         """Go on counting."""

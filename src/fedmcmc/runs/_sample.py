@@ -21,7 +21,7 @@ from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._given import Given, on_mesh, on_one_device
 from fedmcmc.runs._run import Keeping
 from fedmcmc.runs._starts import check_counts, check_data
-from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts
+from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts, owned
 from fedmcmc.streaming import Accumulator
 
 __all__ = ["local_positions", "sample"]
@@ -132,8 +132,9 @@ def sample(
     Raises
     ------
     ValueError, TypeError
-        On settings or data that do not fit, before anything is compiled; also where the checkpoint
-        is that of another run.
+        On settings or data that do not fit, before anything is compiled.
+    CheckpointError
+        If the checkpoint is that of another run, in use, or damaged; a `ValueError`.
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
     """
@@ -165,20 +166,21 @@ def sample(
     else:
         checkpoint = checkpoint_of_call(checkpoint)
     keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
-    # The process that writes the files claims them: two at once would take turns on one name.
-    if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
-        keeping = keeping._replace(replaces_files=True)
-    by_client, hands_on = isinstance(data, ClientLoader), hands_on_interrupts(checkpoint)
-    keeping = keeping._replace(by_client=by_client, hands_on_interrupts=hands_on)
-    given = Given(kernel, keys, keeping, position, state, until, surrogates)
-    if spread is not None:
-        run = on_mesh(given, data, spread)
-    else:
-        if isinstance(data, ClientLoader):
-            data = data.load()
-        run = on_one_device(given, data, client_store)
-    with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
-        return run.go(num_burnin, most, thinning, bar)
+    # Before anything on a disk is touched.
+    with owned(checkpoint):
+        if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
+            keeping = keeping._replace(replaces_files=True)
+        by_client, hands_on = isinstance(data, ClientLoader), hands_on_interrupts(checkpoint)
+        keeping = keeping._replace(by_client=by_client, hands_on_interrupts=hands_on)
+        given = Given(kernel, keys, keeping, position, state, until, surrogates)
+        if spread is not None:
+            run = on_mesh(given, data, spread)
+        else:
+            if isinstance(data, ClientLoader):
+                data = data.load()
+            run = on_one_device(given, data, client_store)
+        with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
+            return run.go(num_burnin, most, thinning, bar)
 
 
 def _keeping(

@@ -1,13 +1,16 @@
 """Checkpoints: what is written to disk so that a killed run goes on to the same bytes.
 
-One format, the identity of the run beside it, and `resumable` for programs of many calls. It
-imports records, and no run.
+A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time;
+beside them the identity of the run, and `resumable` for programs of many calls. It imports records,
+and no run.
 """
 
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint
-from fedmcmc.storage._fingerprint import digest as digest
-from fedmcmc.storage._fingerprint import digests_of_clients as digests_of_clients
-from fedmcmc.storage._fingerprint import fingerprint as fingerprint
+from fedmcmc.storage._digests import digest as digest
+from fedmcmc.storage._digests import digests_of_clients as digests_of_clients
+from fedmcmc.storage._files import CheckpointError as CheckpointError
+from fedmcmc.storage._identity import fingerprint as fingerprint
+from fedmcmc.storage._owner import owned as owned
 from fedmcmc.storage._resuming import alone as alone
 from fedmcmc.storage._resuming import checkpoint_of_call as checkpoint_of_call
 from fedmcmc.storage._resuming import ending_programs as ending_programs

@@ -1,17 +1,22 @@
 """Checkpoints: a run that is killed goes on where it was, to the last bit."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedmcmc._checks import positive_integer
-from fedmcmc.storage._files import write_whole
+from fedmcmc.storage._files import (
+    CheckpointError,
+    DamagedFileError,
+    read_record,
+    write_record,
+)
+from fedmcmc.storage._manifest import BEFORE, RUN
 
-__all__ = ["RUN", "Checkpoint"]
+__all__ = ["Checkpoint"]
 
-RUN, CLAIMED = "run.json", "files.json"
-FORMATS = ("npz", "orbax")
+CLAIMS = "files.json"
+"""Files of the run outside of the directory."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +27,12 @@ class Checkpoint:
     accumulators' states. The same call goes on from there after the process was killed, whenever
     that was; draws, ``info`` and ``totals`` are those of an uninterrupted run, to the last bit.
     With more `num_rounds` a finished run goes on too. A directory that holds the checkpoint of
-    another run (another model, kernel, key, start, data, number of chains, burn-in, thinning) is
-    refused.
+    another run (another model, kernel, key, start, data, number of chains, burn-in, thinning), or
+    in which another process is writing, is refused with a `fedmcmc.CheckpointError`.
 
-    Files are complete or not there, and a thread of its own writes them while the run goes on.
+    Files are complete or not there, and a thread of its own writes them while the run goes on. They
+    have checksums, and the checkpoint before the last is kept: where a file is damaged, the run
+    goes on from there, with a warning.
 
     Parameters
     ----------
@@ -36,9 +43,6 @@ class Checkpoint:
     every_seconds
         Seconds, in place of rounds; 60 if neither is given. The end of a run is written as well,
         and so are an interrupted run and one that turned non-finite.
-    format
-        Of the state: ``"npz"``, or ``"orbax"`` (``pip install "fedmcmc[orbax]"``), which writes
-        large states in parallel. Draws are ``.npz`` files.
 
     Examples
     --------
@@ -64,7 +68,6 @@ class Checkpoint:
     directory: str | Path
     every_rounds: int | None = None
     every_seconds: float | None = None
-    format: Literal["npz", "orbax"] = "npz"
 
     hands_on_interrupts: ClassVar[bool] = False  # or Ctrl-C ends the run, and not the program
 
@@ -75,8 +78,6 @@ class Checkpoint:
             positive_integer(self.every_rounds, "every_rounds")
         if self.every_seconds is not None and not self.every_seconds >= 0:
             raise ValueError(f"every_seconds must be at least 0, got {self.every_seconds!r}.")
-        if self.format not in FORMATS:
-            raise ValueError(f"format must be one of {FORMATS}, got {self.format!r}.")
 
     @property
     def advice(self) -> str:
@@ -89,19 +90,30 @@ class Checkpoint:
     @property
     def exists(self) -> bool:
         """Whether the directory holds a checkpoint."""
-        return (Path(self.directory) / RUN).is_file()
+        return any((Path(self.directory) / name).exists() for name in (RUN, BEFORE))
 
     def claims(self, *paths: Path | None) -> bool:
         """Return whether files at `paths` are this run's, and take note that they will be.
 
         A process may die after it made them and before its first checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If the record of such files is damaged.
         """
-        given = [str(path.absolute()) for path in paths if path is not None]
-        marker = Path(self.directory) / CLAIMED
-        known = json.loads(marker.read_text()) if marker.is_file() else []
-        if given and set(given) <= set(known):
+        files = [str(path.absolute()) for path in paths if path is not None]
+        record = Path(self.directory) / CLAIMS
+        try:
+            known = read_record(record)["files"] if record.exists() else []
+        except DamagedFileError as error:
+            raise CheckpointError(
+                f"{error} Put back a copy of it, or delete {self.directory} and the files of "
+                "draws_to= and client_store= to start anew."
+            ) from error
+        if files and set(files) <= set(known):
             return True
-        if given and not any(Path(path).exists() for path in given):
+        if files and not any(Path(path).exists() for path in files):
             Path(self.directory).mkdir(parents=True, exist_ok=True)
-            write_whole(marker, lambda file: file.write(json.dumps(given).encode()))
+            write_record(record, {"files": files})
         return False

@@ -1,111 +1,112 @@
-"""Files that are there whole or not at all, and trees of arrays in them."""
+"""Files of a checkpoint: each is there whole or not at all, and damage to one is noticed."""
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+__all__ = [
+    "CheckpointError",
+    "DamagedFileError",
+    "checksum_of",
+    "read_record",
+    "write_record",
+    "write_whole",
+]
 
-from fedmcmc._types import ArrayTree
-from fedmcmc.pytrees import is_key
-
-__all__ = ["plain_leaves", "read_npz", "tree_of_plain", "write_whole", "written_npz"]
+CHECKSUM = "checksum"
+FORMAT = 2
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Call ``write(file)`` on a new file, and give it its name once it is on the disk."""
+class CheckpointError(ValueError):
+    """A checkpoint is another run's, damaged, in use or of an earlier format."""
+
+
+class DamagedFileError(CheckpointError):
+    """A file of a checkpoint does not hold what was written to it."""
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> str:
+    """Call ``write(file)`` on a new file, give it its name once it is on the disk.
+
+    Returns
+    -------
+    str
+        The checksum of the file.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with partial.open("w+b") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
+        checksum = _checksum(file)
     os.replace(partial, path)
-    if os.name != "posix":
-        return
-    # The new name, too, is to survive a crash of the machine.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if os.name == "posix":
+        # The new name, too, is to survive a crash of the machine.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return checksum
 
 
-def plain_leaves(tree: ArrayTree) -> dict[str, Any]:
-    """Return the leaves of `tree` by names of their own, typed random keys as their data.
-
-    The name of a key says of which generator it is.
-    """
-    leaves = enumerate(jax.tree.leaves(tree))
-    return {
-        _name(i, leaf): jax.random.key_data(leaf) if is_key(leaf) else leaf for i, leaf in leaves
-    }
-
-
-def tree_of_plain(found: Mapping[str, Any], like: ArrayTree) -> ArrayTree:
-    """Return the tree of which `found` are the plain leaves; `like` has its structure and types."""
-    leaves, treedef = jax.tree.flatten(like)
-    named = [(found[_name(i, leaf)], leaf) for i, leaf in enumerate(leaves)]
-    typed = [
-        jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(leaf))
-        if is_key(leaf)
-        else data
-        for data, leaf in named
-    ]
-    return jax.tree.unflatten(treedef, typed)
-
-
-def _name(index: int, leaf: Any) -> str:
-    return f"leaf_{index}" + (f"_key_{jax.random.key_impl(leaf)}" if is_key(leaf) else "")
-
-
-def written_npz(tree: ArrayTree, copy: bool) -> Callable[[Path], None]:
-    """Return what writes the leaves of `tree` as a new ``.npz`` file.
-
-    With `copy`, arrays that a caller may change are copied at once. Arrays of a type that NumPy
-    has no name for (bfloat16) are written as bytes.
-    """
-    named: dict[str, Any] = {
-        name: _as_bytes(leaf, copy) for name, leaf in plain_leaves(tree).items()
-    }
-
-    def write(path: Path) -> None:
-        write_whole(path, lambda file: np.savez(file, allow_pickle=False, **named))
-
-    return write
-
-
-def read_npz(path: Path, like: ArrayTree) -> ArrayTree:
-    """Return the tree in an ``.npz`` file, in the structure and of the types of `like`.
+def checksum_of(path: Path) -> str:
+    """Return the checksum of a file.
 
     Raises
     ------
-    ValueError
-        If it holds other arrays.
+    DamagedFileError
+        If it is missing or cannot be read.
     """
-    wanted = plain_leaves(like)
-    with np.load(path, allow_pickle=False) as stored:
-        if set(stored.files) != set(wanted):
-            raise ValueError(
-                f"{path} holds the arrays {sorted(stored.files)}, {sorted(wanted)} were expected."
-            )
-        found = {name: _from_bytes(stored[name], leaf) for name, leaf in wanted.items()}
-    return tree_of_plain(found, like)
+    try:
+        with path.open("rb") as file:
+            return _checksum(file)
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _as_bytes(leaf: Any, copy: bool) -> np.ndarray:
-    # Only NumPy arrays (states on the host) may change.
-    array = np.array(leaf) if copy and isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    if array.dtype.kind == "V":
-        array = np.ascontiguousarray(array)
-        return array.reshape(-1).view(np.uint8).reshape(*array.shape, array.dtype.itemsize)
-    return array
+def _checksum(file: Any) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
-def _from_bytes(array: np.ndarray, like: Any) -> np.ndarray:
-    dtype = np.dtype(like.dtype)
-    if dtype.kind == "V":
-        return array.reshape(-1).view(dtype).reshape(array.shape[:-1])
-    return array
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a record as JSON, with the number of the format and a checksum."""
+    record = {"format": FORMAT} | record
+    text = json.dumps(record | {CHECKSUM: _checksum_of_record(record)}, indent=1)
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record in a file of `write_record`.
+
+    Raises
+    ------
+    DamagedFileError
+        If it is missing, or not what was written.
+    CheckpointError
+        If it was written by a version with another format.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:  # no JSON, or no text
+        raise DamagedFileError(f"{path} is damaged ({error}).") from error
+    checksum = record.pop(CHECKSUM, None) if isinstance(record, dict) else None
+    if checksum is not None and checksum != _checksum_of_record(record):
+        raise DamagedFileError(f"{path} is damaged (its checksum is not that of what it holds).")
+    if checksum is None or record.pop("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} was written by another version of fedmcmc, in a format that this version does "
+            f"not read: finish the run with that version, or delete {path.parent} to start anew."
+        )
+    return record
+
+
+def _checksum_of_record(record: dict[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedmcmc.storage._checkpoints import Checkpoint
 
@@ -42,9 +42,8 @@ class _Calls:
 
     def next(self) -> Checkpoint:
         self.num += 1
-        given = self.first
-        folder = Path(given.directory) / f"{self.num:04d}"
-        return _OfCall(folder, given.every_rounds, given.every_seconds, given.format, call=self.num)
+        folder = Path(self.first.directory) / f"{self.num:04d}"
+        return _OfCall(folder, self.first.every_rounds, self.first.every_seconds, self.num)
 
 
 _CALLS: ContextVar[_Calls | None] = ContextVar("fedmcmc_resumable_calls", default=None)
@@ -56,7 +55,6 @@ def resumable(
     *,
     every_rounds: int | None = None,
     every_seconds: float | None = None,
-    format: Literal["npz", "orbax"] = "npz",
 ) -> Iterator[None]:
     """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
 
@@ -74,14 +72,14 @@ def resumable(
     ----------
     directory
         Created if missing. Delete it once the results are safe.
-    every_rounds, every_seconds, format
+    every_rounds, every_seconds
         Of each call's `fedmcmc.Checkpoint`.
 
     Notes
     -----
     `draws_to` and the directory of a `client_store` must be the same in every attempt, as for any
     run with a checkpoint. What a program does between calls is done again. The directory grows to
-    the size of the last states and the draws of all calls.
+    the size of the last two states and the draws of all calls.
 
     Examples
     --------
@@ -109,7 +107,7 @@ def resumable(
     [True, True]
     >>> folder.cleanup()
     """
-    token = _CALLS.set(_Calls(Checkpoint(directory, every_rounds, every_seconds, format)))
+    token = _CALLS.set(_Calls(Checkpoint(directory, every_rounds, every_seconds)))
     try:
         yield
     finally:

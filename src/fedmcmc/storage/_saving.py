@@ -1,21 +1,23 @@
 """What a run does for its checkpoint: write it, and go on from it."""
 
-import json
+import secrets
 import time
+import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.records import Keeper
 from fedmcmc.rounds import Kept
-from fedmcmc.storage._checkpoints import RUN, Checkpoint
-from fedmcmc.storage._files import read_npz, write_whole, written_npz
-from fedmcmc.storage._orbax import read_orbax, written_orbax
+from fedmcmc.storage._checkpoints import Checkpoint
+from fedmcmc.storage._files import CheckpointError, DamagedFileError
+from fedmcmc.storage._identity import differences, digest_of_identity
+from fedmcmc.storage._manifest import BEFORE, RUN, Manifest, changed_versions, versions
+from fedmcmc.storage._parts import Part, arrays_of, read_part, write_part
 
 __all__ = ["Saved", "Saver"]
 
@@ -25,7 +27,7 @@ class Saved(NamedTuple):
 
     first: int  # the round in which it began
     round: int
-    state: ArrayTree
+    state: FederatedState
     found: ArrayTree  # of the accumulators
     totals: dict[str, np.ndarray]
     stopped: dict[str, Any]
@@ -48,58 +50,80 @@ class Saver:
         self, checkpoint: Checkpoint, identity: dict[str, Any], *, writes: bool = True
     ) -> None:
         self.checkpoint, self.identity, self.writes = checkpoint, identity, writes
-        self.directory = Path(checkpoint.directory)
-        self.parts: list[tuple[str, int]] = []  # files of draws, and how many each holds
+        self.directory, self.run = Path(checkpoint.directory), digest_of_identity(identity)
+        self.token = secrets.token_hex(4)  # in names of files: no two processes share one
+        self.manifest: Manifest | None = None  # the last that is known to be on the disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.writing: Future[None] | None = None
+        self.writing: Future[Manifest] | None = None
         self.last_round, self.last_time = -1, time.monotonic()
+        self.num_skipped = 0
         seconds = checkpoint.every_seconds
         self.seconds = 60.0 if seconds is None else seconds
 
-    def load(self, keeper: Keeper, state: ArrayTree, found: ArrayTree) -> Saved | None:
+    def load(self, keeper: Keeper, state: FederatedState, found: ArrayTree) -> Saved | None:
         """Return where the run was, and give `keeper` its draws; ``None`` without a checkpoint.
 
-        `state` and `found` tell structure and types.
+        `state` and `found` tell structure and types. Where a file of the last checkpoint is
+        damaged, the run goes on from the one before, with a warning.
 
         Raises
         ------
-        ValueError
-            If the checkpoint is another run's.
+        CheckpointError
+            If the checkpoint is another run's, or both are damaged.
         """
-        path = self.directory / RUN
-        if not path.is_file():
+        if not self.checkpoint.exists:
             return None
-        record = json.loads(path.read_text())
-        self._check(record)
-        shapes = Kept(*_kept_like(keeper))
-        self.parts = [(name, num) for name, num in record["draws"]]
-        parts = [read_npz(self.directory / name, shapes) for name, _ in self.parts]
-        keeper.restore([Kept(*part) for part in parts], record["num_draws"])
-        place = self.directory / record["state"]
-        read = read_orbax if record["format"] == "orbax" else read_npz
-        old_state, old_found = read(place, (state, found))
-        totals = {name: np.asarray(x, np.int64) for name, x in record["totals"].items()}
-        self.last_round = record["round"]
-        return Saved(
-            record["first"], record["round"], old_state, old_found, totals, record["stopped"]
-        )
+        try:
+            saved = self._read(RUN, keeper, (state, found))
+            self.last_round = saved.round
+        except DamagedFileError as damage:
+            saved = self._read_before(damage, keeper, (state, found))
+        return saved
 
-    def _check(self, record: dict[str, Any]) -> None:
-        different = [
-            f"{name} ({record['identity'].get(name)}, now {value})"
-            if isinstance(value, int | bool)
-            else name
-            for name, value in self.identity.items()
-            if record["identity"].get(name) != value
+    def _read_before(self, damage: DamagedFileError, keeper: Keeper, like: ArrayTree) -> Saved:
+        try:
+            saved = self._read(BEFORE, keeper, like)
+        except DamagedFileError as second:
+            raise CheckpointError(
+                f"{damage} The checkpoint before cannot be used either: {second} Put back a copy "
+                f"of these files, or delete {self.directory} to start anew."
+            ) from second
+        warnings.warn(
+            f"{damage} The run goes on from the checkpoint before, of round {saved.round}; later "
+            "rounds are computed again.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+        return saved
+
+    def _read(self, name: str, keeper: Keeper, like: ArrayTree) -> Saved:
+        """Return what a manifest and its parts say, and give `keeper` its draws."""
+        path = self.directory / name
+        manifest = Manifest.read(path)
+        self._check_identity(manifest)
+        state, found = read_part(self.directory, manifest.state, self.run, like)
+        rounds = np.unique(np.asarray(state.broadcast.round)).tolist()
+        if rounds != [manifest.round]:
+            raise DamagedFileError(
+                f"{path} is damaged (it says round {manifest.round}, the state in "
+                f"{manifest.state.name} is of round {', '.join(map(str, rounds))})."
+            )
+        shapes = Kept(keeper.shapes.draw, keeper.shapes.info)
+        parts = [
+            Kept(*read_part(self.directory, part, self.run, shapes)) for part in manifest.draws
         ]
+        keeper.restore(parts, manifest.num_draws)
+        self.manifest = manifest
+        totals = {name: np.asarray(x, np.int64) for name, x in manifest.totals.items()}
+        return Saved(manifest.first, manifest.round, state, found, totals, manifest.stopped)
+
+    def _check_identity(self, manifest: Manifest) -> None:
+        different = differences(manifest.identity, self.identity)
         if not different:
             return
-        now, then = _versions(), record["versions"]
-        changed = [
-            f"{name} {then.get(name)}, now {now[name]}" for name in now if then[name] != now[name]
-        ]
-        note = f" It was written with {'; '.join(changed)}." if changed else ""
-        raise ValueError(
+        changed = changed_versions(manifest)
+        note = f" It was written with {changed}." if changed else ""
+        raise CheckpointError(
             f"The checkpoint in {self.directory} is that of another run: it differs in "
             f"{', '.join(different)}.{note} {self.checkpoint.advice}"
         )
@@ -121,69 +145,65 @@ class Saver:
     def save(self, saved: Saved, keeper: Keeper, *, wait: bool) -> None:
         """Write down where the run is; without `wait` while it goes on.
 
-        Where the one before is still being written, nothing is done unless `wait`.
+        Where the one before is still being written, it is skipped unless `wait`.
         """
         if not self.writes:
             return
         if self.writing is not None:
             if not wait and not self.writing.done():
+                self.num_skipped += 1
                 return
-            self.writing.result()  # raises what went wrong
-        if saved.round == self.last_round and self.checkpoint.exists:
+            self.manifest = self.writing.result()  # raises what went wrong
+        if saved.round == self.last_round:
             return
-        self.writing = self.writer.submit(self._writes(saved, keeper, copy=not wait))
+        self.writing = self.writer.submit(self._generation(saved, keeper, copy=not wait))
         self.last_round, self.last_time = saved.round, time.monotonic()
         if wait:
-            self.writing.result()
+            self.manifest = self.writing.result()
 
-    def _writes(self, saved: Saved, keeper: Keeper, *, copy: bool) -> Any:
+    def _generation(self, saved: Saved, keeper: Keeper, *, copy: bool) -> Callable[[], Manifest]:
         """Return what writes everything; with `copy` what may change later is copied here."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        new = keeper.unsaved()
-        num = next(iter(new.info.values())).shape[1] if new.info else 0
-        rest = keeper.keeps_rest
-        parts = [] if rest else list(self.parts)
-        draws = None
-        if num:
-            name = f"draws-{saved.round:012d}.npz"
-            parts.append((name, num))
-            draws = (self.directory / name, written_npz(new, copy=False))
-        self.parts = parts
-        keeper.mark_saved()
-        orbax = self.checkpoint.format == "orbax"
-        place = self.directory / f"state-{saved.round:012d}{'' if orbax else '.npz'}"
-        tree = (saved.state, saved.found)
-        write_state = written_orbax(tree, copy) if orbax else written_npz(tree, copy)
-        record = {
-            "identity": self.identity,
-            "versions": _versions(),
-            "format": self.checkpoint.format,
-            "first": saved.first,
-            "round": saved.round,
-            "num_draws": keeper.count,
-            "draws": parts,
-            "state": place.name,
-            "totals": {name: total.tolist() for name, total in saved.totals.items()},
-            "stopped": saved.stopped,
-        }
-        text = json.dumps(record, indent=1).encode()
+        before, name = self.manifest, f"{saved.round:012d}-{self.token}.npz"
+        # Of a store the draws that it does not hold are written again each time.
+        old = () if before is None or keeper.keeps_rest else before.draws
+        unsaved = keeper.unsaved(sum(part.num_draws for part in old))
+        num_unsaved = next(iter(unsaved.info.values())).shape[1] if unsaved.info else 0
+        draws, num_draws = arrays_of(unsaved, copy=False), keeper.count
+        state = arrays_of((saved.state, saved.found), copy=copy)
+        num_skipped = self.num_skipped
 
-        def write() -> None:
-            if draws is not None:
-                draws[1](draws[0])
-            write_state(place)
-            write_whole(self.directory / RUN, lambda file: file.write(text))
-            self._remove_old({RUN, place.name, *(name for name, _ in parts)})
+        def part(kind: str, arrays: dict[str, np.ndarray], num_draws: int = 0) -> Part:
+            path = self.directory / f"{kind}-{name}"
+            return Part(path.name, write_part(path, arrays, self.run), num_draws)
+
+        def write() -> Manifest:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            new = (part("draws", draws, num_unsaved),) if num_unsaved else ()
+            manifest = Manifest(
+                identity=self.identity,
+                versions=versions(),
+                first=saved.first,
+                round=saved.round,
+                num_draws=num_draws,
+                draws=(*old, *new),
+                state=part("state", state),
+                totals={name: total.tolist() for name, total in saved.totals.items()},
+                stopped=saved.stopped,
+                num_skipped=num_skipped,
+            )
+            if before is not None:
+                before.write(self.directory / BEFORE)
+            manifest.write(self.directory / RUN)
+            self._remove_all_but(manifest.files | (before.files if before is not None else set()))
+            return manifest
 
         return write
 
-    def _remove_old(self, needed: set[str]) -> None:
+    def _remove_all_but(self, parts: set[str]) -> None:
+        """Remove the parts of older checkpoints, and what killed attempts left."""
         for path in self.directory.iterdir():
-            if path.name not in needed and path.name.startswith(("draws-", "state-", RUN)):
-                if path.is_dir():
-                    _remove_folder(path)
-                else:
-                    path.unlink()
+            if path.name.startswith(("draws-", "state-")) and path.name not in parts:
+                path.unlink(missing_ok=True)
 
     def give_up(self) -> None:
         """Write no more."""
@@ -192,20 +212,3 @@ class Saver:
     def close(self) -> None:
         """Wait for what is being written."""
         self.writer.shutdown(wait=True)
-
-
-def _remove_folder(path: Path) -> None:
-    for child in path.iterdir():
-        if child.is_dir():
-            _remove_folder(child)
-        else:
-            child.unlink()
-    path.rmdir()
-
-
-def _kept_like(keeper: Keeper) -> tuple[ArrayTree, Any]:
-    return keeper.shapes.draw, keeper.shapes.info
-
-
-def _versions() -> dict[str, str]:
-    return {"fedmcmc": version("fedmcmc"), "jax": jax.__version__, "numpy": np.__version__}

@@ -1,7 +1,7 @@
-"""What tells a run from another, so that a checkpoint is not taken for that of another run."""
+"""The identity of a run: what its draws depend on, and how two runs differ."""
 
-import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,12 +13,16 @@ from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules
 from fedmcmc.rounds import Collect, Streams, traced_round
+from fedmcmc.storage._descriptions import describe, first_difference
+from fedmcmc.storage._digests import digest
 from fedmcmc.streaming import Accumulator
 
-__all__ = ["digest", "digests_of_clients", "fingerprint"]
+__all__ = ["differences", "digest_of_identity", "fingerprint"]
 
 SCHEDULED_ROUNDS = 64
 """Rounds in which schedules are compared."""
+ROWS, START, NUMBERS = "rows of the data", "start", "numbers of the kernel"
+PROGRAM, DESCRIPTION = "model or kind of kernel", "kernel"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _SET = re.compile(r"frozenset\(\{([^}]*)\}\)")
 
@@ -32,8 +36,10 @@ def fingerprint(
     collect: Collect | None,
     accumulators: Streams,
     found: dict[str, ArrayTree],
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Return a digest of each thing that a run's draws depend on, by what it is called.
+
+    The entry `DESCRIPTION` is the kernel in words: it decides nothing, and names what differs.
 
     Parameters
     ----------
@@ -48,16 +54,49 @@ def fingerprint(
     traced = traced_round(schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect)
     program, draw = traced.jaxpr, traced.out_info.draw
     return {
-        "rows of the data": rows,
-        "numbers of the kernel": digest(numbers),
-        "model or kind of kernel": _of_program(program),
+        ROWS: rows,
+        NUMBERS: digest(numbers),
+        PROGRAM: _of_program(program),
         "rng_key": digest(jax.random.key_data(keys)),
-        "start": digest(state.broadcast),
+        START: digest(state.broadcast),
         "streams": " ".join(
             f"{name} {_of_accumulator(accumulators[name], found[name], draw)}"
             for name in sorted(accumulators)
         ),
+        DESCRIPTION: describe(numbers),
     }
+
+
+def digest_of_identity(identity: Mapping[str, Any]) -> str:
+    """Return the digest by which the parts of a checkpoint say whose they are."""
+    names = sorted(identity.keys() - {DESCRIPTION})
+    return digest([np.frombuffer(f"{n}={identity[n]}".encode(), np.uint8) for n in names])
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in what two identities differ, in words; empty if they are those of one run."""
+    changed = [n for n in now if n != DESCRIPTION and then.get(n) != now[n]]
+    kernel_then, kernel_now = then.get(DESCRIPTION, {}), now.get(DESCRIPTION, {})
+
+    def in_kernel(part: str) -> str:
+        return first_difference(kernel_then.get(part, {}), kernel_now.get(part, {}))
+
+    words = []
+    for name in changed:
+        if name == NUMBERS:
+            where = in_kernel("numbers")
+            words.append(f"{name} ({where})" if where else name)
+        elif name == PROGRAM:
+            where = in_kernel("structure")
+            if where:
+                words.append(f"structure of the kernel ({where})")
+            elif not {ROWS, NUMBERS, START} & {*changed}:  # whose shapes change the program
+                words.append(f"{name} (functions of the same names compute something else)")
+        elif isinstance(now[name], int | bool):
+            words.append(f"{name} ({then.get(name)}, now {now[name]})")
+        else:
+            words.append(name)
+    return words
 
 
 def _of_accumulator(accumulator: Accumulator, found: ArrayTree, draw: ArrayTree) -> str:
@@ -71,30 +110,3 @@ def _of_program(program: Any) -> str:
     text = _ADDRESS.sub("", str(program.jaxpr))
     text = _SET.sub(lambda found: str(sorted(found[1].split(", "))), text)
     return digest((np.frombuffer(text.encode(), np.uint8), list(program.consts)))
-
-
-def digests_of_clients(data: FederatedData, ids: np.ndarray) -> np.ndarray:
-    """Return a digest of the rows of each of the clients `ids`, the others' zero.
-
-    ``[num_clients, 4]`` uint32: what several processes can tell each other of rows.
-    """
-    words = np.zeros((data.num_clients, 4), np.uint32)
-    for client in ids:
-        own = digest(data.client_rows(int(client)))
-        words[client] = np.frombuffer(bytes.fromhex(own), np.uint32)
-    return words
-
-
-def digest(tree: ArrayTree) -> str:
-    """Return a digest of the arrays of a tree: places, shapes, types and values."""
-    whole = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        if not hasattr(leaf, "dtype"):
-            leaf = np.asarray(leaf)
-        array = np.ascontiguousarray(leaf)
-        name = jax.tree_util.keystr(path)
-        whole.update(f"{name} {array.dtype} {array.shape}".encode())
-        whole.update(array.reshape(-1).view(np.uint8).data)
-    return whole.hexdigest()[:32]

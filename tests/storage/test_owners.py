@@ -1,0 +1,196 @@
+"""One run at a time writes into a directory, and a run that was killed blocks none."""
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from killed_run import assert_same
+from small_run import numbers, run
+
+import fedmcmc
+from fedmcmc.diagnostics._stopping import Verdict
+from fedmcmc.storage import _owner
+
+fcntl = pytest.importorskip("fcntl")
+
+OTHER = """
+import sys
+import fedmcmc
+from fedmcmc.storage import owned
+with owned(fedmcmc.Checkpoint(sys.argv[1])):
+    print("owned", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_process(folder):
+    """Have another process own the directory, as one that samples does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout.readline() == b"owned\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_second_process_is_named_and_a_killed_one_blocks_nobody(tmp_path):
+    pytest.importorskip("zarr")
+
+    def stored(num_rounds):
+        return run(tmp_path / "c", num_rounds, draws_to=tmp_path / "draws.zarr")
+
+    stored(30)
+    with other_process(tmp_path / "c") as process:
+        before = content(tmp_path)
+        named = f"in use by process {process.pid} on .*, since .* a directory of its own"
+        with pytest.raises(fedmcmc.CheckpointError, match=named):
+            stored(60)
+        assert content(tmp_path) == before
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert (tmp_path / "c" / _owner.OWNER).read_bytes()  # what it left says that it owns it
+        found = stored(60)
+    assert_same(numbers(found), numbers(run(None, 60)))
+
+
+def test_a_second_call_in_one_process_is_refused(tmp_path):
+    refused = []
+
+    def check(draws):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return Verdict(True, {})
+
+    def call():
+        with pytest.raises(fedmcmc.CheckpointError, match="another call of sample in this process"):
+            run(tmp_path, 30)
+        refused.append(True)
+
+    rule = fedmcmc.StoppingRule(lambda n: n + 20, check, "20")
+    run(tmp_path, None, until=rule, max_rounds=60)
+    assert refused == [True]
+    run(tmp_path, None, until=rule, max_rounds=60)  # the first call has ended
+
+
+def test_a_run_that_failed_owns_nothing(tmp_path):
+    with pytest.raises(ValueError, match="draws_to"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedmcmc.runs._sample.on_one_device", fails)
+        run(tmp_path, 30)
+    run(tmp_path, 30)
+
+
+def fails(*_):
+    raise ValueError("draws_to")
+
+
+def test_without_locks_processes_of_this_machine_are_asked(tmp_path, monkeypatch):
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: process.pid)
+            with _owner.owned(fedmcmc.Checkpoint(tmp_path)):
+                left = (tmp_path / _owner.OWNER).read_bytes()
+        (tmp_path / _owner.OWNER).write_bytes(left)
+        monkeypatch.setattr(fcntl, "lockf", lockf)
+        with pytest.raises(fedmcmc.CheckpointError, match=f"in use by process {process.pid}"):
+            run(tmp_path, 30)
+        process.kill()
+        process.wait()
+    run(tmp_path, 30)
+
+
+def test_a_refusal_is_that_of_all_processes_of_a_run(tmp_path, monkeypatch):
+    """The first one takes the lock, and says so to the others."""
+    monkeypatch.setattr(_owner, "is_first", lambda: False)
+    with _owner.owned(fedmcmc.Checkpoint(tmp_path / "a")):
+        assert not (tmp_path / "a").exists()
+    monkeypatch.setattr(_owner, "agreed", lambda number: 1.0)
+    with (
+        pytest.raises(fedmcmc.CheckpointError, match="is in use"),
+        _owner.owned(fedmcmc.Checkpoint(tmp_path / "b")),
+    ):
+        pass
+
+
+def test_a_directory_that_cannot_be_written_costs_no_draw(tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    with pytest.warns(RuntimeWarning, match="No checkpoint could be written"):
+        found = run(tmp_path / "file" / "c", 30)
+    assert_same(numbers(found), numbers(run(None, 30)))
+
+
+def test_two_runs_that_start_at_once_never_mix(tmp_path, monkeypatch):
+    """Where nothing keeps a second seed out, as on a file system without locks."""
+    monkeypatch.setattr(_owner, "_lock", lambda directory: contextlib.nullcontext())
+    manifest = tmp_path / "c" / "run.json"
+    started, saved_by_first, saved_by_second, ended = (threading.Event() for _ in range(4))
+
+    def written(before=b""):
+        deadline = time.monotonic() + 60
+        while not manifest.exists() or manifest.read_bytes() == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def first(num_draws):
+        if num_draws == 20:
+            started.wait(60)
+        elif num_draws == 40:
+            written()
+            saved_by_first.set()
+            saved_by_second.wait(60)
+
+    def second(num_draws):
+        if num_draws == 20:
+            started.set()
+            saved_by_first.wait(60)
+            second.before = manifest.read_bytes()
+        elif num_draws == 40:
+            written(second.before)
+            saved_by_second.set()
+            ended.wait(60)
+
+    def sampled(seed, then=lambda _: None, folder=tmp_path / "c"):
+        def check(draws):
+            then(draws.shape[1])
+            return Verdict(draws.shape[1] >= 60, {})
+
+        rule = fedmcmc.StoppingRule(lambda n: n + 20, check, "60")
+        checkpoint = fedmcmc.Checkpoint(folder, every_rounds=20)
+        return run(None, None, seed=seed, until=rule, max_rounds=100, checkpoint=checkpoint)
+
+    thread = threading.Thread(target=sampled, args=(1, second))
+    thread.start()
+    draws = sampled(0, first).draws
+    shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    ended.set()
+    thread.join()
+    for seed, folder in ((0, tmp_path / "copy"), (1, tmp_path / "c")):
+        try:
+            again = sampled(seed, folder=folder).draws
+        except fedmcmc.CheckpointError as error:
+            assert "cannot be read" in str(error)  # the other run removed it
+        else:
+            np.testing.assert_array_equal(
+                again, draws if seed == 0 else sampled(1, folder=tmp_path / "d").draws
+            )
