@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-import killed_run
+from tests.support import killed_run
 
 import fedmcmc
 

@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from killed_run import assert_same
-from small_run import numbers, run
+from tests.support.killed_run import assert_same
+from tests.storage.small_run import numbers, run
 
 import fedmcmc
 from fedmcmc.storage._files import read_record, write_record

@@ -1,9 +1,9 @@
 """What a refusal says: which number, setting or function differs."""
 
 import jax.numpy as jnp
-import killed_run
+from tests.support import killed_run
 import pytest
-from small_run import kernel, run
+from tests.storage.small_run import kernel, run
 
 import fedmcmc
 from fedmcmc._types import as_functions

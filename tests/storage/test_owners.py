@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from killed_run import assert_same
-from small_run import numbers, run
+from tests.support.killed_run import assert_same
+from tests.storage.small_run import numbers, run
 
 import fedmcmc
 from fedmcmc.diagnostics._stopping import Verdict

@@ -5,8 +5,8 @@ import threading
 
 import jax
 import numpy as np
-from killed_run import assert_same
-from small_run import numbers, run
+from tests.support.killed_run import assert_same
+from tests.storage.small_run import numbers, run
 
 import fedmcmc
 from fedmcmc.records import MemoryKeeper
