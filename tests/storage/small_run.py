@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from tests.support import killed_run
 
 import fedmcmc
+from tests.support import killed_run
 
 
 def kernel(**settings):

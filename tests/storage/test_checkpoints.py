@@ -3,11 +3,13 @@
 import json
 import os
 import sys
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import register_dataclass
 
 import fedmcmc
 from fedmcmc import streaming
@@ -41,26 +43,42 @@ def test_a_run_in_pieces_is_one_run(kind, tmp_path):
     assert_same(killed_run.numbers(found), whole)
 
 
-def keyed(kernel):
-    """Return `kernel` with random keys in its states, which the design does not forbid a user."""
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Keyed(fedmcmc.FederatedKernel):
+    """A kernel with random keys in its states, which the design does not forbid a user."""
 
-    def init(rng_key, position, data):
-        state = kernel.init(rng_key, position, data)
-        keys = jax.random.split(rng_key, data.num_clients)
-        return state._replace(server=(state.server, rng_key), clients=(state.clients, keys))
+    kernel: fedmcmc.FederatedKernel
+    participation: fedmcmc.Participation
 
-    def step(draws, broadcast, state, client):
-        message, inner, info = kernel.step(draws, broadcast, state[0], client)
-        own, key = jax.random.split(state[1])
+    def server_init(self, rng_key, position, federation, totals):
+        broadcast, server = self.kernel.server_init(rng_key, position, federation, totals)
+        return broadcast, (server, rng_key)
+
+    def client_init(self, broadcast, client):
+        key = jax.random.fold_in(jax.random.key(5), client.index)
+        return self.kernel.client_init(broadcast, client), key
+
+    def prepare(self, rng_key, like, client):
+        return self.kernel.prepare(rng_key, like, client)
+
+    def step(self, draws, broadcast, client_state, client):
+        message, inner, info = self.kernel.step(draws, broadcast, client_state[0], client)
+        own, key = jax.random.split(client_state[1])
         return message + jax.random.normal(own, message.shape), (inner, key), info
 
-    def aggregate(rng_key, broadcast, server, total):
-        own, key = jax.random.split(server[1])
+    def prepare_server(self, rng_key, like):
+        return self.kernel.prepare_server(rng_key, like)
+
+    def aggregate(self, rng_key, broadcast, server_state, total):
+        own, key = jax.random.split(server_state[1])
         total = jax.tree.map(lambda leaf: leaf + jax.random.normal(own, leaf.shape), total)
-        broadcast, inner, info = kernel.aggregate(rng_key, broadcast, server[0], total)
+        broadcast, inner, info = self.kernel.aggregate(rng_key, broadcast, server_state[0], total)
         return broadcast, (inner, key), info
 
-    return kernel._replace(init=init, step=step, aggregate=aggregate)
+
+def keyed(kernel):
+    return Keyed(kernel, kernel.participation)
 
 
 def test_a_state_that_holds_typed_keys_goes_on(tmp_path):

@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-from tests.support.killed_run import assert_same
-from tests.storage.small_run import numbers, run
 
 import fedmcmc
 from fedmcmc.storage._files import read_record, write_record
+from tests.storage.small_run import numbers, run
+from tests.support.killed_run import assert_same
 
 RUN, BEFORE = "run.json", "run-before.json"
 

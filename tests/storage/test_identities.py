@@ -1,14 +1,14 @@
 """What a refusal says: which number, setting or function differs."""
 
 import jax.numpy as jnp
-from tests.support import killed_run
 import pytest
-from tests.storage.small_run import kernel, run
 
 import fedmcmc
 from fedmcmc._types import as_functions
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage._descriptions import describe
+from tests.storage.small_run import kernel, run
+from tests.support import killed_run
 
 
 def quantized(**settings):

@@ -12,12 +12,12 @@ import time
 
 import numpy as np
 import pytest
-from tests.support.killed_run import assert_same
-from tests.storage.small_run import numbers, run
 
 import fedmcmc
 from fedmcmc.diagnostics._stopping import Verdict
 from fedmcmc.storage import _owner
+from tests.storage.small_run import numbers, run
+from tests.support.killed_run import assert_same
 
 fcntl = pytest.importorskip("fcntl")
 

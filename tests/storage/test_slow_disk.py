@@ -5,13 +5,13 @@ import threading
 
 import jax
 import numpy as np
-from tests.support.killed_run import assert_same
-from tests.storage.small_run import numbers, run
 
 import fedmcmc
 from fedmcmc.records import MemoryKeeper
 from fedmcmc.rounds import Kept
 from fedmcmc.storage import _saving
+from tests.storage.small_run import numbers, run
+from tests.support.killed_run import assert_same
 
 
 def test_they_are_skipped_and_counted(tmp_path, monkeypatch):
