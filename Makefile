@@ -7,14 +7,22 @@ STAMP := $(VENV)/.installed
 CONFIG ?= fsgld/gaussian_small
 SWEEP ?=
 NPROC ?= 2
+PART ?=
 ARGS ?=
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
 
-.PHONY: help setup demo test test-slow lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
+# Two workers, each with whole files, so that a worker compiles a kernel once; small programs are
+# kept as well, for the other worker and for the next time.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
+TESTING = check test test-slow test-experiments doctest
+$(TESTING): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+$(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
+.PHONY: help setup demo check test test-slow test-experiments doctest lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 18
 
 setup: $(STAMP) ## create .venv and install the package with everything the targets need
 
@@ -27,11 +35,20 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
 	$(BIN)/python -m experiments.demo $(ARGS)
 
-test: $(STAMP) ## the fast lane of the tests
-	$(BIN)/python -m pytest -m "not slow and not data" -n 2 $(ARGS)
+check: lint type ## lint, types, and the tests that fail first: for every change, in a minute
+	$(PYTEST) -m check tests $(ARGS)
 
-test-slow: $(STAMP) ## statistical and end-to-end tests, and those on data sets of FEDMCMC_DATA
-	$(BIN)/python -m pytest -m "slow or data" -n 2 $(ARGS)
+test: $(STAMP) ## the fast lane of the tests
+	$(PYTEST) -m "not slow and not data" tests --ignore tests/experiments $(ARGS)
+
+test-experiments: $(STAMP) ## the fast lane of the experiments' tests
+	$(PYTEST) -m "not slow and not data" tests/experiments $(ARGS)
+
+test-slow: $(STAMP) ## the slow lane: all, or one folder: make test-slow PART=laws
+	$(PYTEST) -m "slow or data" tests/$(PART) $(ARGS)
+
+doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
+	$(PYTEST) --doctest-modules src tests/docs/test_pages.py $(ARGS)
 
 lint: $(STAMP) ## style, also of docstrings
 	$(BIN)/ruff check .

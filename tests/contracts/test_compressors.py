@@ -24,6 +24,7 @@ def say(compressor, key, message, state, client):
     return code, compressor.decode(code, client), state
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_functions_take_the_documented_arguments(name):
     documented = {

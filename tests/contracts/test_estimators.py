@@ -62,6 +62,7 @@ def test_estimates_summed_over_clients_are_the_global_gradient(name):
     assert np.asarray(totals).std(0).min() > 0.05
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimator_functions_take_the_documented_arguments(name):
     estimator = ESTIMATORS[name][0]()

@@ -135,13 +135,18 @@ PLACED = [
     pytest.param(
         name,
         position,
-        marks=() if position == "nested" or name in FAMILIES else pytest.mark.slow,
+        marks=pytest.mark.check
+        if position == "nested"
+        else ()
+        if name in FAMILIES
+        else pytest.mark.slow,
     )
     for name in KERNELS
     for position in POSITIONS
 ]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", KERNELS)
 def test_functions_take_the_documented_arguments(name):
     kernel = kernel_of(name)

@@ -5,6 +5,8 @@ import pytest
 from tests.contracts.kernels import PLAIN
 from tests.contracts.tables import COMPRESSED, COMPRESSORS, TABLES, constructors, names
 
+pytestmark = pytest.mark.check
+
 
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
 def test_every_public_constructor_is_in_the_table(kind):

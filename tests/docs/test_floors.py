@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.check
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fedmcmc"
 

@@ -81,6 +81,7 @@ def members(concentration=0.5, num_rounds=1, **settings):
 # The Gaussian ensemble
 
 
+@pytest.mark.check
 def test_mean_and_spread_are_those_of_the_clients_models_round_after_round():
     kernel, theta = fed_be(learning_rate=decreasing), START
     for round_ in range(3):

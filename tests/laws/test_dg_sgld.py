@@ -11,6 +11,7 @@ import fedmcmc
 from tests.oracles import laws_consensus
 from tests.oracles.federations import LIMIT, Federation, worst_z, z_scores
 from tests.oracles.laws import Moments, location_noise
+from tests.support.lanes import fast_and_slow
 
 NUM_CHAINS = 8192
 FEDERATION = Federation()
@@ -120,9 +121,7 @@ def test_joint_law_after_six_and_twelve_rounds():
     assert worst_z(draws[:, 1], expected[12]) < LIMIT
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)]
-)
+@pytest.mark.parametrize("case", fast_and_slow(CASES | SLOW_CASES, CASES, ["one a client"]))
 def test_joint_law_after_seven_rounds(case):
     settings, expected = (CASES | SLOW_CASES)[case], laws_consensus.start_at(START, 5)
     for round_ in range(7):

@@ -11,6 +11,7 @@ import fedmcmc
 from fedmcmc.dynamics import Length, train, training
 from fedmcmc.kernels import posterior_delta
 from tests.oracles.federations import LIMIT, Federation, z_scores
+from tests.support.lanes import fast_and_slow
 
 FEDERATION = Federation()
 DATA = FEDERATION.data
@@ -159,7 +160,7 @@ def test_i21_i22_i23_the_solve_without_a_matrix(rho, num):
         np.testing.assert_allclose(found, theta - samples.mean(0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("epochs", [True, False])
+@pytest.mark.parametrize("epochs", fast_and_slow([True, False], [True, False], [True]))
 def test_every_round_of_posterior_averaging(epochs):
     num, burnin, rho, window = 4, 2, 0.3, 1 if epochs else 3
     length = dict(num_local_epochs=6) if epochs else dict(num_local_steps=3)

@@ -139,7 +139,7 @@ def test_scaled_identities(name):
 
 
 @pytest.mark.parametrize(
-    "cavity", fast_and_slow(["site", "average", "power", "global"], ["site", "average"])
+    "cavity", fast_and_slow(["site", "average", "power", "global"], ["site", "average"], ["site"])
 )
 def test_cohorts_change_what_they_send(cavity):
     kernel = fedmcmc.natural(

@@ -15,6 +15,7 @@ import fedmcmc
 from tests.oracles import laws_qlsd
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_qlsd import Curved
+from tests.support.lanes import fast_and_slow
 
 NUM_CHAINS = 16384
 NUM_ROUNDS = 5
@@ -179,7 +180,7 @@ def assert_law(draws, law, start):
         assert worst_z(draws[:, round_], seen) < LIMIT, f"after {round_ + 1} rounds"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", fast_and_slow(CASES, CASES, ["pp-memory-of-the-active"]))
 def test_law_of_every_round(case):
     kernel, law = build(FEDERATION, CASES[case])
     draws, state = run(kernel, FEDERATION)
