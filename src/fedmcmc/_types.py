@@ -248,60 +248,92 @@ class Exact(NamedTuple):
     value: ArrayTree
 
 
-class Reference(NamedTuple):
+class Reference:
     """What an estimator needs every client to know besides the position (a snapshot).
 
-    The kernel's server keeps it in `Broadcast.extra`.
-
-    Attributes
-    ----------
-    update
-        ``(round, position, previous) -> reference``: the reference of `round`, whose position is
-        given; `previous` is that of the round before, ``None`` for the first.
-    missing
-        ``(broadcast, state) -> [] bool``: whether a client with this state has to be sent the
-        reference besides the position.
+    The kernel's server keeps it in `Broadcast.extra`. A subclass is a frozen dataclass registered
+    as a pytree.
     """
 
-    update: Callable[..., ArrayTree]
-    missing: Callable[..., Array]
+    def update(self, round_: Array, position: ArrayTree, previous: ArrayTree) -> ArrayTree:
+        """Return the reference of a round whose position is given.
+
+        `previous` is the reference of the round before, ``None`` for the first.
+        """
+        raise NotImplementedError
+
+    def missing(self, broadcast: Broadcast, state: ArrayTree) -> Array:
+        """Return whether a client with this state has to be sent the reference, ``[]`` bool."""
+        raise NotImplementedError
 
 
-class GradientEstimator(NamedTuple):
+class GradientEstimator:
     """An estimate of the gradient of one client's log likelihood (a sum over its rows).
 
     Summed over clients, its expectation is the gradient of the whole log likelihood.
 
-    Attributes
-    ----------
-    init
-        ``(loglikelihood_fn, position, client) -> state``: what the client keeps between rounds.
-        Called with a client of the whole federation at a time, before the first round.
-    prepare
-        ``(rng_key, like, client, num_calls) -> draws``, leaves ``[num_calls, ...]``: all that is
-        random in the round's calls, rows of minibatches included. `like` is the position's shapes.
-    start
-        ``(loglikelihood_fn, broadcast, state, client) -> (context, state)``: what is computed
-        once a round.
-    estimate
-        ``(loglikelihood_fn, draws, position, context, client) -> gradient``, deterministic.
-    check
-        ``(position, data) -> None``, raises `ValueError` where the estimator does not fit.
-    reference
-        What has to be broadcast besides the position, if anything.
-    summed
-        ``(loglikelihood_fn, broadcast, client) -> tree`` whose sum over clients (times one over
-        their probability of taking part) the round needs first, in `Broadcast.summed`; ``None``
-        where it needs none.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure; only `estimate` has to be written.
     """
 
-    init: Callable[..., ArrayTree]
-    prepare: Callable[..., ArrayTree]
-    start: Callable[..., tuple[ArrayTree, ArrayTree]]
-    estimate: Callable[..., ArrayTree]
-    check: Callable[..., None]
-    reference: Reference | None = None
-    summed: Callable[..., ArrayTree] | None = None
+    @property
+    def reference(self) -> Reference | None:
+        """What has to be broadcast besides the position, if anything."""
+        return None
+
+    @property
+    def needs_sum(self) -> bool:
+        """Whether a round first needs the sum over clients of `summed`."""
+        return False
+
+    def init(
+        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        """Return what the client keeps between rounds.
+
+        Called before the first round.
+        """
+        return ()
+
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> ArrayTree:
+        """Return all that is random in a round's calls, leaves ``[num_calls, ...]``.
+
+        That includes the rows of minibatches. `like` is the position's shapes.
+        """
+        return ()
+
+    def summed(
+        self, loglikelihood_fn: Callable[..., Array], broadcast: Broadcast, client: Client
+    ) -> ArrayTree:
+        """Return the client's term of the sum that a round needs first, in `Broadcast.summed`.
+
+        Terms are multiplied by one over the client's probability of taking part.
+        """
+        raise NotImplementedError
+
+    def start(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Any,
+        state: ArrayTree,
+        client: Client,
+    ) -> tuple[ArrayTree, ArrayTree]:
+        """Return what is computed once per round (the context), and the client's new state."""
+        return (), state
+
+    def estimate(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        draws: ArrayTree,
+        position: ArrayTree,
+        context: ArrayTree,
+        client: Client,
+    ) -> ArrayTree:
+        """Return the estimate at `position`, from one entry of the draws; deterministic."""
+        raise NotImplementedError
+
+    def check(self, position: ArrayTree, federation: "Federation") -> None:
+        """Raise `ValueError` where the estimator does not fit the position or the clients."""
 
 
 class StepInfo(NamedTuple):

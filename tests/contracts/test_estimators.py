@@ -32,10 +32,10 @@ def global_gradient(position):
 def test_estimates_summed_over_clients_are_the_global_gradient(name):
     build, exact = ESTIMATORS[name]
     estimator = build()
-    estimator.check(VECTOR, DATA)
+    estimator.check(VECTOR, DATA.federation)
     # In a round of its own, away from the reference of the first.
     broadcast = fedmcmc.Broadcast(jnp.int32(1), VECTOR, first_reference(estimator, VECTOR - 1.0))
-    if estimator.summed is not None:
+    if estimator.needs_sum:
         parts = [
             estimator.summed(loglikelihood, broadcast, DATA.client(i)) for i in range(NUM_CLIENTS)
         ]
@@ -70,8 +70,9 @@ def test_estimator_functions_take_the_documented_arguments(name):
         "init": ["loglikelihood_fn", "position", "client"],
         "prepare": ["rng_key", "like", "client", "num_calls"],
         "start": ["loglikelihood_fn", "broadcast", "state", "client"],
+        "summed": ["loglikelihood_fn", "broadcast", "client"],
         "estimate": ["loglikelihood_fn", "draws", "position", "context", "client"],
-        "check": ["position", "data"],
+        "check": ["position", "federation"],
     }
     for field, expected in documented.items():
         assert arguments(getattr(estimator, field)) == expected, field
@@ -127,7 +128,7 @@ def test_a_realised_cohort_is_a_bernoulli_one_given_that_anyone_takes_part(proba
 @pytest.mark.parametrize("name", PRECONDITIONERS)
 def test_a_preconditioner_is_positive_and_keeps_its_state(name, position):
     preconditioner, position = PRECONDITIONERS[name](), POSITIONS[position]
-    state = preconditioner.init(position, DATA)
+    state = preconditioner.init(position, DATA.federation)
     for gradient in (position, jax.tree.map(jnp.zeros_like, position)):
         metric, after = preconditioner.update(gradient, state)
         assert shapes(metric) == shapes(position)

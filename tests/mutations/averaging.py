@@ -82,8 +82,8 @@ MUTATIONS = {
     ),
     "noise of a gradient that is not weighted": (
         "gradients/_estimators.py",
-        "    if weighted.value:",
-        "    if False:",
+        "        if self.weighted:",
+        "        if False:",
         NOISE,
     ),
     "velocities of the covariance of momenta": (
@@ -100,13 +100,13 @@ MUTATIONS = {
     ),
     "a control variate without its weight": (
         "gradients/_corrections.py",
-        "trees.scale(_share(shares, client), broadcast.summed)",
+        "trees.scale(self._share(client), broadcast.summed)",
         "broadcast.summed",
         CONTROL,
     ),
     "a control variate with the share of rows for the weight": (
         "gradients/_corrections.py",
-        "trees.scale(_share(shares, client), broadcast.summed)",
+        "trees.scale(self._share(client), broadcast.summed)",
         "trees.scale(client.share, broadcast.summed)",
         CONTROL,
     ),

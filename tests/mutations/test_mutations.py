@@ -101,14 +101,14 @@ MUTATIONS = {
     ),
     "alpha ignored": (
         "gradients/_corrections.py",
-        "log_q ** schedules.value(parameters.alpha, broadcast.round)",
+        "log_q ** schedules.value(self.alpha, broadcast.round)",
         "log_q",
         FSGLD,
     ),
     "conducive term divided by f twice": (
         "gradients/_corrections.py",
-        "/ parameters.own.of(client)\n",
-        "/ parameters.own.of(client) ** (1 / share)\n",
+        "/ self.surrogates.of(client)\n",
+        "/ self.surrogates.of(client) ** (1 / share)\n",
         FSGLD,
     ),
     "minibatch not scaled to the client's rows": (
@@ -261,8 +261,8 @@ MUTATIONS = {
     ),
     "a snapshot one round late": (
         "gradients/_control_variates.py",
-        "trees.select(round_ % period.value == 0, position, previous)",
-        "trees.select(round_ % period.value == 1, position, previous)",
+        "trees.select(round_ % self.period == 0, position, previous)",
+        "trees.select(round_ % self.period == 1, position, previous)",
         MEMORY,
     ),
     "the gradient of an old snapshot": (

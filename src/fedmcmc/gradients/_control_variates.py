@@ -1,28 +1,76 @@
 """Gradient estimates relative to a point where the gradient is known: fixed, or refreshed."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Cached,
     Client,
+    Federation,
     GradientEstimator,
     Reference,
-    Static,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.gradients._estimators import client_gradient
-from fedmcmc.gradients._zero_sum import Correction, zero_sum
+from fedmcmc.gradients._zero_sum import Correction, ZeroSum
 from fedmcmc.pytrees import trees, where_any
 
 __all__ = ["fixed_point", "svrg"]
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class FixedPoint(ZeroSum):
+    """Differences to the gradient at a fixed point; see `fixed_point`."""
+
+    estimator: GradientEstimator
+    centre: ArrayTree
+    centred: bool = field(metadata={"static": True})
+
+    remembers = True
+
+    def first_memory(
+        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        """Return the client's gradient at the center, which stays, where it is added."""
+        return () if self.centred else client_gradient(loglikelihood_fn, self.centre, client)
+
+    def correction(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        memory: ArrayTree,
+        client: Client,
+    ) -> tuple[Correction, ArrayTree]:
+        """Return the gradient at the center in place of its estimate."""
+        return Correction(slope=memory, anchor=self.centre), memory
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        """Check that the center is a position."""
+        super().check(position, federation)
+        leaves = jax.tree.leaves(self.centre)
+        given, expected = trees.shapes_of(self.centre), trees.shapes_of(position)
+        same = trees.same_structure(given, expected) and all(
+            a.shape == b.shape
+            for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True)
+        )
+        if not same:
+            raise ValueError(
+                f"centre must be shaped as the position, "
+                f"{jax.tree.map(lambda x: x.shape, expected)}, got "
+                f"{jax.tree.map(lambda x: x.shape, given)}."
+            )
+        if not all(isinstance(x, jax.core.Tracer) or np.isfinite(x).all() for x in leaves):
+            raise ValueError("centre holds NaN or infinite numbers.")
 
 
 def fixed_point(
@@ -54,15 +102,87 @@ def fixed_point(
     >>> import fedmcmc
     >>> estimator = fixed_point(fedmcmc.minibatch(10), jnp.zeros(3))
     """
+    expect(estimator, GradientEstimator, "estimator")
     if estimator.reference is not None:
         raise ValueError("fixed_point goes around an estimator that needs no reference of its own.")
-    centre = jax.tree.map(trees.as_float, centre)
-    return zero_sum(
-        estimator,
-        Partial(_correct_fixed, centre),
-        init=Partial(_init_fixed, centre, Static(bool(centred))),
-        check=Partial(_check_fixed, centre),
-    )
+    return FixedPoint(estimator, jax.tree.map(trees.as_float, centre), bool(centred))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Snapshot(Reference):
+    """The position at the last round that is a multiple of `period`."""
+
+    period: int = field(metadata={"static": True})
+
+    def round_of(self, round_: Array) -> Array:
+        """Return the round of the snapshot that is used in `round_`."""
+        return round_ - round_ % self.period
+
+    def update(self, round_: Array, position: ArrayTree, previous: ArrayTree) -> ArrayTree:
+        """Return the position in a round of refresh, else the snapshot before."""
+        if previous is None:
+            return position
+        return trees.select(round_ % self.period == 0, position, previous)
+
+    def missing(self, broadcast: Broadcast, state: "tuple[_Memory, Any]") -> Array:
+        """Return whether the client was not sent the snapshot, which is not the position itself."""
+        latest = self.round_of(broadcast.round)
+        return (state[0].sent != latest) & (broadcast.round != latest)
+
+
+class _Known(NamedTuple):
+    round: Array  # [] int32, of the snapshot, -1 for none
+    gradient: ArrayTree
+
+
+class _Memory(NamedTuple):
+    sent: Array  # [] int32, the round of the last snapshot that the client was sent, -1 for none
+    known: Cached  # of _Known
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Svrg(ZeroSum):
+    """Differences to the gradient at a snapshot; see `svrg`."""
+
+    estimator: GradientEstimator
+    refresh_every: int = field(metadata={"static": True})
+
+    remembers = True
+
+    @property
+    def reference(self) -> Snapshot:
+        """The snapshot."""
+        return Snapshot(self.refresh_every)
+
+    def first_memory(
+        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+    ) -> _Memory:
+        """Know no snapshot."""
+        never = jnp.full((), -1, jnp.int32)
+        return _Memory(never, Cached(_Known(never, trees.zeros_like(position))))
+
+    def correction(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        memory: _Memory,
+        client: Client,
+    ) -> tuple[Correction, _Memory]:
+        """Return the gradient at the snapshot, computed where it is new, for its estimate."""
+        known = memory.known.value
+        latest = self.reference.round_of(broadcast.round)
+        gradient = where_any(
+            known.round != latest,
+            client_gradient,
+            known.gradient,
+            loglikelihood_fn,
+            broadcast.extra,
+            client,
+        )
+        memory = _Memory(latest, Cached(_Known(latest, gradient)))
+        return Correction(slope=gradient, anchor=broadcast.extra), memory
 
 
 def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
@@ -98,108 +218,7 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
     """
     if int(refresh_every) != refresh_every or refresh_every < 1:
         raise ValueError(f"refresh_every must be a positive integer, got {refresh_every!r}.")
+    expect(estimator, GradientEstimator, "estimator")
     if estimator.reference is not None:
         raise ValueError("svrg goes around an estimator that needs no reference of its own.")
-    period = Static(int(refresh_every))
-    return zero_sum(
-        estimator,
-        Partial(_correct_svrg, period),
-        init=Partial(_init_svrg),
-        reference=Reference(Partial(_update, period), Partial(_missing, period)),
-    )
-
-
-# A fixed point
-
-
-def _init_fixed(
-    centre: ArrayTree,
-    centred: Static[bool],
-    loglikelihood_fn: Any,
-    position: ArrayTree,
-    client: Client,
-) -> ArrayTree:
-    del position
-    return () if centred.value else client_gradient(loglikelihood_fn, centre, client)
-
-
-def _correct_fixed(
-    centre: ArrayTree, loglikelihood_fn: Any, broadcast: Broadcast, own: ArrayTree, client: Client
-) -> tuple[Correction, ArrayTree]:
-    del loglikelihood_fn, broadcast, client
-    return Correction(slope=own, anchor=centre), own
-
-
-def _check_fixed(centre: ArrayTree, position: ArrayTree, data: FederatedData) -> None:
-    del data
-    leaves = jax.tree.leaves(centre)
-    given, expected = trees.shapes_of(centre), trees.shapes_of(position)
-    same = trees.same_structure(given, expected) and all(
-        a.shape == b.shape
-        for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True)
-    )
-    if not same:
-        raise ValueError(
-            f"centre must be shaped as the position, {jax.tree.map(lambda x: x.shape, expected)}, "
-            f"got {jax.tree.map(lambda x: x.shape, given)}."
-        )
-    if not all(isinstance(x, jax.core.Tracer) or np.isfinite(x).all() for x in leaves):
-        raise ValueError("centre holds NaN or infinite numbers.")
-
-
-# A snapshot
-
-
-class _Known(NamedTuple):
-    round: Array  # [] int32, of the snapshot, -1 for none
-    gradient: ArrayTree
-
-
-class _Snapshot(NamedTuple):
-    sent: Array  # [] int32, the round of the last snapshot that the client was sent, -1 for none
-    known: Cached  # of _Known
-
-
-def _init_svrg(loglikelihood_fn: Any, position: ArrayTree, client: Client) -> _Snapshot:
-    del loglikelihood_fn, client
-    never = jnp.full((), -1, jnp.int32)
-    return _Snapshot(never, Cached(_Known(never, trees.zeros_like(position))))
-
-
-def _snapshot_round(period: Static[int], round_: Array) -> Array:
-    return round_ - round_ % period.value
-
-
-def _update(
-    period: Static[int], round_: Array, position: ArrayTree, previous: ArrayTree
-) -> ArrayTree:
-    if previous is None:
-        return position
-    return trees.select(round_ % period.value == 0, position, previous)
-
-
-def _missing(period: Static[int], broadcast: Broadcast, state: tuple[_Snapshot, Any]) -> Array:
-    # In a round of refresh the snapshot is the position itself.
-    latest = _snapshot_round(period, broadcast.round)
-    return (state[0].sent != latest) & (broadcast.round != latest)
-
-
-def _correct_svrg(
-    period: Static[int],
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    own: _Snapshot,
-    client: Client,
-) -> tuple[Correction, _Snapshot]:
-    known = own.known.value
-    latest = _snapshot_round(period, broadcast.round)
-    gradient = where_any(
-        known.round != latest,
-        client_gradient,
-        known.gradient,
-        loglikelihood_fn,
-        broadcast.extra,
-        client,
-    )
-    snapshot = _Snapshot(latest, Cached(_Known(latest, gradient)))
-    return Correction(slope=gradient, anchor=broadcast.extra), snapshot
+    return Svrg(estimator, int(refresh_every))

@@ -1,32 +1,85 @@
 """Corrections by which each client feels what the others would say, and their sum does not.
 
-Both are ``estimate + share * grad log q - grad log q_client`` (`fedmcmc.zero_sum`), with Gaussian
+Both are ``estimate + share * grad log q - grad log q_client`` (`ZeroSum`), with Gaussian
 ``q_client`` that are known from the start, or log-linear ones that are renewed every round.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Federation,
     GradientEstimator,
     Number,
     PerClient,
 )
-from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients._estimators import client_gradient
-from fedmcmc.gradients._zero_sum import Correction, zero_sum
+from fedmcmc.gradients._zero_sum import Correction, ZeroSum
 from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["as_surrogates", "conducive", "scaffold"]
+
+
+class _ByShares(ZeroSum):
+    """A correction whose total is split by shares, those of rows where none are given."""
+
+    shares: PerClient | None
+
+    def _share(self, client: Client) -> Array:
+        return client.share if self.shares is None else self.shares.of(client)
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        super().check(position, federation)
+        if self.shares is not None and self.shares.values.shape != (federation.num_clients,):
+            raise ValueError(
+                f"shares must have shape ({federation.num_clients},), one a client, got "
+                f"{self.shares.values.shape}."
+            )
+
+
+def _as_shares(shares: Any) -> PerClient | None:
+    return None if shares is None else PerClient(jnp.asarray(shares, jnp.result_type(float)))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Conducive(_ByShares):
+    """Corrections from surrogates of the clients' likelihoods; see `conducive`."""
+
+    estimator: GradientEstimator
+    surrogates: PerClient  # of Gaussian
+    product: Gaussian
+    alpha: Any
+    shares: PerClient | None
+
+    def correction(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        memory: ArrayTree,
+        client: Client,
+    ) -> tuple[Correction, ArrayTree]:
+        """Return one Gaussian: ``alpha * (share * log q - log q_client)``."""
+        share = self._share(client)
+        log_q = self.product**share / self.surrogates.of(client)
+        return Correction(log_q=log_q ** schedules.value(self.alpha, broadcast.round)), memory
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        """Check that surrogates and shares are one per client."""
+        self.surrogates.values.check_clients(position, federation.num_clients)
+        super().check(position, federation)
 
 
 def conducive(
@@ -57,56 +110,15 @@ def conducive(
     ``g_s = grad log q - grad log q_s / f_s``. Here the kernel divides the whole gradient by
     ``f_s``, hence ``f_s * grad log q - grad log q_s``.
     """
+    expect(estimator, GradientEstimator, "estimator")
     surrogates = as_surrogates(surrogates)
-    parameters = _Conducive(
+    return Conducive(
+        estimator,
         PerClient(surrogates),
         surrogates.sum(),
         schedules.number(alpha, "alpha"),
-        None if shares is None else PerClient(_as_shares(shares)),
+        _as_shares(shares),
     )
-    return zero_sum(
-        estimator,
-        Partial(_conducive, parameters),
-        check=Partial(_check, surrogates, parameters.shares),
-    )
-
-
-def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> GradientEstimator:
-    """Estimate gradients relative to those at the position that the round starts from.
-
-    ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, with the same draws at
-    both places. Before the clients move, each sends its gradient at ``theta_0``, by a full pass
-    over its rows; the kernel's round then holds one more exchange of messages. At ``theta_0`` all
-    clients have the same gradient, whatever their data.
-
-    Parameters
-    ----------
-    estimator
-        Gives ``H``.
-    shares
-        ``[num_clients]``, summing to one; by default each client's share of rows. In a weighted
-        average of clients these are the weights.
-
-    References
-    ----------
-    Karimireddy et al. (2020), SCAFFOLD, option I; Liang et al. (2024), Algorithm B.2.
-
-    Examples
-    --------
-    >>> import fedmcmc
-    >>> estimator = scaffold(fedmcmc.minibatch(10))
-    """
-    parameters = None if shares is None else PerClient(_as_shares(shares))
-    return zero_sum(
-        estimator,
-        Partial(_scaffold, parameters),
-        check=Partial(_check_shares, parameters),
-        summed=Partial(_gradient_at_start),
-    )
-
-
-def _as_shares(shares: Any) -> Array:
-    return jnp.asarray(shares, jnp.result_type(float))
 
 
 def as_surrogates(surrogates: Gaussian) -> Gaussian:
@@ -128,58 +140,71 @@ def as_surrogates(surrogates: Gaussian) -> Gaussian:
     return surrogates.one_a_client()
 
 
-class _Conducive(NamedTuple):
-    own: PerClient  # of Gaussian
-    product: Gaussian
-    alpha: Any
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Scaffold(_ByShares):
+    """Corrections from all clients' gradients at the round's start; see `scaffold`."""
+
+    estimator: GradientEstimator
     shares: PerClient | None
 
+    @property
+    def needs_sum(self) -> bool:
+        """The clients' gradients."""
+        return True
 
-def _share(shares: PerClient | None, client: Client) -> Array:
-    return client.share if shares is None else shares.of(client)
+    def summed(
+        self, loglikelihood_fn: Callable[..., Array], broadcast: Broadcast, client: Client
+    ) -> ArrayTree:
+        """Return the client's gradient at the broadcast position."""
+        return client_gradient(loglikelihood_fn, broadcast.position, client)
 
-
-def _conducive(
-    parameters: _Conducive,
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    own: ArrayTree,
-    client: Client,
-) -> tuple[Correction, ArrayTree]:
-    del loglikelihood_fn
-    # One Gaussian in place of two: alpha * (share * log q - log q_client), natural parameters.
-    share = _share(parameters.shares, client)
-    log_q = parameters.product**share / parameters.own.of(client)
-    return Correction(log_q=log_q ** schedules.value(parameters.alpha, broadcast.round)), own
-
-
-def _gradient_at_start(loglikelihood_fn: Any, broadcast: Broadcast, client: Client) -> ArrayTree:
-    return client_gradient(loglikelihood_fn, broadcast.position, client)
-
-
-def _scaffold(
-    shares: PerClient | None,
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    own: ArrayTree,
-    client: Client,
-) -> tuple[Correction, ArrayTree]:
-    del loglikelihood_fn
-    slope = trees.scale(_share(shares, client), broadcast.summed)
-    return Correction(slope=slope, anchor=broadcast.position), own
+    def correction(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        memory: ArrayTree,
+        client: Client,
+    ) -> tuple[Correction, ArrayTree]:
+        """Return the client's share of the sum, with its own gradient subtracted."""
+        slope = trees.scale(self._share(client), broadcast.summed)
+        return Correction(slope=slope, anchor=broadcast.position), memory
 
 
-def _check(
-    surrogates: Gaussian, shares: PerClient | None, position: ArrayTree, data: FederatedData
-) -> None:
-    surrogates.check_clients(position, data.num_clients)
-    _check_shares(shares, position, data)
+def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> GradientEstimator:
+    """Estimate gradients relative to those at the position that the round starts from.
 
+    ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, with the same draws at
+    both places. Before the clients move, each sends its gradient at ``theta_0``, by a full pass
+    over its rows; the kernel's round then holds one more exchange of messages. At ``theta_0`` all
+    clients have the same gradient, whatever their data.
 
-def _check_shares(shares: PerClient | None, position: ArrayTree, data: FederatedData) -> None:
-    del position
-    if shares is not None and shares.values.shape != (data.num_clients,):
+    Parameters
+    ----------
+    estimator
+        Gives ``H``.
+    shares
+        ``[num_clients]``, summing to one; by default each client's share of rows. In a weighted
+        average of clients these are the weights.
+
+    Raises
+    ------
+    ValueError
+        If `estimator` is itself relative to the position that the round starts from.
+
+    References
+    ----------
+    Karimireddy et al. (2020), SCAFFOLD, option I; Liang et al. (2024), Algorithm B.2.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> estimator = scaffold(fedmcmc.minibatch(10))
+    """
+    expect(estimator, GradientEstimator, "estimator")
+    if estimator.needs_sum:
         raise ValueError(
-            f"shares must have shape ({data.num_clients},), one a client, got "
-            f"{shares.values.shape}."
+            "This correction goes around an estimator that is not itself relative to a snapshot or "
+            "to the broadcast position."
         )
+    return Scaffold(estimator, _as_shares(shares))

@@ -1,17 +1,18 @@
 """Epochs: minibatches that pass over a client's rows, each row once a pass, in a new order."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, Static
+from fedmcmc._types import ArrayTree, Client, GradientEstimator
 from fedmcmc.data import gather
-from fedmcmc.gradients._estimators import no_check, no_context, no_state, sum_gradient
+from fedmcmc.gradients._estimators import sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch
 from fedmcmc.pytrees import trees
 from fedmcmc.random import shuffle_words, shuffled
@@ -20,6 +21,50 @@ __all__ = ["epochs", "offsets_of_call", "steps_an_epoch"]
 
 MAX_PREPARED_OFFSETS = 2**22
 """Above this many rows a client and round, keys of the permutations are prepared instead."""
+
+
+class _Draws(NamedTuple):
+    offsets: ArrayTree  # [num_calls, batch_size], negative where there is no row, or ()
+    keys: ArrayTree  # [num_calls], of the pass, where the offsets would be too many, else ()
+    calls: ArrayTree  # [num_calls], likewise
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Epochs(GradientEstimator):
+    """Passes over the client's rows; see `epochs`."""
+
+    batch_size: int = field(metadata={"static": True})
+
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> _Draws:
+        """Draw the orders of rows, or keys of them where they are many."""
+        calls = jnp.arange(num_calls, dtype=jnp.int32)
+        passes = calls // steps_an_epoch(client.size, self.batch_size)
+        keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(passes)
+        if num_calls * self.batch_size > MAX_PREPARED_OFFSETS:
+            return _Draws((), keys, calls)
+        offsets = jax.vmap(lambda key, i: offsets_of_call(self.batch_size, key, i, client))(
+            keys, calls
+        )
+        return _Draws(offsets, (), ())
+
+    def estimate(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        draws: _Draws,
+        position: ArrayTree,
+        context: ArrayTree,
+        client: Client,
+    ) -> ArrayTree:
+        """Return the sum over the minibatch, scaled to all rows."""
+        offsets = draws.offsets
+        if trees.is_empty(offsets):
+            offsets = offsets_of_call(self.batch_size, draws.keys, draws.calls, client)
+        mask = offsets >= 0
+        # In place of a row that is missing, the client's first: none of another client.
+        rows = gather(client, jnp.maximum(offsets, 0))
+        gradient = sum_gradient(loglikelihood_fn, position, rows, mask)
+        return rows_over_batch(client, jnp.sum(mask, dtype=jnp.int32), gradient)
 
 
 def epochs(batch_size: int) -> GradientEstimator:
@@ -61,41 +106,13 @@ def epochs(batch_size: int) -> GradientEstimator:
     >>> sum(float(fit) * rows / 5 for fit, rows in zip(fits, (2, 2, 1)))
     10.0
     """
-    size = Static(positive_integer(batch_size, "batch_size"))
-    return GradientEstimator(
-        init=Partial(no_state),
-        prepare=Partial(_prepare, size),
-        start=Partial(no_context),
-        estimate=Partial(_estimate, size),
-        check=Partial(no_check),
-    )
+    return Epochs(positive_integer(batch_size, "batch_size"))
 
 
 def steps_an_epoch(size: Array | int, batch_size: int | None) -> Array:
     """Return how many minibatches a pass over `size` rows takes; one for a `batch_size` of None."""
     size = jnp.asarray(size, jnp.int32)
     return jnp.ones_like(size) if batch_size is None else (size + batch_size - 1) // batch_size
-
-
-class _Draws(NamedTuple):
-    offsets: ArrayTree  # [num_calls, batch_size], negative where there is no row, or ()
-    keys: ArrayTree  # [num_calls], of the pass, where the offsets would be too many, else ()
-    calls: ArrayTree  # [num_calls], likewise
-
-
-def _prepare(
-    batch_size: Static[int], rng_key: Array, like: ArrayTree, client: Client, num_calls: int
-) -> _Draws:
-    del like
-    calls = jnp.arange(num_calls, dtype=jnp.int32)
-    passes = calls // steps_an_epoch(client.size, batch_size.value)
-    keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(passes)
-    if num_calls * batch_size.value > MAX_PREPARED_OFFSETS:
-        return _Draws((), keys, calls)
-    offsets = jax.vmap(lambda key, i: offsets_of_call(batch_size.value, key, i, client))(
-        keys, calls
-    )
-    return _Draws(offsets, (), ())
 
 
 def offsets_of_call(batch_size: int, key: Array, call: Array, client: Client) -> Array:
@@ -108,22 +125,3 @@ def offsets_of_call(batch_size: int, key: Array, call: Array, client: Client) ->
     words = shuffle_words(key)
     entries = shuffled(words, jnp.minimum(places, client.size - 1), client.size)
     return jnp.where(places < client.size, entries, -1)
-
-
-def _estimate(
-    batch_size: Static[int],
-    loglikelihood_fn: Callable[..., Array],
-    draws: _Draws,
-    position: ArrayTree,
-    context: ArrayTree,
-    client: Client,
-) -> ArrayTree:
-    del context
-    offsets = draws.offsets
-    if trees.is_empty(offsets):
-        offsets = offsets_of_call(batch_size.value, draws.keys, draws.calls, client)
-    mask = offsets >= 0
-    # In place of a row that is missing, the client's first: none of another client.
-    rows = gather(client, jnp.maximum(offsets, 0))
-    gradient = sum_gradient(loglikelihood_fn, position, rows, mask)
-    return rows_over_batch(client, jnp.sum(mask, dtype=jnp.int32), gradient)

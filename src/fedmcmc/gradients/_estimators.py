@@ -1,35 +1,35 @@
-"""Estimates of the gradient of a client's log likelihood, and the gradient of the prior."""
+"""Exact gradients of a client's log likelihood, and what is made of another estimate."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Federation,
     GradientEstimator,
     Number,
     PerClient,
     Reference,
-    Static,
 )
-from fedmcmc.data import FederatedData, fold, own_rows, single_chunk
+from fedmcmc.data import fold, own_rows, single_chunk
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realise_normals
 
 __all__ = [
+    "Derived",
     "client_gradient",
     "first_reference",
     "full_gradient",
     "next_broadcast",
-    "no_check",
-    "no_context",
-    "no_state",
     "noisy",
     "sum_gradient",
 ]
@@ -70,9 +70,8 @@ def sum_gradient(
 
 def first_reference(estimator: GradientEstimator, position: ArrayTree) -> ArrayTree:
     """Return what the first round broadcasts besides the position."""
-    if estimator.reference is None:
-        return ()
-    return estimator.reference.update(jnp.zeros((), jnp.int32), position, None)
+    reference = estimator.reference
+    return () if reference is None else reference.update(jnp.zeros((), jnp.int32), position, None)
 
 
 def next_broadcast(
@@ -85,15 +84,137 @@ def next_broadcast(
     return Broadcast(round_, position, reference.update(round_, position, broadcast.extra))
 
 
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class FullGradient(GradientEstimator):
+    """The sum over all rows of the client; see `full_gradient`."""
+
+    def start(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        state: ArrayTree,
+        client: Client,
+    ) -> tuple[ArrayTree, ArrayTree]:
+        """Gather the rows once, where they are few."""
+        return (own_rows(client) if single_chunk(client) else ()), state
+
+    def estimate(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        draws: ArrayTree,
+        position: ArrayTree,
+        context: ArrayTree,
+        client: Client,
+    ) -> ArrayTree:
+        """Return the gradient."""
+        if trees.is_empty(context):
+            return client_gradient(loglikelihood_fn, position, client)
+        return sum_gradient(loglikelihood_fn, position, *context)
+
+
 def full_gradient() -> GradientEstimator:
     """Use all of the client's rows, exactly."""
-    return GradientEstimator(
-        init=Partial(no_state),
-        prepare=Partial(_prepare_nothing),
-        start=Partial(_gather_once),
-        estimate=Partial(_estimate_full),
-        check=Partial(no_check),
-    )
+    return FullGradient()
+
+
+class Derived(GradientEstimator):
+    """An estimate derived from that of another estimator.
+
+    What a subclass leaves out is done as the other does it.
+
+    Attributes
+    ----------
+    estimator
+        The other; a field of every subclass.
+    """
+
+    estimator: GradientEstimator
+
+    @property
+    def reference(self) -> Reference | None:
+        """The other's."""
+        return self.estimator.reference
+
+    @property
+    def needs_sum(self) -> bool:
+        """Whether the other does."""
+        return self.estimator.needs_sum
+
+    def init(
+        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        """Return what the other keeps."""
+        return self.estimator.init(loglikelihood_fn, position, client)
+
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> ArrayTree:
+        """Draw what the other draws."""
+        return self.estimator.prepare(rng_key, like, client, num_calls)
+
+    def summed(
+        self, loglikelihood_fn: Callable[..., Array], broadcast: Broadcast, client: Client
+    ) -> ArrayTree:
+        """Return the other's term."""
+        return self.estimator.summed(loglikelihood_fn, broadcast, client)
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        """Check the other."""
+        self.estimator.check(position, federation)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Noisy(Derived):
+    """An estimate plus Gaussian noise; see `noisy`."""
+
+    estimator: GradientEstimator
+    scale: Any
+    weights: PerClient | None  # None for shares of rows
+    weighted: bool = field(metadata={"static": True})
+
+    def prepare(
+        self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int
+    ) -> tuple[ArrayTree, ArrayTree]:
+        """Draw what the estimator draws, and the noise."""
+        inner_key, noise_key = jax.random.split(rng_key)
+        inner = self.estimator.prepare(inner_key, like, client, num_calls)
+        return inner, normals(noise_key, like, num_calls)
+
+    def start(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        state: ArrayTree,
+        client: Client,
+    ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
+        """Add the round's standard deviation to the estimator's context."""
+        context, state = self.estimator.start(loglikelihood_fn, broadcast, state, client)
+        sd = schedules.value(self.scale, broadcast.round)
+        if self.weighted:
+            sd = sd * (client.share if self.weights is None else self.weights.of(client))
+        return (context, sd), state
+
+    def estimate(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        draws: tuple[ArrayTree, ArrayTree],
+        position: ArrayTree,
+        context: tuple[ArrayTree, Array],
+        client: Client,
+    ) -> ArrayTree:
+        """Add the noise."""
+        inner, sd = context
+        gradient = self.estimator.estimate(loglikelihood_fn, draws[0], position, inner, client)
+        return trees.add_scaled(gradient, sd, realise_normals(draws[1], position))
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        """Check that the weights are one per client."""
+        super().check(position, federation)
+        if self.weights is not None and self.weights.values.shape != (federation.num_clients,):
+            raise ValueError(
+                f"weights must have shape ({federation.num_clients},), one a client, got "
+                f"{self.weights.values.shape}."
+            )
 
 
 def noisy(
@@ -124,109 +245,9 @@ def noisy(
     ValueError
         If a number is out of range, or weights are given for noise that is not weighted.
     """
+    expect(estimator, GradientEstimator, "estimator")
     if weights is not None and not weighted:
         raise ValueError("noisy takes weights only with weighted=True.")
+    table = None if weights is None else PerClient(jnp.asarray(weights, jnp.result_type(float)))
     sd = schedules.number(scale, "scale", minimum=0.0)
-    table: Any = ()
-    if weights is not None:
-        table = PerClient(jnp.asarray(weights, jnp.result_type(float)))
-    return estimator._replace(
-        prepare=Partial(_prepare_noisy, estimator.prepare),
-        start=Partial(_start_noisy, estimator.start, sd, Static(bool(weighted)), table),
-        estimate=Partial(_estimate_noisy, estimator.estimate),
-        check=Partial(_check_noisy, estimator.check, table),
-    )
-
-
-def _check_noisy(
-    inner: Callable[..., None],
-    weights: PerClient | tuple[()],
-    position: ArrayTree,
-    data: FederatedData,
-) -> None:
-    inner(position, data)
-    if isinstance(weights, PerClient) and weights.values.shape != (data.num_clients,):
-        raise ValueError(
-            f"weights must have shape ({data.num_clients},), one a client, got "
-            f"{weights.values.shape}."
-        )
-
-
-def no_state(loglikelihood_fn: Any, position: ArrayTree, client: Client) -> ArrayTree:
-    """Keep nothing between rounds."""
-    del loglikelihood_fn, position, client
-    return ()
-
-
-def no_context(
-    loglikelihood_fn: Any, broadcast: Broadcast, state: ArrayTree, client: Client
-) -> tuple[ArrayTree, ArrayTree]:
-    """Nothing is computed once a round."""
-    del loglikelihood_fn, broadcast, client
-    return (), state
-
-
-def no_check(position: ArrayTree, data: FederatedData) -> None:
-    """Any position and data fit."""
-    del position, data
-
-
-def _prepare_nothing(rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> ArrayTree:
-    del rng_key, like, client, num_calls
-    return ()
-
-
-def _gather_once(
-    loglikelihood_fn: Any, broadcast: Broadcast, state: ArrayTree, client: Client
-) -> tuple[ArrayTree, ArrayTree]:
-    del loglikelihood_fn, broadcast
-    return (own_rows(client) if single_chunk(client) else ()), state
-
-
-def _estimate_full(
-    loglikelihood_fn: Callable[..., Array],
-    draws: ArrayTree,
-    position: ArrayTree,
-    context: ArrayTree,
-    client: Client,
-) -> ArrayTree:
-    del draws
-    if trees.is_empty(context):
-        return client_gradient(loglikelihood_fn, position, client)
-    return sum_gradient(loglikelihood_fn, position, *context)
-
-
-def _prepare_noisy(
-    inner: Callable[..., ArrayTree], rng_key: Array, like: ArrayTree, client: Client, num_calls: int
-) -> tuple[ArrayTree, ArrayTree]:
-    inner_key, noise_key = jax.random.split(rng_key)
-    return inner(inner_key, like, client, num_calls), normals(noise_key, like, num_calls)
-
-
-def _start_noisy(
-    inner: Callable[..., tuple[ArrayTree, ArrayTree]],
-    scale: Any,
-    weighted: Static[bool],
-    weights: PerClient | tuple[()],
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    state: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree]:
-    context, state = inner(loglikelihood_fn, broadcast, state, client)
-    sd = schedules.value(scale, broadcast.round)
-    if weighted.value:
-        sd = sd * (weights.of(client) if isinstance(weights, PerClient) else client.share)
-    return (context, sd), state
-
-
-def _estimate_noisy(
-    inner: Callable[..., ArrayTree],
-    loglikelihood_fn: Any,
-    draws: tuple[ArrayTree, ArrayTree],
-    position: ArrayTree,
-    context: tuple[ArrayTree, Array],
-    client: Client,
-) -> ArrayTree:
-    gradient = inner(loglikelihood_fn, draws[0], position, context[0], client)
-    return trees.add_scaled(gradient, context[1], realise_normals(draws[1], position))
+    return Noisy(estimator, sd, table, bool(weighted))

@@ -8,16 +8,17 @@ broadcast (SCAFFOLD), or a fixed point, where ``log q`` may be left to the serve
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
+from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Reference
+from fedmcmc._types import ArrayTree, Broadcast, Client
+from fedmcmc.gradients._estimators import Derived
 from fedmcmc.pytrees import trees
 
-__all__ = ["Correction", "zero_sum"]
+__all__ = ["Correction", "ZeroSum"]
 
 
 class Correction(NamedTuple):
@@ -43,118 +44,79 @@ class _Context(NamedTuple):
     correction: Correction
 
 
-def zero_sum(
-    estimator: GradientEstimator,
-    correction_fn: Callable[..., tuple[Correction, ArrayTree]],
-    *,
-    init: Callable[..., ArrayTree] | None = None,
-    check: Callable[..., None] | None = None,
-    reference: Reference | None = None,
-    summed: Callable[..., ArrayTree] | None = None,
-) -> GradientEstimator:
-    """Add a correction to the estimates of `estimator`.
+class ZeroSum(Derived):
+    """An estimate plus a correction that a subclass gives.
 
-    Parameters
+    Attributes
     ----------
-    estimator
-        What is corrected.
-    correction_fn
-        ``(loglikelihood_fn, broadcast, own, client) -> (Correction, own)``, once a round.
-    init
-        ``(loglikelihood_fn, position, client) -> own``, what a client keeps for its corrections;
-        without it, `own` is ``()`` and the clients keep what `estimator` keeps.
-    check, reference, summed
-        As in `GradientEstimator`; those of `estimator` are kept where none is given.
-
-    Raises
-    ------
-    ValueError
-        If both need a reference, or both need a sum.
+    remembers
+        Whether clients keep something for their corrections: their state is then a pair of that
+        and of what the other estimator keeps, else the latter alone.
     """
-    for name, given in (("reference", reference), ("summed", summed)):
-        if given is not None and getattr(estimator, name) is not None:
-            raise ValueError(
-                "This correction goes around an estimator that is not itself relative to a "
-                "snapshot or to the broadcast position."
-            )
-    keeps = init is not None
-    return GradientEstimator(
-        init=Partial(_init, estimator, init) if keeps else estimator.init,
-        prepare=estimator.prepare,
-        start=Partial(_start_own if keeps else _start, estimator, correction_fn),
-        estimate=Partial(_estimate, estimator),
-        check=estimator.check if check is None else Partial(_check_both, estimator.check, check),
-        reference=reference or estimator.reference,
-        summed=summed or estimator.summed,
-    )
 
+    remembers: ClassVar[bool] = False
 
-def _init(
-    estimator: GradientEstimator,
-    init: Callable[..., ArrayTree],
-    loglikelihood_fn: Any,
-    position: ArrayTree,
-    client: Client,
-) -> tuple[ArrayTree, ArrayTree]:
-    own = init(loglikelihood_fn, position, client)
-    return own, estimator.init(loglikelihood_fn, position, client)
+    def first_memory(
+        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        """Return what a client that remembers keeps before the first round."""
+        return ()
 
+    def correction(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        memory: ArrayTree,
+        client: Client,
+    ) -> tuple[Correction, ArrayTree]:
+        """Return what the round adds, and the client's new memory."""
+        raise NotImplementedError
 
-def _start(
-    estimator: GradientEstimator,
-    correction_fn: Callable[..., tuple[Correction, ArrayTree]],
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    state: ArrayTree,
-    client: Client,
-) -> tuple[_Context, ArrayTree]:
-    inner, state = estimator.start(loglikelihood_fn, broadcast, state, client)
-    correction, _ = correction_fn(loglikelihood_fn, broadcast, (), client)
-    return _Context(inner, correction), state
+    def init(
+        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        """Return the memory, if there is one, and what the estimator keeps."""
+        kept = self.estimator.init(loglikelihood_fn, position, client)
+        if not self.remembers:
+            return kept
+        return self.first_memory(loglikelihood_fn, position, client), kept
 
+    def start(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        broadcast: Broadcast,
+        state: ArrayTree,
+        client: Client,
+    ) -> tuple[_Context, ArrayTree]:
+        """Make the round's correction."""
+        memory, kept = state if self.remembers else ((), state)
+        inner, kept = self.estimator.start(loglikelihood_fn, broadcast, kept, client)
+        correction, memory = self.correction(loglikelihood_fn, broadcast, memory, client)
+        return _Context(inner, correction), (memory, kept) if self.remembers else kept
 
-def _start_own(
-    estimator: GradientEstimator,
-    correction_fn: Callable[..., tuple[Correction, ArrayTree]],
-    loglikelihood_fn: Any,
-    broadcast: Broadcast,
-    state: tuple[ArrayTree, ArrayTree],
-    client: Client,
-) -> tuple[_Context, tuple[ArrayTree, ArrayTree]]:
-    inner, inner_state = estimator.start(loglikelihood_fn, broadcast, state[1], client)
-    correction, own = correction_fn(loglikelihood_fn, broadcast, state[0], client)
-    return _Context(inner, correction), (own, inner_state)
+    def estimate(
+        self,
+        loglikelihood_fn: Callable[..., Array],
+        draws: ArrayTree,
+        position: ArrayTree,
+        context: _Context,
+        client: Client,
+    ) -> ArrayTree:
+        """Correct the estimate."""
+        slope, log_q, anchor = context.correction
 
+        def at(place: ArrayTree) -> ArrayTree:
+            return self.estimator.estimate(loglikelihood_fn, draws, place, context.inner, client)
 
-def _estimate(
-    estimator: GradientEstimator,
-    loglikelihood_fn: Any,
-    draws: ArrayTree,
-    position: ArrayTree,
-    context: _Context,
-    client: Client,
-) -> ArrayTree:
-    slope, log_q, anchor = context.correction
-
-    def at(place: ArrayTree) -> ArrayTree:
-        return estimator.estimate(loglikelihood_fn, draws, place, context.inner, client)
-
-    if trees.is_empty(anchor):
-        gradient = at(position)
-    else:
-        # Both places in one call: linear algebra on the rows is done once, on twice the columns.
-        other = trees.cast_like(anchor, position)
-        both = jax.vmap(at)(jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other))
-        gradient = jax.tree.map(lambda g: g[0] - g[1], both)
-    if not trees.is_empty(slope):
-        gradient = trees.add(gradient, trees.cast_like(slope, gradient))
-    if not trees.is_empty(log_q):
-        gradient = trees.add(gradient, log_q.grad_log(position))
-    return gradient
-
-
-def _check_both(
-    inner: Callable[..., None], own: Callable[..., None], position: ArrayTree, data: Any
-) -> None:
-    inner(position, data)
-    own(position, data)
+        if trees.is_empty(anchor):
+            gradient = at(position)
+        else:
+            # Both places in one call: linear algebra on rows is done once, on twice the columns.
+            other = trees.cast_like(anchor, position)
+            both = jax.vmap(at)(jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other))
+            gradient = jax.tree.map(lambda g: g[0] - g[1], both)
+        if not trees.is_empty(slope):
+            gradient = trees.add(gradient, trees.cast_like(slope, gradient))
+        if not trees.is_empty(log_q):
+            gradient = trees.add(gradient, log_q.grad_log(position))
+        return gradient

@@ -88,7 +88,7 @@ class EstimatorKernel(FederatedKernel):
             If blocks, model, position and data do not fit together.
         """
         estimator = self.estimator
-        if estimator.summed is not None and not sums:
+        if estimator.needs_sum and not sums:
             raise ValueError(
                 "This estimator needs the sum of all clients' gradients before each round "
                 "(scaffold), which only kernels give whose clients move by themselves and are "
@@ -197,9 +197,10 @@ def bits_down(estimator: GradientEstimator, broadcast: Broadcast, client_state: 
     """Return the bits sent to a client: the position, earlier sums, the reference it lacks."""
     sent = trees.num_bits(broadcast.position) + trees.num_bits(broadcast.summed)
     down = jnp.asarray(sent, jnp.int32)
-    if estimator.reference is None:
+    reference = estimator.reference
+    if reference is None:
         return down
-    missing = estimator.reference.missing(broadcast, client_state)
+    missing = reference.missing(broadcast, client_state)
     return (down + jnp.where(missing, trees.num_bits(broadcast.extra), 0)).astype(jnp.int32)
 
 
@@ -209,13 +210,13 @@ class SumOverClients(Phase):
     """A phase that sums over clients what an estimator needs summed, into `Broadcast.summed`."""
 
     posterior: Posterior
-    summed: Callable[..., ArrayTree]
+    estimator: GradientEstimator
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         """Return the client's term."""
-        message = self.summed(self.posterior.loglikelihood_fn, broadcast, client)
+        message = self.estimator.summed(self.posterior.loglikelihood_fn, broadcast, client)
         # No bits down: the position, which the kernel's own phase counts.
         return message, client_state, sent_info(message, bits_down=jnp.zeros((), jnp.int32))
 
@@ -237,9 +238,7 @@ def sent_info(message: ArrayTree, **fields: Any) -> StepInfo:
 
 def first_sums(posterior: Posterior, estimator: GradientEstimator) -> tuple[Phase, ...]:
     """Return the phase that sums what the estimator needs summed, if it needs anything."""
-    if estimator.summed is None:
-        return ()
-    return (SumOverClients(posterior, estimator.summed),)
+    return (SumOverClients(posterior, estimator),) if estimator.needs_sum else ()
 
 
 def refuse_partial_sums(estimator: GradientEstimator, participation: Participation) -> None:
@@ -248,7 +247,7 @@ def refuse_partial_sums(estimator: GradientEstimator, participation: Participati
     The cohort's sum, times the cohort's weights, is a product of two things that are random
     together, whose mean is not the product of their means.
     """
-    if estimator.summed is not None and (participation.cohort_size or participation.drops):
+    if estimator.needs_sum and (participation.cohort_size or participation.drops):
         raise ValueError(
             "Control variates (scaffold) need the gradients of all clients, or they bias the mean: "
             "use full participation."
