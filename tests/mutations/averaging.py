@@ -28,8 +28,8 @@ MUTATIONS = {
     ),
     "one momentum for all trajectories of a round": (
         "dynamics/_momentum.py",
-        "return () if kind == unless else normals(rng_key, like, num)",
-        "return () if kind == unless else jnp.repeat(normals(rng_key, like, 1), num, 0)",
+        'return () if self.parts == "shared" else normals(rng_key, like, num)',
+        'return () if self.parts == "shared" else jnp.repeat(normals(rng_key, like, 1), num, 0)',
         HALF,
     ),
     "a weight that counts twice": (

@@ -6,14 +6,15 @@ Positions are moved along a gradient function ``(draws, position) -> gradient`` 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Static
+from fedmcmc._types import ArrayTree
 from fedmcmc.dynamics._mass_matrix import MassMatrix
 from fedmcmc.pytrees import trees
 
@@ -60,34 +61,115 @@ def overdamped_langevin(
     )
 
 
-class Integrator(NamedTuple):
+class Integrator:
     """How a trajectory moves.
 
-    Attributes
-    ----------
-    move
-        ``(gradient_fn, draws, position, noise, step_size) -> (position, velocity, mean_square)``.
-        `draws` has leaves ``[num_calls, ...]``, `noise` are standard normals times the root of
-        the temperature. The velocity is that of the last drift; `mean_square` the mean squared
-        norm of the gradients, ``[]`` float32.
-    num_calls
-        Gradient calls a trajectory.
-    check
-        ``position -> None``, raises `ValueError` where the integrator does not fit.
-    mass
-        The inverse mass matrix, and a root of it.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
     """
 
-    move: Any
-    num_calls: Static[int]
-    check: Any
-    mass: MassMatrix
+    @property
+    def num_calls(self) -> int:
+        """Gradient calls per trajectory."""
+        return 1
+
+    def move(
+        self,
+        gradient_fn: GradientFn,
+        draws: ArrayTree,
+        position: ArrayTree,
+        noise: ArrayTree,
+        step_size: Array,
+    ) -> tuple[ArrayTree, ArrayTree, Array]:
+        """Return the position and velocity of the last drift, and the gradients' mean square.
+
+        `draws` has leaves ``[num_calls, ...]``, `noise` are standard normals times the root of the
+        temperature. The mean squared norm of the gradients is ``[]`` float32.
+        """
+        raise NotImplementedError
+
+    def check(self, position: ArrayTree) -> None:
+        """Raise `ValueError` where the integrator does not fit."""
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class EulerMaruyama(Integrator):
+    """One step of overdamped Langevin dynamics; see `euler_maruyama`."""
+
+    def move(
+        self,
+        gradient_fn: GradientFn,
+        draws: ArrayTree,
+        position: ArrayTree,
+        noise: ArrayTree,
+        step_size: Array,
+    ) -> tuple[ArrayTree, ArrayTree, Array]:
+        """Take the step."""
+        gradient = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
+        position = overdamped_langevin(position, gradient, noise, step_size)
+        return position, noise, trees.squared_norm(gradient)
 
 
 def euler_maruyama() -> Integrator:
     """One step of overdamped Langevin dynamics, `overdamped_langevin`, as an integrator."""
-    mass = MassMatrix.of(None)
-    return Integrator(Partial(_euler), Static(1), Partial(_fits, mass), mass)
+    return EulerMaruyama()
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Leapfrog(Integrator):
+    """Steps of Hamiltonian dynamics, up to the last drift; see `leapfrog`."""
+
+    mass: MassMatrix
+    num_steps: int = field(metadata={"static": True})
+    fresh: bool = field(metadata={"static": True})  # whether half kicks have gradients of their own
+
+    @property
+    def num_calls(self) -> int:
+        """One per half kick, or one per step."""
+        return 2 * self.num_steps - 1 if self.fresh else self.num_steps
+
+    def move(
+        self,
+        gradient_fn: GradientFn,
+        draws: ArrayTree,
+        position: ArrayTree,
+        noise: ArrayTree,
+        step_size: Array,
+    ) -> tuple[ArrayTree, ArrayTree, Array]:
+        """Take the steps."""
+        half = jnp.asarray(step_size) / 2
+        kick = self.mass.acceleration
+        first = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
+        velocity = trees.add_scaled(self.mass.velocity(noise), half, kick(first))
+        position = trees.add_scaled(position, step_size, velocity)
+        squares = _squares(first)
+        num_later = self.num_steps - 1
+        if num_later:
+            later = _later_calls(draws, num_later)
+
+            def step(
+                carry: tuple[ArrayTree, ArrayTree, ArrayTree], drawn: ArrayTree
+            ) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], None]:
+                position, velocity, squares = carry
+                twice, own = _two_halves(gradient_fn, drawn, position)
+                velocity = trees.add_scaled(velocity, half, kick(twice))
+                position = trees.add_scaled(position, step_size, velocity)
+                # Summed over coordinates once, at the end: in the loop a sum costs a tenth of it.
+                return (position, velocity, trees.add(squares, own)), None
+
+            start = (position, velocity, squares)
+            moved, _ = jax.lax.scan(step, start, later, length=num_later)
+            position, velocity, squares = moved
+        leaves = jax.tree.leaves(draws)
+        calls = leaves[0].shape[0] if leaves else self.num_steps
+        sums = (jnp.sum(x).astype(jnp.float32) for x in jax.tree.leaves(squares))
+        return position, velocity, sum(sums, jnp.float32(0)) / calls
+
+    def check(self, position: ArrayTree) -> None:
+        """Check the mass matrix."""
+        self.mass.check(position)
 
 
 def leapfrog(
@@ -138,12 +220,7 @@ def leapfrog(
         raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
     if gradients not in ("fresh", "reuse"):
         raise ValueError(f'gradients must be "fresh" or "reuse", got {gradients!r}.')
-    num = int(num_steps)
-    mass = MassMatrix.of(inverse_mass_matrix)
-    calls = 2 * num - 1 if gradients == "fresh" else num
-    return Integrator(
-        Partial(_leapfrog, mass, Static(num)), Static(calls), Partial(_fits, mass), mass
-    )
+    return Leapfrog(MassMatrix.of(inverse_mass_matrix), int(num_steps), gradients == "fresh")
 
 
 def half_kick(
@@ -155,59 +232,6 @@ def half_kick(
     """Return ``velocity + step_size / 2 * inverse_mass_matrix * gradient``."""
     mass = MassMatrix.of(inverse_mass_matrix)
     return trees.add_scaled(velocity, jnp.asarray(step_size) / 2, mass.acceleration(gradient))
-
-
-def _fits(mass: MassMatrix, position: ArrayTree) -> None:
-    mass.check(position)
-
-
-def _euler(
-    gradient_fn: GradientFn,
-    draws: ArrayTree,
-    position: ArrayTree,
-    noise: ArrayTree,
-    step_size: Array,
-) -> tuple[ArrayTree, ArrayTree, Array]:
-    gradient = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
-    position = overdamped_langevin(position, gradient, noise, step_size)
-    return position, noise, trees.squared_norm(gradient)
-
-
-def _leapfrog(
-    mass: MassMatrix,
-    num_steps: Static[int],
-    gradient_fn: GradientFn,
-    draws: ArrayTree,
-    position: ArrayTree,
-    noise: ArrayTree,
-    step_size: Array,
-) -> tuple[ArrayTree, ArrayTree, Array]:
-    half = jnp.asarray(step_size) / 2
-    kick = mass.acceleration
-    first = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
-    velocity = trees.add_scaled(mass.velocity(noise), half, kick(first))
-    position = trees.add_scaled(position, step_size, velocity)
-    squares = _squares(first)
-    if num_steps.value > 1:
-        later = _later_calls(draws, num_steps.value - 1)
-
-        def step(
-            carry: tuple[ArrayTree, ArrayTree, ArrayTree], drawn: ArrayTree
-        ) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], None]:
-            position, velocity, squares = carry
-            twice, own = _two_halves(gradient_fn, drawn, position)
-            velocity = trees.add_scaled(velocity, half, kick(twice))
-            position = trees.add_scaled(position, step_size, velocity)
-            # Summed over coordinates once, at the end: a sum within the loop costs a tenth of it.
-            return (position, velocity, trees.add(squares, own)), None
-
-        start = (position, velocity, squares)
-        moved, _ = jax.lax.scan(step, start, later, length=num_steps.value - 1)
-        position, velocity, squares = moved
-    leaves = jax.tree.leaves(draws)
-    calls = leaves[0].shape[0] if leaves else num_steps.value
-    total = sum((jnp.sum(x).astype(jnp.float32) for x in jax.tree.leaves(squares)), jnp.float32(0))
-    return position, velocity, total / calls
 
 
 def _later_calls(draws: ArrayTree, num_steps: int) -> ArrayTree:

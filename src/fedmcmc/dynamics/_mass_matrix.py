@@ -1,11 +1,12 @@
 """Mass matrices of Hamiltonian dynamics, diagonal or dense."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
@@ -13,7 +14,9 @@ from fedmcmc.pytrees import trees
 __all__ = ["MassMatrix"]
 
 
-class MassMatrix(NamedTuple):
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class MassMatrix:
     """An inverse mass matrix and its roots; all ``()`` for the identity.
 
     A diagonal is a pytree shaped as a position; a dense matrix is ``[d, d]`` over the raveled

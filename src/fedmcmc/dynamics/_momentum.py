@@ -6,39 +6,86 @@ Client ``c`` with weight ``w_c`` starts a trajectory with
 the mean of the clients moves as one chain would.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Number, Static
+from fedmcmc._types import ArrayTree, Number
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realise_normals
 
 __all__ = ["Momentum", "independent_momentum", "shared_momentum"]
 
 
-class Momentum(NamedTuple):
+class Momentum:
     """How clients draw their momenta.
 
-    Attributes
-    ----------
-    prepare
-        ``(rng_key, like, num) -> draws``, leaves ``[num, ...]``: the client's own part.
-    prepare_shared
-        ``(rng_key, like, num) -> draws``, leaves ``[num, ...]``: the part of all clients.
-    combine
-        ``(own, shared, weight, correlation, like) -> normals`` of one trajectory, from one entry
-        of each.
-    correlation
-        ``round -> []`` that is handed to `combine`.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
     """
 
-    prepare: Any
-    prepare_shared: Any
-    combine: Any
-    correlation: Any
+    def prepare(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
+        """Return the client's own part of `num` momenta, leaves ``[num, ...]``."""
+        return ()
+
+    def prepare_shared(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
+        """Return the part of all clients, leaves ``[num, ...]``."""
+        return ()
+
+    def correlation(self, round_: Array) -> Array:
+        """Return what `combine` is given in a round, ``[]``."""
+        raise NotImplementedError
+
+    def combine(
+        self,
+        own: ArrayTree,
+        shared: ArrayTree,
+        weight: Array,
+        correlation: Array,
+        like: ArrayTree,
+    ) -> ArrayTree:
+        """Return the normals of one trajectory, from one entry of each part."""
+        raise NotImplementedError
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Correlated(Momentum):
+    """Momenta of clients that are correlated; see `shared_momentum`."""
+
+    rho: Any
+    parts: Literal["both", "shared", "private"] = field(metadata={"static": True})
+
+    def prepare(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
+        """Draw standard normals, where they are not all shared."""
+        return () if self.parts == "shared" else normals(rng_key, like, num)
+
+    def prepare_shared(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
+        """Draw standard normals, where they are not all private."""
+        return () if self.parts == "private" else normals(rng_key, like, num)
+
+    def correlation(self, round_: Array) -> Array:
+        """Return the round's correlation."""
+        return schedules.value(self.rho, round_)
+
+    def combine(
+        self,
+        own: ArrayTree,
+        shared: ArrayTree,
+        weight: Array,
+        correlation: Array,
+        like: ArrayTree,
+    ) -> ArrayTree:
+        """Return ``sqrt(rho) * shared + sqrt((1 - rho) / weight) * own``."""
+        if self.parts == "shared":
+            return realise_normals(shared, like)
+        private = trees.scale(jnp.sqrt((1 - correlation) / weight), realise_normals(own, like))
+        if self.parts == "private":
+            return private
+        return trees.add_scaled(private, jnp.sqrt(correlation), realise_normals(shared, like))
 
 
 def shared_momentum(rho: Number = 1.0) -> Momentum:
@@ -69,43 +116,12 @@ def shared_momentum(rho: Number = 1.0) -> Momentum:
     Array([1.4142, 1.4142], dtype=float32)
     """
     if isinstance(rho, (int, float)) and rho in (0, 1):
-        kind = "shared" if rho == 1 else "private"
-        return _momentum(kind, jnp.asarray(rho, jnp.result_type(float)))
-    return _momentum("both", schedules.number(rho, "rho", minimum=0.0, maximum=1.0))
+        return Correlated(
+            jnp.asarray(rho, jnp.result_type(float)), "shared" if rho == 1 else "private"
+        )
+    return Correlated(schedules.number(rho, "rho", minimum=0.0, maximum=1.0), "both")
 
 
 def independent_momentum() -> Momentum:
     """Each client draws its own momenta, of variance one over its weight."""
     return shared_momentum(0.0)
-
-
-def _momentum(kind: str, rho: Any) -> Momentum:
-    static = Static(kind)
-    return Momentum(
-        Partial(_prepare_unless, static, Static("shared")),
-        Partial(_prepare_unless, static, Static("private")),
-        Partial(_combine, static),
-        Partial(schedules.value, rho),
-    )
-
-
-def _prepare_unless(
-    kind: Static[str], unless: Static[str], rng_key: Array, like: ArrayTree, num: int
-) -> ArrayTree:
-    return () if kind == unless else normals(rng_key, like, num)
-
-
-def _combine(
-    kind: Static[str],
-    own: ArrayTree,
-    shared: ArrayTree,
-    weight: Array,
-    correlation: Array,
-    like: ArrayTree,
-) -> ArrayTree:
-    if kind.value == "shared":
-        return realise_normals(shared, like)
-    private = trees.scale(jnp.sqrt((1 - correlation) / weight), realise_normals(own, like))
-    if kind.value == "private":
-        return private
-    return trees.add_scaled(private, jnp.sqrt(correlation), realise_normals(shared, like))

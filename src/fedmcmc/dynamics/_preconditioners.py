@@ -1,43 +1,76 @@
 """Preconditioners of a Langevin step, coordinate by coordinate."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree
-from fedmcmc.data import FederatedData
+from fedmcmc._types import ArrayTree, Federation
 from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["Preconditioner", "rms"]
 
 
-class Preconditioner(NamedTuple):
+class Preconditioner:
     """A positive scale for each coordinate of a Langevin step.
 
-    Attributes
-    ----------
-    init
-        ``(position, data) -> state``.
-    update
-        ``(gradient, state) -> (metric, state)``: the metric ``G``, shaped as the position, from
-        the gradient of the log posterior. A step moves by ``step_size * G * gradient`` and
-        ``sqrt(2 * step_size * temperature * G) * normal``.
-    temperature
-        ``(temperature, round) -> []``, which a warm-up without noise sets to zero.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
     """
 
-    init: Callable[..., ArrayTree]
-    update: Callable[..., tuple[ArrayTree, ArrayTree]]
-    temperature: Callable[..., Array]
+    def init(self, position: ArrayTree, federation: Federation) -> ArrayTree:
+        """Return the state before the first round."""
+        return ()
+
+    def update(self, gradient: ArrayTree, state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        """Return the metric ``G``, shaped as the position, and the new state.
+
+        `gradient` is that of the log posterior. A step moves by ``step_size * G * gradient`` and
+        ``sqrt(2 * step_size * temperature * G) * normal``.
+        """
+        raise NotImplementedError
+
+    def temperature(self, temperature: Array, round_: Array) -> Array:
+        """Return a round's temperature, which a warm-up without noise sets to zero."""
+        return temperature
 
 
 class _State(NamedTuple):
     square: ArrayTree  # running mean of the squared gradient of the mean log posterior
     num_rows: Array
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Rms(Preconditioner):
+    """One over the root of a running mean of squared gradients; see `rms`."""
+
+    decay: Any
+    damping: Any
+    num_noiseless: Array
+
+    def init(self, position: ArrayTree, federation: Federation) -> _State:
+        """Start with squares of one."""
+        ones = jax.tree.map(jnp.ones_like, position)
+        return _State(ones, jnp.asarray(float(federation.num_rows)))
+
+    def update(self, gradient: ArrayTree, state: _State) -> tuple[ArrayTree, _State]:
+        """Take the gradient into the mean."""
+        mean = trees.scale(1 / state.num_rows, gradient)
+        square = jax.tree.map(
+            lambda v, g: trees.cast(self.decay, v) * v + trees.cast(1 - self.decay, v) * g * g,
+            state.square,
+            mean,
+        )
+        metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v + trees.cast(self.damping, v)), square)
+        return metric, _State(square, state.num_rows)
+
+    def temperature(self, temperature: Array, round_: Array) -> Array:
+        """Return zero in the first rounds."""
+        return jnp.where(round_ < self.num_noiseless, 0.0, temperature)
 
 
 def rms(
@@ -83,29 +116,4 @@ def rms(
         raise ValueError(f"decay must be at most 1, got {decay}.")
     if int(num_noiseless) != num_noiseless or num_noiseless < 0:
         raise ValueError(f"num_noiseless must be an integer, at least 0, got {num_noiseless!r}.")
-    return Preconditioner(
-        init=Partial(_init),
-        update=Partial(_update, *numbers),
-        temperature=Partial(_temperature, jnp.asarray(int(num_noiseless), jnp.int32)),
-    )
-
-
-def _init(position: ArrayTree, data: FederatedData) -> _State:
-    return _State(jax.tree.map(jnp.ones_like, position), jnp.asarray(float(data.num_rows)))
-
-
-def _update(
-    decay: Any, damping: Any, gradient: ArrayTree, state: _State
-) -> tuple[ArrayTree, _State]:
-    mean = trees.scale(1 / state.num_rows, gradient)
-    square = jax.tree.map(
-        lambda v, g: trees.cast(decay, v) * v + trees.cast(1 - decay, v) * g * g,
-        state.square,
-        mean,
-    )
-    metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v + trees.cast(damping, v)), square)
-    return metric, _State(square, state.num_rows)
-
-
-def _temperature(num_noiseless: Array, temperature: Array, round_: Array) -> Array:
-    return jnp.where(round_ < num_noiseless, 0.0, temperature)
+    return Rms(*numbers, jnp.asarray(int(num_noiseless), jnp.int32))

@@ -103,7 +103,7 @@ class Averaging(EstimatorKernel):
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
         """Draw the client's own momenta and its minibatches."""
         momentum_key, gradient_key = jax.random.split(rng_key)
-        num, calls = self.num_local_steps, self.integrator.num_calls.value
+        num, calls = self.num_local_steps, self.integrator.num_calls
         drawn = self.estimator.prepare(gradient_key, like.position, client, num * calls)
         return _Draws(
             self.momentum.prepare(momentum_key, like.position, num),
