@@ -1,34 +1,93 @@
 """Distillation: one model made of an ensemble, with unlabelled inputs that the server has."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Static, as_functions
+from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below
 
 __all__ = ["distillation"]
 
 
-class _Config(NamedTuple):
-    num_steps: int
-    batch_size: int
-    average_from: int
-    average_every: int
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Distillation:
+    """Trains one model to predict what an ensemble does on average; see `distillation`."""
 
-
-class _Parts(NamedTuple):
-    config: Static[_Config]
     predict_fn: Any
     inputs: ArrayTree
     optimizer: Any
+    num_steps: int = field(metadata={"static": True})
+    batch_size: int | None = field(metadata={"static": True})
+    average_from: int = field(metadata={"static": True})
+    average_every: int = field(metadata={"static": True})
+
+    def __call__(self, rng_key: Array, mean: ArrayTree, members: ArrayTree) -> ArrayTree:
+        """Return the model made of the members and their mean."""
+        num_steps = self.num_steps
+        teacher = self._average_probabilities(mean, members)
+        batches = None
+        if self.batch_size is not None:
+            num_inputs = jnp.asarray(jax.tree.leaves(self.inputs)[0].shape[0])
+            batches = integers_below(rng_key, num_inputs, (num_steps, self.batch_size))
+
+        def loss(position: ArrayTree, offsets: Array | None) -> Array:
+            rows, wanted = (self.inputs, teacher)
+            if offsets is not None:
+                rows, wanted = jax.tree.map(lambda leaf: leaf[offsets], (rows, wanted))
+            log_predicted = jax.nn.log_softmax(self.predict_fn(position, rows))
+            # The divergence up to the teacher's own entropy.
+            return -jnp.mean(jnp.sum(wanted * log_predicted, axis=-1))
+
+        def step(
+            carry: tuple[ArrayTree, ArrayTree, ArrayTree], now: tuple[Array, Array | None]
+        ) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], None]:
+            position, state, total = carry
+            index, offsets = now
+            gradient = jax.grad(loss)(position, offsets)
+            updates, state = self.optimizer.update(gradient, state, position)
+            position = trees.add(position, updates)
+            ahead = index - self.average_from
+            counts = (ahead >= 0) & (ahead % self.average_every == 0)
+            total = trees.select(counts, trees.add(total, position), total)
+            return (position, state, total), None
+
+        start = (mean, self.optimizer.init(mean), trees.zeros_like(mean))
+        steps = jnp.arange(num_steps, dtype=jnp.int32)
+        (_, _, total), _ = jax.lax.scan(step, start, (steps, batches))
+        num_averaged = -(-(num_steps - self.average_from) // self.average_every)
+        return trees.scale(1 / num_averaged, total)
+
+    def _average_probabilities(self, mean: ArrayTree, members: ArrayTree) -> Array:
+        """Return the average over models of the predicted probabilities, ``[n, num_classes]``."""
+        models = jax.tree.map(lambda m, x: jnp.concatenate([m[None], x]), mean, members)
+        num_models = jax.tree.leaves(models)[0].shape[0]
+        # In batches: activations of all inputs at once may not fit.
+        size = self.batch_size or jax.tree.leaves(self.inputs)[0].shape[0]
+
+        def all_inputs(position: ArrayTree) -> Array:
+            def one_input(x: ArrayTree) -> Array:
+                row = jax.tree.map(lambda leaf: leaf[None], x)
+                return jax.nn.softmax(self.predict_fn(position, row)[0])
+
+            return jax.lax.map(one_input, self.inputs, batch_size=size)
+
+        shape = jax.eval_shape(all_inputs, mean)
+
+        def add(total: Array, position: ArrayTree) -> tuple[Array, None]:
+            return total + all_inputs(position), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)
+        return total / num_models
 
 
 def distillation(
@@ -40,7 +99,7 @@ def distillation(
     batch_size: int | None = None,
     average_from: int = 0,
     average_every: int = 1,
-) -> Partial:
+) -> Distillation:
     """Return a distiller: train one model to predict what the ensemble does on average.
 
     From the mean of the clients' models on, it minimises the Kullback-Leibler divergence of its
@@ -65,7 +124,7 @@ def distillation(
 
     Returns
     -------
-    jax.tree_util.Partial
+    Distillation
         ``(rng_key, mean, members) -> position``, for `fedmcmc.fed_be` and `fedmcmc.ensemble`.
 
     Raises
@@ -106,70 +165,15 @@ def distillation(
         raise ValueError(
             f"average_from must be below num_steps, got {average_from} and {num_steps}."
         )
-    config = _Config(
-        num_steps,
-        0 if batch_size is None else positive_integer(batch_size, "batch_size"),
-        average_from,
-        positive_integer(average_every, "average_every"),
+    distiller: Distillation = as_functions(
+        Distillation(
+            predict_fn,
+            inputs,
+            optimizer,
+            num_steps,
+            None if batch_size is None else positive_integer(batch_size, "batch_size"),
+            average_from,
+            positive_integer(average_every, "average_every"),
+        )
     )
-    return Partial(_distill, as_functions(_Parts(Static(config), predict_fn, inputs, optimizer)))
-
-
-def _distill(parts: _Parts, rng_key: Array, mean: ArrayTree, members: ArrayTree) -> ArrayTree:
-    config, inputs = parts.config.value, parts.inputs
-    num_inputs = jax.tree.leaves(inputs)[0].shape[0]
-    teacher = _average_probabilities(parts, mean, members)
-    batches = None
-    if config.batch_size:
-        shape = (config.num_steps, config.batch_size)
-        batches = integers_below(rng_key, jnp.asarray(num_inputs), shape)
-
-    def loss(position: ArrayTree, offsets: Array | None) -> Array:
-        rows, wanted = (inputs, teacher)
-        if offsets is not None:
-            rows, wanted = jax.tree.map(lambda leaf: leaf[offsets], (inputs, teacher))
-        said = jax.nn.log_softmax(parts.predict_fn(position, rows))
-        # The divergence up to the teacher's own entropy.
-        return -jnp.mean(jnp.sum(wanted * said, axis=-1))
-
-    def step(
-        carry: tuple[ArrayTree, ArrayTree, ArrayTree], now: tuple[Array, Array | None]
-    ) -> tuple[tuple[ArrayTree, ArrayTree, ArrayTree], None]:
-        position, state, total = carry
-        index, offsets = now
-        updates, state = parts.optimizer.update(jax.grad(loss)(position, offsets), state, position)
-        position = trees.add(position, updates)
-        ahead = index - config.average_from
-        counts = (ahead >= 0) & (ahead % config.average_every == 0)
-        total = trees.select(counts, trees.add(total, position), total)
-        return (position, state, total), None
-
-    start = (mean, parts.optimizer.init(mean), trees.zeros_like(mean))
-    steps = jnp.arange(config.num_steps, dtype=jnp.int32)
-    (_, _, total), _ = jax.lax.scan(step, start, (steps, batches))
-    num_averaged = -(-(config.num_steps - config.average_from) // config.average_every)
-    return trees.scale(1 / num_averaged, total)
-
-
-def _average_probabilities(parts: _Parts, mean: ArrayTree, members: ArrayTree) -> Array:
-    """Return the average over models of the predicted probabilities, ``[n, num_classes]``."""
-    models = jax.tree.map(lambda m, x: jnp.concatenate([m[None], x]), mean, members)
-    num_models = jax.tree.leaves(models)[0].shape[0]
-    num_inputs = jax.tree.leaves(parts.inputs)[0].shape[0]
-
-    def one_input(position: ArrayTree, x: ArrayTree) -> Array:
-        row = jax.tree.map(lambda leaf: leaf[None], x)
-        return jax.nn.softmax(parts.predict_fn(position, row)[0])
-
-    def all_inputs(position: ArrayTree) -> Array:
-        # In batches: activations of all inputs at once may not fit.
-        size = parts.config.value.batch_size or num_inputs
-        return jax.lax.map(Partial(one_input, position), parts.inputs, batch_size=size)
-
-    shape = jax.eval_shape(all_inputs, mean)
-
-    def add(total: Array, position: ArrayTree) -> tuple[Array, None]:
-        return total + all_inputs(position), None
-
-    total, _ = jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)
-    return total / num_models
+    return distiller

@@ -1,50 +1,57 @@
 """What a server fits to its clients' models, of which it only sees sums."""
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Static
+from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below, normals, realise_normals
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "gaussian_ensemble"]
 
 
-class Ensemble(NamedTuple):
+class Ensemble:
     """A distribution of models, fitted to sums over the clients' models.
 
-    A client's model is told as `moved`, how far its training took it from the broadcast position;
+    A client tells its model as `moved`, how far its training took it from the broadcast position;
     its weight is inside the message, so that whoever takes part, a mean is one of those who did.
 
-    Attributes
-    ----------
-    init
-        ``position -> fitted``, before the first round. What is fitted has a ``.mean``, the
-        weighted mean of the clients' models.
-    prepare
-        ``rng_key -> draws``, all that is random in a client's message.
-    message
-        ``(draws, share, moved) -> message``, to be summed over clients.
-    fit
-        ``(position, total, previous) -> fitted``; `previous` again where the weights sum to zero.
-    draw
-        ``(rng_key, fitted) -> position``, one member.
-    members
-        ``(rng_key, fitted) -> positions``, leaves ``[num_models, *event]``.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
     """
 
-    init: Callable[..., Any]
-    prepare: Callable[..., ArrayTree]
-    message: Callable[..., ArrayTree]
-    fit: Callable[..., Any]
-    draw: Callable[..., ArrayTree]
-    members: Callable[..., ArrayTree]
+    def init(self, position: ArrayTree) -> Any:
+        """Return what is fitted before the first round.
+
+        It has a ``.mean``, the weighted mean of the clients' models.
+        """
+        raise NotImplementedError
+
+    def prepare(self, rng_key: Array) -> ArrayTree:
+        """Return all that is random in a client's message."""
+        return ()
+
+    def message(self, draws: ArrayTree, share: Array, moved: ArrayTree) -> ArrayTree:
+        """Return a client's message, to be summed over clients."""
+        raise NotImplementedError
+
+    def fit(self, position: ArrayTree, total: ArrayTree, previous: Any) -> Any:
+        """Return what is fitted to a sum, `previous` again where the weights sum to zero."""
+        raise NotImplementedError
+
+    def draw(self, rng_key: Array, fitted: Any) -> ArrayTree:
+        """Return one member."""
+        raise NotImplementedError
+
+    def members(self, rng_key: Array, fitted: Any) -> ArrayTree:
+        """Return the members that a distiller is given, leaves ``[num_models, *event]``."""
+        raise NotImplementedError
 
 
 class _Moments(NamedTuple):
@@ -56,6 +63,48 @@ class _Moments(NamedTuple):
 class _Gaussian(NamedTuple):
     mean: ArrayTree
     scale: ArrayTree  # standard deviations
+
+    def member(self, drawn: ArrayTree) -> ArrayTree:
+        noise = realise_normals(drawn, self.mean)
+        return jax.tree.map(lambda m, s, z: m + s * z, self.mean, self.scale, noise)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class GaussianEnsemble(Ensemble):
+    """Independent normal coordinates; see `gaussian_ensemble`."""
+
+    num_models: int = field(metadata={"static": True})
+
+    def init(self, position: ArrayTree) -> _Gaussian:
+        """Be all at `position`."""
+        return _Gaussian(position, trees.zeros_like(position))
+
+    def message(self, draws: ArrayTree, share: Array, moved: ArrayTree) -> _Moments:
+        """Return the client's terms of weighted moments."""
+        squares = jax.tree.map(jnp.square, moved)
+        return _Moments(jnp.asarray(share), trees.scale(share, moved), trees.scale(share, squares))
+
+    def fit(self, position: ArrayTree, total: _Moments, previous: _Gaussian) -> _Gaussian:
+        """Match the moments."""
+        known = total.weight > 0
+        per_weight = 1 / jnp.where(known, total.weight, 1)
+        mean = trees.scale(per_weight, total.first)
+        # Rounding, or a compressor's noise, may leave a variance of zero below zero.
+        scale = jax.tree.map(
+            lambda square, m: jnp.sqrt(jnp.maximum(square - m * m, 0)),
+            trees.scale(per_weight, total.second),
+            mean,
+        )
+        return trees.select(known, _Gaussian(trees.add(position, mean), scale), previous)
+
+    def draw(self, rng_key: Array, fitted: _Gaussian) -> ArrayTree:
+        """Draw from the normal distribution."""
+        return fitted.member(rng_key)
+
+    def members(self, rng_key: Array, fitted: _Gaussian) -> ArrayTree:
+        """Draw as many as a distiller is given."""
+        return jax.vmap(fitted.member)(normals(rng_key, fitted.mean, self.num_models))
 
 
 def gaussian_ensemble(num_models: int = 10) -> Ensemble:
@@ -84,56 +133,7 @@ def gaussian_ensemble(num_models: int = 10) -> Ensemble:
     >>> fitted.mean.tolist(), fitted.scale.tolist()
     ([2.0], [1.0])
     """
-    num = Static(positive_integer(num_models, "num_models"))
-    return Ensemble(
-        init=Partial(_init_gaussian),
-        prepare=Partial(_prepare_nothing),
-        message=Partial(_say_moments),
-        fit=Partial(_fit_gaussian),
-        draw=Partial(_draw_gaussian),
-        members=Partial(_gaussian_members, num),
-    )
-
-
-def _init_gaussian(position: ArrayTree) -> _Gaussian:
-    return _Gaussian(position, trees.zeros_like(position))
-
-
-def _prepare_nothing(rng_key: Array) -> ArrayTree:
-    del rng_key
-    return ()
-
-
-def _say_moments(draws: ArrayTree, share: Array, moved: ArrayTree) -> _Moments:
-    del draws
-    squares = jax.tree.map(jnp.square, moved)
-    return _Moments(jnp.asarray(share), trees.scale(share, moved), trees.scale(share, squares))
-
-
-def _fit_gaussian(position: ArrayTree, total: _Moments, previous: _Gaussian) -> _Gaussian:
-    known = total.weight > 0
-    per_weight = 1 / jnp.where(known, total.weight, 1)
-    mean = trees.scale(per_weight, total.first)
-    # Rounding, or a compressor's noise, may leave a variance of zero below zero.
-    scale = jax.tree.map(
-        lambda square, m: jnp.sqrt(jnp.maximum(square - m * m, 0)),
-        trees.scale(per_weight, total.second),
-        mean,
-    )
-    return trees.select(known, _Gaussian(trees.add(position, mean), scale), previous)
-
-
-def _draw_gaussian(rng_key: Array, fitted: _Gaussian) -> ArrayTree:
-    return _member(fitted, realise_normals(rng_key, fitted.mean))
-
-
-def _member(fitted: _Gaussian, noise: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda m, s, z: m + s * z, fitted.mean, fitted.scale, noise)
-
-
-def _gaussian_members(num: Static[int], rng_key: Array, fitted: _Gaussian) -> ArrayTree:
-    drawn = normals(rng_key, fitted.mean, num.value)
-    return jax.vmap(lambda z: _member(fitted, realise_normals(z, fitted.mean)))(drawn)
+    return GaussianEnsemble(positive_integer(num_models, "num_models"))
 
 
 class _Sums(NamedTuple):
@@ -144,6 +144,57 @@ class _Sums(NamedTuple):
 class _Members(NamedTuple):
     mean: ArrayTree
     models: ArrayTree  # leaves [num_models, *event]
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class DirichletEnsemble(Ensemble):
+    """Means of the clients' models with random weights; see `dirichlet_ensemble`."""
+
+    concentration: Array
+    num_models: int = field(metadata={"static": True})
+
+    def init(self, position: ArrayTree) -> _Members:
+        """Be all at `position`."""
+        num = self.num_models
+        models = jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), position)
+        return _Members(position, models)
+
+    def prepare(self, rng_key: Array) -> Array:
+        """Draw the client's weight in each member."""
+        return jax.random.gamma(rng_key, self.concentration, (self.num_models,))
+
+    def message(self, draws: Array, share: Array, moved: ArrayTree) -> _Sums:
+        """Return the client's terms of the members and of the mean."""
+        # The mean is the member whose weights are not random.
+        weight = trees.cast(share, draws) * jnp.concatenate([jnp.ones_like(draws[:1]), draws])
+        return _Sums(weight, jax.tree.map(lambda x: _column(weight, x[None]) * x[None], moved))
+
+    def fit(self, position: ArrayTree, total: _Sums, previous: _Members) -> _Members:
+        """Divide by the weights, member by member."""
+        known = total.weight > 0
+        per_weight = 1 / jnp.where(known, total.weight, 1)
+
+        def leafwise(at: Array, moved: Array, mean: Array, models: Array) -> Array:
+            old = jnp.concatenate([mean[None], models])
+            new = at[None] + _column(per_weight, moved) * moved
+            return jnp.where(_column(known, old), new, old)
+
+        new = jax.tree.map(leafwise, position, total.moved, previous.mean, previous.models)
+        return _Members(jax.tree.map(lambda x: x[0], new), jax.tree.map(lambda x: x[1:], new))
+
+    def draw(self, rng_key: Array, fitted: _Members) -> ArrayTree:
+        """Choose a member."""
+        chosen = integers_below(rng_key, jnp.asarray(self.num_models), ())
+        return jax.tree.map(lambda x: x[chosen], fitted.models)
+
+    def members(self, rng_key: Array, fitted: _Members) -> ArrayTree:
+        """Return all of them."""
+        return fitted.models
+
+
+def _column(vector: Array, leaf: Array) -> Array:
+    return trees.cast(vector, leaf).reshape(vector.shape + (1,) * (leaf.ndim - 1))
 
 
 def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10) -> Ensemble:
@@ -175,54 +226,4 @@ def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10)
     alpha = schedules.number(concentration, "concentration", minimum=0.0, strict=True)
     if isinstance(alpha, schedules.Scheduled):
         raise TypeError("concentration must be a number; a schedule is not supported.")
-    num = Static(positive_integer(num_models, "num_models"))
-    return Ensemble(
-        init=Partial(_init_members, num),
-        prepare=Partial(_prepare_gammas, alpha, num),
-        message=Partial(_say_sums),
-        fit=Partial(_fit_members),
-        draw=Partial(_draw_member, num),
-        members=Partial(_all_members),
-    )
-
-
-def _init_members(num: Static[int], position: ArrayTree) -> _Members:
-    return _Members(
-        position, jax.tree.map(lambda x: jnp.broadcast_to(x, (num.value, *x.shape)), position)
-    )
-
-
-def _prepare_gammas(alpha: Array, num: Static[int], rng_key: Array) -> Array:
-    return jax.random.gamma(rng_key, alpha, (num.value,))
-
-
-def _column(vector: Array, leaf: Array) -> Array:
-    return trees.cast(vector, leaf).reshape(vector.shape + (1,) * (leaf.ndim - 1))
-
-
-def _say_sums(draws: Array, share: Array, moved: ArrayTree) -> _Sums:
-    # The mean is the member whose weights are not random.
-    weight = trees.cast(share, draws) * jnp.concatenate([jnp.ones_like(draws[:1]), draws])
-    return _Sums(weight, jax.tree.map(lambda x: _column(weight, x[None]) * x[None], moved))
-
-
-def _fit_members(position: ArrayTree, total: _Sums, previous: _Members) -> _Members:
-    known = total.weight > 0
-    per_weight = 1 / jnp.where(known, total.weight, 1)
-
-    def leafwise(at: Array, moved: Array, mean: Array, models: Array) -> Array:
-        old = jnp.concatenate([mean[None], models])
-        return jnp.where(_column(known, old), at[None] + _column(per_weight, moved) * moved, old)
-
-    new = jax.tree.map(leafwise, position, total.moved, previous.mean, previous.models)
-    return _Members(jax.tree.map(lambda x: x[0], new), jax.tree.map(lambda x: x[1:], new))
-
-
-def _draw_member(num: Static[int], rng_key: Array, fitted: _Members) -> ArrayTree:
-    chosen = integers_below(rng_key, jnp.asarray(num.value), ())
-    return jax.tree.map(lambda x: x[chosen], fitted.models)
-
-
-def _all_members(rng_key: Array, fitted: _Members) -> ArrayTree:
-    del rng_key
-    return fitted.models
+    return DirichletEnsemble(alpha, positive_integer(num_models, "num_models"))

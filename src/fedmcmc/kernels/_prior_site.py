@@ -1,13 +1,15 @@
 """The prior's Gaussian factor, which the server finds from the log prior and refines."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Posterior, Static
+from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference import from_flat
 from fedmcmc.pytrees import trees
@@ -15,7 +17,9 @@ from fedmcmc.pytrees import trees
 __all__ = ["PriorSite", "prior_site"]
 
 
-class PriorSite(NamedTuple):
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class PriorSite:
     """The prior's factor: as given, or found by `num_samples` draws of the approximation.
 
     Without a given one the factor is the Gaussian whose gradient and second derivatives are those
@@ -24,8 +28,8 @@ class PriorSite(NamedTuple):
     """
 
     given: Any  # a Gaussian, or ()
-    structure: Static[str]
-    num_samples: Static[int]
+    structure: str = field(metadata={"static": True})
+    num_samples: int = field(metadata={"static": True})
 
     @property
     def moves(self) -> bool:
@@ -58,7 +62,7 @@ class PriorSite(NamedTuple):
         self, posterior: Posterior, rng_key: Array, draw: Any, like: ArrayTree
     ) -> Gaussian:
         """Return the factor with the mean gradient and curvature over draws."""
-        structure = self.structure.value
+        structure = self.structure
 
         def one(key: Array) -> tuple[Array, Array, Array]:
             draw_key, probe_key = jax.random.split(key)
@@ -75,7 +79,7 @@ class PriorSite(NamedTuple):
         def add(i: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             return trees.add(sums, one(jax.random.fold_in(rng_key, i)))
 
-        num, zeros = self.num_samples.value, jnp.zeros_like(ravel_pytree(like)[0])
+        num, zeros = self.num_samples, jnp.zeros_like(ravel_pytree(like)[0])
         square = jnp.outer(zeros, zeros) if structure == "dense" else zeros
         sums = jax.lax.fori_loop(0, num, add, (zeros, zeros, square))
         flat, gradient, precision = trees.scale(1 / num, sums)
@@ -107,7 +111,7 @@ def prior_site(given: Any, structure: str, num_samples: int) -> PriorSite:
                 f"prior must have the structure of the approximation, {structure}, got "
                 f"{given.structure}."
             )
-    return PriorSite(() if given is None else given, Static(structure), Static(num_samples))
+    return PriorSite(() if given is None else given, structure, num_samples)
 
 
 def _check(given: Gaussian, position: ArrayTree) -> None:
