@@ -45,14 +45,14 @@ MUTATIONS = {
     ),
     "a site that moves undamped": (
         "kernels/_natural.py",
-        "damping = schedules.value(parameters.damping, broadcast.round)\n    site, state",
-        "damping = jnp.float32(1.0)\n    site, state",
+        "damping = schedules.value(self.damping, broadcast.round)\n        site, state",
+        "damping = jnp.float32(1.0)\n        site, state",
         SITE,
     ),
     "a server that moves undamped": (
         "kernels/_natural.py",
-        "damping = schedules.value(parameters.damping, broadcast.round)\n    before",
-        "damping = jnp.float32(1.0)\n    before",
+        "damping = schedules.value(self.damping, broadcast.round)\n        before",
+        "damping = jnp.float32(1.0)\n        before",
         POWER,
     ),
     "the prior in the average site": (
@@ -80,9 +80,9 @@ MUTATIONS = {
         STATELESS,
     ),
     "the prior counted twice": (
-        RULES,
-        "whole = prior * site(",
-        "whole = prior * prior * site(",
+        "kernels/_natural.py",
+        "whole = prior * self._first_site(",
+        "whole = prior * prior * self._first_site(",
         SITE,
     ),
     "variances of the precision's diagonal": (
