@@ -314,7 +314,7 @@ class GradientEstimator:
     def start(
         self,
         loglikelihood_fn: Callable[..., Array],
-        broadcast: Any,
+        broadcast: Broadcast,
         state: ArrayTree,
         client: Client,
     ) -> tuple[ArrayTree, ArrayTree]:

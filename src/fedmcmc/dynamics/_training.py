@@ -7,15 +7,17 @@ for.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Static, as_functions
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, as_functions
 from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_an_epoch
 from fedmcmc.pytrees import schedules, trees
 
@@ -55,7 +57,9 @@ class Length(NamedTuple):
         return self.num_windows * -(-largest // rows)
 
 
-class Training(NamedTuple):
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Training:
     """An optimiser and how long it runs; its state starts anew in every round.
 
     Attributes
@@ -70,26 +74,33 @@ class Training(NamedTuple):
 
     optimizer: Any
     learning_rate: Any
-    length: Static[Length]
+    length: Length = field(metadata={"static": True})
 
 
-class Visitor(NamedTuple):
-    """What is kept of an optimiser's path.
+class Visitor:
+    """What is kept of an optimiser's path: nothing, unless a subclass says otherwise.
+
+    A visitor is made within a round and lives no longer.
 
     Attributes
     ----------
-    init
-        ``position -> kept``.
-    visit
-        ``(kept, index, last, average) -> kept``: at the end of window `index` after the burn-in,
-        with its last iterate and the average of its iterates (``None`` unless `averages`).
     averages
-        Static: whether averages are wanted.
+        Whether `visit` is given averages.
     """
 
-    init: Callable[[ArrayTree], ArrayTree]
-    visit: Callable[[ArrayTree, Array, ArrayTree, Any], ArrayTree]
-    averages: bool = False
+    averages: ClassVar[bool] = False
+
+    def init(self, position: ArrayTree) -> ArrayTree:
+        """Return what is kept before the first window."""
+        return ()
+
+    def visit(self, kept: ArrayTree, index: Array, last: ArrayTree, average: Any) -> ArrayTree:
+        """Return what is kept after window `index`, counted from the end of the burn-in.
+
+        `last` is the window's last iterate, `average` the average of its iterates, ``None`` unless
+        `averages`.
+        """
+        return kept
 
 
 class Trained(NamedTuple):
@@ -121,7 +132,8 @@ def training(
             f"{name} must be an optax.GradientTransformation, got {type(optimizer).__name__}."
         )
     rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
-    return as_functions(Training(optimizer, rate, Static(length)))
+    settings: Training = as_functions(Training(optimizer, rate, length))
+    return settings
 
 
 def local_steps(
@@ -165,11 +177,6 @@ def _check_count(name: str, x: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {x!r}.")
 
 
-def nothing() -> Visitor:
-    """Keep nothing but where training ends."""
-    return Visitor(lambda position: (), lambda kept, index, last, average: kept)
-
-
 def train(
     settings: Training,
     gradient_fn: Callable[[ArrayTree, ArrayTree], ArrayTree],
@@ -196,8 +203,8 @@ def train(
     round_
         ``[]``, for schedules.
     """
-    visitor = nothing() if visitor is None else visitor
-    length, optimizer = settings.length.value, settings.optimizer
+    visitor = Visitor() if visitor is None else visitor
+    length, optimizer = settings.length, settings.optimizer
     rate = schedules.value(settings.learning_rate, round_)
     steps = length.steps(client)
 

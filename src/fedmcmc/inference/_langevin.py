@@ -8,7 +8,7 @@ import optax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Posterior
+from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Number, Posterior
 from fedmcmc.dynamics import Training, local_steps, train, training
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference._means import check_samples, found, moments
@@ -76,7 +76,7 @@ def langevin_mean(
 
 def _prepare(settings: _Langevin, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
     gradient_key, noise_key = jax.random.split(rng_key)
-    num = settings.training.length.value.most(client)
+    num = settings.training.length.most(client)
     return _Draws(
         settings.estimator.prepare(gradient_key, like, client, num), normals(noise_key, like, num)
     )
@@ -93,7 +93,7 @@ def _find(
     second: str | None,
 ) -> Found:
     estimator, loglikelihood_fn = settings.estimator, posterior.loglikelihood_fn
-    context = estimator.start(loglikelihood_fn, None, (), client)[0]
+    context = estimator.start(loglikelihood_fn, Broadcast(round_, position), (), client)[0]
     # A step of size h along minus the gradient and sqrt(2 / h) normals moves by sqrt(2 h) normals.
     scale = jnp.sqrt(2 / schedules.value(settings.step_size, round_))
 

@@ -1,6 +1,6 @@
 """Means of tilted distributions: by an optimiser's iterates, or exactly for quadratics."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, Posterior
+from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Number, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Trained, Training, Visitor, local_steps, train, training
 from fedmcmc.gaussian import Gaussian, as_dense, plus_precision
@@ -109,13 +109,13 @@ def check_samples(
 ) -> None:
     """Raise `ValueError` where a variance is asked for of a single sample."""
     del posterior, position, data
-    length = settings.length.value
+    length = settings.length
     if second is not None and length.num_windows - length.num_burnin < 2:
         raise ValueError("A variance of samples takes num_samples of at least 2, got 1.")
 
 
 def _prepare_sgd(settings: _Sgd, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-    num = settings.training.length.value.most(client)
+    num = settings.training.length.most(client)
     return settings.estimator.prepare(rng_key, like, client, num)
 
 
@@ -124,31 +124,34 @@ class _Welford(NamedTuple):
     scatter: ArrayTree  # (), shaped as the mean, or [d, d]
 
 
-def moments(second: str | None) -> Visitor:
-    """Return what keeps mean and scatter of the windows' last iterates."""
+@dataclass(frozen=True, eq=False)
+class _Moments(Visitor):
+    second: str | None
 
-    def init(position: ArrayTree) -> _Welford:
+    def init(self, position: ArrayTree) -> _Welford:
         scatter: ArrayTree = ()
-        if second == "diagonal":
+        if self.second == "diagonal":
             scatter = trees.zeros_like(position)
-        elif second == "dense":
+        elif self.second == "dense":
             flat = trees.ravel(position)
             scatter = jnp.zeros((flat.size, flat.size), flat.dtype)
         return _Welford(trees.zeros_like(position), scatter)
 
-    def visit(kept: _Welford, index: Array, last: ArrayTree, average: Any) -> _Welford:
-        del average
+    def visit(self, kept: _Welford, index: Array, last: ArrayTree, average: Any) -> _Welford:
         moved = trees.subtract(last, kept.mean)
         mean = trees.add_scaled(kept.mean, 1 / (index + 1).astype(jnp.result_type(float)), moved)
         left = trees.subtract(last, mean)
-        if second is None:
+        if self.second is None:
             return _Welford(mean, ())
-        if second == "diagonal":
+        if self.second == "diagonal":
             products = jax.tree.map(jnp.multiply, moved, left)
             return _Welford(mean, trees.add(kept.scatter, products))
         return _Welford(mean, kept.scatter + jnp.outer(trees.ravel(moved), trees.ravel(left)))
 
-    return Visitor(init, visit)
+
+def moments(second: str | None) -> Visitor:
+    """Return what keeps mean and scatter of the windows' last iterates."""
+    return _Moments(second)
 
 
 def _find_sgd(
@@ -164,7 +167,7 @@ def _find_sgd(
     estimator, loglikelihood_fn = settings.estimator, posterior.loglikelihood_fn
     per_row = -1 / client.size.astype(client.share.dtype)
     # What a full gradient needs once: nothing that depends on the broadcast.
-    context = estimator.start(loglikelihood_fn, None, (), client)[0]
+    context = estimator.start(loglikelihood_fn, Broadcast(round_, position), (), client)[0]
 
     metric: Any = None
     if not trees.is_empty(settings.row_curvature):
@@ -192,7 +195,7 @@ def _metric(cavity: Gaussian, per_row: Array, curvature: Array) -> Gaussian:
 
 def found(trained: Trained, settings: Training) -> Found:
     """Return the moments that `moments` kept."""
-    length = settings.length.value
+    length = settings.length
     divisor = max(length.num_windows - length.num_burnin - 1, 1)
     variance = jax.tree.map(lambda leaf: leaf / divisor, trained.kept.scatter)
     return Found(trained.kept.mean, variance, jnp.sqrt(trained.mean_square))

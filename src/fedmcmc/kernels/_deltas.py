@@ -1,11 +1,11 @@
 """What a client makes of its local training: a pseudo-gradient for the server's optimiser."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Number
 from fedmcmc.dynamics import Visitor
@@ -14,57 +14,38 @@ from fedmcmc.pytrees import schedules, trees
 __all__ = ["Delta", "displacement", "posterior_delta"]
 
 
-class Delta(NamedTuple):
+class Delta:
     """A pseudo-gradient, from where a client's training went.
 
-    Attributes
-    ----------
-    visitor
-        ``(num_samples, position, round) -> Visitor`` of the windows after the burn-in, as many as
-        `num_samples`, of a training that starts at `position`.
-    finish
-        ``(kept, position, last) -> delta``, shaped as a position.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
     """
 
-    visitor: Callable[..., Visitor]
-    finish: Callable[..., ArrayTree]
+    def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
+        """Return what is kept of a training that starts at `position`.
+
+        It sees the windows after the burn-in, `num_samples` of them.
+        """
+        return Visitor()
+
+    def finish(self, kept: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+        """Return the pseudo-gradient, shaped as a position, of a training that ended at `last`."""
+        raise NotImplementedError
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Displacement(Delta):
+    """How far a client came; see `displacement`."""
+
+    def finish(self, kept: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+        """Return the start minus the end."""
+        return trees.subtract(position, last)
 
 
 def displacement() -> Delta:
     """Return where training began minus where it ended: federated averaging."""
-    return Delta(Partial(_no_visitor), Partial(_displacement))
-
-
-def _no_visitor(num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
-    del num_samples, position, round_
-    return Visitor(lambda position: (), lambda kept, index, last, average: kept)
-
-
-def _displacement(kept: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
-    del kept
-    return trees.subtract(position, last)
-
-
-def posterior_delta(shrinkage: Number) -> Delta:
-    """Return the gradient of a Gaussian fitted to approximate samples of the local posterior.
-
-    The windows' averages ``x_1 .. x_l`` (iterate-averaged SGD) are taken as samples, with mean
-    ``m`` and covariance ``S``; the pseudo-gradient is ``C^{-1} (theta - m)`` with
-    ``C = r I + (1 - r) S`` and ``r = 1 / (1 + (l - 1) * shrinkage)``. It is found as samples come
-    in, in ``O(l^2 d)`` operations and ``O(l d)`` memory, without a matrix ``[d, d]``.
-
-    Parameters
-    ----------
-    shrinkage
-        The papers' ``rho``, at least zero: a number or a schedule of the round. With zero the
-        covariance is the identity: federated averaging of averaged iterates.
-
-    References
-    ----------
-    Al-Shedivat et al. (2021), Federated learning via posterior averaging, section 4 and appendix.
-    """
-    number = schedules.number(shrinkage, "shrinkage", minimum=0.0)
-    return Delta(Partial(_fit_samples, number), Partial(_fitted_delta))
+    return Displacement()
 
 
 class _Fit(NamedTuple):
@@ -75,22 +56,6 @@ class _Fit(NamedTuple):
     moves: Array  # [l, d], u_t: how far sample t lies from the mean before it
     solved: Array  # [l, d], v_t: the same, solved with the matrix before it
     rho: Array
-
-
-def _fit_samples(shrinkage: Any, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
-    rho = schedules.value(shrinkage, round_)
-    theta = trees.ravel(position)
-
-    def init(position_: ArrayTree) -> _Fit:
-        flat = jnp.zeros_like(trees.ravel(position_))
-        rows = jnp.zeros((num_samples, *flat.shape), flat.dtype)
-        return _Fit(flat, flat, rows, rows, trees.cast(rho, flat))
-
-    def visit(fit: _Fit, index: Array, last: ArrayTree, average: ArrayTree) -> _Fit:
-        del last
-        return _add_sample(fit, index, trees.ravel(average), theta)
-
-    return Visitor(init, visit, averages=True)
 
 
 def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
@@ -120,8 +85,58 @@ def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
     )
 
 
-def _fitted_delta(kept: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
-    del last
-    num = kept.moves.shape[0]
-    scale = 1 + (num - 1) * kept.rho
-    return trees.cast_like(trees.unravel(scale * kept.delta, position), position)
+@dataclass(frozen=True, eq=False)
+class _Samples(Visitor):
+    num_samples: int
+    theta: Array  # [d], where training starts
+    rho: Array
+
+    averages: ClassVar[bool] = True
+
+    def init(self, position: ArrayTree) -> _Fit:
+        flat = jnp.zeros_like(trees.ravel(position))
+        rows = jnp.zeros((self.num_samples, *flat.shape), flat.dtype)
+        return _Fit(flat, flat, rows, rows, trees.cast(self.rho, flat))
+
+    def visit(self, kept: _Fit, index: Array, last: ArrayTree, average: ArrayTree) -> _Fit:
+        return _add_sample(kept, index, trees.ravel(average), self.theta)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class PosteriorDelta(Delta):
+    """The gradient of a Gaussian fitted to samples; see `posterior_delta`."""
+
+    shrinkage: Any
+
+    def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
+        """Fit the Gaussian as averages of windows come in."""
+        rho = schedules.value(self.shrinkage, round_)
+        return _Samples(num_samples, trees.ravel(position), rho)
+
+    def finish(self, kept: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+        """Return the Gaussian's gradient where training started."""
+        num = kept.moves.shape[0]
+        scale = 1 + (num - 1) * kept.rho
+        return trees.cast_like(trees.unravel(scale * kept.delta, position), position)
+
+
+def posterior_delta(shrinkage: Number) -> Delta:
+    """Return the gradient of a Gaussian fitted to approximate samples of the local posterior.
+
+    The windows' averages ``x_1 .. x_l`` (iterate-averaged SGD) are taken as samples, with mean
+    ``m`` and covariance ``S``; the pseudo-gradient is ``C^{-1} (theta - m)`` with
+    ``C = r I + (1 - r) S`` and ``r = 1 / (1 + (l - 1) * shrinkage)``. It is found as samples come
+    in, in ``O(l^2 d)`` operations and ``O(l d)`` memory, without a matrix ``[d, d]``.
+
+    Parameters
+    ----------
+    shrinkage
+        The papers' ``rho``, at least zero: a number or a schedule of the round. With zero the
+        covariance is the identity: federated averaging of averaged iterates.
+
+    References
+    ----------
+    Al-Shedivat et al. (2021), Federated learning via posterior averaging, section 4 and appendix.
+    """
+    return PosteriorDelta(schedules.number(shrinkage, "shrinkage", minimum=0.0))

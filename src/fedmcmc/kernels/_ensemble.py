@@ -85,7 +85,7 @@ class EnsembleKernel(EstimatorKernel):
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
         """Draw the minibatches of the training and what the family draws."""
         family_key, gradient_key = jax.random.split(rng_key)
-        num = self.training.length.value.most(client)
+        num = self.training.length.most(client)
         return _Draws(
             self.estimator.prepare(gradient_key, like.position, client, num),
             self.family.prepare(family_key),

@@ -102,7 +102,7 @@ class PseudoGradients(EstimatorKernel):
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         """Draw the minibatches of the training."""
-        num = self.training.length.value.most(client)
+        num = self.training.length.most(client)
         return self.estimator.prepare(rng_key, like.position, client, num)
 
     def step(
@@ -112,7 +112,7 @@ class PseudoGradients(EstimatorKernel):
         posterior, estimator = self.posterior, self.estimator
         down = bits_down(estimator, broadcast, client_state)
         gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
-        position, round_, length = broadcast.position, broadcast.round, self.training.length.value
+        position, round_, length = broadcast.position, broadcast.round, self.training.length
         visitor = self.delta.visitor(length.num_windows - length.num_burnin, position, round_)
         trained = train(self.training, gradient_fn, draws, position, client, round_, visitor)
         delta = self.delta.finish(trained.kept, position, trained.position)
