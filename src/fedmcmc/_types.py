@@ -567,7 +567,10 @@ class FederatedKernel(Phase):
         return ()
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
-        """Return the chain's position, or a draw from a fitted distribution."""
+        """Return the chain's position, or a draw from a fitted distribution.
+
+        It reads the broadcast and the server's state alone: a deployed server has no other.
+        """
         del rng_key
         return state.broadcast.position
 

@@ -289,7 +289,7 @@ class Compressed(_Coding, FederatedKernel):
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         """Draw as the kernel does."""
-        inner = FederatedState(state.broadcast, state.server.kernel, state.clients.kernel)
+        inner = FederatedState(state.broadcast, state.server.kernel, ())
         return self.kernel.draw(rng_key, inner)
 
 

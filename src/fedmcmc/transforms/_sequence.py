@@ -236,7 +236,7 @@ class Sequence(_Within, FederatedKernel):
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         """Draw as the last kernel does."""
         broadcast = state.broadcast._replace(extra=state.broadcast.extra[-1])
-        last = FederatedState(broadcast, state.server[-1], state.clients[-1])
+        last = FederatedState(broadcast, state.server[-1], ())
         return self.kernels[-1].draw(rng_key, last)
 
 
