@@ -35,7 +35,7 @@ MUTATIONS = {
         FAULTY,
         "return moved, _Server(server, total.late), info",
         "pending = trees.add(server_state.pending, total.late)\n"
-        "    return moved, _Server(server, pending), info",
+        "        return moved, _Server(server, pending), info",
         LATE,
     ),
     "what is late taken as relative to memories before it": (

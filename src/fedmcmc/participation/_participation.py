@@ -1,14 +1,15 @@
 """Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, draws at random."""
 
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import Cohort, Participation, Static
+from fedmcmc._types import Cohort, Participation
 from fedmcmc.random import distinct_integers, integers_below
 
 __all__ = ["bernoulli", "categorical", "cohorts_of", "full", "pooled", "uniform"]
@@ -22,14 +23,12 @@ def full() -> Participation:
     >>> full().prepare(jax.random.key(0), 3).ids.tolist()
     [0, 1, 2]
     """
-    return Participation(Partial(_prepare_full), Partial(_fits_any), None, drops=False)
+    return Full()
 
 
 def pooled() -> Participation:
     """One client that owns all rows: the centralised reference, which sends nothing."""
-    return Participation(
-        Partial(_prepare_full), Partial(_fits_any), None, pooled=True, silent=True, drops=False
-    )
+    return Pooled(silent=True)
 
 
 def cohorts_of(
@@ -57,7 +56,7 @@ def bernoulli(
     Parameters
     ----------
     probability
-        ``[]``, or ``[num_clients]`` for one a client, in (0, 1].
+        ``[]``, or ``[num_clients]`` for one per client, in (0, 1].
     rescale
         What messages are multiplied by: ``"probability"``, one over the client's probability; or
         ``"realised"``, the number of clients over the number that take part, given that anyone
@@ -67,7 +66,7 @@ def bernoulli(
     Raises
     ------
     ValueError
-        If a probability is outside (0, 1], or one a client is given with ``"realised"``.
+        If a probability is outside (0, 1], or one per client is given with ``"realised"``.
     TypeError
         If it is a schedule: the cohort of a round is drawn before the round.
 
@@ -78,7 +77,7 @@ def bernoulli(
     """
     if callable(probability):
         raise TypeError(
-            "probability must be one number, or one a client; a schedule of the round is not "
+            "probability must be one number, or one per client; a schedule of the round is not "
             "supported."
         )
     p = jnp.asarray(probability, jnp.result_type(float))
@@ -92,8 +91,8 @@ def bernoulli(
                 "rescale='realised' needs one probability that all clients share, got shape "
                 f"{p.shape}: with different ones the weighted sum would be biased."
             )
-        return Participation(Partial(_prepare_realised, p), Partial(_fits_any), None)
-    return Participation(Partial(_prepare_bernoulli, p), Partial(_fits_probabilities, p), None)
+        return Realised(p)
+    return Bernoulli(p)
 
 
 def uniform(cohort_size: int) -> Participation:
@@ -106,13 +105,7 @@ def uniform(cohort_size: int) -> Participation:
     """
     if int(cohort_size) != cohort_size or cohort_size < 1:
         raise ValueError(f"uniform needs a positive integer cohort_size, got {cohort_size!r}.")
-    size = int(cohort_size)
-    return Participation(
-        Partial(_prepare_uniform, Static(size)),
-        Partial(_fits_cohort, Static(size)),
-        size,
-        drops=False,
-    )
+    return Uniform(int(cohort_size))
 
 
 def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> Participation:
@@ -127,7 +120,7 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
     probabilities
         ``[num_clients]``, positive, summing to one.
     cohort_size
-        Draws a round.
+        Draws per round.
 
     Raises
     ------
@@ -137,15 +130,9 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
     """
     if int(cohort_size) != cohort_size or cohort_size < 1:
         raise ValueError(f"categorical needs a positive integer cohort_size, got {cohort_size!r}.")
-    size = Static(int(cohort_size))
+    size = int(cohort_size)
     if probabilities is None:
-        return Participation(
-            Partial(_prepare_any, size),
-            Partial(_fits_any),
-            size.value,
-            drops=False,
-            repeats=size.value > 1,
-        )
+        return Categorical((), (), size)
     p = jnp.asarray(probabilities, jnp.result_type(float))
     if p.ndim != 1:
         raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
@@ -156,13 +143,7 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
                 f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
                 f"smallest entry of {float(np.asarray(p).min()):.6g}."
             )
-    return Participation(
-        Partial(_prepare_categorical, size, p, _edges(p)),
-        Partial(_fits_probabilities, p),
-        size.value,
-        drops=False,
-        repeats=size.value > 1,
-    )
+    return Categorical(p, _edges(p), size)
 
 
 def _edges(p: Array) -> Array:
@@ -182,70 +163,156 @@ def _between(p: Array, most: float) -> bool:
     return bool(np.all((values > 0) & (values <= most)))
 
 
-def _prepare_full(rng_key: Array, num_clients: int) -> Cohort:
-    del rng_key
-    ones = jnp.ones(num_clients)
-    return Cohort(jnp.arange(num_clients, dtype=jnp.int32), ones, jnp.ones(num_clients, bool))
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Full(Participation):
+    """Everyone; see `full`."""
+
+    @property
+    def drops(self) -> bool:
+        """Whoever is computed takes part."""
+        return False
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        """Return everyone, with weights of one."""
+        ones = jnp.ones(num_clients)
+        return Cohort(_everyone(num_clients), ones, jnp.ones(num_clients, bool))
 
 
-def _prepare_bernoulli(p: Array, rng_key: Array, num_clients: int) -> Cohort:
-    probability = jnp.broadcast_to(p, (num_clients,))
-    active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
-    return Cohort(jnp.arange(num_clients, dtype=jnp.int32), 1 / probability, active)
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Pooled(Full):
+    """One client that owns all rows; see `pooled`."""
+
+    @property
+    def pooled(self) -> bool:
+        """All rows are those of one client."""
+        return True
 
 
-def _prepare_realised(p: Array, rng_key: Array, num_clients: int) -> Cohort:
-    # Given that anyone takes part, the first who does is geometric, truncated, and those behind
-    # are independent. With u uniform, P(first <= j) = (1 - q^(j+1)) / (1 - q^b), inverted.
-    first_key, rest_key = jax.random.split(rng_key)
-    ids = jnp.arange(num_clients, dtype=jnp.int32)
-    nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
-    reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
-    u = jax.random.uniform(first_key, (), p.dtype)
-    first = jnp.sum(reached <= u, dtype=jnp.int32)
-    active = jax.random.uniform(rest_key, (num_clients,), p.dtype) < p
-    active = jnp.where(ids > first, active, ids == first)
-    weight = num_clients / jnp.sum(active.astype(p.dtype))
-    return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Bernoulli(Participation):
+    """Each client by itself; see `bernoulli`."""
+
+    probability: Array  # [] or [num_clients]
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        """Draw a coin per client."""
+        p = self.probability
+        probability = jnp.broadcast_to(p, (num_clients,))
+        active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
+        return Cohort(_everyone(num_clients), 1 / probability, active)
+
+    def check(self, num_clients: int) -> None:
+        """Compare the number of probabilities with that of clients."""
+        _check_length(self.probability, num_clients)
 
 
-def _prepare_uniform(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:
-    size = cohort_size.value
-    index = distinct_integers(rng_key, jnp.asarray(num_clients), (size,))
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Realised(Bernoulli):
+    """Each client by itself, weighted by the number that takes part; see `bernoulli`."""
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        """Draw a coin per client, given that anyone takes part."""
+        # The first who does is then geometric, truncated, and those behind are independent. With
+        # u uniform, P(first <= j) = (1 - q^(j+1)) / (1 - q^b), inverted.
+        p = self.probability
+        first_key, rest_key = jax.random.split(rng_key)
+        ids = _everyone(num_clients)
+        nobody = jnp.log1p(-p) * (ids + 1).astype(p.dtype)  # log of q^(j+1); -inf where p is one
+        reached = -jnp.expm1(nobody) / -jnp.expm1(nobody[-1])
+        u = jax.random.uniform(first_key, (), p.dtype)
+        first = jnp.sum(reached <= u, dtype=jnp.int32)
+        active = jax.random.uniform(rest_key, (num_clients,), p.dtype) < p
+        active = jnp.where(ids > first, active, ids == first)
+        weight = num_clients / jnp.sum(active.astype(p.dtype))
+        return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Uniform(Participation):
+    """Distinct clients; see `uniform`."""
+
+    size: int = field(metadata={"static": True})
+
+    @property
+    def cohort_size(self) -> int:
+        """The given size."""
+        return self.size
+
+    @property
+    def drops(self) -> bool:
+        """Whoever is computed takes part."""
+        return False
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        """Draw without replacement."""
+        index = distinct_integers(rng_key, jnp.asarray(num_clients), (self.size,))
+        return _equal_cohort(index, num_clients)
+
+    def check(self, num_clients: int) -> None:
+        """Compare the cohort with the federation."""
+        if self.size > num_clients:
+            raise ValueError(
+                f"A cohort of {self.size} clients cannot be drawn without replacement from "
+                f"{num_clients} clients."
+            )
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Categorical(Participation):
+    """Draws with replacement; see `categorical`."""
+
+    probabilities: Any  # [num_clients], or () where all are the same
+    edges: Any  # [num_clients - 1], where one client's words end and the next one's begin, or ()
+    size: int = field(metadata={"static": True})
+
+    @property
+    def cohort_size(self) -> int:
+        """The given size."""
+        return self.size
+
+    @property
+    def drops(self) -> bool:
+        """Whoever is computed takes part."""
+        return False
+
+    @property
+    def repeats(self) -> bool:
+        """A client may be drawn twice."""
+        return self.size > 1
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        """Draw with replacement."""
+        size, p = self.size, self.probabilities
+        if isinstance(p, tuple):
+            index = integers_below(rng_key, jnp.asarray(num_clients), (size,))
+            return _equal_cohort(index, num_clients)
+        word = jax.random.bits(rng_key, (size,), jnp.uint32)
+        index = jnp.searchsorted(self.edges, word, side="right").astype(jnp.int32)
+        return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
+
+    def check(self, num_clients: int) -> None:
+        """Compare the number of probabilities with that of clients."""
+        if not isinstance(self.probabilities, tuple):
+            _check_length(self.probabilities, num_clients)
+
+
+def _everyone(num_clients: int) -> Array:
+    return jnp.arange(num_clients, dtype=jnp.int32)
+
+
+def _equal_cohort(index: Array, num_clients: int) -> Cohort:
+    size = index.shape[0]
     weight = jnp.full(size, num_clients / size, jnp.result_type(float))
     return Cohort(index, weight, jnp.ones(size, bool))
 
 
-def _prepare_any(cohort_size: Static[int], rng_key: Array, num_clients: int) -> Cohort:
-    size = cohort_size.value
-    index = integers_below(rng_key, jnp.asarray(num_clients), (size,))
-    weight = jnp.full(size, num_clients / size, jnp.result_type(float))
-    return Cohort(index, weight, jnp.ones(size, bool))
-
-
-def _prepare_categorical(
-    cohort_size: Static[int], p: Array, edges: Array, rng_key: Array, num_clients: int
-) -> Cohort:
-    del num_clients
-    size = cohort_size.value
-    word = jax.random.bits(rng_key, (size,), jnp.uint32)
-    index = jnp.searchsorted(edges, word, side="right").astype(jnp.int32)
-    return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
-
-
-def _fits_any(num_clients: int) -> None:
-    del num_clients
-
-
-def _fits_cohort(cohort_size: Static[int], num_clients: int) -> None:
-    if cohort_size.value > num_clients:
-        raise ValueError(
-            f"A cohort of {cohort_size.value} clients cannot be drawn without replacement from "
-            f"{num_clients} clients."
-        )
-
-
-def _fits_probabilities(p: Array, num_clients: int) -> None:
+def _check_length(p: Array, num_clients: int) -> None:
     if p.ndim and p.shape[0] != num_clients:
         raise ValueError(
             f"Got probabilities for {p.shape[0]} clients, but the data has {num_clients} clients."

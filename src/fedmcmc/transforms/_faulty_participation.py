@@ -1,19 +1,19 @@
 """Participation over a network with faults: who is heard of, when, and as what."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Cohort, Participation, Static
+from fedmcmc._types import ArrayTree, Cohort, Participation
 from fedmcmc.pytrees import trees
 from fedmcmc.random import fault_key
 
-__all__ = ["Rates", "faulty_participation", "rate_of", "seed_of"]
+__all__ = ["FaultyParticipation", "Rates", "rate_of", "seed_of"]
 
 
 class Rates(NamedTuple):
@@ -24,26 +24,82 @@ class Rates(NamedTuple):
     nan: ArrayTree
 
 
-class _Parts(NamedTuple):
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class FaultyParticipation(Participation):
+    """A participation over a network with faults, whose server looks at what arrives."""
+
+    inner: Participation
     rates: Rates
     seed: Array  # [] uint32
-    rescale: Static[bool]
-    prepare: Any  # of the participation without faults
+    rescale: bool = field(metadata={"static": True})
 
+    @property
+    def cohort_size(self) -> int | None:
+        """That of the participation without faults."""
+        return self.inner.cohort_size
 
-def faulty_participation(
-    inner: Participation, rates: Rates, seed: Array, *, rescale: bool
-) -> Participation:
-    """Return `inner` over a network with faults, whose server looks at what arrives."""
-    parts = _Parts(rates, seed, Static(rescale), inner.prepare)
-    loses = not (trees.is_empty(rates.drop) and trees.is_empty(rates.nan))
-    return replace(
-        inner,
-        prepare=Partial(_prepare, parts),
-        check=Partial(_check, rates, inner.check),
-        drops=inner.drops or loses,
-        guards=True,
-    )
+    @property
+    def pooled(self) -> bool:
+        """That of the participation without faults."""
+        return self.inner.pooled
+
+    @property
+    def repeats(self) -> bool:
+        """That of the participation without faults."""
+        return self.inner.repeats
+
+    @property
+    def drops(self) -> bool:
+        """Clients vanish, and messages that are not finite are left out."""
+        return self.inner.drops or self._loses
+
+    @property
+    def guards(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def _loses(self) -> bool:
+        return not (trees.is_empty(self.rates.drop) and trees.is_empty(self.rates.nan))
+
+    def check(self, num_clients: int) -> None:
+        """Check the participation without faults, and the number of probabilities."""
+        self.inner.check(num_clients)
+        for name, rate in self.rates._asdict().items():
+            if not trees.is_empty(rate) and rate.ndim and rate.shape[0] != num_clients:
+                raise ValueError(
+                    f"{name} has probabilities for {rate.shape[0]} clients, but the data has "
+                    f"{num_clients} clients."
+                )
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        """Draw a cohort, and what happens to its messages."""
+        cohort = self.inner.prepare(rng_key, num_clients)
+        if trees.is_empty(self.rates):
+            return cohort
+        keys = jax.vmap(lambda i: fault_key(rng_key, self.seed, i))(cohort.ids)
+        # All kinds are drawn, so that none depends on which of the others there are.
+        u = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
+
+        def of_cohort(rate: ArrayTree) -> Array:
+            return rate[cohort.ids] if rate.ndim else rate
+
+        def arrives(rate: ArrayTree) -> Array:
+            return jnp.ones_like(cohort.weight) if trees.is_empty(rate) else 1 - of_cohort(rate)
+
+        drop, late, nan = self.rates
+        if self.rescale and self._loses:
+            cohort = cohort._replace(weight=cohort.weight / (arrives(drop) * arrives(nan)))
+        if not trees.is_empty(drop):
+            cohort = cohort._replace(active=cohort.active & (u[:, 0] >= of_cohort(drop)))
+        if not trees.is_empty(late):
+            cohort = cohort._replace(late=u[:, 1] < of_cohort(late))
+        if not trees.is_empty(nan):
+            kinds = jnp.array([jnp.nan, jnp.inf, -jnp.inf])
+            kind = kinds[jnp.minimum((3 * u[:, 3]).astype(jnp.int32), 2)]
+            cohort = cohort._replace(garbage=jnp.where(u[:, 2] < of_cohort(nan), kind, 0))
+        return cohort
 
 
 def rate_of(given: Any, name: str) -> ArrayTree:
@@ -84,41 +140,3 @@ def seed_of(given: Any) -> Array:
         if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < 2**32:
             raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {given!r}.")
     return jnp.asarray(given, jnp.uint32)
-
-
-def _check(rates: Rates, inner: Any, num_clients: int) -> None:
-    inner(num_clients)
-    for name, rate in rates._asdict().items():
-        if not trees.is_empty(rate) and rate.ndim and rate.shape[0] != num_clients:
-            raise ValueError(
-                f"{name} has probabilities for {rate.shape[0]} clients, but the data has "
-                f"{num_clients} clients."
-            )
-
-
-def _prepare(parts: _Parts, rng_key: Array, num_clients: int) -> Cohort:
-    cohort: Cohort = parts.prepare(rng_key, num_clients)
-    if trees.is_empty(parts.rates):
-        return cohort
-    keys = jax.vmap(lambda i: fault_key(rng_key, parts.seed, i))(cohort.ids)
-    # All kinds are drawn, so that none depends on which of the others there are.
-    u = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
-
-    def of_cohort(rate: ArrayTree) -> Array:
-        return rate[cohort.ids] if rate.ndim else rate
-
-    def arrives(rate: ArrayTree) -> Array:
-        return jnp.ones_like(cohort.weight) if trees.is_empty(rate) else 1 - of_cohort(rate)
-
-    drop, late, nan = parts.rates
-    if parts.rescale.value and not (trees.is_empty(drop) and trees.is_empty(nan)):
-        cohort = cohort._replace(weight=cohort.weight / (arrives(drop) * arrives(nan)))
-    if not trees.is_empty(drop):
-        cohort = cohort._replace(active=cohort.active & (u[:, 0] >= of_cohort(drop)))
-    if not trees.is_empty(late):
-        cohort = cohort._replace(late=u[:, 1] < of_cohort(late))
-    if not trees.is_empty(nan):
-        kinds = jnp.array([jnp.nan, jnp.inf, -jnp.inf])
-        kind = kinds[jnp.minimum((3 * u[:, 3]).astype(jnp.int32), 2)]
-        cohort = cohort._replace(garbage=jnp.where(u[:, 2] < of_cohort(nan), kind, 0))
-    return cohort
