@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc import wire
 from fedmcmc.compression import message_bits
+from fedmcmc.pytrees import trees
 from fedmcmc.random import streams
 from tests.oracles.federations import LIMIT, z_scores
 
@@ -240,10 +242,49 @@ def test_a_chain_says_the_last_code_of_the_first_message():
     np.testing.assert_array_equal(own, expected)
     assert int(message_bits(own_code)) == int(message_bits(last))
     assert type(own_code) is type(last)
-    assert not fedmcmc.chain(fedmcmc.clip(1.0), fine).unbiased.value
+    assert not fedmcmc.chain(fedmcmc.clip(1.0), fine).unbiased
     # In the other order the norm is clipped after it was rounded up.
     after = say(fedmcmc.chain(fedmcmc.quantize(1), fedmcmc.clip(0.5)), VECTOR)[1]
     assert np.linalg.norm(after) <= 0.5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("per_leaf", [False, True])
+def test_leaves_without_numbers_take_no_bits(per_leaf):
+    compressor = fedmcmc.quantize(3, per_leaf=per_leaf)
+    empty = {"a": jnp.zeros((0,)), "c": jnp.zeros((2, 0))}
+    tree = {"b": VECTOR, "d": jnp.ones((2, 2))}
+    code, heard, _ = say(compressor, tree | empty)
+    plain, expected, _ = say(compressor, tree)
+    assert int(message_bits(code)) == int(message_bits(plain)) > 0
+    assert trees.shapes_of(heard) == trees.shapes_of(tree | empty)
+    for name in tree:
+        np.testing.assert_array_equal(heard[name], expected[name])
+    received = wire.decode(wire.encode(code), code)
+    jax.tree.map(np.testing.assert_array_equal, received, code)
+    nothing, heard, _ = say(compressor, empty)
+    assert int(message_bits(nothing)) == 0 and wire.encode(nothing) == b""
+    assert trees.shapes_of(heard) == trees.shapes_of(empty)
+    assert float(compressor.omega(empty)) == 0
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [fedmcmc.quantize(4), fedmcmc.sparsify(0.5), fedmcmc.top_k(0.5), fedmcmc.clip(0.5)],
+)
+def test_a_run_does_not_see_leaves_without_numbers(compressor):
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta["x"] ** 2),
+        lambda theta, rows: -0.5 * jnp.sum((rows - theta["x"]) ** 2, axis=-1),
+    )
+
+    def draws(position):
+        kernel = fedmcmc.compress(fedmcmc.lsd(posterior, step_size=0.05), compressor)
+        return fedmcmc.sample(KEY, kernel, DATA, position, num_rounds=3, progress=False)
+
+    plain = draws({"x": jnp.zeros(2)})
+    padded = draws({"x": jnp.zeros(2), "a": jnp.zeros((0,)), "z": jnp.zeros((2, 0))})
+    np.testing.assert_allclose(padded.draws["x"], plain.draws["x"], rtol=1e-6)
+    np.testing.assert_array_equal(padded.info["bits_up"], plain.info["bits_up"])
 
 
 @pytest.mark.parametrize("size", [1, 6])

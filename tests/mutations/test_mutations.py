@@ -95,7 +95,7 @@ MUTATIONS = {
     ),
     "probabilities ignored where the client is drawn": (
         "participation/_participation.py",
-        'jnp.searchsorted(edges, word, side="right")',
+        'jnp.searchsorted(self.edges, word, side="right")',
         "(word % jnp.uint32(p.shape[0]))",
         FSGLD,
     ),
@@ -143,10 +143,8 @@ MUTATIONS = {
     ),
     "a cohort that stands for itself alone": (
         "participation/_participation.py",
-        "(size,))\n    weight = jnp.full(size, num_clients / size, jnp.result_type(float))\n"
-        "    return Cohort(index, weight, jnp.ones(size, bool))\n\n\ndef _prepare_any",
-        "(size,))\n    weight = jnp.full(size, 1.0, jnp.result_type(float))\n"
-        "    return Cohort(index, weight, jnp.ones(size, bool))\n\n\ndef _prepare_any",
+        "weight = jnp.full(size, num_clients / size, jnp.result_type(float))",
+        "weight = jnp.full(size, 1.0, jnp.result_type(float))",
         COHORT,
     ),
     "the number of active clients ignored": (
@@ -156,7 +154,7 @@ MUTATIONS = {
         SPARSE,
     ),
     "what is sent not divided by its probability": (
-        "compression/_sparse.py",
+        "compression/_sparsify.py",
         "x / trees.cast(fraction, x), 0)",
         "x, 0)",
         SPARSE,
@@ -169,10 +167,10 @@ MUTATIONS = {
     ),
     "compressed twice": (
         "transforms/_compressed.py",
-        "    info = info._replace(bits=message_bits(code) + _exact_bits(whole))\n",
-        "    info = info._replace(bits=message_bits(code))\n"
-        "    code, _ = compressor.encode(draws.compressor, said, client_state.compressor, client)\n"
-        "    said = compressor.decode(code, client)\n",
+        "return WithExact(code, exact), _Clients(kept, *after), info",
+        "again = trees.cast_like(compressor.decode(code, client), _without_exact(whole))\n"
+        "        code, _ = compressor.encode(draws.compressor, again, state, client)\n"
+        "        return WithExact(code, exact), _Clients(kept, *after), info",
         QUANTISED,
     ),
     "rounded to the nearest level": (
@@ -195,8 +193,8 @@ MUTATIONS = {
     ),
     "memory of the active clients alone": (
         "transforms/_compressed.py",
-        'memory.of.value != "active"',
-        'memory.of.value == "no one"',
+        'pooled = of != "active"',
+        'pooled = of == "no one"',
         MEMORY,
     ),
     "memory of the server not moved": (
@@ -207,19 +205,19 @@ MUTATIONS = {
     ),
     "memory of the server moved by weighted messages": (
         "transforms/_compressed.py",
-        "_Message(importance(client, _with_exact(said, whole)), change)",
-        "_Message(importance(client, said), importance(client, change))",
+        "return _Message(importance(sender, message), change)",
+        "return _Message(importance(sender, message), importance(sender, change))",
         MEMORY,
     ),
     "memory of the active clients not added": (
         "transforms/_compressed.py",
-        "return _with_exact(trees.add(compressor.memory.recall(before), said), whole), state, info",
-        "return said, state, info",
+        "said = trees.add(memory, said)\n        message",
+        "pass\n        message",
         ACTIVE,
     ),
     "memory that is not moved by its rate": (
         "compression/_memory.py",
-        "return trees.scale(_rate(config, said, client), said)",
+        "return trees.scale(self._rate(said, sender), said)",
         "return said",
         ACTIVE,
     ),

@@ -132,7 +132,7 @@ def lsd(**settings):
         (lambda: fedmcmc.quantize(1.5), "num_levels must be an integer.*got 1.5"),
         (lambda: fedmcmc.quantize(2**24), r"at most 8388608, got 16777216"),
         (lambda: fedmcmc.quantize(float("inf")), "num_levels must be an integer"),
-        (lambda: fedmcmc.quantize(jnp.ones((2, 2))), r"one a client, got shape \(2, 2\)"),
+        (lambda: fedmcmc.quantize(jnp.ones((2, 2))), r"one per client, got shape \(2, 2\)"),
         (lambda: fedmcmc.sparsify(0.0), "fraction must be a finite number above 0"),
         (lambda: fedmcmc.sparsify(1.1), r"fraction must be in \(0, 1\], got 1.1"),
         (lambda: fedmcmc.top_k(0.0), "fraction must be a finite number above 0"),

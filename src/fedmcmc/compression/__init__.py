@@ -1,10 +1,13 @@
 """Compressors of messages, with the bits they cost.
 
 A compressor makes a code of a message and a message of a code; its bits are counted here and
-written by `fedmcmc.wire`. It knows no kernel, and imports types, pytrees and random streams.
+written by `fedmcmc.wire`. A new compressor is one class in one file. It knows no kernel, and
+imports types, pytrees and random streams.
 """
 
 from fedmcmc.compression._bounds import bound_bits as bound_bits
+from fedmcmc.compression._chain import chain as chain
+from fedmcmc.compression._clip import clip as clip
 from fedmcmc.compression._codes import Dense as Dense
 from fedmcmc.compression._codes import Quantized as Quantized
 from fedmcmc.compression._codes import Sparse as Sparse
@@ -13,11 +16,10 @@ from fedmcmc.compression._elias import SMALLEST_NORM as SMALLEST_NORM
 from fedmcmc.compression._elias import as_vectors as as_vectors
 from fedmcmc.compression._elias import code_length as code_length
 from fedmcmc.compression._elias import message_bits as message_bits
+from fedmcmc.compression._identity import identity as identity
 from fedmcmc.compression._memory import memory as memory
 from fedmcmc.compression._quantize import quantize as quantize
-from fedmcmc.compression._simple import chain as chain
-from fedmcmc.compression._simple import clip as clip
-from fedmcmc.compression._simple import identity as identity
-from fedmcmc.compression._sparse import sparsify as sparsify
-from fedmcmc.compression._sparse import top_k as top_k
+from fedmcmc.compression._sparsify import sparsify as sparsify
+from fedmcmc.compression._top_k import top_k as top_k
 from fedmcmc.compression._types import Compressor as Compressor
+from fedmcmc.compression._types import Remembering as Remembering

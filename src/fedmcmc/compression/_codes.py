@@ -19,7 +19,8 @@ class Quantized(NamedTuple):
     Attributes
     ----------
     norm
-        ``[]`` float32 for the whole message, or a tree of them, one a leaf.
+        ``[]`` float32 for the whole message, or a tree of them, one per leaf that
+        holds numbers (and ``()`` for the others).
     levels
         int32, signed, shaped as the message; ``|levels| <= num_levels``. The receiver knows
         ``num_levels``, so it is not sent.

@@ -4,6 +4,8 @@ Elias (1975), Universal codeword sets and representations of the integers; Alist
 QSGD, section 3 and appendix A. `fedmcmc.wire` emits the very bit strings that are counted here.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,13 +156,18 @@ def as_vectors(code: Quantized) -> list[tuple[ArrayTree, list[ArrayTree]]]:
     Raises
     ------
     ValueError
-        If there are neither one norm nor as many as leaves.
+        If there are neither one norm nor as many as leaves (or leaves that hold numbers).
     """
     norms, levels = jax.tree.leaves(code.norm), jax.tree.leaves(code.levels)
     if len(norms) == len(levels) > 0:
         return [(norm, [leaf]) for norm, leaf in zip(norms, levels, strict=True)]
     if len(norms) == 1 and levels:
         return [(norms[0], levels)]
+    starts = [i for i, leaf in enumerate(levels) if math.prod(leaf.shape)]
+    if 0 < len(norms) == len(starts):
+        # Leaves without numbers lie with those before them.
+        bounds = [0, *starts[1:], len(levels)]
+        return [(norm, levels[bounds[i] : bounds[i + 1]]) for i, norm in enumerate(norms)]
     raise ValueError(
         f"A quantised message has one norm, or one for each leaf of levels; got {len(norms)} norms "
         f"and {len(levels)} leaves."

@@ -1,30 +1,21 @@
 """Memory: a client compresses the difference between its message and what it said before."""
 
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, PerClient, Static
-from fedmcmc.compression._simple import chain
-from fedmcmc.compression._types import (
-    Compressor,
-    Memory,
-    check_number,
-    of_client,
-    per_client_number,
-)
+from fedmcmc._types import ArrayTree, Client, PerClient, Sender
+from fedmcmc.compression._chain import chain
+from fedmcmc.compression._numbers import check_number, of_client, per_client_number
+from fedmcmc.compression._types import Compressor, Remembering
 from fedmcmc.pytrees import trees
 
 __all__ = ["memory"]
-
-
-class _Config(NamedTuple):
-    inner: Compressor
-    rate: Any  # [], PerClient of [num_clients], or None
 
 
 class _State(NamedTuple):
@@ -83,88 +74,98 @@ def memory(
     >>> round(1 / (1 + float(compressor.omega(jnp.zeros(784)))), 3)  # its rate
     0.364
     """
-    if compressor.memory is not None:
+    if isinstance(compressor, Remembering):
         raise ValueError("memory goes around a compressor that has no memory of its own.")
-    if rate is None and not compressor.unbiased.value:
+    if rate is None and not compressor.unbiased:
         raise ValueError(
             "memory needs a rate for a biased compressor: 1 / (1 + omega) is for unbiased ones."
         )
     if of not in ("all", "active", None):
         raise ValueError(f'of must be "all", "active" or None, got {of!r}.')
     given = None if rate is None else per_client_number(rate, "rate", low=0.0, high=1.0)
-    return _remembering(_Config(compressor, given), Static(of))
+    return Memory(compressor, given, of)
 
 
-def _remembering(config: _Config, of: Static[str | None]) -> Compressor:
-    compressor = config.inner
-    return Compressor(
-        init=Partial(_init, config),
-        prepare=compressor.prepare,
-        encode=Partial(_encode, config),
-        decode=compressor.decode,
-        omega=compressor.omega,
-        check=Partial(_check, config),
-        unbiased=compressor.unbiased,
-        memory=Memory(
-            Partial(_recall), Partial(_change, config), of, Partial(_followed_by, config, of)
-        ),
-    )
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Memory(Remembering):
+    """Differences to a memory that both sides move by its rate; see `memory`."""
 
+    compressor: Compressor  # of the difference
+    rate: Any  # [], PerClient of [num_clients], or None for 1 / (1 + omega)
+    of: str | None = field(metadata={"static": True})
 
-def _followed_by(config: _Config, of: Static[str | None], outer: Compressor) -> Compressor:
-    if config.rate is None and not outer.unbiased.value:
-        raise ValueError(
-            "A memory with the rate 1 / (1 + omega) cannot be followed by a biased compressor: "
-            "that rate is for unbiased ones. Give the memory a rate."
-        )
-    return _remembering(_Config(chain(config.inner, outer), config.rate), of)
+    @property
+    def unbiased(self) -> bool:
+        """Whether differences are compressed without bias."""
+        return self.compressor.unbiased
 
+    def init(self, like: ArrayTree) -> _State:
+        """Return a memory of zero, and what the compressor of differences keeps."""
+        return _State(trees.zeros_like(like), self.compressor.init(like))
 
-def _init(config: _Config, like: ArrayTree) -> _State:
-    return _State(trees.zeros_like(like), config.inner.init(like))
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
+        """Draw what the compressor of differences draws."""
+        return self.compressor.prepare(rng_key, like, client)
 
+    def encode(
+        self, draws: ArrayTree, message: ArrayTree, state: _State, client: Client
+    ) -> tuple[ArrayTree, _State]:
+        """Return the code of the difference, and move the memory."""
+        difference = trees.subtract(message, state.memory)
+        code, inner = self.compressor.encode(draws, difference, state.inner, client)
+        change = trees.cast_like(self.change(code, client), state.memory)
+        return code, _State(trees.add(state.memory, change), inner)
 
-def _rate(config: _Config, like: ArrayTree, client: Client) -> Array:
-    if config.rate is not None:
-        return of_client(config.rate, client)
-    omega = config.inner.omega(like)
-    return 1 / (1 + of_client(PerClient(omega) if jnp.ndim(omega) else omega, client))
+    def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
+        """Return the difference."""
+        return self.compressor.decode(code, sender)
 
+    def recall(self, state: _State) -> ArrayTree:
+        """Return the client's memory."""
+        return state.memory
 
-def _encode(
-    config: _Config, draws: ArrayTree, message: ArrayTree, state: _State, client: Client
-) -> tuple[ArrayTree, _State]:
-    difference = trees.subtract(message, state.memory)
-    code, inner = config.inner.encode(draws, difference, state.inner, client)
-    change = trees.cast_like(_change(config, code, client), state.memory)
-    return code, _State(trees.add(state.memory, change), inner)
+    def change(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
+        """Return by how much a code moves its sender's memory."""
+        said = self.compressor.decode(code, sender)
+        return trees.scale(self._rate(said, sender), said)
 
+    def followed_by(self, outer: Compressor) -> "Memory":
+        """Return the same memory around a chain, whose omega gives the rate where none is given."""
+        if self.rate is None and not outer.unbiased:
+            raise ValueError(
+                "A memory with the rate 1 / (1 + omega) cannot be followed by a biased "
+                "compressor: that rate is for unbiased ones. Give the memory a rate."
+            )
+        return replace(self, compressor=chain(self.compressor, outer))
 
-def _recall(state: _State) -> ArrayTree:
-    return state.memory
+    def omega(self, like: ArrayTree) -> Array:
+        """Return the bound on errors of differences."""
+        return self.compressor.omega(like)
 
-
-def _change(config: _Config, code: ArrayTree, client: Client) -> ArrayTree:
-    said = config.inner.decode(code, client)
-    return trees.scale(_rate(config, said, client), said)
-
-
-def _check(config: _Config, like: ArrayTree, num_clients: int) -> None:
-    config.inner.check(like, num_clients)
-    check_number(config.rate, "rate", num_clients)
-    if config.rate is None or not config.inner.unbiased.value:
-        return
-    rate = config.rate.values if isinstance(config.rate, PerClient) else config.rate
-    with jax.ensure_compile_time_eval():
-        numbers = jnp.broadcast_arrays(rate, config.inner.omega(like))
-        if any(isinstance(x, jax.core.Tracer) for x in numbers):
+    def check(self, like: ArrayTree, num_clients: int) -> None:
+        """Check the compressor of differences, and that memories cannot diverge."""
+        self.compressor.check(like, num_clients)
+        check_number(self.rate, "rate", num_clients)
+        if self.rate is None or not self.unbiased:
             return
-        rates, omegas = (np.ravel(np.asarray(x, float)) for x in numbers)
-    worst = np.argmax(rates * (1 + omegas))
-    growth = 1 + omegas[worst]
-    if rates[worst] * growth > 2 * (1 + 1e-6):
-        raise ValueError(
-            f"A memory of rate {rates[worst]:.4g} around a compressor with omega "
-            f"{omegas[worst]:.4g} may diverge: rates must be at most 2 / (1 + omega) = "
-            f"{2 / growth:.4g}; rate=None takes 1 / (1 + omega) = {1 / growth:.4g}."
-        )
+        rate = self.rate.values if isinstance(self.rate, PerClient) else self.rate
+        with jax.ensure_compile_time_eval():
+            numbers = jnp.broadcast_arrays(rate, self.omega(like))
+            if any(isinstance(x, jax.core.Tracer) for x in numbers):
+                return
+            rates, omegas = (np.ravel(np.asarray(x, float)) for x in numbers)
+        worst = np.argmax(rates * (1 + omegas))
+        growth = 1 + omegas[worst]
+        if rates[worst] * growth > 2 * (1 + 1e-6):
+            raise ValueError(
+                f"A memory of rate {rates[worst]:.4g} around a compressor with omega "
+                f"{omegas[worst]:.4g} may diverge: rates must be at most 2 / (1 + omega) = "
+                f"{2 / growth:.4g}; rate=None takes 1 / (1 + omega) = {1 / growth:.4g}."
+            )
+
+    def _rate(self, like: ArrayTree, client: Sender | Client) -> Array:
+        if self.rate is not None:
+            return of_client(self.rate, client)
+        omega = self.omega(like)
+        return 1 / (1 + of_client(PerClient(omega) if jnp.ndim(omega) else omega, client))

@@ -1,23 +1,19 @@
 """The stochastic quantiser of QSGD."""
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, PerClient, Static
-from fedmcmc.compression._codes import Quantized
+from fedmcmc._types import ArrayTree, Client, PerClient, Sender
+from fedmcmc.compression._codes import Dense, Quantized
 from fedmcmc.compression._elias import SMALLEST_NORM
-from fedmcmc.compression._types import (
-    Compressor,
-    check_number,
-    no_state,
-    of_client,
-    per_client_number,
-)
+from fedmcmc.compression._numbers import check_number, of_client, per_client_number
+from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees, where_any
 from fedmcmc.random import random_words, word_halves
 
@@ -25,11 +21,6 @@ __all__ = ["quantize"]
 
 MAX_LEVELS = 2**23
 """Above this many levels a level would have more bits than a float32."""
-
-
-class _Config(NamedTuple):
-    num_levels: Any  # [] float32 or PerClient of [num_clients]
-    per_leaf: Static[bool]
 
 
 def quantize(num_levels: int | Array, *, per_leaf: bool = False) -> Compressor:
@@ -68,21 +59,73 @@ def quantize(num_levels: int | Array, *, per_leaf: bool = False) -> Compressor:
     1.75
     """
     levels = per_client_number(num_levels, "num_levels", low=1, high=MAX_LEVELS, integer=True)
-    config = _Config(levels, Static(bool(per_leaf)))
-    return Compressor(
-        init=Partial(no_state),
-        prepare=Partial(_prepare),
-        encode=Partial(_encode, config),
-        decode=Partial(_decode, config),
-        omega=Partial(_omega, config),
-        check=Partial(_check, config),
-        unbiased=Static(True),
-    )
+    return Quantize(levels, bool(per_leaf))
 
 
-def _prepare(rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-    del client
-    return random_words(rng_key, like)
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Quantize(Compressor):
+    """Levels of a norm; see `quantize`."""
+
+    num_levels: Any  # [] float32 or PerClient of [num_clients]
+    per_leaf: bool = field(metadata={"static": True})
+
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
+        """Draw 32 bits per number."""
+        return random_words(rng_key, like)
+
+    def encode(
+        self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
+    ) -> tuple[Quantized | Dense, ArrayTree]:
+        """Return norm and levels; a message without numbers has neither."""
+        if not trees.num_elements(message):
+            return Dense(message), state
+        num_levels = of_client(self.num_levels, client)
+        # Sixteen bits hold neither the norm nor the levels.
+        message = jax.tree.map(trees.widen, message)
+        if self.per_leaf:
+            norm = jax.tree.map(lambda x: _norm([x]) if x.size else (), message)
+            relative = jax.tree.map(lambda x, n: _relative(x, n) if x.size else x, message, norm)
+        else:
+            norm = _norm(jax.tree.leaves(message))
+            relative = jax.tree.map(lambda x: _relative(x, norm), message)
+        # The two halves are joined after rounding: XLA does not fuse a concatenation on CPU, so
+        # that levels, which are read several times, are computed once.
+        flat = trees.ravel(relative)
+        first, second = word_halves(draws, flat.size)
+        half = first.shape[0]
+        levels = jnp.concatenate(
+            [_round(flat[:half], first, num_levels), _round(flat[half:], second, num_levels)]
+        )
+        return Quantized(norm, trees.unravel(levels, message)), state
+
+    def decode(self, code: Quantized | Dense, sender: Sender | Client) -> ArrayTree:
+        """Return levels times norm over their number."""
+        if isinstance(code, Dense):
+            return code.values
+        # Whether XLA divides by a number or multiplies by its reciprocal depends on what else the
+        # program does with it. Behind the barrier that is nothing, at the client as at the server.
+        num_levels = jax.lax.optimization_barrier(of_client(self.num_levels, sender))
+
+        def leafwise(levels: Array, norm: Any) -> Array:
+            fractions = levels.astype(jnp.float32) / num_levels
+            return norm * fractions if levels.size else fractions
+
+        if self.per_leaf:
+            return jax.tree.map(leafwise, code.levels, code.norm)
+        return jax.tree.map(lambda levels: leafwise(levels, code.norm), code.levels)
+
+    def omega(self, like: ArrayTree) -> Array:
+        """Return ``min(d / s^2, sqrt(d) / s)``."""
+        sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(like)]
+        size = max(sizes, default=0) if self.per_leaf else sum(sizes)
+        given = self.num_levels
+        s = given.values if isinstance(given, PerClient) else given
+        return jnp.minimum(size / s**2, math.sqrt(size) / s)
+
+    def check(self, like: ArrayTree, num_clients: int) -> None:
+        """Check that every client has a number of levels."""
+        check_number(self.num_levels, "num_levels", num_clients)
 
 
 def _norm(leaves: list[Array]) -> Array:
@@ -101,7 +144,9 @@ def _plain_norm(leaves: list[Array]) -> Array:
 
 
 def _relative_norm(leaves: list[Array]) -> Array:
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in leaves]))
+    largest = jnp.max(
+        jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in leaves if x.size])
+    )
     scale = jnp.where(largest > 0, largest, 1)
     return largest * _plain_norm([x / trees.cast(scale, x) for x in leaves])
 
@@ -119,49 +164,3 @@ def _round(x: Array, words: Array, num_levels: Array) -> Array:
 
 def _relative(x: Array, norm: Array) -> Array:
     return x / trees.cast(jnp.where(norm > 0, norm, 1), x)
-
-
-def _encode(
-    config: _Config, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
-) -> tuple[Quantized, ArrayTree]:
-    num_levels = of_client(config.num_levels, client)
-    # Sixteen bits hold neither the norm nor the levels.
-    message = jax.tree.map(trees.widen, message)
-    if config.per_leaf.value:
-        norm = jax.tree.map(lambda x: _norm([x]), message)
-        relative = jax.tree.map(_relative, message, norm)
-    else:
-        norm = _norm(jax.tree.leaves(message))
-        relative = jax.tree.map(lambda x: _relative(x, norm), message)
-    # The two halves are joined after rounding: XLA does not fuse a concatenation on CPU, so that
-    # levels, which are read several times, are computed once.
-    flat, (first, second) = trees.ravel(relative), word_halves(draws, trees.num_elements(message))
-    half = first.shape[0]
-    levels = jnp.concatenate(
-        [_round(flat[:half], first, num_levels), _round(flat[half:], second, num_levels)]
-    )
-    return Quantized(norm, trees.unravel(levels, message)), state
-
-
-def _decode(config: _Config, code: Quantized, client: Client) -> ArrayTree:
-    num_levels = of_client(config.num_levels, client)
-
-    def leafwise(levels: Array, norm: Array) -> Array:
-        return norm * (levels.astype(jnp.float32) / num_levels)
-
-    if config.per_leaf.value:
-        return jax.tree.map(leafwise, code.levels, code.norm)
-    return jax.tree.map(lambda levels: leafwise(levels, code.norm), code.levels)
-
-
-def _omega(config: _Config, like: ArrayTree) -> Array:
-    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(like)]
-    size = max(sizes) if config.per_leaf.value else sum(sizes)
-    given = config.num_levels
-    s = given.values if isinstance(given, PerClient) else given
-    return jnp.minimum(size / s**2, math.sqrt(size) / s)
-
-
-def _check(config: _Config, like: ArrayTree, num_clients: int) -> None:
-    del like
-    check_number(config.num_levels, "num_levels", num_clients)

@@ -106,7 +106,9 @@ def norm(tree: ArrayTree) -> Array:
     Squares are of entries relative to the largest, so none overflows, and the norm of one number
     is that number, exactly.
     """
-    leaves = [widen(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = [widen(leaf) for leaf in jax.tree.leaves(tree) if leaf.size]
+    if not leaves:
+        return jnp.zeros((), jnp.float32)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)).astype(jnp.float32) for x in leaves]))
     safe = jnp.where(largest > 0, largest, 1)
     return largest * jnp.sqrt(squared_norm([x / cast(safe, x) for x in leaves]))

@@ -24,7 +24,7 @@ from fedmcmc._types import (
     Sender,
     StepInfo,
 )
-from fedmcmc.compression import Compressor, WithExact, message_bits
+from fedmcmc.compression import Compressor, Remembering, WithExact, message_bits
 from fedmcmc.gradients import importance
 from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
@@ -71,6 +71,14 @@ class _Coding(Phase):
     def _inner(self) -> Phase:
         return self.outer.kernel.phases[self.place]
 
+    @property
+    def _copied(self) -> Remembering | None:
+        """The compressor, where the server keeps copies of single clients' memories."""
+        compressor = self.outer.compressor
+        if not isinstance(compressor, Remembering) or self.outer.pooled_memory:
+            return None
+        return compressor
+
     def _part(self, own: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
         """Return what belongs to this phase."""
         return own if self.place == -1 else before[self.place + 1]
@@ -114,38 +122,33 @@ class _Coding(Phase):
         whole = like.said if pooled else like
         numbers = _without_exact(whole)
         said = trees.cast_like(compressor.decode(code.code, sender), numbers)
-        if compressor.memory is not None and not pooled:
+        if self._copied is not None:
             said = trees.add(memory, said)
         message = _with_exact(said, whole, code.exact)
         if not pooled:
             return message
-        return _Message(importance(sender, message), self._change(code, sender, numbers))
-
-    def _change(self, code: WithExact, sender: Sender | Client, like: ArrayTree) -> ArrayTree:
-        assert self.outer.compressor.memory is not None
-        change = self.outer.compressor.memory.change(code.code, sender)
-        return trees.cast_like(change, like)
+        assert isinstance(compressor, Remembering)
+        change = trees.cast_like(compressor.change(code.code, sender), numbers)
+        return _Message(importance(sender, message), change)
 
     def memory(self, client_state: _Clients) -> ArrayTree:
         """Return the client's memory, where the server adds those of the active clients."""
-        memory = self.outer.compressor.memory
-        if memory is None or self.outer.pooled_memory:
+        if self._copied is None:
             return ()
-        return memory.recall(self._part(client_state.compressor, client_state.before))
+        return self._copied.recall(self._part(client_state.compressor, client_state.before))
 
     def first_memory(self, like: Broadcast) -> ArrayTree:
         """Return the memory with which a client begins, where the server needs a copy."""
-        compressor = self.outer.compressor
-        if compressor.memory is None or self.outer.pooled_memory:
+        if self._copied is None:
             return ()
         message = trees.shapes_of(_without_exact(self._inner.message_like(like)))
-        return compressor.memory.recall(compressor.init(message))
+        return self._copied.recall(self._copied.init(message))
 
     def next_memory(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
         """Move the copy of the sender's memory as the sender moved it."""
-        if self.outer.compressor.memory is None or self.outer.pooled_memory:
+        if self._copied is None:
             return memory
-        return trees.add(memory, self._change(code, sender, memory))
+        return trees.add(memory, trees.cast_like(self._copied.change(code.code, sender), memory))
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         """Return the shapes of a decoded message."""
@@ -353,9 +356,9 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
             "it faults."
         )
     if isinstance(kernel, Compressed) and kernel.pooled_memory:
-        before = kernel.compressor.memory
-        assert before is not None
-        if compressor.memory is not None:
+        before = kernel.compressor
+        assert isinstance(before, Remembering)
+        if isinstance(compressor, Remembering):
             raise ValueError(
                 "The server of this kernel adds the memories of its clients already: compress its "
                 "messages by a compressor without another memory."
@@ -366,10 +369,11 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
             "The servers of kernels in this sequence add the memories of their clients: compress "
             "each kernel as far as you want it, then put them in a sequence."
         )
-    memory, weighted = compressor.memory, kernel.participation.weighted
-    pooled = memory is not None and memory.of.value != "active"
+    weighted = kernel.participation.weighted
+    of = compressor.of if isinstance(compressor, Remembering) else "active"
+    pooled = of != "active"
     if pooled and (not weighted or kernel.participation.repeats):
-        if memory is not None and memory.of.value == "all":
+        if of == "all":
             reason = (
                 "a client that is drawn twice moves its memory once"
                 if weighted

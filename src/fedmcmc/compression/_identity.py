@@ -1,0 +1,40 @@
+"""No compression."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from fedmcmc._types import ArrayTree, Client
+from fedmcmc.compression._codes import Dense
+from fedmcmc.compression._types import Compressor
+
+__all__ = ["identity"]
+
+
+def identity() -> Compressor:
+    """Send a message as it is; ``omega = 0``.
+
+    Examples
+    --------
+    >>> float(identity().omega(jnp.zeros(3)))
+    0.0
+    """
+    return Identity()
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Identity(Compressor):
+    """Every number as it is; see `identity`."""
+
+    def encode(
+        self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
+    ) -> tuple[Dense, ArrayTree]:
+        """Return the message."""
+        return Dense(message), state
+
+    def omega(self, like: ArrayTree) -> Array:
+        """Return zero."""
+        return jnp.zeros((), jnp.float32)
