@@ -1,16 +1,18 @@
 """Client inference: means, covariances, Fisher information, on models where all is known."""
 
 import itertools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.tree_util import register_dataclass
 
 import fedmcmc
 from fedmcmc import inference
-from fedmcmc.inference._types import with_decay
+from fedmcmc.gaussian import plus_precision
 from tests.oracles.federations import LIMIT, Federation, loglikelihood, z_scores
 
 FEDERATION = Federation()
@@ -98,7 +100,7 @@ def test_weight_decay_is_a_factor_of_the_likelihood():
     np.testing.assert_allclose(found.mean(), path(5, decay=0.1).mean(0), rtol=1e-4, atol=1e-5)
     # The covariance that is stated is all that the likelihood brings, its decay included.
     np.testing.assert_allclose(found.precision, CAVITY_PRECISION + 1, rtol=1e-5)
-    factor = with_decay(mean, CAVITY, DATA.client(K), ROUND)
+    factor = mean.with_decay(CAVITY, DATA.client(K), ROUND)
     np.testing.assert_allclose(factor.precision, CAVITY_PRECISION + 1.2, rtol=1e-5)
     np.testing.assert_allclose(factor.precision_mean, CAVITY_PRECISION * CAVITY_MEAN, rtol=1e-5)
 
@@ -185,20 +187,22 @@ def resample(rng_key, theta, rows):
 LOGISTIC = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), logistic, resample)
 
 
+@register_dataclass
+@dataclass(frozen=True, eq=False)
 class Fixed(fedmcmc.inference.Mean):
     """A mean that is where the client starts, so that only the covariance is under test."""
 
+    weight_decay: jax.Array
 
-def at_the_start(weight_decay=0.0):
-    def find(posterior, draws, position, cavity, client, round_, second):
+    def find(self, posterior, draws, position, cavity, client, round_, second):
         return inference._types.Found(position, (), jnp.zeros(()))
 
-    return Fixed(
-        prepare=lambda rng_key, like, client: (),
-        find=find,
-        check=lambda posterior, position, data, second: None,
-        weight_decay=jnp.asarray(weight_decay),
-    )
+    def with_decay(self, cavity, client, round_):
+        return plus_precision(cavity, client.size.astype(jnp.float32) * self.weight_decay)
+
+
+def at_the_start(weight_decay=0.0):
+    return Fixed(jnp.asarray(weight_decay))
 
 
 def information(theta):
@@ -406,3 +410,48 @@ def test_a_run_refuses_what_is_not_quadratic(num_chains):
                 num_chains=num_chains,
                 progress=False,
             )
+
+
+def test_what_is_quadratic_is_taken_wherever_its_rows_lie():
+    """A server knows shapes alone: the rows that it makes up may be outside of a model's domain."""
+
+    def model(transform):
+        return fedmcmc.Posterior(
+            lambda theta: jnp.zeros(()),
+            lambda theta, rows: (
+                -0.5 * jnp.sum((theta - transform(rows["x"])) ** 2, axis=-1) * rows["n"]
+            ),
+        )
+
+    rows = {"x": jnp.full((2, 3), 12.0), "n": jnp.array([1, 2], jnp.int32)}
+    federation = fedmcmc.FederatedData.from_clients([rows]).federation
+    block, start = inference.exact_gaussian(), jnp.zeros(3)
+    for transform in (lambda x: x, lambda x: jnp.log(x - 10), jnp.sqrt):
+        block.check(model(transform), start, federation, "dense")
+    with pytest.raises(ValueError, match="not quadratic"):
+        posterior = fedmcmc.Posterior(
+            lambda theta: jnp.zeros(()),
+            lambda theta, rows: -jnp.sum(jnp.exp(theta * rows["x"]), axis=-1) * rows["n"],
+        )
+        block.check(posterior, start, federation, "dense")
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "scaled_identity"])
+def test_leaves_without_numbers_change_nothing(structure):
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta["x"] ** 2),
+        lambda theta, rows: loglikelihood(theta["x"], rows),
+    )
+
+    def draws(position):
+        block = inference.mcmc(inference.sgd_mean(SGD, num_samples=3), shrinkage=0.2)
+        kernel = fedmcmc.fed_ep(
+            posterior, inference=block, structure=structure, damping=0.3, max_norm=5.0
+        )
+        return fedmcmc.sample(
+            jax.random.key(0), kernel, DATA, position, num_rounds=3, progress=False
+        ).draws["x"]
+
+    plain = draws({"x": START})
+    padded = draws({"a": jnp.zeros((0,)), "x": START, "z": jnp.zeros((2, 0))})
+    np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-6)

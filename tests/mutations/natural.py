@@ -92,13 +92,13 @@ MUTATIONS = {
         SITE,
     ),
     "a precision that is not a row's": (
-        "inference/_blocks.py",
+        "inference/_scaled_identity.py",
         "number = number * client.size.astype(client.share.dtype)",
         "number = number * client.share",
         PER_ROW,
     ),
     "the mean information of a row for the client's": (
-        "inference/_blocks.py",
+        "inference/_laplace.py",
         "in_structure(client.size.astype(information.dtype) * information, structure)",
         "in_structure(information, structure)",
         LAPLACE,
@@ -122,13 +122,13 @@ MUTATIONS = {
         NGVI,
     ),
     "a variance divided by the number": (
-        "inference/_means.py",
-        "divisor = max(length.num_windows - length.num_burnin - 1, 1)",
-        "divisor = length.num_windows - length.num_burnin",
+        "inference/_samples.py",
+        "divisor = max(self._num_samples - 1, 1)",
+        "divisor = self._num_samples",
         SAMPLES,
     ),
     "samples that do not see the cavity": (
-        "inference/_means.py",
+        "inference/_sgd.py",
         "gradient = trees.scale(per_row, trees.add(estimate, cavity.grad_log(at)))",
         "gradient = trees.scale(per_row, estimate)",
         SAMPLES,

@@ -28,8 +28,8 @@ def is_proper(q: Gaussian) -> Array:
     if q.structure == "dense":
         # Cholesky marks a matrix that is not positive definite by NaN.
         return finite & jnp.all(jnp.isfinite(jnp.linalg.cholesky(q.precision)))
-    lowest = [jnp.min(leaf) > 0 for leaf in jax.tree.leaves(q.precision)]
-    return finite & jnp.all(jnp.stack(lowest))
+    lowest = [jnp.min(leaf) > 0 for leaf in jax.tree.leaves(q.precision) if leaf.size]
+    return finite & jnp.all(jnp.array(lowest))
 
 
 def as_dense(q: Gaussian) -> Gaussian:

@@ -4,14 +4,14 @@ An inference sees one client and its cavity, and returns a Gaussian. It imports 
 dynamics, gradients and the ground floor, and no kernel.
 """
 
-from fedmcmc.inference._blocks import exact_gaussian as exact_gaussian
-from fedmcmc.inference._blocks import laplace as laplace
-from fedmcmc.inference._blocks import mcmc as mcmc
-from fedmcmc.inference._blocks import scaled_identity as scaled_identity
+from fedmcmc.inference._exact import exact_gaussian as exact_gaussian
+from fedmcmc.inference._exact import exact_mean as exact_mean
 from fedmcmc.inference._langevin import langevin_mean as langevin_mean
-from fedmcmc.inference._means import exact_mean as exact_mean
-from fedmcmc.inference._means import sgd_mean as sgd_mean
+from fedmcmc.inference._laplace import laplace as laplace
+from fedmcmc.inference._mcmc import mcmc as mcmc
 from fedmcmc.inference._ngvi import ngvi as ngvi
+from fedmcmc.inference._scaled_identity import scaled_identity as scaled_identity
+from fedmcmc.inference._sgd import sgd_mean as sgd_mean
 from fedmcmc.inference._shapes import from_flat as from_flat
 from fedmcmc.inference._types import Inference as Inference
 from fedmcmc.inference._types import Mean as Mean

@@ -1,21 +1,57 @@
 """The Fisher information of a client's rows, with outcomes drawn from the model."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Client, Posterior
-from fedmcmc.data import FederatedData, gather
-from fedmcmc.pytrees import trees
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc.data import gather
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.inference._shapes import flat_precision, from_flat
+from fedmcmc.inference._types import Inference, Mean
+from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["check_resample", "fisher"]
+__all__ = ["FisherInference", "fisher"]
 
 _BUDGET = 2**22  # numbers that the gradients of rows treated together may take
 _MOST_ROWS = 256
 
 
-def check_resample(posterior: Posterior, position: ArrayTree, data: FederatedData) -> None:
+@dataclass(frozen=True, eq=False)
+class FisherInference(Inference):
+    """A mean, and the cavity's precision plus an information at or about it."""
+
+    mean: Mean
+    scale: Any
+    clip: float | None = field(metadata={"static": True})
+
+    def added_to(
+        self,
+        cavity: Gaussian,
+        target: Gaussian,
+        mean: ArrayTree,
+        information: Array,
+        round_: Array,
+    ) -> Gaussian:
+        """Return the cavity plus `scale` times what the client adds, its weight decay included."""
+        before = flat_precision(cavity)
+        added = information + flat_precision(target) - before
+        scale = trees.cast(schedules.value(self.scale, round_), before)
+        return from_flat(mean, before + scale * added, cavity.structure)
+
+    def check(
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
+    ) -> None:
+        """Check that the model draws outcomes, and the search for the mean."""
+        _check_resample(posterior, position, federation)
+        self.mean.check(posterior, position, federation, None)
+
+
+def _check_resample(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the model can draw outcomes."""
     if posterior.resample_fn is None:
         raise ValueError(
@@ -24,7 +60,7 @@ def check_resample(posterior: Posterior, position: ArrayTree, data: FederatedDat
             "one)."
         )
     two = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), data.rows
+        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), federation.rows
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
     drawn = jax.eval_shape(posterior.resample_fn, key, trees.shapes_of(position), two)
@@ -45,7 +81,7 @@ def fisher(
     dense: bool = False,
     offsets: Array | None = None,
 ) -> Array:
-    """Return the mean over rows of squared gradients, outcomes drawn once a row from the model.
+    """Return the mean over rows of squared gradients, outcomes drawn once per row from the model.
 
     Unbiased for the Fisher information of a row, which is minus the expected second derivative.
 

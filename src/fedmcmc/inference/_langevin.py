@@ -1,17 +1,18 @@
 """Moments of tilted distributions from a client's own Langevin chain."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Number, Posterior
-from fedmcmc.dynamics import Training, local_steps, train, training
+from fedmcmc._types import ArrayTree, Broadcast, Client, Number, Posterior
+from fedmcmc.dynamics import local_steps, training
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.inference._means import check_samples, found, moments
+from fedmcmc.inference._samples import SampleMean
 from fedmcmc.inference._types import Found, Mean
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realise_normals
@@ -19,12 +20,6 @@ from fedmcmc.random import normals, realise_normals
 __all__ = ["langevin_mean"]
 
 _PLAIN_STEPS = optax.sgd(1.0)
-
-
-class _Langevin(NamedTuple):
-    estimator: GradientEstimator
-    training: Training
-    step_size: Any
 
 
 class _Draws(NamedTuple):
@@ -56,7 +51,7 @@ def langevin_mean(
     thinning
         Steps from sample to sample.
     batch_size
-        Rows a step, drawn with replacement; ``None`` for all of a client's.
+        Rows per step, drawn with replacement; ``None`` for all of a client's.
 
     References
     ----------
@@ -65,44 +60,44 @@ def langevin_mean(
     """
     length, estimator = local_steps(None, thinning, batch_size, num_samples, num_burnin)
     number = schedules.number(step_size, "step_size", minimum=0.0, strict=True)
-    settings = _Langevin(estimator, training(_PLAIN_STEPS, length, step_size), number)
-    return Mean(
-        prepare=Partial(_prepare, settings),
-        find=Partial(_find, settings),
-        check=Partial(check_samples, settings.training),
-        weight_decay=jnp.zeros((), jnp.result_type(float)),
-    )
+    return LangevinMean(estimator, training(_PLAIN_STEPS, length, step_size), number)
 
 
-def _prepare(settings: _Langevin, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
-    gradient_key, noise_key = jax.random.split(rng_key)
-    num = settings.training.length.most(client)
-    return _Draws(
-        settings.estimator.prepare(gradient_key, like, client, num), normals(noise_key, like, num)
-    )
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class LangevinMean(SampleMean):
+    """Samples of a Langevin chain; see `langevin_mean`."""
 
+    step_size: Any
 
-def _find(
-    settings: _Langevin,
-    posterior: Posterior,
-    draws: _Draws,
-    position: ArrayTree,
-    cavity: Gaussian,
-    client: Client,
-    round_: Array,
-    second: str | None,
-) -> Found:
-    estimator, loglikelihood_fn = settings.estimator, posterior.loglikelihood_fn
-    context = estimator.start(loglikelihood_fn, Broadcast(round_, position), (), client)[0]
-    # A step of size h along minus the gradient and sqrt(2 / h) normals moves by sqrt(2 h) normals.
-    scale = jnp.sqrt(2 / schedules.value(settings.step_size, round_))
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
+        """Draw minibatches and noise."""
+        gradient_key, noise_key = jax.random.split(rng_key)
+        num = self.num_calls(client)
+        gradient = self.estimator.prepare(gradient_key, like, client, num)
+        return _Draws(gradient, normals(noise_key, like, num))
 
-    def gradient_fn(drawn: _Draws, at: ArrayTree) -> ArrayTree:
-        estimate = estimator.estimate(loglikelihood_fn, drawn.gradient, at, context, client)
-        ascent = trees.add(estimate, cavity.grad_log(at))
-        return trees.scale(-1, trees.add_scaled(ascent, scale, realise_normals(drawn.noise, at)))
+    def find(
+        self,
+        posterior: Posterior,
+        draws: _Draws,
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+        second: str | None,
+    ) -> Found:
+        """Run the chain from the server's mean."""
+        estimator, loglikelihood_fn = self.estimator, posterior.loglikelihood_fn
+        context = estimator.start(loglikelihood_fn, Broadcast(round_, position), (), client)[0]
+        # A step of size h along minus the gradient and sqrt(2 / h) normals moves by sqrt(2 h)
+        # normals.
+        scale = jnp.sqrt(2 / schedules.value(self.step_size, round_))
 
-    trained = train(
-        settings.training, gradient_fn, draws, position, client, round_, moments(second)
-    )
-    return found(trained, settings.training)
+        def gradient_fn(drawn: _Draws, at: ArrayTree) -> ArrayTree:
+            estimate = estimator.estimate(loglikelihood_fn, drawn.gradient, at, context, client)
+            ascent = trees.add(estimate, cavity.grad_log(at))
+            noise = realise_normals(drawn.noise, at)
+            return trees.scale(-1, trees.add_scaled(ascent, scale, noise))
+
+        return self.moments(gradient_fn, draws, position, client, round_, second)

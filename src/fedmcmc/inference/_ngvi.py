@@ -1,21 +1,27 @@
 """Natural-gradient variational inference of a client's covariance."""
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import Partial
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, Number, Posterior, Static
+from fedmcmc._types import ArrayTree, Client, Number, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import offsets_of_call, steps_an_epoch
-from fedmcmc.inference._blocks import _check_fisher, _clip, scaled_addition
-from fedmcmc.inference._fisher import fisher
-from fedmcmc.inference._shapes import clipped, flat_precision, from_flat, in_structure
-from fedmcmc.inference._types import Inference, Mean, Tilted, with_decay
+from fedmcmc.inference._fisher import FisherInference, fisher
+from fedmcmc.inference._shapes import (
+    checked_clip,
+    clipped,
+    flat_precision,
+    from_flat,
+    in_structure,
+)
+from fedmcmc.inference._types import Inference, Mean, Tilted
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below
 
@@ -50,16 +56,6 @@ class _Length(NamedTuple):
             return integers_below(rows_key, client.size, (self.batch_size,))
         key = jax.random.fold_in(passes, i // steps_an_epoch(client.size, self.batch_size))
         return offsets_of_call(self.batch_size, key, i, client)
-
-
-class _Ngvi(NamedTuple):
-    mean: Mean
-    decay: Any
-    scale: Any
-    initial: Any  # () for the information at the mean
-    length: Static["_Length"]
-    num_samples: Static[int]
-    clip: Static[float | None]
 
 
 def ngvi(
@@ -124,17 +120,14 @@ def ngvi(
         )
     )
     start: Any = () if initial is None else schedules.number(initial, "initial", minimum=0.0)
-    settings = _Ngvi(
+    return Ngvi(
         mean,
-        schedules.number(decay, "decay", minimum=0.0, maximum=1.0),
         schedules.number(scale, "scale", minimum=0.0, strict=True),
+        checked_clip(clip),
+        schedules.number(decay, "decay", minimum=0.0, maximum=1.0),
         start,
-        Static(length),
-        Static(positive_integer(num_samples, "num_samples")),
-        Static(_clip(clip)),
-    )
-    return Inference(
-        Partial(_prepare, settings), Partial(_fit, settings), Partial(_check_fisher, mean)
+        length,
+        positive_integer(num_samples, "num_samples"),
     )
 
 
@@ -142,60 +135,67 @@ class _Draws(NamedTuple):
     mean: ArrayTree
     first: Array
     passes: Array  # a key, of the orders of the rows
-    steps: Array  # keys, one a step
+    steps: Array  # keys, one per step
 
 
-def _prepare(settings: _Ngvi, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
-    mean_key, first, passes, steps = jax.random.split(rng_key, 4)
-    most = settings.length.value.most(client)
-    return _Draws(
-        settings.mean.prepare(mean_key, like, client), first, passes, jax.random.split(steps, most)
-    )
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Ngvi(FisherInference):
+    """Information averaged over the tilted distribution; see `ngvi`."""
 
+    decay: Any
+    initial: Any  # () for the information at the mean
+    length: _Length = field(metadata={"static": True})
+    num_samples: int = field(metadata={"static": True})
 
-def _fit(
-    settings: _Ngvi,
-    posterior: Posterior,
-    draws: _Draws,
-    position: ArrayTree,
-    cavity: Gaussian,
-    client: Client,
-    round_: Array,
-) -> Tilted:
-    mean, structure = settings.mean, cavity.structure
-    target = with_decay(mean, cavity, client, round_)
-    found = mean.find(posterior, draws.mean, position, target, client, round_, None)
-    dense, before = structure == "dense", flat_precision(target)
-    size = client.size.astype(before.dtype)
-    decay = trees.cast(schedules.value(settings.decay, round_), before)
-    unravel = ravel_pytree(found.mean)[1]
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> _Draws:
+        """Draw what the search for the mean draws, and keys for the information."""
+        mean_key, first, passes, steps = jax.random.split(rng_key, 4)
+        drawn = self.mean.prepare(mean_key, like, client)
+        return _Draws(drawn, first, passes, jax.random.split(steps, self.length.most(client)))
 
-    def of_structure(information: Array) -> Array:
-        return in_structure(clipped(information, settings.clip.value), structure)
+    def fit(
+        self,
+        posterior: Posterior,
+        draws: _Draws,
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+    ) -> Tilted:
+        """Find the mean, and average the information about it."""
+        structure = cavity.structure
+        target = self.mean.with_decay(cavity, client, round_)
+        found = self.mean.find(posterior, draws.mean, position, target, client, round_, None)
+        dense, before = structure == "dense", flat_precision(target)
+        size = client.size.astype(before.dtype)
+        decay = trees.cast(schedules.value(self.decay, round_), before)
+        unravel = ravel_pytree(found.mean)[1]
 
-    def step(i: Array, per_row: Array) -> Array:
-        rows_key, sample_key = jax.random.split(draws.steps[i])
-        # One minibatch a step, which all samples share.
-        offsets = settings.length.value.offsets(rows_key, draws.passes, i, client)
-        q = from_flat(found.mean, size * per_row + before, structure)
+        def of_structure(information: Array) -> Array:
+            return in_structure(clipped(information, self.clip), structure)
 
-        def sample(key: Array) -> Array:
-            draw_key, label_key = jax.random.split(key)
-            at = unravel(ravel_pytree(q.draw(draw_key))[0])
-            return fisher(posterior, label_key, at, client, dense=dense, offsets=offsets)
+        def step(i: Array, per_row: Array) -> Array:
+            rows_key, sample_key = jax.random.split(draws.steps[i])
+            # One minibatch a step, which all samples share.
+            offsets = self.length.offsets(rows_key, draws.passes, i, client)
+            q = from_flat(found.mean, size * per_row + before, structure)
 
-        each = jax.lax.map(sample, jax.random.split(sample_key, settings.num_samples.value))
-        return decay * per_row + (1 - decay) * of_structure(jnp.mean(each, axis=0))
+            def sample(key: Array) -> Array:
+                draw_key, label_key = jax.random.split(key)
+                at = unravel(ravel_pytree(q.draw(draw_key))[0])
+                return fisher(posterior, label_key, at, client, dense=dense, offsets=offsets)
 
-    if trees.is_empty(settings.initial):
-        first = of_structure(fisher(posterior, draws.first, found.mean, client, dense=dense))
-    else:
-        number = trees.cast(schedules.value(settings.initial, round_), before)
-        first = jnp.zeros_like(before) + (
-            number * jnp.eye(before.shape[0], dtype=before.dtype) if dense else number
-        )
-    per_row = jax.lax.fori_loop(0, settings.length.value.steps(client), step, first)
-    tilted = scaled_addition(
-        found.mean, size * per_row, target, cavity, schedules.value(settings.scale, round_)
-    )
-    return Tilted(tilted, found.gradient_norm)
+            each = jax.lax.map(sample, jax.random.split(sample_key, self.num_samples))
+            return decay * per_row + (1 - decay) * of_structure(jnp.mean(each, axis=0))
+
+        if trees.is_empty(self.initial):
+            first = of_structure(fisher(posterior, draws.first, found.mean, client, dense=dense))
+        else:
+            number = trees.cast(schedules.value(self.initial, round_), before)
+            first = jnp.zeros_like(before) + (
+                number * jnp.eye(before.shape[0], dtype=before.dtype) if dense else number
+            )
+        per_row = jax.lax.fori_loop(0, self.length.steps(client), step, first)
+        tilted = self.added_to(cavity, target, found.mean, size * per_row, round_)
+        return Tilted(tilted, found.gradient_norm)

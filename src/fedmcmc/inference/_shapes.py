@@ -9,7 +9,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.gaussian import Gaussian, with_mean
 from fedmcmc.pytrees import trees
 
-__all__ = ["clipped", "flat_precision", "from_flat", "in_structure"]
+__all__ = ["checked_clip", "clipped", "flat_precision", "from_flat", "in_structure"]
 
 
 def flat_precision(q: Gaussian) -> Array:
@@ -50,3 +50,16 @@ def clipped(values: Array, num_sds: float | None) -> Array:
     if values.ndim == 2:
         return values + jax.numpy.diag(new - diagonal)
     return new
+
+
+def checked_clip(clip: float | None) -> float | None:
+    """Return a number of standard deviations for `clipped`.
+
+    Raises
+    ------
+    ValueError
+        If it is not positive.
+    """
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise ValueError(f"clip must be a positive number of standard deviations, got {clip!r}.")
+    return None if clip is None else float(clip)

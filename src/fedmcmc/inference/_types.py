@@ -1,15 +1,13 @@
 """What a client's inference is: a Gaussian for its likelihood times its cavity."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client
-from fedmcmc.gaussian import Gaussian, plus_precision
-from fedmcmc.pytrees import schedules
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc.gaussian import Gaussian
 
-__all__ = ["Found", "Inference", "Mean", "Tilted", "with_decay"]
+__all__ = ["Found", "Inference", "Mean", "Tilted"]
 
 
 class Tilted(NamedTuple):
@@ -19,25 +17,33 @@ class Tilted(NamedTuple):
     gradient_norm: Array
 
 
-class Inference(NamedTuple):
+class Inference:
     """A client's approximation of its likelihood times its cavity.
 
-    Attributes
-    ----------
-    prepare
-        ``(rng_key, like, client) -> draws``: all that is random in a fit. `like` is the position's
-        shapes.
-    fit
-        ``(posterior, draws, position, cavity, client, round) -> Tilted``, of the cavity's
-        structure; deterministic. `position` is where the server's mean is.
-    check
-        ``(posterior, position, data, structure) -> None``, raises `ValueError` where it does not
-        fit.
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
     """
 
-    prepare: Callable[..., ArrayTree]
-    fit: Callable[..., Tilted]
-    check: Callable[..., None]
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
+        """Return all that is random in a fit; `like` holds the position's shapes."""
+        return ()
+
+    def fit(
+        self,
+        posterior: Posterior,
+        draws: ArrayTree,
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+    ) -> Tilted:
+        """Return the fit, of the cavity's structure; `position` is where the server's mean is."""
+        raise NotImplementedError
+
+    def check(
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
+    ) -> None:
+        """Raise `ValueError` where the inference does not fit model, rows or structure."""
 
 
 class Found(NamedTuple):
@@ -52,29 +58,41 @@ class Found(NamedTuple):
     gradient_norm: Array
 
 
-class Mean(NamedTuple):
+class Mean:
     """A way to the tilted distribution's mean, and to what it sees of its covariance on that way.
 
-    Attributes
-    ----------
-    prepare
-        As that of `Inference`.
-    find
-        ``(posterior, draws, position, cavity, client, round, second) -> Found``; `second` is
-        ``None``, ``"diagonal"`` or ``"dense"``. The cavity contains the factor of `weight_decay`.
-    check
-        ``(posterior, position, data, second) -> None``.
-    weight_decay
-        ``[]``: each client's likelihood has a factor ``N(0, I / (num_rows * weight_decay))``.
+    A subclass is as one of `Inference`.
     """
 
-    prepare: Callable[..., ArrayTree]
-    find: Callable[..., Found]
-    check: Callable[..., None]
-    weight_decay: Any
+    def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
+        """Return all that is random in a search; `like` holds the position's shapes."""
+        return ()
 
+    def find(
+        self,
+        posterior: Posterior,
+        draws: ArrayTree,
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+        second: str | None,
+    ) -> Found:
+        """Return mean and variance; the latter as `second`, ``"diagonal"``, ``"dense"`` or none.
 
-def with_decay(mean: Mean, cavity: Gaussian, client: Client, round_: Array) -> Gaussian:
-    """Return the cavity times the factor of the client's likelihood that is a weight decay."""
-    decay = schedules.value(mean.weight_decay, round_)
-    return plus_precision(cavity, client.size.astype(client.share.dtype) * decay)
+        The cavity contains the factor of `with_decay`.
+        """
+        raise NotImplementedError
+
+    def check(
+        self,
+        posterior: Posterior,
+        position: ArrayTree,
+        federation: Federation,
+        second: str | None,
+    ) -> None:
+        """Raise `ValueError` where the search does not fit model or rows."""
+
+    def with_decay(self, cavity: Gaussian, client: Client, round_: Array) -> Gaussian:
+        """Return the cavity times the factor of the client's likelihood that is a weight decay."""
+        return cavity
