@@ -26,13 +26,13 @@ def quantized(**settings):
     ("changed", "words"),
     [
         ({"batch_size": 4}, r"structure of the kernel \(.*batch_size: 2, now 4\)"),
-        ({"batch_size": None}, r"structure of the kernel \(.*_minibatch, now .*_nothing"),
+        ({"batch_size": None}, r"structure of the kernel \(.*[Mm]inibatch.*, now "),
         ({"step_size": 2e-3}, r"numbers of the kernel \(.*step_size: 0.001, now 0.002\)"),
         (
             {"step_size": lambda r: 1e-3 / (1 + r)},
             r"numbers of the kernel \(.*step_size: 0.001, now schedule of float32\[64\] 0.001, ",
         ),
-        ({"participation": fedmcmc.uniform(2)}, r"structure of the kernel \(.*uniform"),
+        ({"participation": fedmcmc.uniform(2)}, r"structure of the kernel \(.*[Uu]niform"),
     ],
 )
 def test_a_setting_that_differs_is_named(changed, words, tmp_path):

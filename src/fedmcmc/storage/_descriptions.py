@@ -3,11 +3,11 @@
 A digest tells that two kernels differ; a description, which the manifest holds, tells where.
 """
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -97,8 +97,10 @@ def _node(x: Any, static: bool, texts: dict[int, str]) -> _Node:
 def _parts(x: Any, static: bool) -> Iterator[tuple[str, Any, bool]]:
     """Yield name and value of each part of `x`, and whether it is structure."""
     if isinstance(x, partial):
-        names = [*inspect.signature(x.func).parameters]
-        for name, value in [*zip(names, x.args, strict=False), *x.keywords.items()]:
+        names = x.func.__code__.co_varnames if isinstance(x.func, FunctionType) else ()
+        for i, value in enumerate(x.args):
+            yield names[i] if i < len(names) else str(i), value, static
+        for name, value in x.keywords.items():
             yield name, value, static
     elif is_dataclass(x) and not isinstance(x, type):
         for field in fields(x):

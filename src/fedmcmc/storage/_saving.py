@@ -51,7 +51,8 @@ class Saver:
     ) -> None:
         self.checkpoint, self.identity, self.writes = checkpoint, identity, writes
         self.directory, self.run = Path(checkpoint.directory), digest_of_identity(identity)
-        self.token = secrets.token_hex(4)  # in names of files: no two processes share one
+        # In names of parts: no two processes share one, and none removes those of another run.
+        self.suffix = f"-{self.run[:8]}-{secrets.token_hex(4)}.npz"
         self.manifest: Manifest | None = None  # the last that is known to be on the disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[Manifest] | None = None
@@ -163,7 +164,7 @@ class Saver:
 
     def _generation(self, saved: Saved, keeper: Keeper, *, copy: bool) -> Callable[[], Manifest]:
         """Return what writes everything; with `copy` what may change later is copied here."""
-        before, name = self.manifest, f"{saved.round:012d}-{self.token}.npz"
+        before, name = self.manifest, f"{saved.round:012d}{self.suffix}"
         # Of a store the draws that it does not hold are written again each time.
         old = () if before is None or keeper.keeps_rest else before.draws
         unsaved = keeper.unsaved(sum(part.num_draws for part in old))
@@ -200,9 +201,9 @@ class Saver:
         return write
 
     def _remove_all_but(self, parts: set[str]) -> None:
-        """Remove the parts of older checkpoints, and what killed attempts left."""
-        for path in self.directory.iterdir():
-            if path.name.startswith(("draws-", "state-")) and path.name not in parts:
+        """Remove the parts of older checkpoints, and what killed attempts of this run left."""
+        for path in self.directory.glob(f"*-{self.run[:8]}-*"):
+            if path.name not in parts:
                 path.unlink(missing_ok=True)
 
     def give_up(self) -> None:
