@@ -28,6 +28,11 @@ def test_the_page_on_fed_ep_runs():
     assert hits > 0.7
 
 
+def test_the_page_on_rounds_runs():
+    names = run_page("rounds.md")  # it holds its draws against the simulation's
+    assert names["num_bytes"] > 0
+
+
 @pytest.mark.slow
 def test_the_page_on_runs_runs():
     names = run_page("runs.md")

@@ -389,11 +389,12 @@ def _run_chain(
     first = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), none, before)
 
     def run_block(b: Array, carry: Segment) -> Segment:
-        begin = b * block
+        begin = jnp.asarray(b * block, jnp.int32)  # a loop that is not compiled counts in Python
         rounds = begin + jnp.arange(block, dtype=jnp.int32)
         prepared = jax.vmap(lambda r: prepare_round(kernel, data, key, start.broadcast, r))(rounds)
 
-        def one_round(round_: Array, carry: Segment) -> Segment:
+        def one_round(number: Array, carry: Segment) -> Segment:
+            round_ = jnp.asarray(number, jnp.int32)
             drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
             return _advance(
                 kernel, data, key, plan, capacity, collect, accumulators, round_, drawn, carry
