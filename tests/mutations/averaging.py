@@ -135,9 +135,9 @@ MUTATIONS = {
         TWO,
     ),
     "all clients share what should be private": (
-        "rounds/_groups.py",
-        "streams.client_key(rng_key, round_, client_id)",
-        "streams.client_key(rng_key, round_, 0 * client_id)",
+        "rounds/_phases.py",
+        "client_key(rng_key, round_, client.index)",
+        "client_key(rng_key, round_, 0 * client.index)",
         HALF,
     ),
     "the shared key does not change with the round": (

@@ -181,13 +181,13 @@ MUTATIONS = {
     ),
     "the prior's gradient at the centre missing": (
         "kernels/_langevin.py",
-        "trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))",
-        "trees.add(of_rows, trees.zeros_like(centre))",
+        "trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))",
+        "trees.add(of_rows, trees.zeros_like(self.centre))",
         STAR,
     ),
     "the rows' gradient at the centre missing": (
         "kernels/_langevin.py",
-        "trees.add(of_rows, jax.grad(posterior.logprior_fn)(centre))",
+        "trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))",
         "trees.add(trees.zeros_like(centre), jax.grad(posterior.logprior_fn)(centre))",
         STAR,
     ),
@@ -229,8 +229,8 @@ MUTATIONS = {
     ),
     "tolerance counted twice": (
         "kernels/_consensus.py",
-        "pull = 1 / _value(parameters.tolerance, broadcast.round, client)",
-        "pull = 2 / _value(parameters.tolerance, broadcast.round, client)",
+        "pull = 1 / _value(self.tolerance, broadcast.round, client)",
+        "pull = 2 / _value(self.tolerance, broadcast.round, client)",
         CONSENSUS,
     ),
     "one client's tolerance for the server": (
