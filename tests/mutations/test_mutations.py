@@ -188,7 +188,7 @@ MUTATIONS = {
     "the rows' gradient at the centre missing": (
         "kernels/_langevin.py",
         "trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))",
-        "trees.add(trees.zeros_like(centre), jax.grad(posterior.logprior_fn)(centre))",
+        "jax.grad(self.posterior.logprior_fn)(self.centre)",
         STAR,
     ),
     "memory of the active clients alone": (
