@@ -26,6 +26,7 @@ __all__ = [
     "FederatedState",
     "Federation",
     "GradientEstimator",
+    "LogDensity",
     "Number",
     "Participation",
     "PerClient",
@@ -40,6 +41,9 @@ __all__ = [
 
 ArrayTree = Any
 """Any pytree of arrays."""
+
+LogDensity = Callable[..., Array]
+"""A log density of a position, or one of each row given a position."""
 
 Number = float | Array | Callable[[Array], Array]
 """A float, a traced scalar, or an optax schedule of the communication round."""
@@ -302,9 +306,7 @@ class GradientEstimator:
         """Whether a round first needs the sum over clients of `summed`."""
         return False
 
-    def init(
-        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
-    ) -> ArrayTree:
+    def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
         """Return what the client keeps between rounds.
 
         Called before the first round.
@@ -319,7 +321,7 @@ class GradientEstimator:
         return ()
 
     def summed(
-        self, loglikelihood_fn: Callable[..., Array], broadcast: Broadcast, client: Client
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, client: Client
     ) -> ArrayTree:
         """Return the client's term of the sum that a round needs first, in `Broadcast.summed`.
 
@@ -328,18 +330,14 @@ class GradientEstimator:
         raise NotImplementedError
 
     def start(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        state: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
         """Return what is computed once per round (the context), and the client's new state."""
         return (), state
 
     def estimate(
         self,
-        loglikelihood_fn: Callable[..., Array],
+        loglikelihood_fn: LogDensity,
         draws: ArrayTree,
         position: ArrayTree,
         context: ArrayTree,

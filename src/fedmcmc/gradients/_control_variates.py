@@ -1,6 +1,5 @@
 """Gradient estimates relative to a point where the gradient is known: fixed, or refreshed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from fedmcmc._types import (
     Client,
     Federation,
     GradientEstimator,
+    LogDensity,
     Reference,
 )
 from fedmcmc.gradients._estimators import client_gradient
@@ -39,17 +39,13 @@ class FixedPoint(ZeroSum):
     remembers = True
 
     def first_memory(
-        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+        self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> ArrayTree:
         """Return the client's gradient at the center, which stays, where it is added."""
         return () if self.centred else client_gradient(loglikelihood_fn, self.centre, client)
 
     def correction(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        memory: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
         """Return the gradient at the center in place of its estimate."""
         return Correction(slope=memory, anchor=self.centre), memory
@@ -157,18 +153,14 @@ class Svrg(ZeroSum):
         return Snapshot(self.refresh_every)
 
     def first_memory(
-        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+        self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> _Memory:
         """Know no snapshot."""
         never = jnp.full((), -1, jnp.int32)
         return _Memory(never, Cached(_Known(never, trees.zeros_like(position))))
 
     def correction(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        memory: _Memory,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: _Memory, client: Client
     ) -> tuple[Correction, _Memory]:
         """Return the gradient at the snapshot, computed where it is new, for its estimate."""
         known = memory.known.value

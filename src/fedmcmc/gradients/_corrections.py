@@ -4,7 +4,6 @@ Both are ``estimate + share * grad log q - grad log q_client`` (`ZeroSum`), with
 ``q_client`` that are known from the start, or log-linear ones that are renewed every round.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedmcmc._types import (
     Client,
     Federation,
     GradientEstimator,
+    LogDensity,
     Number,
     PerClient,
 )
@@ -65,11 +65,7 @@ class Conducive(_ByShares):
     shares: PerClient | None
 
     def correction(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        memory: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
         """Return one Gaussian: ``alpha * (share * log q - log q_client)``."""
         share = self._share(client)
@@ -154,17 +150,13 @@ class Scaffold(_ByShares):
         return True
 
     def summed(
-        self, loglikelihood_fn: Callable[..., Array], broadcast: Broadcast, client: Client
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, client: Client
     ) -> ArrayTree:
         """Return the client's gradient at the broadcast position."""
         return client_gradient(loglikelihood_fn, broadcast.position, client)
 
     def correction(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        memory: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
         """Return the client's share of the sum, with its own gradient subtracted."""
         slope = trees.scale(self._share(client), broadcast.summed)

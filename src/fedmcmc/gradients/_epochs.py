@@ -1,6 +1,5 @@
 """Epochs: minibatches that pass over a client's rows, each row once a pass, in a new order."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, GradientEstimator
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity
 from fedmcmc.data import gather
 from fedmcmc.gradients._estimators import sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch
@@ -50,7 +49,7 @@ class Epochs(GradientEstimator):
 
     def estimate(
         self,
-        loglikelihood_fn: Callable[..., Array],
+        loglikelihood_fn: LogDensity,
         draws: _Draws,
         position: ArrayTree,
         context: ArrayTree,

@@ -1,6 +1,5 @@
 """Exact gradients of a client's log likelihood, and what is made of another estimate."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from fedmcmc._types import (
     Client,
     Federation,
     GradientEstimator,
+    LogDensity,
     Number,
     PerClient,
     Reference,
@@ -35,15 +35,13 @@ __all__ = [
 ]
 
 
-def client_gradient(
-    loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
-) -> ArrayTree:
+def client_gradient(loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
     """Gradient of the sum of the client's log likelihood over all its rows."""
     return fold(lambda rows, mask: sum_gradient(loglikelihood_fn, position, rows, mask), client)
 
 
 def sum_gradient(
-    loglikelihood_fn: Callable[..., Array],
+    loglikelihood_fn: LogDensity,
     position: ArrayTree,
     rows: ArrayTree,
     mask: Array | None = None,
@@ -90,18 +88,14 @@ class FullGradient(GradientEstimator):
     """The sum over all rows of the client; see `full_gradient`."""
 
     def start(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        state: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
         """Gather the rows once, where they are few."""
         return (own_rows(client) if single_chunk(client) else ()), state
 
     def estimate(
         self,
-        loglikelihood_fn: Callable[..., Array],
+        loglikelihood_fn: LogDensity,
         draws: ArrayTree,
         position: ArrayTree,
         context: ArrayTree,
@@ -141,9 +135,7 @@ class Derived(GradientEstimator):
         """Whether the other does."""
         return self.estimator.needs_sum
 
-    def init(
-        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
-    ) -> ArrayTree:
+    def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
         """Return what the other keeps."""
         return self.estimator.init(loglikelihood_fn, position, client)
 
@@ -152,7 +144,7 @@ class Derived(GradientEstimator):
         return self.estimator.prepare(rng_key, like, client, num_calls)
 
     def summed(
-        self, loglikelihood_fn: Callable[..., Array], broadcast: Broadcast, client: Client
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, client: Client
     ) -> ArrayTree:
         """Return the other's term."""
         return self.estimator.summed(loglikelihood_fn, broadcast, client)
@@ -181,11 +173,7 @@ class Noisy(Derived):
         return inner, normals(noise_key, like, num_calls)
 
     def start(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        state: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
         """Add the round's standard deviation to the estimator's context."""
         context, state = self.estimator.start(loglikelihood_fn, broadcast, state, client)
@@ -196,7 +184,7 @@ class Noisy(Derived):
 
     def estimate(
         self,
-        loglikelihood_fn: Callable[..., Array],
+        loglikelihood_fn: LogDensity,
         draws: tuple[ArrayTree, ArrayTree],
         position: ArrayTree,
         context: tuple[ArrayTree, Array],

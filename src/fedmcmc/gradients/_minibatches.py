@@ -1,7 +1,6 @@
 """Minibatches: estimates of a client's gradient from some of its rows."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, GradientEstimator
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity
 from fedmcmc.data import gather
 from fedmcmc.gradients._estimators import full_gradient, sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch
@@ -53,7 +52,7 @@ class Minibatch(GradientEstimator):
 
     def estimate(
         self,
-        loglikelihood_fn: Callable[..., Array],
+        loglikelihood_fn: LogDensity,
         draws: _Draws,
         position: ArrayTree,
         context: ArrayTree,

@@ -7,14 +7,12 @@ that the estimate itself has at an anchor, with the same draws: a snapshot (SVRG
 broadcast (SCAFFOLD), or a fixed point, where ``log q`` may be left to the server (QLSD*).
 """
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client
+from fedmcmc._types import ArrayTree, Broadcast, Client, LogDensity
 from fedmcmc.gradients._estimators import Derived
 from fedmcmc.pytrees import trees
 
@@ -57,24 +55,18 @@ class ZeroSum(Derived):
     remembers: ClassVar[bool] = False
 
     def first_memory(
-        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
+        self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> ArrayTree:
         """Return what a client that remembers keeps before the first round."""
         return ()
 
     def correction(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        memory: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
         """Return what the round adds, and the client's new memory."""
         raise NotImplementedError
 
-    def init(
-        self, loglikelihood_fn: Callable[..., Array], position: ArrayTree, client: Client
-    ) -> ArrayTree:
+    def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
         """Return the memory, if there is one, and what the estimator keeps."""
         kept = self.estimator.init(loglikelihood_fn, position, client)
         if not self.remembers:
@@ -82,11 +74,7 @@ class ZeroSum(Derived):
         return self.first_memory(loglikelihood_fn, position, client), kept
 
     def start(
-        self,
-        loglikelihood_fn: Callable[..., Array],
-        broadcast: Broadcast,
-        state: ArrayTree,
-        client: Client,
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[_Context, ArrayTree]:
         """Make the round's correction."""
         memory, kept = state if self.remembers else ((), state)
@@ -96,7 +84,7 @@ class ZeroSum(Derived):
 
     def estimate(
         self,
-        loglikelihood_fn: Callable[..., Array],
+        loglikelihood_fn: LogDensity,
         draws: ArrayTree,
         position: ArrayTree,
         context: _Context,
