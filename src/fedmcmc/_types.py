@@ -184,23 +184,39 @@ class Cohort(NamedTuple):
     garbage: ArrayTree = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Participation:
     """Who takes part in a round, and with which weights.
 
-    A subclass is a frozen dataclass registered as a pytree, whose further fields hold numbers
-    (leaves) and structure (static). Its methods are pure.
+    A subclass is a frozen dataclass registered as a pytree, whose own fields hold numbers (leaves)
+    and structure (static). Its methods are pure.
 
     Attributes
     ----------
+    cohort_size
+        Static number of computed clients, ``None`` for all of them in their own order.
     weighted
-        Static: whether messages are multiplied by the cohort's weights before they are summed.
+        Whether messages are multiplied by the cohort's weights before they are summed.
+    pooled
+        Whether all rows are treated as those of one client.
     silent
-        Static: whether nothing is sent, as by the one client of pooled rows: no bits are counted.
+        Whether nothing is sent, as by the one client of pooled rows: no bits are counted then.
+    drops
+        Whether a cohort may hold clients that are not active.
+    repeats
+        Whether a cohort may hold a client more than once.
+    guards
+        Whether the server leaves out messages that are not finite: who sent one is not active for
+        the rest of the round, and keeps the state that it had before that phase.
     """
 
-    weighted: bool = field(default=True, metadata={"static": True}, kw_only=True)
-    silent: bool = field(default=False, metadata={"static": True}, kw_only=True)
+    cohort_size: int | None = field(default=None, metadata={"static": True})
+    weighted: bool = field(default=True, metadata={"static": True})
+    pooled: bool = field(default=False, metadata={"static": True})
+    silent: bool = field(default=False, metadata={"static": True})
+    drops: bool = field(default=True, metadata={"static": True})
+    repeats: bool = field(default=False, metadata={"static": True})
+    guards: bool = field(default=False, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Return who takes part."""
@@ -208,35 +224,6 @@ class Participation:
 
     def check(self, num_clients: int) -> None:
         """Raise `ValueError` where the rule does not fit the federation."""
-
-    @property
-    def cohort_size(self) -> int | None:
-        """Number of computed clients; ``None`` for all of them, in their own order."""
-        return None
-
-    @property
-    def pooled(self) -> bool:
-        """Whether all rows are treated as those of one client."""
-        return False
-
-    @property
-    def drops(self) -> bool:
-        """Whether a cohort may hold clients that are not active."""
-        return True
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a cohort may hold a client more than once."""
-        return False
-
-    @property
-    def guards(self) -> bool:
-        """Whether the server leaves out messages that are not finite.
-
-        Who sent one is not active for the rest of the round, and keeps the state that it had
-        before that phase.
-        """
-        return False
 
 
 class Arrivals(NamedTuple):

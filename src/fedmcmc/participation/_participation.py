@@ -23,12 +23,12 @@ def full() -> Participation:
     >>> full().prepare(jax.random.key(0), 3).ids.tolist()
     [0, 1, 2]
     """
-    return Full()
+    return Full(drops=False)
 
 
 def pooled() -> Participation:
     """One client that owns all rows: the centralised reference, which sends nothing."""
-    return Pooled(silent=True)
+    return Full(pooled=True, silent=True, drops=False)
 
 
 def cohorts_of(
@@ -105,7 +105,7 @@ def uniform(cohort_size: int) -> Participation:
     """
     if int(cohort_size) != cohort_size or cohort_size < 1:
         raise ValueError(f"uniform needs a positive integer cohort_size, got {cohort_size!r}.")
-    return Uniform(int(cohort_size))
+    return Uniform(cohort_size=int(cohort_size), drops=False)
 
 
 def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> Participation:
@@ -132,7 +132,7 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
         raise ValueError(f"categorical needs a positive integer cohort_size, got {cohort_size!r}.")
     size = int(cohort_size)
     if probabilities is None:
-        return Categorical((), (), size)
+        return Categorical(cohort_size=size, drops=False, repeats=size > 1)
     p = jnp.asarray(probabilities, jnp.result_type(float))
     if p.ndim != 1:
         raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
@@ -143,7 +143,7 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
                 f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
                 f"smallest entry of {float(np.asarray(p).min()):.6g}."
             )
-    return Categorical(p, _edges(p), size)
+    return Categorical(p, _edges(p), cohort_size=size, drops=False, repeats=size > 1)
 
 
 def _edges(p: Array) -> Array:
@@ -168,26 +168,10 @@ def _between(p: Array, most: float) -> bool:
 class Full(Participation):
     """Everyone; see `full`."""
 
-    @property
-    def drops(self) -> bool:
-        """Whoever is computed takes part."""
-        return False
-
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Return everyone, with weights of one."""
         ones = jnp.ones(num_clients)
         return Cohort(_everyone(num_clients), ones, jnp.ones(num_clients, bool))
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False)
-class Pooled(Full):
-    """One client that owns all rows; see `pooled`."""
-
-    @property
-    def pooled(self) -> bool:
-        """All rows are those of one client."""
-        return True
 
 
 @register_dataclass
@@ -236,28 +220,18 @@ class Realised(Bernoulli):
 class Uniform(Participation):
     """Distinct clients; see `uniform`."""
 
-    size: int = field(metadata={"static": True})
-
-    @property
-    def cohort_size(self) -> int:
-        """The given size."""
-        return self.size
-
-    @property
-    def drops(self) -> bool:
-        """Whoever is computed takes part."""
-        return False
+    cohort_size: int = field(kw_only=True, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Draw without replacement."""
-        index = distinct_integers(rng_key, jnp.asarray(num_clients), (self.size,))
+        index = distinct_integers(rng_key, jnp.asarray(num_clients), (self.cohort_size,))
         return _equal_cohort(index, num_clients)
 
     def check(self, num_clients: int) -> None:
         """Compare the cohort with the federation."""
-        if self.size > num_clients:
+        if self.cohort_size > num_clients:
             raise ValueError(
-                f"A cohort of {self.size} clients cannot be drawn without replacement from "
+                f"A cohort of {self.cohort_size} clients cannot be drawn without replacement from "
                 f"{num_clients} clients."
             )
 
@@ -267,28 +241,13 @@ class Uniform(Participation):
 class Categorical(Participation):
     """Draws with replacement; see `categorical`."""
 
-    probabilities: Any  # [num_clients], or () where all are the same
-    edges: Any  # [num_clients - 1], where one client's words end and the next one's begin, or ()
-    size: int = field(metadata={"static": True})
-
-    @property
-    def cohort_size(self) -> int:
-        """The given size."""
-        return self.size
-
-    @property
-    def drops(self) -> bool:
-        """Whoever is computed takes part."""
-        return False
-
-    @property
-    def repeats(self) -> bool:
-        """A client may be drawn twice."""
-        return self.size > 1
+    probabilities: Any = ()  # [num_clients], or () where all are the same
+    edges: Any = ()  # [num_clients - 1], where one client's words end and the next one's begin
+    cohort_size: int = field(kw_only=True, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Draw with replacement."""
-        size, p = self.size, self.probabilities
+        size, p = self.cohort_size, self.probabilities
         if isinstance(p, tuple):
             index = integers_below(rng_key, jnp.asarray(num_clients), (size,))
             return _equal_cohort(index, num_clients)

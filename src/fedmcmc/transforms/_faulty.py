@@ -24,7 +24,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
-from fedmcmc.transforms._faulty_participation import FaultyParticipation, Rates, rate_of, seed_of
+from fedmcmc.transforms._faulty_participation import Rates, faulty_participation, rate_of, seed_of
 
 __all__ = ["faults"]
 
@@ -286,14 +286,8 @@ def faults(
     # Where no message is weighted, a weight multiplies a gradient, as in a relay: that of a client
     # that is heard of. Pooled memories weight messages at the client.
     weighted = kernel.participation.weighted or holds_pooled_memory(kernel)
-    inner = kernel.participation
-    participation = FaultyParticipation(
-        inner,
-        rates,
-        seed_of(seed),
-        bool(rescale) and weighted,
-        weighted=inner.weighted,
-        silent=inner.silent,
+    participation = faulty_participation(
+        kernel.participation, rates, seed_of(seed), rescale=bool(rescale) and weighted
     )
     waits = not trees.is_empty(rates.late)
     return Faulty(kernel, participation, waits)

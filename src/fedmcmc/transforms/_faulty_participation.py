@@ -13,7 +13,7 @@ from fedmcmc._types import ArrayTree, Cohort, Participation
 from fedmcmc.pytrees import trees
 from fedmcmc.random import fault_key
 
-__all__ = ["FaultyParticipation", "Rates", "rate_of", "seed_of"]
+__all__ = ["Rates", "faulty_participation", "rate_of", "seed_of"]
 
 
 class Rates(NamedTuple):
@@ -27,41 +27,12 @@ class Rates(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class FaultyParticipation(Participation):
-    """A participation over a network with faults, whose server looks at what arrives."""
+    """A participation over a network with faults; see `faulty_participation`."""
 
     inner: Participation
     rates: Rates
     seed: Array  # [] uint32
     rescale: bool = field(metadata={"static": True})
-
-    @property
-    def cohort_size(self) -> int | None:
-        """That of the participation without faults."""
-        return self.inner.cohort_size
-
-    @property
-    def pooled(self) -> bool:
-        """That of the participation without faults."""
-        return self.inner.pooled
-
-    @property
-    def repeats(self) -> bool:
-        """That of the participation without faults."""
-        return self.inner.repeats
-
-    @property
-    def drops(self) -> bool:
-        """Clients vanish, and messages that are not finite are left out."""
-        return self.inner.drops or self._loses
-
-    @property
-    def guards(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def _loses(self) -> bool:
-        return not (trees.is_empty(self.rates.drop) and trees.is_empty(self.rates.nan))
 
     def check(self, num_clients: int) -> None:
         """Check the participation without faults, and the number of probabilities."""
@@ -89,7 +60,7 @@ class FaultyParticipation(Participation):
             return jnp.ones_like(cohort.weight) if trees.is_empty(rate) else 1 - of_cohort(rate)
 
         drop, late, nan = self.rates
-        if self.rescale and self._loses:
+        if self.rescale and not (trees.is_empty(drop) and trees.is_empty(nan)):
             cohort = cohort._replace(weight=cohort.weight / (arrives(drop) * arrives(nan)))
         if not trees.is_empty(drop):
             cohort = cohort._replace(active=cohort.active & (u[:, 0] >= of_cohort(drop)))
@@ -100,6 +71,25 @@ class FaultyParticipation(Participation):
             kind = kinds[jnp.minimum((3 * u[:, 3]).astype(jnp.int32), 2)]
             cohort = cohort._replace(garbage=jnp.where(u[:, 2] < of_cohort(nan), kind, 0))
         return cohort
+
+
+def faulty_participation(
+    inner: Participation, rates: Rates, seed: Array, *, rescale: bool
+) -> Participation:
+    """Return `inner` over a network with faults, whose server looks at what arrives."""
+    return FaultyParticipation(
+        inner,
+        rates,
+        seed,
+        rescale,
+        cohort_size=inner.cohort_size,
+        weighted=inner.weighted,
+        pooled=inner.pooled,
+        silent=inner.silent,
+        drops=inner.drops or not (trees.is_empty(rates.drop) and trees.is_empty(rates.nan)),
+        repeats=inner.repeats,
+        guards=True,
+    )
 
 
 def rate_of(given: Any, name: str) -> ArrayTree:
