@@ -53,7 +53,7 @@ def averaging(**changed):
         (lambda: fa_hmc(weights=[0.5, 0.6]), "weights must be positive and sum to one.*1.1"),
         (lambda: fa_hmc(weights=[1.5, -0.5]), "smallest entry of -0.5"),
         (lambda: fa_hmc(weights=0.5), r"weights must have shape \[num_clients\], got shape \(\)"),
-        (lambda: run(fa_hmc(weights=[0.5, 0.3, 0.2])), r"weights must have shape \(2,\), one per client"),
+        (lambda: run(fa_hmc(weights=[0.5, 0.3, 0.2])), r"must have shape \(2,\), one per client"),
         (lambda: run(fa_hmc(inverse_mass_matrix=jnp.array([1.0, 0.0]))), "positive in every"),
         (lambda: run(fa_hmc(inverse_mass_matrix=jnp.ones((2, 3)))), r"got \(2, 3\)"),
         (
