@@ -35,7 +35,7 @@ def run_row(build: Callable, model: ModuleType) -> Any:
     if hasattr(data, "chunked"):
         data = data.chunked(1)
     else:  # where data says nothing about execution, the run does
-        where["placement"] = fedmcmc.placement.OneDevice(clients_at_a_time=1)
+        where["placement"] = fedmcmc.Placement(clients_at_a_time=1)
     return fedmcmc.sample(
         model.KEY,
         kernel,

@@ -42,19 +42,19 @@ def ours(
     local: int = LOCAL,
     devices: int = 1,
     at: int | None = None,
+    mesh: Mesh | None = None,
     **settings,
 ):
-    """Return a run of `sample`, clients `at` a time; rows are shared out over `devices`.
+    """Return a run of `sample`, clients `at` a time, over `devices` or a `mesh`.
 
-    `settings` go to `sample`, such as its ``mesh``.
+    `settings` go to its placement, such as ``totals``.
     """
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows(clients).items()}
     owners = np.repeat(np.arange(clients), ROWS)
     data = fedmcmc.FederatedData.from_arrays(flat, owners)
     if devices > 1:
-        data = data.sharded(Mesh(np.array(jax.devices()[:devices]), ("clients",)))
-    if at is not None:
-        data = data.chunked(at)
+        mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
+    placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=at, **settings)
     kernel = fedmcmc.fa_hmc(
         POSTERIOR,
         step_size=STEP,
@@ -72,7 +72,7 @@ def ours(
             num_rounds=num_rounds,
             num_chains=num_chains,
             progress=False,
-            **settings,
+            placement=placement,
         ).draws
 
     return run

@@ -75,6 +75,7 @@ def ours(
     cohort_size: int | None,
     rounds: int,
     batch_size: int | None = BATCH,
+    placement: fedmcmc.Placement | None = None,
 ) -> Callable[[], Any]:
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), model.loglikelihood)
     kernel = fedmcmc.fed_avg(
@@ -94,6 +95,7 @@ def ours(
             num_rounds=rounds,
             thinning=rounds,
             progress=False,
+            placement=placement,
         ).draws
     )
 
@@ -155,37 +157,43 @@ def bench() -> None:
     """Print the rows; with two devices (as `python -m benchmarks fed_avg` has) those of both."""
     fedjax, clients = import_fedjax(), federation()
     data = fedmcmc.FederatedData.from_clients(clients)
-    layouts = {"clients together": data, "clients one by one": data.chunked(1)}
+    placements = {
+        "clients together": fedmcmc.Placement(),
+        "clients one by one": fedmcmc.Placement(clients_at_a_time=1),
+    }
     if jax.device_count() > 1:
         mesh = jax.make_mesh((jax.device_count(),), ("clients",))
-        layouts["clients over devices"] = data.sharded(mesh)
+        placements["clients over devices"] = fedmcmc.Placement(mesh=mesh)
     for name, model in {"softmax regression": softmax_regression(), "MLP": mlp()}.items():
         if fedjax is not None:
             check(fedjax, model)
         for cohort_size in (10, 100):
             # Many rounds of ours: a first segment of a run is no measure of the others.
             rounds, few = UPDATES // cohort_size, FEW // cohort_size
-            updates = dict.fromkeys(layouts, rounds * cohort_size)
-            work = {key: ours(model, some, cohort_size, rounds) for key, some in layouts.items()}
+            updates = dict.fromkeys(placements, rounds * cohort_size)
+            work = {
+                key: ours(model, data, cohort_size, rounds, placement=placement)
+                for key, placement in placements.items()
+            }
             if fedjax is not None:
                 work["FedJAX"] = theirs(fedjax, model, clients, cohort_size, few)
                 updates["FedJAX"] = few * cohort_size
-            _print_rows(f"{name}, {cohort_size} a round", model.goal, work, updates, layouts)
+            _print_rows(f"{name}, {cohort_size} a round", model.goal, work, updates, placements)
 
 
 def _print_rows(
-    name: str, goal: float, work: dict[str, Any], updates: dict[str, int], layouts: Any
+    name: str, goal: float, work: dict[str, Any], updates: dict[str, int], placements: Any
 ) -> None:
     seconds = compare(work, repeats=3)
     rates = {key: updates[key] / s for key, s in seconds.items()}
     unit = "updates/s"
     if "FedJAX" not in rates:
         print(f"FedAvg, {name}: over clients together")
-        for key in layouts:
+        for key in placements:
             print(row(f"  {key}", rates[key], unit, rates[key] / rates["clients together"], ""))
         return
     print(row(f"FedAvg, {name}: FedJAX", rates["FedJAX"], unit, 1.0, ""))
-    for key in layouts:
+    for key in placements:
         ratio = rates[key] / rates["FedJAX"]
         print(row(f"  {key}, over it", rates[key], unit, ratio, f"goal: at least {goal:g}"))
 

@@ -44,7 +44,7 @@ def _loglikelihood(theta, rows):
 def ours_logistic(num_levels: int, num_rounds: int, impl: str | None = None, buckets: int = 4):
     rows, sizes = digits_like()
     data = fedmcmc.FederatedData.from_arrays(rows, np.repeat(np.arange(CLIENTS), sizes))
-    data = data.bucketed(buckets)
+    placement = fedmcmc.Placement(num_buckets=buckets)
     kernel = fedmcmc.qlsd_pp(
         fedmcmc.Posterior(_logprior, _loglikelihood),
         compressor=fedmcmc.quantize(num_levels),
@@ -63,6 +63,7 @@ def ours_logistic(num_levels: int, num_rounds: int, impl: str | None = None, buc
             num_rounds=num_rounds,
             thinning=50,
             progress=False,
+            placement=placement,
         ).draws
 
     return run

@@ -20,7 +20,6 @@ def bench() -> None:
         "one device": ours(ROUNDS, at=1, mesh=one),
         "two devices": ours(ROUNDS, at=1, mesh=two),
         "two devices, totals by psum": ours(ROUNDS, at=1, mesh=two, totals="psum"),
-        "two devices, data.sharded": ours(ROUNDS, at=1, devices=2),
         "two devices, twice the clients": ours(ROUNDS, at=1, mesh=two, clients=2 * CLIENTS),
     }
     seconds = compare(alternatives, repeats=5)

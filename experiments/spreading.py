@@ -3,23 +3,53 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
+import fedmcmc
 from experiments.schemas import RunSettings
-from fedmcmc import distributed
+from fedmcmc import Placement, distributed
 
-__all__ = ["own_folder", "over_devices"]
+__all__ = ["own_folder", "over_devices", "sample"]
+
+_ONE_DEVICE = Placement()
+_PLACEMENT: ContextVar[Placement] = ContextVar("placement", default=_ONE_DEVICE)
 
 
 @contextmanager
 def over_devices(of_run: RunSettings) -> Iterator[None]:
-    """Spread the runs within over all devices if the settings say so, or several processes are."""
+    """Place the runs of `sample` within as the settings say, over all devices of all processes."""
     spread = of_run.all_devices or jax.process_count() > 1
     mesh = distributed.mesh() if spread else None
-    with distributed.use_layout(mesh, clients_at_a_time=of_run.clients_at_a_time):
+    placement = Placement(mesh=mesh, clients_at_a_time=of_run.clients_at_a_time)
+    token = _PLACEMENT.set(placement)
+    try:
         yield
+    finally:
+        _PLACEMENT.reset(token)
+
+
+def sample(
+    rng_key: Any,
+    kernel: fedmcmc.FederatedKernel,
+    data: fedmcmc.FederatedData,
+    position: Any = None,
+    *,
+    client_store: fedmcmc.HostStore | None = None,
+    **settings: Any,
+) -> fedmcmc.Samples:
+    """Call `fedmcmc.sample` with the placement of the experiment.
+
+    Kernels of pooled rows and runs with a store are on one device, wherever the others are.
+    """
+    placement = _PLACEMENT.get()
+    if client_store is not None or kernel.participation.pooled:
+        placement = replace(placement, mesh=None, client_store=client_store)
+    return fedmcmc.sample(rng_key, kernel, data, position, placement=placement, **settings)
 
 
 @contextmanager

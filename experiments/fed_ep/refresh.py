@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS
 from sklearn.datasets import load_breast_cancer
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, spreading
 from experiments.fed_ep import refresh_figures, refresh_findings
 from fedmcmc import inference
 
@@ -172,7 +172,7 @@ def refreshed(
     first = fedmcmc.fed_ep(posterior, inference=inference.mcmc(mean), structure="dense")
     state, sites = None, {}
     for round_ in range(1, max(config.ep_rounds) + 1):
-        samples = fedmcmc.sample(
+        samples = spreading.sample(
             jax.random.key(config.seed + 2),
             first if state is None else kernel,
             data,
@@ -193,7 +193,7 @@ def chains(
     """Return the moments of a sampler's chains; ``None`` if one ran off."""
     burnin = -(-config.burnin_updates // steps)
     try:
-        samples = fedmcmc.sample(
+        samples = spreading.sample(
             jax.random.key(config.seed + 3),
             kernel,
             data,

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 import fedmcmc
+from experiments import spreading
 from experiments.fed_ep import methods
 from experiments.fed_ep.methods import Federation, Settings
 from fedmcmc.pytrees import trees
@@ -62,7 +63,7 @@ def execute(
     collect = partial(_collect, score_fn, federation.test)
     common: dict[str, Any] = dict(progress=False, collect=collect)
     data = federation.data
-    first = fedmcmc.sample(
+    first = spreading.sample(
         key,
         methods.burn_in(settings, posterior),
         data,
@@ -83,11 +84,12 @@ def execute(
                 state = fedmcmc.switch(kernel, data, state)
             else:
                 state = store.start(
-                    lambda some, k=kernel: fedmcmc.switch(k, some, first.state), data
+                    lambda ids, k=kernel: fedmcmc.switch(k, data, first.state, clients=ids),
+                    data.num_clients,
                 )
                 given["client_store"] = store
         try:
-            run = fedmcmc.sample(key, kernel, data, num_rounds=rest, state=state, **given)
+            run = spreading.sample(key, kernel, data, num_rounds=rest, state=state, **given)
         except fedmcmc.NonFiniteError as error:
             kept = error.samples.draws if error.samples is not None else {}
             curves[name] = Curve(_joined(first.draws, kept), None, error.round)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks, output
+from experiments import checks, output, spreading
 from experiments.checks import require
 from experiments.fsgld import gaussian_figures
 from experiments.fsgld.gaussian_findings import PAPER, commentary
@@ -171,7 +171,7 @@ def sample(config: Config, shards: np.ndarray, method: str, num: int, out: Path)
     visit = plan(config, num)
     num_burnin = config.num_burnin // num
     key = jax.random.fold_in(jax.random.key(config.seed), 10_000 * METHODS.index(method) + num)
-    samples = fedmcmc.sample(
+    samples = spreading.sample(
         key,
         kernel,
         data,

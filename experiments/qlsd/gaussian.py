@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, spreading
 from experiments.checks import require
 from experiments.qlsd import federations, gaussian_figures
 from experiments.qlsd.gaussian_findings import PAPER, commentary
@@ -139,7 +139,7 @@ def measure(
     key: jax.Array,
 ) -> Result:
     """Run one algorithm and compare the error of its running averages with the law."""
-    samples = fedmcmc.sample(
+    samples = spreading.sample(
         key,
         kernel,
         federation.data,
@@ -201,7 +201,7 @@ def budget_grid(
                 step_size=factor / federation.precision,
                 batch_size=config.batch_fraction,
             )
-            samples = fedmcmc.sample(
+            samples = spreading.sample(
                 jax.random.fold_in(jax.random.key(config.seed + 1), 1000 * i + j),
                 kernel,
                 federation.data,

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 import fedmcmc
+from experiments import spreading
 from fedmcmc.compression import bound_bits
 from fedmcmc.metrics import hpd_error, hpd_threshold
 
@@ -62,7 +63,7 @@ def run_kernel(
     same minibatches where they draw both alike, as QLSD++ and LSD++ do: their potentials are close
     and the error between them is known far better than either threshold.
     """
-    samples = fedmcmc.sample(
+    samples = spreading.sample(
         rng_key, kernel, data, start, collect=collect, progress=False, **counts
     )
     per_round = samples.totals["bits_up"] / samples.totals["rounds"]

@@ -12,6 +12,7 @@ import optax
 from jax import Array
 
 import fedmcmc
+from experiments import spreading
 from fedmcmc import metrics
 from fedmcmc.interop.flax import predictive
 from fedmcmc.pytrees import convolutions, trees
@@ -226,7 +227,7 @@ def execute(
     """Run a method and average its draws' predictions for every set of inputs."""
     num_rounds, burnin, thinning = run.rounds
     try:
-        samples = fedmcmc.sample(
+        samples = spreading.sample(
             rng_key,
             run.kernel,
             data,

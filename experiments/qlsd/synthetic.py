@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, spreading
 from experiments.checks import require
 from experiments.qlsd import federations, logistic, synthetic_figures, truth
 from experiments.qlsd.synthetic_findings import PAPER, commentary
@@ -146,7 +146,7 @@ def variances(
     config: Config, given: Problem, kernel: fedmcmc.FederatedKernel
 ) -> tuple[np.ndarray, float]:
     """Return the variance of each coordinate in each repetition, and the bits of a message."""
-    samples = fedmcmc.sample(
+    samples = spreading.sample(
         jax.random.key(config.seed),
         kernel,
         given.data,

@@ -111,6 +111,7 @@ __version__ = "0.1.0"
 from fedmcmc.diagnostics import StoppingRule as StoppingRule
 from fedmcmc.diagnostics import rhat_below as rhat_below
 from fedmcmc.placement import HostStore as HostStore
+from fedmcmc.placement import Placement as Placement
 from fedmcmc.sweeps import Sweep as Sweep
 from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.transforms import switch as switch

@@ -545,8 +545,12 @@ class FederatedKernel(Phase):
         del broadcast, client
         return ()
 
-    def init(self, rng_key: Array, position: ArrayTree, data: Any) -> FederatedState:
+    def init(
+        self, rng_key: Array, position: ArrayTree, data: Any, clients: Array | None = None
+    ) -> FederatedState:
         """Return the state before the first round, of clients whose rows are all in `data`.
+
+        With the ids `clients`, ``[n]``, their states alone (a store makes some at a time).
 
         Raises
         ------
@@ -559,8 +563,8 @@ class FederatedKernel(Phase):
             for phase in self.setup
         )
         broadcast, server = self.server_init(rng_key, position, data.federation, totals)
-        clients = data.map_clients(lambda client: self.client_init(broadcast, client))
-        return FederatedState(broadcast, server, clients)
+        states = data.map_clients(lambda client: self.client_init(broadcast, client), clients)
+        return FederatedState(broadcast, server, states)
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Return what all clients draw alike, which they find in `Broadcast.shared`."""

@@ -107,10 +107,12 @@ def compare(kernel, *, on_mesh):
     if not on_mesh:  # whose one client cannot be spread
         with pytest.raises(ValueError, match="mesh"):
             run(kernel, DATA, mesh=MESH)
-    one = leaves(run(kernel, DATA.chunked(1)))
+    alone = fedmcmc.Placement(clients_at_a_time=1)
+    one = leaves(run(kernel, DATA, placement=alone))
     assert all(np.isfinite(leaf).all() for leaf in one)
     if on_mesh:
-        for a, b in zip(one, leaves(run(kernel, DATA.chunked(1), mesh=MESH)), strict=True):
+        spread = fedmcmc.Placement(mesh=MESH, clients_at_a_time=1)
+        for a, b in zip(one, leaves(run(kernel, DATA, placement=spread)), strict=True):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(one, leaves(run(kernel, DATA)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

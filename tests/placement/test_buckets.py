@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.data._buckets import cheapest_ends
+from fedmcmc.placement._buckets import cheapest_ends
 from tests.support.lanes import fast_and_slow
 
 SIZES = (40, 3, 5, 4, 41, 90, 7)
@@ -54,18 +54,19 @@ FAST = ("local steps", "uniform")
 
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, FAST))
 def test_buckets_change_rounding_alone(name):
-    def run(data):
+    def run(placement=None):
         return fedmcmc.sample(
             jax.random.key(0),
             KERNELS[name](),
-            data,
+            DATA,
             jnp.zeros(3),
             num_rounds=20,
             num_chains=2,
             progress=False,
+            placement=placement,
         )
 
-    one, three = run(DATA), run(DATA.bucketed(3))
+    one, three = run(), run(fedmcmc.Placement(num_buckets=3))
     np.testing.assert_allclose(one.draws, three.draws, atol=1e-6)
     for key in ("bits_up", "num_active"):
         np.testing.assert_array_equal(one.info[key], three.info[key])
@@ -106,4 +107,17 @@ def test_buckets_are_the_cheapest():
 
 def test_the_number_of_buckets_is_checked():
     with pytest.raises(ValueError, match="num_buckets must be a positive integer, got 0"):
-        DATA.bucketed(0)
+        fedmcmc.Placement(num_buckets=0)
+
+
+def test_a_compiled_function_cannot_group_what_it_is_given():
+    placement = fedmcmc.Placement(num_buckets=2)
+    kernel = KERNELS["full gradients"]()
+
+    @jax.jit
+    def after_a_round(data):
+        init, step = fedmcmc.simulate(kernel, data, placement=placement)
+        return step(jax.random.key(0), init(jnp.zeros(3)))[0]
+
+    with pytest.raises(ValueError, match="no argument of a compiled function"):
+        after_a_round(DATA)

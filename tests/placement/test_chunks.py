@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.runs import _starts as layout
+from fedmcmc.runs import _starts as starts
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
 
@@ -19,8 +19,8 @@ SOME = ("qlsd_pp", pytest.param("fa_hmc", marks=pytest.mark.slow))
 def test_chunks_change_nothing(name, at_a_time):
     kernel = KERNELS[name](NESTED, Given())
     found = []
-    for data in (DATA, DATA.chunked(at_a_time)):
-        init, step = fedmcmc.simulate(kernel, data)
+    for placement in (None, fedmcmc.Placement(clients_at_a_time=at_a_time)):
+        init, step = fedmcmc.simulate(kernel, DATA, placement=placement)
         step, state = jax.jit(step), init(NESTED)
         for _ in range(3):
             state, info = step(KEY, state)
@@ -28,33 +28,29 @@ def test_chunks_change_nothing(name, at_a_time):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
 
 
-def test_devices_of_a_cpu_walk_large_rows_client_by_client(monkeypatch):
+def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     keys = jax.random.split(KEY, 1)
     apart = KERNELS["fa_hmc"](NESTED, Given())
     together = KERNELS["lsd"](NESTED, Given())
-    spread = DATA.sharded(jax.make_mesh((1,), ("clients",)))
     places = jax.tree.map(lambda leaf: leaf[None], NESTED)
     one = 1 if jax.devices()[0].platform == "cpu" else None
 
-    def laid_out(kernel, data):
-        return layout.laid_out(kernel, data, keys, places).at_a_time
+    def chosen(kernel, clients_at_a_time=None):
+        given = fedmcmc.rounds.Arrangement(clients_at_a_time)
+        return starts.chosen(kernel, DATA.num_clients, given, keys, places).clients_at_a_time
 
-    assert laid_out(apart, spread) is None
-    monkeypatch.setattr(layout, "CACHE_BYTES", 1)
-    assert laid_out(apart, spread) == one
-    assert laid_out(apart, DATA) is None
-    assert laid_out(together, spread) is None
-    assert laid_out(apart, spread.chunked(2)) == 2
+    assert chosen(apart) is None
     # Positions of all three clients, on one device.
-    monkeypatch.setattr(layout, "MANY_CLIENTS", 3)
+    monkeypatch.setattr(starts, "MANY_CLIENTS", 3)
     size = 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(places))
-    monkeypatch.setattr(layout, "COHORT_BYTES", size + 1)
-    assert laid_out(apart, DATA) is None
-    monkeypatch.setattr(layout, "COHORT_BYTES", size)
-    assert laid_out(apart, DATA) == one
-    assert laid_out(together, DATA) is None
-    monkeypatch.setattr(layout, "MANY_CLIENTS", 4)
-    assert laid_out(apart, DATA) is None
+    monkeypatch.setattr(starts, "COHORT_BYTES", size + 1)
+    assert chosen(apart) is None
+    monkeypatch.setattr(starts, "COHORT_BYTES", size)
+    assert chosen(apart) == one
+    assert chosen(apart, 2) == 2
+    assert chosen(together) is None
+    monkeypatch.setattr(starts, "MANY_CLIENTS", 4)
+    assert chosen(apart) is None
 
 
 @pytest.mark.slow
@@ -75,9 +71,9 @@ def test_large_positions_change_nothing_but_the_order(monkeypatch):
         ).draws
 
     first = run()
-    monkeypatch.setattr(layout, "COHORT_BYTES", 1)
-    monkeypatch.setattr(layout, "MANY_CLIENTS", 1)
-    for other in (run(), run(client_store=fedmcmc.HostStore())):
+    monkeypatch.setattr(starts, "COHORT_BYTES", 1)
+    monkeypatch.setattr(starts, "MANY_CLIENTS", 1)
+    for other in (run(), run(placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()))):
         np.testing.assert_allclose(first, other, rtol=1e-4, atol=1e-5)
 
 
@@ -100,20 +96,20 @@ def test_rows_are_nobody_elses(dtype):
 def test_a_run_of_many_chains_takes_chunks():
     kernel = KERNELS["fa_hmc"](NESTED, Given())
 
-    def run(data):
+    def run(placement=None):
         return fedmcmc.sample(
-            KEY, kernel, data, NESTED, num_rounds=6, num_chains=3, progress=False
+            KEY,
+            kernel,
+            DATA,
+            NESTED,
+            num_rounds=6,
+            num_chains=3,
+            progress=False,
+            placement=placement,
         ).draws
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        run(DATA),
-        run(DATA.chunked(2)),
+        run(),
+        run(fedmcmc.Placement(clients_at_a_time=2)),
     )
-
-
-def test_bad_numbers_say_so():
-    for given in (0, 1.5):
-        with pytest.raises(ValueError, match="clients_at_a_time must be a positive integer, got"):
-            DATA.chunked(given)
-    assert jnp.shape(DATA.chunked(2).share) == (3,)

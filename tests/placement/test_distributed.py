@@ -82,30 +82,22 @@ def test_a_loader_without_a_mesh_loads_all():
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_layout_for_runs_that_know_of_none():
-    mesh = distributed.mesh()
+def test_a_mesh_of_one_device_changes_nothing():
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
-
-    def run(data, **settings):
-        given = dict(num_rounds=3, progress=False) | settings
-        return fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], **given)
-
-    alone = run(DATA.chunked(1))
-    with distributed.use_layout(mesh, clients_at_a_time=1):
-        spread = run(DATA.sharded(mesh))  # which a mesh would refuse
-        pooled = fedmcmc.sample(
+    alone, spread = (
+        fedmcmc.sample(
             KEY,
-            KERNELS["sgld"](POSITIONS["nested"], Given()),
+            kernel,
             DATA,
             POSITIONS["nested"],
-            num_rounds=2,
+            num_rounds=3,
             progress=False,
+            placement=fedmcmc.Placement(mesh=mesh, clients_at_a_time=1),
         )
-    assert pooled.num_draws == 2
+        for mesh in (None, distributed.mesh())
+    )
     for a, b in zip(jax.tree.leaves(alone.draws), jax.tree.leaves(spread.draws), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="that is not sharded"):
-        run(DATA.sharded(mesh), mesh=mesh)
 
 
 @pytest.mark.parametrize(
@@ -309,12 +301,14 @@ def test_what_a_launcher_must_say(monkeypatch):
 
 
 def test_a_loader_goes_on_where_it_is_alone(tmp_path):
-    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows).chunked(1)
+    loader = fedmcmc.ClientLoader(SIZES, DATA.client_rows)
     kernel, position = KERNELS["lsd"](POSITIONS["nested"], Given()), POSITIONS["nested"]
 
-    def run(num_rounds, **settings):
+    def run(num_rounds, mesh=None, **settings):
         checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
-        given = dict(num_rounds=num_rounds, checkpoint=checkpoint, progress=False) | settings
+        placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
+        given = dict(checkpoint=checkpoint, progress=False, placement=placement) | settings
+        given |= dict(num_rounds=num_rounds)
         return fedmcmc.sample(KEY, kernel, loader, position, **given)
 
     run(3, mesh=distributed.mesh())

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.data import layout_of
-from fedmcmc.data._buckets import by_size
-from fedmcmc.data._layouts import balanced
+from fedmcmc.placement import by_size, layout_of
+from fedmcmc.placement._layouts import balanced
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
 from tests.support.processes import environment
@@ -91,8 +90,10 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
     np.testing.assert_array_equal(part.members, np.arange(3))
     kernel = KERNELS["lsd_pp"](POSITIONS["nested"], Given())
     one, other = (
-        fedmcmc.sample(KEY, kernel, data, POSITIONS["nested"], num_rounds=3, progress=False)
-        for data in (DATA, DATA.bucketed(1))
+        fedmcmc.sample(
+            KEY, kernel, DATA, POSITIONS["nested"], num_rounds=3, progress=False, placement=where
+        )
+        for where in (None, fedmcmc.Placement(num_buckets=1))
     )
     for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -108,19 +109,55 @@ def test_a_single_bucket_keeps_the_order_of_the_clients():
             ValueError,
             r"got axes \('clients', 'model'\)",
         ),
-        (dict(mesh=jax.make_mesh((1,), ("clients",)), totals="sum"), ValueError, "totals must be"),
+        (dict(placement=3), TypeError, r"must be a fedmcmc\.Placement, got int"),
         (
             dict(
                 mesh=jax.make_mesh((1,), ("clients",)),
-                data=DATA.sharded(jax.make_mesh((1,), ("clients",))),
+                placement=fedmcmc.Placement(),
             ),
             ValueError,
-            "that is not sharded",
+            "mesh= or placement=, and not both",
         ),
     ],
 )
 def test_bad_meshes(settings, error, message):
-    given = dict(data=DATA, num_rounds=2, progress=False) | settings
+    given = dict(num_rounds=2, progress=False) | settings
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
     with pytest.raises(error, match=message):
-        fedmcmc.sample(KEY, kernel, given.pop("data"), POSITIONS["nested"], **given)
+        fedmcmc.sample(KEY, kernel, DATA, POSITIONS["nested"], **given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (dict(totals="sum"), ValueError, "totals must be one of"),
+        (dict(totals="psum"), ValueError, "totals= goes with mesh="),
+        (
+            dict(mesh=jax.make_mesh((1,), ("clients",)), client_store=fedmcmc.HostStore()),
+            ValueError,
+            "and not both",
+        ),
+        (dict(clients_at_a_time=0), ValueError, "clients_at_a_time must be a positive integer"),
+        (dict(clients_at_a_time=1.5), ValueError, "clients_at_a_time must be a positive integer"),
+    ],
+)
+def test_bad_placements(settings, error, message):
+    with pytest.raises(error, match=message):
+        fedmcmc.Placement(**settings)
+
+
+def test_rounds_on_one_device_refuse_other_devices_and_stores():
+    kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
+    for placement in (
+        fedmcmc.Placement(mesh=jax.make_mesh((1,), ("clients",))),
+        fedmcmc.Placement(client_store=fedmcmc.HostStore()),
+    ):
+        with pytest.raises(ValueError, match=r"are for fedmcmc\.sample"):
+            fedmcmc.simulate(kernel, DATA, placement=placement)
+    with pytest.raises(TypeError, match=r"placement must be a fedmcmc\.Placement, got int"):
+        fedmcmc.simulate(kernel, DATA, placement=1)
+
+
+def test_a_placement_names_what_differs_from_the_default():
+    assert repr(fedmcmc.Placement()) == "Placement()"
+    assert repr(fedmcmc.Placement(num_buckets=3)) == "Placement(num_buckets=3)"

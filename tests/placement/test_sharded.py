@@ -3,11 +3,8 @@
 import subprocess
 import sys
 
-import jax
 import pytest
 
-import fedmcmc
-from tests.contracts.model import DATA
 from tests.support.processes import environment
 
 SCRIPT = """
@@ -20,17 +17,20 @@ from tests.contracts.tables import KERNELS
 assert jax.device_count() == 2
 mesh = jax.make_mesh((2,), ("clients",))
 
-def run(kernel, data, num_chains):
+def run(kernel, num_chains, placement=None):
     return fedmcmc.sample(
-        KEY, kernel, data, POSITIONS["nested"], num_rounds=4, num_chains=num_chains, progress=False
+        KEY, kernel, DATA, POSITIONS["nested"], num_rounds=4, num_chains=num_chains, progress=False,
+        placement=placement,
     )
 
-# Three clients on two devices: one is computed twice, and dropped.
+# Three clients on two devices: one has a place for a client and none in it.
 name, num_chains = sys.argv[1], int(sys.argv[2])
 kernel = KERNELS[name](POSITIONS["nested"], Given())
 one, two, alone = (
-    run(kernel, data, num_chains)
-    for data in (DATA, DATA.sharded(mesh), DATA.sharded(mesh).chunked(1))
+    run(kernel, num_chains, placement)
+    for placement in (
+        None, fedmcmc.Placement(mesh=mesh), fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
+    )
 )
 for other in (two, alone):
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -59,9 +59,3 @@ def test_two_devices_compute_what_one_does(name, num_chains):
         check=False,
     )
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
-
-
-def test_a_mesh_without_clients_says_so():
-    with pytest.raises(ValueError, match=r"axis named 'clients', got axes \('rows',\)"):
-        DATA.sharded(jax.make_mesh((1,), ("rows",)))
-    assert isinstance(DATA.sharded(jax.make_mesh((1,), ("clients",))), fedmcmc.FederatedData)

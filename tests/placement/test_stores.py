@@ -59,7 +59,13 @@ KERNELS = {
 def run(kernel, store=None, num_rounds=14, **settings):
     settings = dict(position=jnp.zeros(4), num_chains=2) | settings
     return fedmcmc.sample(
-        KEY, kernel, DATA, num_rounds=num_rounds, progress=False, client_store=store, **settings
+        KEY,
+        kernel,
+        DATA,
+        num_rounds=num_rounds,
+        progress=False,
+        placement=fedmcmc.Placement(client_store=store),
+        **settings,
     )
 
 

@@ -88,13 +88,13 @@ def test_a_state_that_holds_typed_keys_goes_on(tmp_path):
         return fedmcmc.sample(
             jax.random.key(0, impl=impl),
             kernel,
-            killed_run.data().chunked(1),
+            killed_run.data(),
             jnp.zeros(3),
             num_rounds=num_rounds,
             num_chains=2,
             progress=False,
             checkpoint=fedmcmc.Checkpoint(tmp_path / name, every_rounds=30),
-            mesh=mesh,
+            placement=fedmcmc.Placement(mesh=mesh, clients_at_a_time=1),
         )
 
     def numbers(samples):

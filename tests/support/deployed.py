@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc import Cached, FederatedState, random, rounds, simulate, wire
+from fedmcmc import Cached, FederatedState, Placement, random, rounds, simulate, wire
 from fedmcmc._types import Broadcast, Client
 from fedmcmc.pytrees import trees
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
@@ -177,7 +177,7 @@ def _broken(leaf: Any, garbage: Any) -> Any:
 
 def hold_against_the_simulation(kernel, data, key, position, compare, num_rounds=4):
     """Compare states and bits after every round by ``compare(simulated leaf, deployed leaf)``."""
-    init, step = simulate(kernel, data.chunked(1))
+    init, step = simulate(kernel, data, placement=Placement(clients_at_a_time=1))
     step, state = jax.jit(step), init(position, random.init_key(key))
     server = Server(kernel, data, key, position)
     for round_ in range(num_rounds):

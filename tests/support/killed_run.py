@@ -32,11 +32,15 @@ def data():
     )
 
 
+def _stored(folder):
+    return fedmcmc.Placement(client_store=fedmcmc.HostStore(folder))
+
+
 def settings(kind, folder):
     """Return the kernel and what else `sample` is given."""
     if kind == "store":
         kernel = fedmcmc.fed_ep(posterior(), inference=inference.exact_gaussian(), cohort_size=2)
-        given = dict(num_rounds=600, client_store=fedmcmc.HostStore(folder / "sites"))
+        given = dict(num_rounds=600, placement=_stored(folder / "sites"))
     else:
         common = dict(
             step_size=1e-3, batch_size=2, refresh_every=10, participation=fedmcmc.uniform(3)
@@ -56,12 +60,13 @@ def settings(kind, folder):
 
 def run(kind, folder, checkpoint=None, **changed):
     kernel, given = settings(kind, Path(folder))
-    if jax.process_count() > 1:
-        given["mesh"] = distributed.mesh()
+    if kind == "processes":
+        mesh = distributed.mesh() if jax.process_count() > 1 else None
+        given["placement"] = fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
     return fedmcmc.sample(
         jax.random.key(7),
         kernel,
-        data().chunked(1) if kind == "processes" else data(),
+        data(),
         jnp.zeros(3),
         progress=False,
         checkpoint=checkpoint,

@@ -7,6 +7,7 @@ are held to the same bits where devices hold two chains, and to closeness where 
 
 import sys
 import tempfile
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -37,9 +38,10 @@ def quick(name):
     given = dict(num_rounds=5, num_chains=4, progress=False)
     mesh = jax.make_mesh((2, 2), ("chains", "clients"), devices=jax.devices()[:4])
     # Buckets are for kernels in which everybody takes part.
-    data = DATA.chunked(1).bucketed(2)
+    grouped = fedmcmc.Placement(clients_at_a_time=1, num_buckets=2)
     one, other = (
-        fedmcmc.sample(KEY, kernel, data, position, mesh=where, **given) for where in (None, mesh)
+        fedmcmc.sample(KEY, kernel, DATA, position, placement=replace(grouped, mesh=where), **given)
+        for where in (None, mesh)
     )
     same(one, other)
 
@@ -53,11 +55,12 @@ def compare(name):
     one_each = jax.make_mesh((4, 2), ("chains", "clients"))
     kernel, position = KERNELS[name](POSITIONS["nested"], Given()), POSITIONS["nested"]
 
-    def run(data, **settings):
+    def run(placement, mesh=None, totals="gather", **settings):
         given = dict(num_rounds=5, num_chains=4, progress=False) | settings
-        return fedmcmc.sample(KEY, kernel, data, position, **given)
+        placement = replace(placement, mesh=mesh, totals=totals)
+        return fedmcmc.sample(KEY, kernel, DATA, position, placement=placement, **given)
 
-    alone = DATA.chunked(1)
+    alone = fedmcmc.Placement(clients_at_a_time=1)
     if kernel.participation.pooled:
         try:
             run(alone, mesh=two)
@@ -69,9 +72,9 @@ def compare(name):
     for mesh in (eight, two, both):
         same(one, run(alone, mesh=mesh))
     close(one, run(alone, mesh=one_each))
-    grouped = alone.bucketed(2)
+    grouped = replace(alone, num_buckets=2)
     same(run(grouped), run(grouped, mesh=two))
-    close(one, run(DATA, mesh=two))
+    close(one, run(fedmcmc.Placement(), mesh=two))
     close(one, run(alone, mesh=two, totals="psum"))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = fedmcmc.Checkpoint(folder)

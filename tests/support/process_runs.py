@@ -29,11 +29,12 @@ def run(name, folder, chains=1):
         loaded.append(client)
         return jax.tree.map(np.asarray, DATA.client_rows(client))
 
-    data = fedmcmc.ClientLoader(SIZES, load, allow_nonfinite=True).chunked(1)
+    data = fedmcmc.ClientLoader(SIZES, load, allow_nonfinite=True)
     kernel, position = KERNELS[name](POSITIONS["nested"], Given()), POSITIONS["nested"]
     mesh = distributed.mesh(chains) if jax.device_count() > 1 else None
     # Two on each device: one alone runs another program, whose last digits may be others.
-    given = dict(mesh=mesh, num_chains=2 * chains, progress=False)
+    placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
+    given = dict(placement=placement, num_chains=2 * chains, progress=False)
     given |= dict(streams={"moments": streaming.moments()})
     checkpoint = fedmcmc.Checkpoint(folder / f"{name}-checkpoint", every_rounds=2)
 
@@ -46,7 +47,7 @@ def run(name, folder, chains=1):
     on_disk = fedmcmc.sample(
         KEY,
         kernel,
-        DATA.chunked(1),
+        DATA,
         num_rounds=3,
         state=first.state,
         draws_to=folder / f"{name}.zarr",

@@ -357,9 +357,9 @@ def kernel_of(name):
     return BARE[name](NESTED, Given())
 
 
-def after(kernel, num_rounds, data=DATA):
+def after(kernel, num_rounds, placement=None):
     """Return the state after some rounds, and what `RoundInfo` said, leaves ``[num_rounds]``."""
-    init, step = fedmcmc.simulate(kernel, data)
+    init, step = fedmcmc.simulate(kernel, DATA, placement=placement)
     traces = []
 
     def counted(key, state):
@@ -419,7 +419,7 @@ def test_faults_stop_no_kernel(name):
     assert trees.all_finite(drawn)
     assert not np.array_equal(*(trees.ravel(x) for x in (state.broadcast.position, NESTED)))
     if not bare.participation.pooled:
-        other, _ = after(kernel, 10, DATA.chunked(2))
+        other, _ = after(kernel, 10, fedmcmc.Placement(clients_at_a_time=2))
         close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
         jax.tree.map(close, state, other)
 

@@ -1,21 +1,17 @@
 """Federated data: all rows in one flat store, sorted by client, without padding."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Federation
-from fedmcmc.data._buckets import Buckets, by_size
-from fedmcmc.data._layouts import Layout
 from fedmcmc.data._rows import as_row_type, check_finite, count_rows, gathered, joined, starts_of
-from fedmcmc.data._totals import total_of_clients
 from fedmcmc.pytrees import trees
 
 __all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
@@ -41,21 +37,6 @@ class FederatedData:
         ``[num_clients]``, ``size / num_rows``.
     max_size
         The size of the largest client, static.
-    buckets
-        Clients grouped by size, if `bucketed`.
-    at_a_time
-        How many clients are computed together, if `chunked`, static; else all of a group.
-    mesh
-        Devices over which clients are spread, if `sharded`, static.
-    members
-        Clients whose states a kernel's `init` builds, if not all's (a store builds some at a time).
-    slots
-        ``[num_clients]``, where a client's state lies, if not in its own order (with a store).
-    layout
-        Which device holds which clients, if ``sample(..., mesh=...)`` laid them out; `start` then
-        counts among the rows of a client's device.
-    partial
-        Whether `rows` are those of the `members` alone (of a `ClientLoader`), static.
 
     Examples
     --------
@@ -70,13 +51,6 @@ class FederatedData:
     size: Array
     share: Array
     max_size: int = field(metadata={"static": True})
-    buckets: Buckets | None = None
-    at_a_time: int | None = field(default=None, metadata={"static": True})
-    mesh: Mesh | None = field(default=None, metadata={"static": True})
-    members: Array | None = None
-    slots: Array | None = None
-    layout: Layout | None = None
-    partial: bool = field(default=False, metadata={"static": True})
 
     @classmethod
     def from_clients(
@@ -153,41 +127,13 @@ class FederatedData:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all clients."""
-        if self.layout is not None:
-            return self.layout.num_rows
-        if self.partial:
-            return int(np.asarray(self.size).sum())
+        """Number of rows of all clients (that `rows` holds)."""
         return jax.tree.leaves(self.rows)[0].shape[0]
 
     @property
     def sizes(self) -> Array:
         """Rows of each client, ``[num_clients]`` int32."""
         return self.size
-
-    def bucketed(self, num_buckets: int = 4) -> "FederatedData":
-        """Return the same data with clients grouped by size, to be computed group by group.
-
-        Where all clients take part in a round and what they compute grows with their size (full
-        gradients, minibatches that are a fraction of the rows), each is padded to the largest of
-        its group instead of the largest of all. A client's draws are the same; sums over its rows
-        differ by rounding. Each group adds to the compile time.
-
-        Parameters
-        ----------
-        num_buckets
-            At most; the groups' ends are chosen so that the padded rows are fewest.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> data = FederatedData.from_clients([np.ones(n) for n in (900, 10, 12, 11)])
-        >>> [(ids.tolist(), size) for ids, size in data.bucketed(2).buckets.groups()]
-        [([1, 3, 2], 12), ([0], 900)]
-        """
-        if int(num_buckets) != num_buckets or num_buckets < 1:
-            raise ValueError(f"num_buckets must be a positive integer, got {num_buckets!r}.")
-        return replace(self, buckets=by_size(np.asarray(self.size), int(num_buckets)))
 
     def client(self, index: Any, weight: Any = 1.0, max_size: int | None = None) -> Client:
         """Return client `index` as a step sees it; `weight` is one over its probability.
@@ -209,9 +155,9 @@ class FederatedData:
             self.max_size if max_size is None else max_size,
         )
 
-    def everyone(self) -> Client:
-        """Return all clients, or all members, with a leading client axis; see `client_axes`."""
-        return self.client(jnp.arange(self.num_clients) if self.members is None else self.members)
+    def everyone(self, clients: Array | None = None) -> Client:
+        """Return all clients, or those of these ids, with a leading axis; see `client_axes`."""
+        return self.client(jnp.arange(self.num_clients) if clients is None else clients)
 
     @property
     def federation(self) -> Federation:
@@ -219,25 +165,18 @@ class FederatedData:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.rows)
         return Federation(self.num_clients, self.num_rows, self.size, shapes)
 
-    def map_clients(self, fn: Callable[[Client], ArrayTree]) -> ArrayTree:
-        """Return ``fn(client)`` of all clients, or all members, with a leading client axis."""
-        if self.at_a_time is None:
-            return jax.vmap(fn, in_axes=(self.client_axes(),))(self.everyone())
-        # As many together as in a round: then a client's numbers are the same whoever else is
-        # there.
-        batch_size = None if self.at_a_time == 1 else self.at_a_time
-        ids = self.everyone().index
-        return jax.lax.map(lambda index: fn(self.client(index)), ids, batch_size=batch_size)
+    def map_clients(
+        self, fn: Callable[[Client], ArrayTree], clients: Array | None = None
+    ) -> ArrayTree:
+        """Return ``fn(client)`` of all clients, or those of these ids, with a leading axis."""
+        return jax.vmap(fn, in_axes=(self.client_axes(),))(self.everyone(clients))
 
     def sum_over_clients(self, fn: Callable[[Client], ArrayTree]) -> ArrayTree:
-        """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows."""
-        return total_of_clients(fn, self)
+        """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows.
 
-    def slot(self, ids: Array) -> Array:
-        """Return where the states of clients `ids` lie on the leading axis."""
-        if self.layout is not None:
-            return self.layout.own_slot(ids)
-        return ids if self.slots is None else self.slots[ids]
+        All rows are taken as those of one client.
+        """
+        return fn(self.pooled().client(jnp.zeros((), jnp.int32)))
 
     def client_axes(self, max_size: int | None = None) -> Client:
         """Return the ``in_axes`` with which `jax.vmap` maps over ``client(indices)``."""
@@ -248,58 +187,6 @@ class FederatedData:
         """Return the rows of one client, leaves ``[n_c, ...]`` (outside of compiled code)."""
         begin, end = int(self.start[index]), int(self.start[index] + self.size[index])
         return jax.tree.map(lambda leaf: leaf[begin:end], self.rows)
-
-    def chunked(self, clients_at_a_time: int) -> "FederatedData":
-        """Return the same data, whose clients are computed so many at a time.
-
-        Results are the same up to rounding. All together is the default and mostly the fastest,
-        until memory runs out. Clients that move positions of their own over all their rows are
-        fastest one at a time where each core is a device (`sharded`), as their rows then stay in
-        the cache; `fedmcmc.sample` chooses so by itself for large rows.
-
-        Raises
-        ------
-        ValueError
-            If it is not a positive integer.
-        """
-        if int(clients_at_a_time) != clients_at_a_time or clients_at_a_time < 1:
-            raise ValueError(
-                f"clients_at_a_time must be a positive integer, got {clients_at_a_time!r}."
-            )
-        return replace(self, at_a_time=int(clients_at_a_time))
-
-    def sharded(self, mesh: Mesh) -> "FederatedData":
-        """Return the same data, whose clients are spread over the devices of a mesh.
-
-        Draws and steps of a round's clients are computed by all devices at once, the rest of the
-        round by each; every device holds all rows. Results are the same up to rounding. On CPU, one
-        device a core (``XLA_FLAGS=--xla_force_host_platform_device_count=2``) lets a run use all
-        cores.
-
-        Parameters
-        ----------
-        mesh
-            With an axis named ``clients``; others are left alone.
-
-        Raises
-        ------
-        ValueError
-            If the mesh has no such axis.
-
-        Examples
-        --------
-        >>> import jax, numpy as np
-        >>> data = FederatedData.from_clients([np.ones(3), np.zeros(5)])
-        >>> mesh = jax.make_mesh((1,), ("clients",))
-        >>> data.sharded(mesh).mesh.shape["clients"]
-        1
-        """
-        if "clients" not in mesh.shape:
-            raise ValueError(
-                f"The mesh needs an axis named 'clients', got axes {tuple(mesh.shape)}."
-            )
-        # With axes whose sharding the compiler chooses, also where the mesh's are explicit.
-        return replace(self, mesh=Mesh(mesh.devices, mesh.axis_names))
 
     def pooled(self) -> "FederatedData":
         """Return the same rows as those of a single client."""

@@ -1,16 +1,14 @@
 """Clients whose rows are loaded where they are computed with, and nowhere else."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
-from fedmcmc.data._buckets import Buckets, by_size
 from fedmcmc.data._federated import FederatedData
 from fedmcmc.data._rows import as_row_type, check_finite, count_rows, joined, starts_of
 
@@ -52,8 +50,6 @@ class ClientLoader:
     sizes: Sequence[int] | np.ndarray
     load_fn: Callable[[int], ArrayTree]
     allow_nonfinite: bool = False
-    at_a_time: int | None = field(default=None, kw_only=True)
-    buckets: Buckets | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = np.asarray(self.sizes)
@@ -74,20 +70,10 @@ class ClientLoader:
         """Number of clients."""
         return len(self.sizes)
 
-    def chunked(self, clients_at_a_time: int) -> "ClientLoader":
-        """Return the same clients, computed so many at a time; see `FederatedData.chunked`."""
-        positive_integer(clients_at_a_time, "clients_at_a_time")
-        return replace(self, at_a_time=int(clients_at_a_time))
-
-    def bucketed(self, num_buckets: int = 4) -> "ClientLoader":
-        """Return the same clients, grouped by size; see `FederatedData.bucketed`."""
-        num = positive_integer(num_buckets, "num_buckets")
-        return replace(self, buckets=by_size(np.asarray(self.sizes), num))
-
     def load(self, clients: Sequence[int] | np.ndarray | None = None) -> FederatedData:
         """Return all clients' data, or data that hold the rows of some `clients` alone.
 
-        The latter know the sizes of all, and their `members` are those clients.
+        The latter know the sizes of all, but `start` says nothing of the others.
         """
         ids = [int(i) for i in (range(self.num_clients) if clients is None else clients)]
         sizes = np.asarray(self.sizes)
@@ -104,10 +90,6 @@ class ClientLoader:
             size=jnp.asarray(sizes, jnp.int32),
             share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
             max_size=int(sizes.max()),
-            at_a_time=self.at_a_time,
-            buckets=self.buckets,
-            members=None if clients is None else jnp.asarray(ids, jnp.int32),
-            partial=clients is not None,
         )
 
     def _loaded(self, client: int) -> Any:

@@ -5,14 +5,23 @@ types, and knows no kernel.
 """
 
 from fedmcmc.placement import _distributed as distributed
+from fedmcmc.placement._buckets import by_size as by_size
 from fedmcmc.placement._distributed import ADDRESS as ADDRESS
 from fedmcmc.placement._distributed import COUNT as COUNT
 from fedmcmc.placement._distributed import INDEX as INDEX
-from fedmcmc.placement._meshes import Spread as Spread
-from fedmcmc.placement._meshes import check_mesh as check_mesh
-from fedmcmc.placement._meshes import chosen_layout as chosen_layout
+from fedmcmc.placement._layouts import layout_of as layout_of
+from fedmcmc.placement._placement import Placement as Placement
+from fedmcmc.placement._placement import check_fits as check_fits
 from fedmcmc.placement._placing import Placed as Placed
 from fedmcmc.placement._placing import place as place
+from fedmcmc.placement._processes import agreed as agreed
+from fedmcmc.placement._processes import all_equal as all_equal
+from fedmcmc.placement._processes import combined as combined
+from fedmcmc.placement._processes import is_first as is_first
+from fedmcmc.placement._processes import on_host as on_host
+from fedmcmc.placement._processes import on_words as on_words
+from fedmcmc.placement._processes import put as put
+from fedmcmc.placement._processes import several as several
 from fedmcmc.placement._stores import HostStore as HostStore
 from fedmcmc.placement._stores import read as read
 from fedmcmc.placement._stores import write as write

@@ -1,7 +1,7 @@
 """Runs over several processes: how they find each other, and the mesh that they share.
 
 The same script runs in every process. `initialize` connects them, `mesh` is the mesh of all their
-devices, and ``sample(..., mesh=mesh)`` (or `use_layout`) spreads one run over it.
+devices, and ``sample(..., mesh=mesh)`` spreads one run over it.
 
 ``python -m fedmcmc.launch -n 2 script.py`` starts the processes on one machine; clusters have
 launchers of their own (``srun``), which `initialize` knows.
@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedmcmc.data import AXIS, CHAINS, agreed, is_first
-from fedmcmc.placement._meshes import use_layout
+from fedmcmc.placement._processes import agreed, is_first
+from fedmcmc.rounds import AXIS, CHAINS
 
-__all__ = ["agreed", "initialize", "is_first", "leave", "mesh", "use_layout"]
+__all__ = ["agreed", "initialize", "is_first", "leave", "mesh"]
 
 SAID = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
 """Settings that say how to find the other processes, or that there are some."""

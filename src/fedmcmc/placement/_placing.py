@@ -5,11 +5,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedmcmc.data import AXIS, ClientLoader, FederatedData, Layout, all_equal, layout_of, put
+from fedmcmc.data import ClientLoader, FederatedData
+from fedmcmc.placement._layouts import layout_of
+from fedmcmc.placement._processes import all_equal, put
+from fedmcmc.rounds import AXIS, Arrangement, Layout
 
 __all__ = ["Placed", "place"]
 
@@ -18,12 +22,16 @@ class Placed(NamedTuple):
     """Data of a run over a mesh."""
 
     data: FederatedData  # laid out, for code that `jax.shard_map` runs
+    arrangement: Arrangement  # of the same, with its layout
     plain: FederatedData  # as one device would hold them; of a loader's rows the shapes alone
     own: FederatedData  # with the rows of this process's clients, from which states begin
+    start: Arrangement  # of the same, in which states begin
     ids: np.ndarray  # those clients
 
 
-def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed:
+def place(
+    data: FederatedData | ClientLoader, arrangement: Arrangement, mesh: Mesh, totals: str
+) -> Placed:
     """Lay `data` out over `mesh`; of a loader only this process's clients are loaded.
 
     Raises
@@ -33,9 +41,10 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
         or type.
     """
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
-    layout, clients, starts = layout_of(sizes, mesh, totals, data.buckets)
+    layout, clients, starts = layout_of(sizes, mesh, totals, arrangement.buckets)
     if isinstance(data, FederatedData):
         plain = own = data
+        start = arrangement
         ids = np.arange(len(sizes))
     else:
         ids = _own_clients(mesh, clients)
@@ -45,8 +54,13 @@ def place(data: FederatedData | ClientLoader, mesh: Mesh, totals: str) -> Placed
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), own.rows
         )
-        plain = replace(own, rows=shapes, members=None, partial=False)
-    return Placed(_laid_out(own, layout, clients, starts), plain, own, ids)
+        plain = replace(own, rows=shapes)
+        members = jnp.asarray(ids, jnp.int32)
+        start = replace(arrangement, members=members, partial=True)
+    laid_out = _laid_out(own, layout, clients, starts)
+    buckets, layout = put((arrangement.buckets, layout), layout.mesh, PartitionSpec())
+    on_devices = replace(arrangement, buckets=buckets, layout=layout)
+    return Placed(laid_out, on_devices, plain, own, start, ids)
 
 
 def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:
@@ -116,16 +130,12 @@ def _laid_out(
 
         return jax.make_array_from_callback(shape, where, block_of)
 
-    rest = (starts, own.size, own.share, own.buckets, layout)
-    start, size_, share, buckets, layout = put(rest, layout.mesh, PartitionSpec())
+    rest = (starts, own.size, own.share)
+    start, size_, share = put(rest, layout.mesh, PartitionSpec())
     return replace(
         own,
         rows=jax.tree.map(spread, own.rows),
         start=start,
         size=size_,
         share=share,
-        buckets=buckets,
-        layout=layout,
-        members=None,
-        partial=False,
     )

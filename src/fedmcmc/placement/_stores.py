@@ -1,16 +1,15 @@
 """Where clients' states lie that do not fit on the device: on the host, in memory or in files."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedState
-from fedmcmc.data import FederatedData
 
 __all__ = ["HostStore"]
 
@@ -20,11 +19,11 @@ _CHUNK_BYTES = 2**26
 class HostStore:
     """Keep clients' states on the host, and only those of coming cohorts on the device.
 
-    ``sample(..., client_store=HostStore(directory))`` runs a kernel whose clients keep more than
-    the device holds (the sites of a large model, say), with a participation that chooses a cohort
-    (``uniform(cohort_size)``, ``categorical(...)``). Draws and states are those of the run without
-    a store, to the last bit. The states of the next rounds' cohorts are read while the device
-    computes.
+    ``sample(..., placement=Placement(client_store=HostStore(directory)))`` runs a kernel whose
+    clients keep more than the device holds (the sites of a large model, say), with a participation
+    that chooses a cohort (``uniform(cohort_size)``, ``categorical(...)``). Draws and states are
+    those of the run without a store, to the last bit. The states of the next rounds' cohorts are
+    read while the device computes.
 
     ``samples.state.clients`` then holds NumPy arrays of the store, leaves
     ``[num_chains, num_clients, ...]``; a run that goes on from there changes them in place.
@@ -51,7 +50,7 @@ class HostStore:
     ... )
     >>> samples = fedmcmc.sample(
     ...     jax.random.key(0), kernel, data, 0.0, num_rounds=20, progress=False,
-    ...     client_store=fedmcmc.HostStore(),
+    ...     placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()),
     ... )
     >>> sites = samples.state.clients.site
     >>> type(sites.precision).__name__, sites.precision.shape
@@ -66,22 +65,21 @@ class HostStore:
 
     def start(
         self,
-        init_fn: Callable[[FederatedData], FederatedState],
-        data: FederatedData,
+        init_fn: Callable[[Array], FederatedState],
+        num_clients: int,
         *,
         replace_files: bool = False,
     ) -> FederatedState:
         """Return the first state of a run, all clients' states in the store.
 
-        `init_fn` returns the state of all chains for the members of the data it is given; it is
-        called for some clients at a time. With `replace_files`, states that the directory holds
-        are replaced.
+        `init_fn` returns the state of all chains with those of the clients whose ids it is given,
+        some at a time. With `replace_files`, states that the directory holds are replaced.
         """
 
         def some(ids: np.ndarray) -> FederatedState:
-            return init_fn(replace(data, members=jnp.asarray(ids, jnp.int32)))
+            return init_fn(jnp.asarray(ids, jnp.int32))
 
-        num = data.num_clients
+        num = num_clients
         first = some(np.arange(1))
         leaves, treedef = jax.tree.flatten(first.clients)
         arrays = [

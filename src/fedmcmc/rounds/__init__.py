@@ -4,6 +4,14 @@ Everything that runs kernels goes through here: the simulator, meshes, processes
 knows no kernel by name and no file, and imports data, random streams and types.
 """
 
+from fedmcmc.rounds._arrangement import AXIS as AXIS
+from fedmcmc.rounds._arrangement import CHAINS as CHAINS
+from fedmcmc.rounds._arrangement import TOGETHER as TOGETHER
+from fedmcmc.rounds._arrangement import Arrangement as Arrangement
+from fedmcmc.rounds._arrangement import Buckets as Buckets
+from fedmcmc.rounds._arrangement import Layout as Layout
+from fedmcmc.rounds._arrangement import Part as Part
+from fedmcmc.rounds._arrangement import state_specs as state_specs
 from fedmcmc.rounds._phases import Prepared as Prepared
 from fedmcmc.rounds._phases import Received as Received
 from fedmcmc.rounds._phases import client_step as client_step
@@ -34,3 +42,5 @@ from fedmcmc.rounds._simulate import Simulation as Simulation
 from fedmcmc.rounds._simulate import prepare_round as prepare_round
 from fedmcmc.rounds._simulate import run_round as run_round
 from fedmcmc.rounds._simulate import simulate as simulate
+from fedmcmc.rounds._starts import initialize as initialize
+from fedmcmc.rounds._starts import total_of_clients as total_of_clients

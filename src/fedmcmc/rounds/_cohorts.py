@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedmcmc._types import ArrayTree, Broadcast, Cohort, FederatedKernel, Participation
-from fedmcmc.data import FederatedData, Layout, Part
+from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
+from fedmcmc.rounds._arrangement import Arrangement, Layout, Part
 from fedmcmc.rounds._devices import run_laid_out
 from fedmcmc.rounds._groups import Group, Said, prepare_group, run_group
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
@@ -16,7 +17,9 @@ from fedmcmc.rounds._phases import decoded
 __all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
 
 
-def groups_of(participation: Participation, data: FederatedData, cohort: Cohort) -> list[Group]:
+def groups_of(
+    participation: Participation, data: FederatedData, arrangement: Arrangement, cohort: Cohort
+) -> list[Group]:
     """Return the parts of the cohort that are computed together, each with a bound on sizes.
 
     With a layout, those that this device computes if all take part, and else the whole cohort, out
@@ -24,13 +27,14 @@ def groups_of(participation: Participation, data: FederatedData, cohort: Cohort)
     """
     if participation.cohort_size is not None:
         return [Group(cohort, data.max_size)]
-    if data.layout is not None:
-        return [_own_part(data.layout, part, cohort) for part in data.layout.parts]
-    if data.buckets is None or len(data.buckets.bounds) == 1:
+    layout, buckets = arrangement.layout, arrangement.buckets
+    if layout is not None:
+        return [_own_part(layout, part, cohort) for part in layout.parts]
+    if buckets is None or len(buckets.bounds) == 1:
         return [Group(cohort, data.max_size)]
     return [
         Group(jax.tree.map(lambda leaf, ids=ids: leaf[ids], cohort), bound)
-        for ids, bound in data.buckets.groups()
+        for ids, bound in buckets.groups()
     ]
 
 
@@ -41,35 +45,38 @@ def _own_part(layout: Layout, part: Part, cohort: Cohort) -> Group:
 
 
 def own_states(
-    participation: Participation, data: FederatedData, groups: list[Group], states: ArrayTree
+    participation: Participation,
+    arrangement: Arrangement,
+    groups: list[Group],
+    states: ArrayTree,
 ) -> list[ArrayTree]:
     """Return the states of each group's clients, leaves ``[size, ...]``."""
     if len(groups) == 1 and participation.cohort_size is None:
         return [states]
-    if data.layout is not None and participation.cohort_size is None:
+    if arrangement.layout is not None and participation.cohort_size is None:
         return [
             jax.tree.map(lambda leaf, p=part: leaf[p.first : p.first + p.count], states)
-            for part in data.layout.parts
+            for part in arrangement.layout.parts
         ]
-    slots = [data.slot(group.cohort.ids) for group in groups]
+    slots = [arrangement.slot(group.cohort.ids) for group in groups]
     return [jax.tree.map(lambda leaf, at=at: leaf[at], states) for at in slots]
 
 
 def all_states(
     participation: Participation,
-    data: FederatedData,
+    arrangement: Arrangement,
     groups: list[Group],
     before: ArrayTree,
     states: list[ArrayTree],
 ) -> ArrayTree:
     """Return the states of all clients after a round, from those of the groups."""
-    if len(groups) > 1 and data.layout is not None:
+    if len(groups) > 1 and arrangement.layout is not None:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
     if len(groups) > 1:
-        return _in_order(data, states)
+        return _in_order(arrangement, states)
     if participation.cohort_size is None:
         return states[0]
-    at = data.slot(groups[0].cohort.ids)
+    at = arrangement.slot(groups[0].cohort.ids)
     return jax.tree.map(lambda all_, own: all_.at[at].set(own), before, states[0])
 
 
@@ -77,6 +84,7 @@ def run_groups(
     kernel: FederatedKernel,
     number: int,
     data: FederatedData,
+    arrangement: Arrangement,
     cohort: Cohort,
     groups: list[Group],
     broadcast: Broadcast,
@@ -89,7 +97,7 @@ def run_groups(
     before.
     """
     said = [
-        _run_one(kernel, number, data, cohort, index, *given)
+        _run_one(kernel, number, data, arrangement, cohort, index, *given)
         for index, given in enumerate(
             zip(groups, [broadcast] * len(groups), states, draws, strict=True)
         )
@@ -99,9 +107,9 @@ def run_groups(
     return Said(
         functools.reduce(trees.add, [part.total for part in said]),
         [part.states[0] for part in said],
-        _in_order(data, [part.info for part in said]),
+        _in_order(arrangement, [part.info for part in said]),
         sum(part.bits for part in said),
-        _in_order(data, [part.active for part in said]),
+        _in_order(arrangement, [part.active for part in said]),
     )
 
 
@@ -109,6 +117,7 @@ def _run_one(
     kernel: FederatedKernel,
     number: int,
     data: FederatedData,
+    arrangement: Arrangement,
     cohort: Cohort,
     index: int,
     group: Group,
@@ -117,11 +126,11 @@ def _run_one(
     drawn: ArrayTree,
 ) -> Said:
     """Run the steps of one group of a cohort, the `index`-th, and sum its messages."""
-    if data.layout is not None:
+    if arrangement.layout is not None:
         given = (cohort, index, group, broadcast, old, drawn)
-        return run_laid_out(kernel, number, data, *given)
+        return run_laid_out(kernel, number, data, arrangement, *given)
     participation, phase = kernel.participation, kernel.phases[number]
-    codes, new, info = run_group(kernel, number, data, group, broadcast, drawn, old)
+    codes, new, info = run_group(kernel, number, data, arrangement, group, broadcast, drawn, old)
     like, own = phase.message_like(trees.shapes_of(broadcast)), group.cohort
     message = decoded(phase, codes, own, old, like)
     bits = trees.num_bits(message)
@@ -134,7 +143,7 @@ def _run_one(
     return Said(total, [new], info, bits, own.active)
 
 
-def _in_order(data: FederatedData, parts: list[ArrayTree]) -> ArrayTree:
-    assert data.buckets is not None
-    place = data.buckets.place
+def _in_order(arrangement: Arrangement, parts: list[ArrayTree]) -> ArrayTree:
+    assert arrangement.buckets is not None
+    place = arrangement.buckets.place
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[place], *parts)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Broadcast, Cohort, FederatedKernel
-from fedmcmc.data import AXIS, FederatedData, Layout, Part
+from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
+from fedmcmc.rounds._arrangement import AXIS, Arrangement, Layout, Part
 from fedmcmc.rounds._groups import Group, Said, one_by_one, run_group
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
 from fedmcmc.rounds._phases import decoded
@@ -18,6 +19,7 @@ def run_laid_out(
     kernel: FederatedKernel,
     number: int,
     data: FederatedData,
+    arrangement: Arrangement,
     cohort: Cohort,
     index: int,
     group: Group,
@@ -30,14 +32,16 @@ def run_laid_out(
     With the totals ``"gather"`` every device gets all messages and sums them in the order of the
     cohort, as one device would; with ``"psum"`` it sums its own, and the devices' sums are added.
     """
-    layout = data.layout
+    layout = arrangement.layout
     assert layout is not None
     participation, phase = kernel.participation, kernel.phases[number]
     everyone, part = participation.cohort_size is None, layout.parts[index]
     if len(layout.parts) > 1 and everyone:
         cohort = jax.tree.map(lambda leaf: leaf[part.members], cohort)
     if everyone:
-        codes, new, info = run_group(kernel, number, data, group, broadcast, draws, old)
+        codes, new, info = run_group(
+            kernel, number, data, arrangement, group, broadcast, draws, old
+        )
     else:
         here = layout.owned(group.cohort.ids)
         given = (kernel, number, data, group, broadcast, draws, old, here)

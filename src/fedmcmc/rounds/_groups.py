@@ -1,17 +1,15 @@
 """Clients that are computed together: draws and steps of a part of a cohort."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
 
 from fedmcmc._types import ArrayTree, Broadcast, Client, Cohort, FederatedKernel, StepInfo
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import largest_of_batch
+from fedmcmc.rounds._arrangement import Arrangement
 from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
 __all__ = ["Group", "Said", "one_by_one", "prepare_group", "run_group"]
@@ -48,40 +46,18 @@ def prepare_group(
         client = data.client(group.cohort.ids[0], group.cohort.weight[0], group.bound)
         return prepare_client(kernel, number, rng_key, round_, shapes, client)
 
-    def prepare(mapped: tuple[Array, Array], fixed: tuple[Any, ...]) -> ArrayTree:
-        (ids, weight), (kernel_, data_, key, round__) = mapped, fixed
+    def one(client: Client) -> ArrayTree:
+        return prepare_client(kernel, number, rng_key, round_, shapes, client)
 
-        def one(client: Client) -> ArrayTree:
-            return prepare_client(kernel_, number, key, round__, shapes, client)
-
-        clients = data_.client(ids, weight, group.bound)
-        return jax.vmap(one, in_axes=(data_.client_axes(group.bound),))(clients)
-
-    fixed = (kernel, data, rng_key, round_)
-    return _spread(prepare, data.mesh, (group.cohort.ids, group.cohort.weight), fixed)
-
-
-def _spread(
-    fn: Callable[[Any, Any], ArrayTree], mesh: Mesh | None, mapped: ArrayTree, fixed: ArrayTree
-) -> ArrayTree:
-    """Return ``fn(mapped, fixed)``, the first axis of `mapped` and of the result over devices."""
-    if mesh is None:
-        return fn(mapped, fixed)
-    num = jax.tree.leaves(mapped)[0].shape[0]
-    # Devices compute equally many; the copies at the end are dropped.
-    places = np.arange(num + -num % mesh.shape["clients"]) % num
-    everyone, clients = PartitionSpec(), PartitionSpec("clients")
-    parallel = jax.shard_map(
-        fn, mesh=mesh, in_specs=(clients, everyone), out_specs=clients, check_vma=False
-    )
-    result = parallel(jax.tree.map(lambda leaf: leaf[places], mapped), fixed)
-    return jax.tree.map(lambda leaf: leaf[:num], result)
+    clients = data.client(group.cohort.ids, group.cohort.weight, group.bound)
+    return jax.vmap(one, in_axes=(data.client_axes(group.bound),))(clients)
 
 
 def run_group(
     kernel: FederatedKernel,
     number: int,
     data: FederatedData,
+    arrangement: Arrangement,
     group: Group,
     broadcast: Broadcast,
     draws: ArrayTree,
@@ -89,7 +65,8 @@ def run_group(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     """Return codes, new states and reports of the clients of a group, leaves ``[size, ...]``."""
     ids, weight = group.cohort.ids, group.cohort.weight
-    if data.at_a_time == 1 and data.mesh is None:
+    at_a_time = arrangement.clients_at_a_time
+    if at_a_time == 1:
         return one_by_one(kernel, number, data, group, broadcast, draws, old)
     if ids.shape[0] == 1:
         client = data.client(ids[0], weight[0], group.bound)
@@ -97,13 +74,20 @@ def run_group(
         outputs = client_step(kernel, number, Prepared(draws), broadcast, own, client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
 
-    def run(
-        mapped: ArrayTree, fixed: tuple[FederatedKernel, FederatedData, Broadcast]
-    ) -> ArrayTree:
-        return _run_together(mapped, *fixed, number, group.bound)
+    def step(drawn: ArrayTree, own: ArrayTree, client: Client) -> ArrayTree:
+        return client_step(kernel, number, Prepared(drawn), broadcast, own, client)
 
     result: tuple[ArrayTree, ArrayTree, StepInfo]
-    result = _spread(run, data.mesh, (draws, old, ids, weight), (kernel, data, broadcast))
+    if at_a_time is None or at_a_time >= ids.shape[0]:
+        every = jax.vmap(step, in_axes=(0, 0, data.client_axes(group.bound)))
+        result = every(draws, old, data.client(ids, weight, group.bound))
+        return result
+
+    def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
+        drawn, own, index, weight_ = given
+        return step(drawn, own, data.client(index, weight_, group.bound))
+
+    result = jax.lax.map(one, (draws, old, ids, weight), batch_size=at_a_time)
     return result
 
 
@@ -150,29 +134,3 @@ def one_by_one(
         0, largest_of_batch(num_here), body, zeros
     )
     return result
-
-
-def _run_together(
-    mapped: tuple[ArrayTree, ArrayTree, Array, Array],
-    kernel: FederatedKernel,
-    data: FederatedData,
-    broadcast: Broadcast,
-    number: int,
-    bound: int,
-) -> ArrayTree:
-    """Run the steps of some clients: all at once, or so many at a time as the data says."""
-    draws, old, ids, weight = mapped
-    at_a_time = data.at_a_time
-
-    def step(drawn: ArrayTree, own: ArrayTree, client: Client) -> ArrayTree:
-        return client_step(kernel, number, Prepared(drawn), broadcast, own, client)
-
-    if at_a_time is None or at_a_time >= ids.shape[0]:
-        every = jax.vmap(step, in_axes=(0, 0, data.client_axes(bound)))
-        return every(draws, old, data.client(ids, weight, bound))
-
-    def one(given: tuple[ArrayTree, ArrayTree, Array, Array]) -> ArrayTree:
-        drawn, own, index, weight_ = given
-        return step(drawn, own, data.client(index, weight_, bound))
-
-    return jax.lax.map(one, mapped, batch_size=None if at_a_time == 1 else at_a_time)

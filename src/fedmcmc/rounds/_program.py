@@ -17,9 +17,18 @@ from jax.sharding import PartitionSpec
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
-from fedmcmc.data import AXIS, CHAINS, FederatedData, state_specs
+from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, streams
+from fedmcmc.rounds._arrangement import (
+    AXIS,
+    CHAINS,
+    TOGETHER,
+    Arrangement,
+    Places,
+    arranged,
+    state_specs,
+)
 from fedmcmc.rounds._simulate import RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
 
@@ -97,17 +106,22 @@ def block_length(
     keys: Array,
     state: FederatedState,
     num_bytes: int = PREPARED_BYTES,
+    arrangement: Arrangement = TOGETHER,
 ) -> int:
     """Return how many rounds are prepared at a time; depends on shapes alone."""
-    size = prepared_bytes(kernel, data, keys, state) * keys.shape[0]
+    size = prepared_bytes(kernel, data, keys, state, arrangement) * keys.shape[0]
     return int(min(max(num_bytes // max(size, 1), 1), MAX_BLOCK))
 
 
 def prepared_bytes(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    arrangement: Arrangement = TOGETHER,
 ) -> int:
     """Return the size of what is drawn for one round of one chain."""
-    prepared = _first_prepared.trace(kernel, data, keys, state).out_info
+    prepared = _first_prepared.trace(kernel, data, arrangement, keys, state).out_info
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
 
 
@@ -135,9 +149,10 @@ def kept_shapes(
     keys: Array,
     state: FederatedState,
     collect: Collect | None,
+    arrangement: Arrangement = TOGETHER,
 ) -> Kept:
     """Return the shapes of what one round of one chain keeps."""
-    return traced_round(kernel, data, keys, state, collect).out_info
+    return traced_round(kernel, data, keys, state, collect, arrangement).out_info
 
 
 def traced_round(
@@ -146,9 +161,10 @@ def traced_round(
     keys: Array,
     state: FederatedState,
     collect: Collect | None,
+    arrangement: Arrangement = TOGETHER,
 ) -> Any:
     """Return the trace (``jaxpr``, ``out_info``) of one round of one chain."""
-    return _first_kept.trace(kernel, data, keys, state, collect=collect)
+    return _first_kept.trace(kernel, data, arrangement, keys, state, collect=collect)
 
 
 def needs_canonical(
@@ -157,26 +173,33 @@ def needs_canonical(
     keys: Array,
     state: FederatedState,
     collect: Collect | None,
+    arrangement: Arrangement = TOGETHER,
 ) -> bool:
     """Return whether a round holds convolutions and runs where a loop makes those slow."""
     if {device.platform for device in keys.devices()} != {"cpu"}:
         return False
-    return convolutions.holds_convolution(traced_round(kernel, data, keys, state, collect).jaxpr)
+    traced = traced_round(kernel, data, keys, state, collect, arrangement)
+    return convolutions.holds_convolution(traced.jaxpr)
 
 
 @jax.jit
 def _first_prepared(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+    kernel: FederatedKernel,
+    data: FederatedData,
+    arrangement: Arrangement,
+    keys: Array,
+    state: FederatedState,
 ) -> ArrayTree:
     # Never run: traced for its shapes, and jit remembers the trace.
     broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
-    return prepare_round(kernel, data, keys[0], broadcast, broadcast.round)
+    return prepare_round(kernel, data, keys[0], broadcast, broadcast.round, arrangement)
 
 
 @partial(jax.jit, static_argnames=("collect",))
 def _first_kept(
     kernel: FederatedKernel,
     data: FederatedData,
+    arrangement: Arrangement,
     keys: Array,
     state: FederatedState,
     *,
@@ -184,8 +207,9 @@ def _first_kept(
 ) -> Kept:
     # Never run, as above.
     key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
-    prepared = prepare_round(kernel, data, key, first.broadcast, first.broadcast.round)
-    first, info = run_round(kernel, data, first, *prepared)
+    broadcast = first.broadcast
+    prepared = prepare_round(kernel, data, key, broadcast, broadcast.round, arrangement)
+    first, info = run_round(kernel, data, first, *prepared, arrangement)
     return _keep(kernel, collect, key, first, info)
 
 
@@ -205,6 +229,7 @@ def run_rounds(
     *,
     thinning: int = 1,
     collect: Collect | None = None,
+    placement: Places | None = None,
 ) -> tuple[FederatedState, Records]:
     """Run rounds of one chain: a pure function, to be compiled, mapped and composed.
 
@@ -229,6 +254,9 @@ def run_rounds(
         Static: of every `thinning` rounds the last is kept.
     collect
         ``(state, RoundInfo) -> pytree``, what is kept of a round; by default the kernel's draw.
+    placement
+        Static. A `fedmcmc.Placement` on one device: how many clients are computed together
+        (`clients_at_a_time`), and in how many groups of similar size (`num_buckets`).
 
     Returns
     -------
@@ -240,7 +268,7 @@ def run_rounds(
     Raises
     ------
     ValueError
-        If a count is no positive integer.
+        If a count is no positive integer, or `placement` asks for more than one device.
 
     Examples
     --------
@@ -264,25 +292,27 @@ def run_rounds(
     num_rounds = positive_integer(num_rounds, "num_rounds")
     thinning = positive_integer(thinning, "thinning")
     kernel, key = as_functions(kernel), as_key(rng_key)
+    arrangement = arranged(placement, kernel, data)
     data = data.pooled() if kernel.participation.pooled else data
     # One loop for all chains that are mapped over, whose rounds are the same.
     first = largest_of_batch(state.broadcast.round)
     kernel = schedules.tabulate(kernel, first, num_rounds)
     keys, states = jax.tree.map(lambda leaf: leaf[None], (key, state))
     given = (kernel, data, keys, states)
-    shapes = kept_shapes(*given, collect)
+    shapes = kept_shapes(*given, collect, arrangement)
     plan = Plan(first, first + num_rounds, first, jnp.int32(thinning), jnp.int32(0))
     chain: Any = partial(
         _run_chain,
-        block=min(block_length(*given), num_rounds),
+        block=min(block_length(*given, arrangement=arrangement), num_rounds),
         capacity=num_rounds // thinning,
         collect=collect,
     )
     if jax.default_backend() == "cpu" and convolutions.holds_convolution(
-        traced_round(*given, collect).jaxpr
+        traced_round(*given, collect, arrangement).jaxpr
     ):
-        data, chain = data.chunked(1), convolutions.canonical(chain)
-    segment: Segment = chain(kernel, data, plan, {}, shapes, key, state, {})
+        arrangement = replace(arrangement, clients_at_a_time=1)
+        chain = convolutions.canonical(chain)
+    segment: Segment = chain(kernel, data, arrangement, plan, {}, shapes, key, state, {})
     kept = jax.tree.map(lambda leaf: leaf[:-1], segment.kept)
     return segment.state, Records(kept.draw, kept.info)
 
@@ -296,6 +326,7 @@ def run_segment(
     plan: Plan,
     accumulators: Streams,
     found: dict[str, ArrayTree],
+    arrangement: Arrangement = TOGETHER,
     *,
     block: int,
     capacity: int,
@@ -308,21 +339,22 @@ def run_segment(
     `capacity` of zero keeps no draws. With `canonical`, which `needs_canonical` tells, convolutions
     are rewritten, and clients and chains run one after the other.
 
-    Where the data has a layout, each device of its mesh runs its own chains and clients.
+    Where the arrangement has a layout, each device of its mesh runs its own chains and clients.
     """
     run = partial(_run, block=block, capacity=capacity, collect=collect, canonical=canonical)
-    given = (kernel, data, keys, state, plan, accumulators, found)
-    if data.layout is None:
+    given = (kernel, data, keys, state, plan, accumulators, found, arrangement)
+    layout = arrangement.layout
+    if layout is None:
         return run(*given)
     one = PartitionSpec()
-    chains: Any = PartitionSpec(CHAINS if CHAINS in data.layout.mesh.shape else None)
-    states = state_specs(data.layout.mesh)
+    chains: Any = PartitionSpec(CHAINS if CHAINS in layout.mesh.shape else None)
+    states = state_specs(layout.mesh)
     everywhere = jax.tree.map(lambda leaf: one, data)
     rows = replace(everywhere, rows=jax.tree.map(lambda leaf: PartitionSpec(AXIS), data.rows))
     parallel = jax.shard_map(
         run,
-        mesh=data.layout.mesh,
-        in_specs=(one, rows, chains, states, one, one, chains),
+        mesh=layout.mesh,
+        in_specs=(one, rows, chains, states, one, one, chains, one),
         out_specs=Segment(states, chains, chains, chains, chains),
         check_vma=False,
     )
@@ -338,20 +370,25 @@ def _run(
     plan: Plan,
     accumulators: Streams,
     found: dict[str, ArrayTree],
+    arrangement: Arrangement = TOGETHER,
     *,
     block: int,
     capacity: int,
     collect: Collect | None,
     canonical: bool,
 ) -> Segment:
-    shapes = kept_shapes(kernel, data, keys, state, collect) if capacity else Kept((), {})
+    shapes = (
+        kept_shapes(kernel, data, keys, state, collect, arrangement) if capacity else Kept((), {})
+    )
     if canonical:
-        data = data.chunked(1)  # batched over positions, convolutions become grouped ones
+        # Batched over positions, convolutions become grouped ones.
+        arrangement = replace(arrangement, clients_at_a_time=1)
 
     chain = partial(
         _run_chain,
         kernel,
         data,
+        arrangement,
         plan,
         accumulators,
         shapes,
@@ -372,6 +409,7 @@ def _run(
 def _run_chain(
     kernel: FederatedKernel,
     data: FederatedData,
+    arrangement: Arrangement,
     plan: Plan,
     accumulators: Streams,
     shapes: Kept,
@@ -391,14 +429,15 @@ def _run_chain(
     def run_block(b: Array, carry: Segment) -> Segment:
         begin = jnp.asarray(b * block, jnp.int32)  # a loop that is not compiled counts in Python
         rounds = begin + jnp.arange(block, dtype=jnp.int32)
-        prepared = jax.vmap(lambda r: prepare_round(kernel, data, key, start.broadcast, r))(rounds)
+        prepared = jax.vmap(
+            lambda r: prepare_round(kernel, data, key, start.broadcast, r, arrangement)
+        )(rounds)
 
         def one_round(number: Array, carry: Segment) -> Segment:
             round_ = jnp.asarray(number, jnp.int32)
             drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
-            return _advance(
-                kernel, data, key, plan, capacity, collect, accumulators, round_, drawn, carry
-            )
+            given = (key, plan, capacity, collect, accumulators, round_, drawn, carry)
+            return _advance(kernel, data, arrangement, *given)
 
         low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
         return jax.lax.fori_loop(low, high, one_round, carry)
@@ -410,6 +449,7 @@ def _run_chain(
 def _advance(
     kernel: FederatedKernel,
     data: FederatedData,
+    arrangement: Arrangement,
     key: Array,
     plan: Plan,
     capacity: int,
@@ -422,7 +462,9 @@ def _advance(
     # The state's own round number has a chain axis; with the loop's, which has none, a schedule or
     # a condition on the round stays one for all chains.
     broadcast = carry.state.broadcast._replace(round=round_)
-    state, info = run_round(kernel, data, carry.state._replace(broadcast=broadcast), *drawn)
+    start = carry.state._replace(broadcast=broadcast)
+    cohort, draws = drawn
+    state, info = run_round(kernel, data, start, cohort, draws, arrangement)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
     new = _keep(kernel, collect, key, state, info)

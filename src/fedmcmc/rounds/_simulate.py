@@ -20,8 +20,10 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, streams
+from fedmcmc.rounds._arrangement import TOGETHER, Arrangement, Places, arranged
 from fedmcmc.rounds._cohorts import all_states, groups_of, own_states, prepare_group, run_groups
 from fedmcmc.rounds._phases import Prepared, prepare_server, prepare_shared, server_step
+from fedmcmc.rounds._starts import initialize
 
 __all__ = ["RoundInfo", "Simulation", "simulate"]
 
@@ -83,7 +85,9 @@ class Simulation(NamedTuple):
     step: Callable[[Array, FederatedState], tuple[FederatedState, RoundInfo]]
 
 
-def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
+def simulate(
+    kernel: FederatedKernel, data: FederatedData, *, placement: Places | None = None
+) -> Simulation:
     """Bind `kernel` to `data`: one step is one round of communication.
 
     Parameters
@@ -93,6 +97,9 @@ def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
     data
         Every client's rows. A compiled caller holds them as constants; `fedmcmc.sample` passes
         them as arguments.
+    placement
+        A `fedmcmc.Placement` on one device: how many clients are computed together
+        (`clients_at_a_time`), and in how many groups of similar size (`num_buckets`).
 
     Examples
     --------
@@ -108,29 +115,36 @@ def simulate(kernel: FederatedKernel, data: FederatedData) -> Simulation:
     (1, 1)
     """
     kernel = as_functions(kernel)
+    arrangement = arranged(placement, kernel, data)
     rows = data.pooled() if kernel.participation.pooled else data
 
     def init(position: ArrayTree, rng_key: Array | None = None) -> FederatedState:
         key = jax.random.key(0) if rng_key is None else as_key(rng_key)
-        return kernel.init(key, position, rows)
+        return initialize(kernel, key, position, rows, arrangement)
 
     def step(rng_key: Array, state: FederatedState) -> tuple[FederatedState, RoundInfo]:
         rng_key = as_key(rng_key)
-        prepared = prepare_round(kernel, rows, rng_key, state.broadcast, state.broadcast.round)
-        return run_round(kernel, rows, state, *prepared)
+        broadcast = state.broadcast
+        given = (rng_key, broadcast, broadcast.round, arrangement)
+        return run_round(kernel, rows, state, *prepare_round(kernel, rows, *given), arrangement)
 
     return Simulation(init, step)
 
 
 def prepare_round(
-    kernel: FederatedKernel, data: FederatedData, rng_key: Array, like: Broadcast, round_: Array
+    kernel: FederatedKernel,
+    data: FederatedData,
+    rng_key: Array,
+    like: Broadcast,
+    round_: Array,
+    arrangement: Arrangement = TOGETHER,
 ) -> tuple[Cohort, RoundDraws]:
     """Draw the cohort of a round and all that is random in its steps and at the server."""
     participation = kernel.participation
     shapes = trees.shapes_of(like)
     cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
     shared = prepare_shared(kernel, rng_key, round_, shapes)
-    groups = groups_of(participation, data, cohort)
+    groups = groups_of(participation, data, arrangement, cohort)
     numbers = range(len(kernel.phases))
     server = [prepare_server(kernel, n, rng_key, round_, shapes) for n in numbers]
     clients = [
@@ -146,11 +160,12 @@ def run_round(
     state: FederatedState,
     cohort: Cohort,
     draws: RoundDraws,
+    arrangement: Arrangement = TOGETHER,
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
     round_, participation = state.broadcast.round, kernel.participation
-    groups = groups_of(participation, data, cohort)
-    states = own_states(participation, data, groups, state.clients)
+    groups = groups_of(participation, data, arrangement, cohort)
+    states = own_states(participation, arrangement, groups, state.clients)
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
     up, down, most_up, most_down = [], [], 0, 0
     active = cohort.active
@@ -159,6 +174,7 @@ def run_round(
             kernel,
             number,
             data,
+            arrangement,
             cohort._replace(active=active),
             groups,
             broadcast,
@@ -172,7 +188,8 @@ def run_round(
             # A message is sent before it is left out; who has sent one such sends no other.
             up[-1], down[-1] = (jnp.where(active, sent[-1], 0) for sent in (up, down))
             active = said.active
-            groups = groups_of(participation, data, cohort._replace(active=active))
+            cohort_now = cohort._replace(active=active)
+            groups = groups_of(participation, data, arrangement, cohort_now)
         most_up, most_down = most_up + said.bits, most_down + most_sent
         broadcast, server, server_info = server_step(
             kernel, number, Prepared(drawn), broadcast, server, said.total
@@ -198,7 +215,7 @@ def run_round(
         num_lost=_num_lost(active, said.info.usable),
         num_excluded=_num_excluded(participation, cohort.active, active),
     )
-    clients = all_states(participation, data, groups, state.clients, states)
+    clients = all_states(participation, arrangement, groups, state.clients, states)
     return FederatedState(broadcast, server, clients), info
 
 

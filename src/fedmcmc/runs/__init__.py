@@ -12,6 +12,6 @@ from fedmcmc.runs._sample import local_positions as local_positions
 from fedmcmc.runs._sample import sample as sample
 from fedmcmc.runs._starts import check_counts as check_counts
 from fedmcmc.runs._starts import check_data as check_data
-from fedmcmc.runs._starts import laid_out as laid_out
+from fedmcmc.runs._starts import chosen as chosen
 from fedmcmc.runs._starts import start as start
 from fedmcmc.runs._starts import start_positions as start_positions

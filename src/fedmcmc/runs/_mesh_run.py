@@ -10,9 +10,9 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
-from fedmcmc.data import (
-    CHAINS,
-    Layout,
+from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.placement import (
+    Placed,
     agreed,
     all_equal,
     combined,
@@ -21,13 +21,10 @@ from fedmcmc.data import (
     on_words,
     put,
     several,
-    state_specs,
 )
-from fedmcmc.diagnostics import StoppingRule
-from fedmcmc.placement import Placed
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Keeper, Samples, ZarrReader
-from fedmcmc.rounds import Kept
+from fedmcmc.rounds import CHAINS, Arrangement, Kept, Layout, state_specs
 from fedmcmc.runs._errors import NonFiniteError
 from fedmcmc.runs._run import Keeping, Run
 from fedmcmc.storage import Checkpoint, Saved, digest, digests_of_clients
@@ -39,7 +36,8 @@ class MeshRun(Run):
     """A run whose clients' rows and states lie on the devices that compute with them.
 
     Shapes are those of a run on one device, and so is what a checkpoint holds, which another mesh
-    can go on from. Of `state`, `ids` are the clients whose states this process has.
+    can go on from. Of `state`, `ids` are the clients whose states this process has; `plain` is how
+    one device would compute the clients.
 
     Where several processes share the mesh, all of them run this alike: each asks for the same
     segments, all get the draws, and the first one writes.
@@ -49,14 +47,15 @@ class MeshRun(Run):
         self,
         kernel: FederatedKernel,
         placed: Placed,
+        plain: Arrangement,
         keys: Array,
         keeping: Keeping,
         state: FederatedState,
         until: StoppingRule | None,
         ids: np.ndarray,
     ) -> None:
-        assert placed.data.layout is not None
-        self.layout: Layout = placed.data.layout
+        assert placed.arrangement.layout is not None
+        self.layout: Layout = placed.arrangement.layout
         self.mesh = self.layout.mesh
         self.places, self.slots = (
             np.asarray(table) for table in (self.layout.places, self.layout.slots)
@@ -72,8 +71,9 @@ class MeshRun(Run):
             return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
         self.shapes = shapes._replace(clients=jax.tree.map(of_all, shapes.clients))
-        super().__init__(kernel, placed.plain, keys, keeping, state, until, like=self.shapes)
-        self.data = placed.data
+        given = (kernel, placed.plain, keys, keeping, state, until)
+        super().__init__(*given, like=self.shapes, arrangement=plain)
+        self.data, self.arrangement = placed.data, placed.arrangement
         self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
         self._restore_found(self.found)

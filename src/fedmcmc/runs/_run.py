@@ -17,6 +17,8 @@ from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.records import Keeper, MemoryKeeper, Samples, ZarrKeeper
 from fedmcmc.rounds import (
+    TOGETHER,
+    Arrangement,
     Collect,
     Kept,
     Plan,
@@ -71,6 +73,7 @@ class Run:
         until: StoppingRule | None = None,
         *,
         like: FederatedState | None = None,
+        arrangement: Arrangement = TOGETHER,
     ) -> None:
         # `like` has the shapes of the state in the program of one device, which tell the length
         # of blocks, and with it what a round's numbers are made of.
@@ -78,7 +81,8 @@ class Run:
         # for the first and the later segments.
         state = jax.tree.map(trees.strong, state)
         self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
-        self.state, self.until, self.plain = state, until, (data, keys)
+        self.state, self.until, self.plain = state, until, (data, arrangement, keys)
+        self.arrangement = arrangement
         self.start = largest(state)
         like = trees.shapes_but_keys(state) if like is None else like
         self.buffer_bytes = BUFFER_BYTES
@@ -87,9 +91,9 @@ class Run:
         # used, and a run that goes on need not have one for round 0.
         tabulated = schedules.tabulate(kernel, 0, 1, 0)
         given = (tabulated, data, keys, like)
-        shapes = kept_shapes(*given, keeping.collect)
-        self.canonical = needs_canonical(*given, keeping.collect)
-        self.pace = pace_of(block_length(*given))
+        shapes = kept_shapes(*given, keeping.collect, arrangement)
+        self.canonical = needs_canonical(*given, keeping.collect, arrangement)
+        self.pace = pace_of(block_length(*given, arrangement=arrangement))
         self.found = first_found(shapes, len(keys), keeping.accumulators)
         self.keeper = self._keeper(shapes)
         zero = np.zeros(len(keys), np.int64)
@@ -163,11 +167,12 @@ class Run:
         checkpoint = self.keeping.checkpoint
         if checkpoint is None:
             return
-        data, keys = self.plain
+        data, arrangement, keys = self.plain
         like = self._whole_shapes()
         identity: dict[str, Any] = fingerprint(
             self.kernel,
             data,
+            arrangement,
             self._rows_digest(),
             keys,
             like._replace(broadcast=self._host(self.state.broadcast)),
@@ -199,7 +204,7 @@ class Run:
         self._restore_found(saved.found)
 
     def _rows_digest(self) -> str:
-        data, _ = self.plain
+        data, *_ = self.plain
         if self.keeping.by_client:
             words = digests_of_clients(data, np.arange(data.num_clients))
             return digest((words, np.asarray(data.size)))
@@ -321,11 +326,11 @@ class Run:
         return segment
 
     def _compute(self, at: int, stop: int, plan: Plan, capacity: int) -> Segment:
-        return self._call(self.data, self.state, at, stop, plan, capacity)
+        return self._call(self.arrangement, self.state, at, stop, plan, capacity)
 
     def _call(
         self,
-        data: FederatedData,
+        arrangement: Arrangement,
         state: FederatedState,
         at: int,
         stop: int,
@@ -334,12 +339,13 @@ class Run:
     ) -> Segment:
         return run_segment(
             schedules.tabulate(self.kernel, at, self.pace.longest, stop - at),
-            data,
+            self.data,
             self.keys,
             state,
             plan,
             self.keeping.accumulators,
             self.found,
+            arrangement,
             block=self.pace.block,
             capacity=capacity,
             collect=self.keeping.collect,

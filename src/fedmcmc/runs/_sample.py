@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,12 @@ from jax import Array
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
-from fedmcmc.data import ClientLoader, FederatedData, is_first, several
+from fedmcmc.data import ClientLoader, FederatedData
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.placement import HostStore, check_mesh, chosen_layout
+from fedmcmc.placement import Placement, check_fits, is_first, several
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Collect, RoundInfo
@@ -53,13 +54,12 @@ def sample(
     until: StoppingRule | None = None,
     max_rounds: int | None = None,
     surrogates: Gaussian | None = None,
-    client_store: HostStore | None = None,
     streams: Mapping[str, Accumulator] | None = None,
     keep_draws: bool = True,
     draws_to: str | Path | None = None,
     checkpoint: Checkpoint | None = None,
     mesh: Mesh | None = None,
-    totals: Literal["gather", "psum"] = "gather",
+    placement: Placement | None = None,
 ) -> Samples:
     """Run `kernel` on `data` and keep draws.
 
@@ -101,9 +101,6 @@ def sample(
     surrogates
         One `Gaussian` a client for its likelihood (`fedmcmc.surrogates`): what
         `fedmcmc.predict_bias` makes of them is printed before the run.
-    client_store
-        Where clients' states lie, if not on the device: see `fedmcmc.HostStore`. `collect` then
-        sees the states of coming cohorts alone.
     streams
         Accumulators by name (`fedmcmc.streaming`) that take in every kept draw on the device, or
         what `collect` made of it; what they found is in ``samples.streams``.
@@ -116,14 +113,11 @@ def sample(
         Where and how often the run writes down where it is; the same call then goes on after an
         interruption. See `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
     mesh
-        Devices to run on: each holds the rows and the states of its own clients along the axis
-        ``clients`` (balanced by rows), and its own chains along an axis ``chains``, if there is
-        one. They may be those of several processes, all of which make this call: see
-        `fedmcmc.distributed`.
-    totals
-        With `mesh`, how messages are summed: ``"gather"`` sends them all to every device, which
-        sums them in the order of one device; ``"psum"`` sends the devices' own sums, which is less,
-        and rounds otherwise.
+        Devices to run on, short for ``placement=Placement(mesh=mesh)``.
+    placement
+        Where clients and chains lie, and how many clients are computed together: see
+        `fedmcmc.Placement`. With a store for the clients' states `collect` sees those of coming
+        cohorts alone.
 
     Returns
     -------
@@ -154,13 +148,11 @@ def sample(
         )
     kernel = as_functions(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
-    if client_store is not None:
-        _check_store(kernel, client_store, mesh)
-    spread, data = chosen_layout(mesh, totals, kernel, data, spreads=client_store is None)
-    if spread is not None:
-        check_mesh(spread.mesh, kernel, data, num_chains)
+    placement = _placement(placement, mesh)
+    check_fits(placement, kernel, num_chains)
+    client_store = placement.client_store
     sites = None if client_store is None else client_store.directory
-    if several() and spread is None:
+    if several() and placement.mesh is None:
         _check_no_files(checkpoint, draws_to, sites)
         checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
     else:
@@ -173,12 +165,12 @@ def sample(
         by_client, hands_on = isinstance(data, ClientLoader), hands_on_interrupts(checkpoint)
         keeping = keeping._replace(by_client=by_client, hands_on_interrupts=hands_on)
         given = Given(kernel, keys, keeping, position, state, until, surrogates)
-        if spread is not None:
-            run = on_mesh(given, data, spread)
+        if placement.mesh is not None:
+            run = on_mesh(given, data, placement)
         else:
             if isinstance(data, ClientLoader):
                 data = data.load()
-            run = on_one_device(given, data, client_store)
+            run = on_one_device(given, data, placement)
         with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
             return run.go(num_burnin, most, thinning, bar)
 
@@ -216,22 +208,19 @@ def _check_no_files(*written: Any) -> None:
         raise ValueError(
             "Each process of this run would write the same files (checkpoint, draws_to, those of "
             "the store): give mesh=, over which they share one run, or leave these out where there "
-            "can be no mesh (pooled rows, client_store=)."
+            "can be no mesh (pooled rows, a client_store)."
         )
 
 
-def _check_store(kernel: FederatedKernel, client_store: Any, mesh: Any) -> None:
-    if not isinstance(client_store, HostStore):
-        raise TypeError(
-            f"client_store must be a fedmcmc.HostStore, got {type(client_store).__name__}."
-        )
+def _placement(placement: Any, mesh: Any) -> Placement:
+    """Return where the run lies, from the argument and its shorthand."""
+    if placement is None:
+        return Placement(mesh=mesh)
+    expect(placement, Placement, "placement")
     if mesh is not None:
-        raise ValueError("Give mesh= or client_store=, and not both.")
-    if kernel.participation.cohort_size is None:
-        raise ValueError(
-            "With client_store= only a cohort's states are on the device: use a participation that "
-            "chooses a cohort, uniform(cohort_size) or categorical(...)."
-        )
+        raise ValueError("Give mesh= or placement=, and not both: Placement(mesh=mesh, ...).")
+    chosen: Placement = placement
+    return chosen
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

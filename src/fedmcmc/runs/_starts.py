@@ -1,5 +1,6 @@
 """Where runs start: checks of what is given, first states, and how clients are computed."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,15 +9,15 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
+from fedmcmc.placement import combined
 from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
+from fedmcmc.rounds import TOGETHER, Arrangement, initialize
 
-__all__ = ["check_counts", "check_data", "check_state", "laid_out", "start", "start_positions"]
+__all__ = ["check_counts", "check_data", "check_state", "chosen", "start", "start_positions"]
 
-CACHE_BYTES = 2**20
-"""Above this size of all rows, devices of a CPU take clients that move by themselves one by one."""
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
-"""So does a CPU that is one device, from so many clients a round and bytes of positions on."""
+"""From so many clients per round and bytes of positions on, a CPU takes them one by one."""
 
 
 def check_data(data: Any) -> None:
@@ -43,7 +44,11 @@ def check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
 
 
 def check_state(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, state: FederatedState
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    state: FederatedState,
+    arrangement: Arrangement = TOGETHER,
 ) -> None:
     if jnp.shape(state.broadcast.round) != (len(keys),):
         raise ValueError(
@@ -51,9 +56,10 @@ def check_state(
             f"as in Samples.state; its round has shape {jnp.shape(state.broadcast.round)}."
         )
     # Also runs the kernel's own checks of the data, as a fresh start would.
-    init = jax.vmap(kernel.init, in_axes=(0, 0, None))
     wanted = jax.eval_shape(
-        lambda keys_, place: init(keys_, place, data), keys, state.broadcast.position
+        lambda keys_, places: _every_chain(kernel, data, keys_, places, arrangement),
+        keys,
+        state.broadcast.position,
     )
     difference = trees.first_difference(wanted, state)
     if difference:
@@ -64,11 +70,27 @@ def check_state(
 
 
 def start(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, position: ArrayTree
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    position: ArrayTree,
+    arrangement: Arrangement = TOGETHER,
 ) -> FederatedState:
     """Return the state of every chain before the first round, leaves ``[num_chains, ...]``."""
-    init_keys, places = start_positions(keys, position)
-    return jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, data)
+    return _every_chain(kernel, data, *start_positions(keys, position), arrangement)
+
+
+def _every_chain(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    places: ArrayTree,
+    arrangement: Arrangement,
+) -> FederatedState:
+    def one(key: Array, place: ArrayTree, rows: FederatedData) -> FederatedState:
+        return initialize(kernel, key, place, rows, arrangement, combine=combined)
+
+    return jax.vmap(one, in_axes=(0, 0, None))(keys, places, data)
 
 
 def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
@@ -88,22 +110,22 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
     return init_keys, places
 
 
-def laid_out(
-    kernel: FederatedKernel, data: FederatedData, keys: Array, positions: ArrayTree
-) -> FederatedData:
-    """Choose how many clients are computed together, where the data leaves it open.
+def chosen(
+    kernel: FederatedKernel,
+    num_clients: int,
+    arrangement: Arrangement,
+    keys: Array,
+    positions: ArrayTree,
+) -> Arrangement:
+    """Choose how many clients are computed together, where the arrangement leaves it open.
 
     `positions` have a leading chain axis. What one client's steps use over and over is to stay in
     the cache: measured in `benchmarks/fed_avg.py`.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
-    if not (on_cpu and kernel.clients_apart and data.at_a_time is None):
-        return data
-
-    if data.mesh is not None:
-        large = trees.num_bytes(data.rows) >= CACHE_BYTES
-    else:
-        clients = kernel.participation.cohort_size or data.num_clients
-        size = clients * trees.num_bytes(positions) // len(keys)
-        large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
-    return data.chunked(1) if large else data
+    if not (on_cpu and kernel.clients_apart and arrangement.clients_at_a_time is None):
+        return arrangement
+    clients = kernel.participation.cohort_size or num_clients
+    size = clients * trees.num_bytes(positions) // len(keys)
+    large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
+    return replace(arrangement, clients_at_a_time=1) if large else arrangement

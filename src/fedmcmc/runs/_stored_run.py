@@ -15,7 +15,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.placement import HostStore, read, write
 from fedmcmc.random import streams
-from fedmcmc.rounds import Plan, Segment
+from fedmcmc.rounds import Arrangement, Plan, Segment
 from fedmcmc.runs._run import Keeping, Run
 
 __all__ = ["StoredRun"]
@@ -25,7 +25,7 @@ class StoredRun(Run):
     """A run in segments so short that the states of their cohorts fit on the device.
 
     The program is that of a run with all states on the device; only the table in which it looks up
-    states is shorter, and `FederatedData.slots` says where a client's state lies in it.
+    states is shorter, and `Arrangement.slots` says where a client's state lies in it.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class StoredRun(Run):
         state: FederatedState,
         until: StoppingRule | None,
         store: HostStore,
+        arrangement: Arrangement,
     ) -> None:
         cohort_size = kernel.participation.cohort_size
         assert cohort_size is not None  # `sample` checks
@@ -50,12 +51,13 @@ class StoredRun(Run):
         self.reader = ThreadPoolExecutor(1)
         self.coming: _Coming | None = None
         self.ids = np.zeros(0, np.int64)
-        data = replace(data, slots=jnp.zeros(data.num_clients, jnp.int32))
+        arrangement = replace(arrangement, slots=jnp.zeros(data.num_clients, jnp.int32))
         short = jax.tree.map(
             lambda leaf: jnp.zeros((leaf.shape[0], self.num_slots, *leaf.shape[2:]), leaf.dtype),
             state.clients,
         )
-        super().__init__(kernel, data, keys, keeping, state._replace(clients=short), until)
+        given = (kernel, data, keys, keeping, state._replace(clients=short), until)
+        super().__init__(*given, arrangement=arrangement)
         self.pace = self.pace._replace(longest=min(self.pace.longest, self.rounds))
         self.state = state
 
@@ -63,9 +65,9 @@ class StoredRun(Run):
         ids, table = self._states_for(at)
         slots = np.zeros(self.data.num_clients, np.int32)
         slots[ids] = np.arange(len(ids))
-        data = replace(self.data, slots=jnp.asarray(slots))
+        arrangement = replace(self.arrangement, slots=jnp.asarray(slots))
         state = self.state._replace(clients=jax.tree.map(jnp.asarray, table))
-        segment = self._call(data, state, at, stop, plan, capacity)
+        segment = self._call(arrangement, state, at, stop, plan, capacity)
         self.ids = ids
         # Read while the device computes, and renewed in `_take` where this segment changes it.
         self.coming = self._ahead(stop)

@@ -109,7 +109,7 @@ class Checkpoint:
         except DamagedFileError as error:
             raise CheckpointError(
                 f"{error} Put back a copy of it, or delete {self.directory} and the files of "
-                "draws_to= and client_store= to start anew."
+                "draws_to= and of the store to start anew."
             ) from error
         if files and set(files) <= set(known):
             return True

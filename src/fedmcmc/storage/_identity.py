@@ -12,7 +12,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules
-from fedmcmc.rounds import Collect, Streams, traced_round
+from fedmcmc.rounds import Arrangement, Collect, Streams, traced_round
 from fedmcmc.storage._descriptions import describe, first_difference
 from fedmcmc.storage._digests import digest
 from fedmcmc.streaming import Accumulator
@@ -30,6 +30,7 @@ _SET = re.compile(r"frozenset\(\{([^}]*)\}\)")
 def fingerprint(
     kernel: FederatedKernel,
     data: FederatedData,
+    arrangement: Arrangement,
     rows: str,
     keys: Array,
     state: FederatedState,
@@ -43,7 +44,7 @@ def fingerprint(
 
     Parameters
     ----------
-    kernel, data, keys, state, collect, accumulators, found
+    kernel, data, arrangement, keys, state, collect, accumulators, found
         Of the run; `state` and `found` (of the accumulators) are its first. Of `data` and of the
         clients' states shapes are enough.
     rows
@@ -51,7 +52,9 @@ def fingerprint(
     """
     first = int(np.asarray(state.broadcast.round).reshape(-1)[0])
     numbers = schedules.tabulate(kernel, first, SCHEDULED_ROUNDS, 0)
-    traced = traced_round(schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect)
+    traced = traced_round(
+        schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect, arrangement
+    )
     program, draw = traced.jaxpr, traced.out_info.draw
     return {
         ROWS: rows,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmcmc.data import agreed, is_first
+from fedmcmc.placement import agreed, is_first
 from fedmcmc.storage._checkpoints import Checkpoint
 from fedmcmc.storage._files import CheckpointError
 

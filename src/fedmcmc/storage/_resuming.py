@@ -77,9 +77,9 @@ def resumable(
 
     Notes
     -----
-    `draws_to` and the directory of a `client_store` must be the same in every attempt, as for any
-    run with a checkpoint. What a program does between calls is done again. The directory grows to
-    the size of the last two states and the draws of all calls.
+    `draws_to` and the directory of a `HostStore` must be the same in every attempt, as for any run
+    with a checkpoint. What a program does between calls is done again. The directory grows to the
+    size of the last two states and the draws of all calls.
 
     Examples
     --------

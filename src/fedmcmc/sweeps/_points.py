@@ -16,7 +16,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules
-from fedmcmc.rounds import Collect, Plan, Segment, prepare_round, run_segment
+from fedmcmc.rounds import Arrangement, Collect, Plan, Segment, prepare_round, run_segment
 
 __all__ = ["Points", "points_of", "prepares_alike", "run_points", "start_points", "structure"]
 
@@ -83,6 +83,7 @@ def run_points(
     state: FederatedState,
     plan: Plan,
     *,
+    arrangement: Arrangement,
     points: Points,
     rest: Points,
     num_points: int,
@@ -108,6 +109,7 @@ def run_points(
             plan,
             {},
             {},
+            arrangement,
             block=block,
             capacity=capacity,
             collect=collect,

@@ -11,7 +11,15 @@ from jax import Array
 from fedmcmc._types import FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import num_bytes, schedules
-from fedmcmc.rounds import PREPARED_BYTES, Collect, Plan, Segment, block_length
+from fedmcmc.rounds import (
+    PREPARED_BYTES,
+    TOGETHER,
+    Arrangement,
+    Collect,
+    Plan,
+    Segment,
+    block_length,
+)
 from fedmcmc.runs import BUFFER_BYTES, Keeping, Run, pace_of
 from fedmcmc.sweeps._points import Points, points_of, prepares_alike, run_points
 
@@ -27,8 +35,8 @@ class SteadyRun(Run):
     It ends where all are.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.first_bad = np.full(len(self.keys), -1)
 
     def _stop(self, first_bad: np.ndarray, *_: Any) -> None:
@@ -51,10 +59,12 @@ class PointsRun(SteadyRun):
         collect: Collect | None,
         state: FederatedState,
         max_bytes: int,
+        arrangement: Arrangement = TOGETHER,
     ) -> None:
         data, keys = on[0]
         everyones = jnp.concatenate([keys_ for _, keys_ in on])
-        super().__init__(kernels[0], data, everyones, Keeping(collect), state)
+        given = (kernels[0], data, everyones, Keeping(collect), state)
+        super().__init__(*given, arrangement=arrangement)
         self.kernels, self.points = kernels, points
         self.rest = points_of(on)
         self.rest_leaves = self.rest.stack(on)
@@ -65,7 +75,7 @@ class PointsRun(SteadyRun):
         prepared = min(PREPARED_BYTES, max_bytes // 4)
         distinct = keys if prepares_alike(*own) else everyones
         tabulated = schedules.tabulate(kernels[0], 0, 1, 0)
-        self.pace = pace_of(block_length(tabulated, data, distinct, state, prepared))
+        self.pace = pace_of(block_length(tabulated, data, distinct, state, prepared, arrangement))
         self.buffer_bytes = min(BUFFER_BYTES, max_bytes // 4)
 
     def _leaves_at(self, at: int, num_rounds: int, num_used: int) -> list[Array]:
@@ -77,20 +87,20 @@ class PointsRun(SteadyRun):
 
     def _call(
         self,
-        data: FederatedData,
+        arrangement: Arrangement,
         state: FederatedState,
         at: int,
         stop: int,
         plan: Plan,
         capacity: int,
     ) -> Segment:
-        del data  # among the leaves
         return run_points(
             self._leaves_at(at, self.pace.longest, stop - at),
             self.rest_leaves,
             state,
             plan,
             points=self.points,
+            arrangement=arrangement,
             rest=self.rest,
             num_points=len(self.kernels),
             block=self.pace.block,

@@ -10,8 +10,16 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import num_bytes, schedules
-from fedmcmc.rounds import Collect, Kept, kept_shapes, needs_canonical, prepared_bytes
-from fedmcmc.runs import Keeping, laid_out, start, start_positions
+from fedmcmc.rounds import (
+    TOGETHER,
+    Arrangement,
+    Collect,
+    Kept,
+    kept_shapes,
+    needs_canonical,
+    prepared_bytes,
+)
+from fedmcmc.runs import Keeping, chosen, start, start_positions
 from fedmcmc.sweeps._points import points_of, start_points
 from fedmcmc.sweeps._points_run import PointsRun, SteadyRun
 from fedmcmc.sweeps._sweep_results import Results, Rounds
@@ -25,7 +33,7 @@ class Group(NamedTuple):
     indices: list[int]  # of the grid's points
     kernels: list[FederatedKernel]
     data: FederatedData
-    rows: FederatedData  # the same, laid out as rounds are to be computed
+    arrangement: Arrangement
     example: FederatedState  # of one seed's chains
     shapes: Kept
     canonical: bool  # whether convolutions are rewritten, one chain at a time
@@ -55,11 +63,12 @@ class Sampler(NamedTuple):
         pooled = data.pooled() if own[0].participation.pooled else data
         keys = self.keys(0)
         state = start(own[0], pooled, keys, self.position)
-        rows = laid_out(own[0], pooled, keys, state.broadcast.position)
+        given = (pooled.num_clients, TOGETHER, keys, state.broadcast.position)
+        arrangement = chosen(own[0], *given)
         tabulated = schedules.tabulate(own[0], 0, 1, 0)
-        shapes = kept_shapes(tabulated, rows, keys, state, self.collect)
-        canonical = needs_canonical(tabulated, rows, keys, state, self.collect)
-        return Group(indices, own, pooled, rows, state, shapes, canonical)
+        shapes = kept_shapes(tabulated, pooled, keys, state, self.collect, arrangement)
+        canonical = needs_canonical(tabulated, pooled, keys, state, self.collect, arrangement)
+        return Group(indices, own, pooled, arrangement, state, shapes, canonical)
 
 
 class Bar(NamedTuple):
@@ -80,7 +89,8 @@ def one_by_one(group: Group, sampler: Sampler, results: Results, bar: Any) -> No
         init_keys, places = start_positions(keys, sampler.position)
         for i, kernel in zip(group.indices, group.kernels, strict=True):
             state = jax.vmap(kernel.init, in_axes=(0, 0, None))(init_keys, places, group.data)
-            run = SteadyRun(kernel, group.rows, keys, Keeping(sampler.collect), state)
+            given = (kernel, group.data, keys, Keeping(sampler.collect), state)
+            run = SteadyRun(*given, arrangement=group.arrangement)
             _go(run, [i], range(seed, seed + 1), 1, sampler.rounds, results, Bar(bar, 1))
 
 
@@ -104,10 +114,12 @@ def together(group: Group, sampler: Sampler, results: Results, bar: Any) -> None
             )
             run: SteadyRun
             if num_points == 1:  # an axis of length one would cost a fifth of the speed
-                run = SteadyRun(kernels[0], group.rows, keys, Keeping(sampler.collect), state)
+                given = (kernels[0], group.data, keys, Keeping(sampler.collect), state)
+                run = SteadyRun(*given, arrangement=group.arrangement)
             else:
-                on = [(group.rows, keys)] * num_points
-                run = PointsRun(some, points, on, sampler.collect, state, sampler.max_bytes)
+                on = [(group.data, keys)] * num_points
+                settings = (sampler.collect, state, sampler.max_bytes, group.arrangement)
+                run = PointsRun(some, points, on, *settings)
             counted = Bar(bar, len(indices) * len(seeds))
             _go(run, indices, seeds, num_seeds, sampler.rounds, results, counted)
 
@@ -137,7 +149,7 @@ def _at_once(group: Group, sampler: Sampler) -> tuple[int, int]:
     # The state before and after a round, one draw, one round's randomness.
     size = 2 * num_bytes(group.example) + sampler.num_chains * (
         num_bytes(group.shapes)
-        + prepared_bytes(tabulated, group.rows, sampler.keys(0), group.example)
+        + prepared_bytes(tabulated, group.data, sampler.keys(0), group.example, group.arrangement)
     )
     fits = max(sampler.max_bytes // 2 // max(size, 1), 1)
 

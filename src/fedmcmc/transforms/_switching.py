@@ -19,6 +19,8 @@ def switch(
     data: FederatedData,
     state: FederatedState,
     rng_key: Array | None = None,
+    *,
+    clients: Array | None = None,
 ) -> FederatedState:
     """Return the state with which `kernel` goes on from where another kernel's run ended.
 
@@ -36,6 +38,9 @@ def switch(
         ``samples.state``, with a leading chain axis, or the state of one chain.
     rng_key
         For kernels whose start is random.
+    clients
+        Ids ``[n]`` of those whose states are made, all by default: a `fedmcmc.HostStore` starts
+        some at a time.
 
     Examples
     --------
@@ -72,7 +77,7 @@ def switch(
     round_, position = state.broadcast.round, state.broadcast.position
 
     def start(key_: Array, place: Any) -> FederatedState:
-        return kernel.init(key_, place, rows)
+        return kernel.init(key_, place, rows, clients)
 
     if jnp.ndim(round_) == 0:
         fresh = start(key, position)

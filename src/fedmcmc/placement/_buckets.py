@@ -1,40 +1,11 @@
 """Clients grouped by size."""
 
-from dataclasses import dataclass, field
-
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.tree_util import register_dataclass
 
-__all__ = ["Buckets", "by_size", "cheapest_ends"]
+from fedmcmc.rounds import Buckets
 
-
-@register_dataclass
-@dataclass(frozen=True)
-class Buckets:
-    """Clients grouped by size.
-
-    Attributes
-    ----------
-    order
-        ``[num_clients]`` int32, ids from the smallest client to the largest.
-    place
-        ``[num_clients]`` int32, where each client stands in `order`.
-    bounds
-        Static, one ``(end, max_size)`` a bucket: it holds ``order[previous end:end]``.
-    """
-
-    order: Array
-    place: Array
-    bounds: tuple[tuple[int, int], ...] = field(metadata={"static": True})
-
-    def groups(self) -> list[tuple[Array, int]]:
-        """Return the ids in each bucket and the size of its largest client."""
-        ends = [end for end, _ in self.bounds]
-        starts = [0, *ends[:-1]]
-        sizes = [size for _, size in self.bounds]
-        return [(self.order[a:b], size) for a, b, size in zip(starts, ends, sizes, strict=True)]
+__all__ = ["by_size", "cheapest_ends"]
 
 
 def by_size(sizes: np.ndarray, num_buckets: int) -> Buckets:
