@@ -161,3 +161,16 @@ def test_rounds_on_one_device_refuse_other_devices_and_stores():
 def test_a_placement_names_what_differs_from_the_default():
     assert repr(fedmcmc.Placement()) == "Placement()"
     assert repr(fedmcmc.Placement(num_buckets=3)) == "Placement(num_buckets=3)"
+
+
+def test_a_run_says_where_it_is(capsys):
+    kernel, nested = KERNELS["lsd"](POSITIONS["nested"], Given()), POSITIONS["nested"]
+    placement = fedmcmc.Placement.over_devices(clients_at_a_time=2, num_buckets=2)
+    samples = fedmcmc.sample(KEY, kernel, DATA, nested, num_rounds=3, placement=placement)
+    assert samples.placement == placement
+    words = "one device, 2 clients at a time, at most 2 groups by size"
+    assert str(samples.placement) == words and words in capsys.readouterr().err
+    psum = fedmcmc.Placement(jax.make_mesh((1,), ("clients",)), "psum")
+    assert str(psum) == "one device, clients together, totals by psum"
+    stored = fedmcmc.Placement(clients_at_a_time=1, client_store=fedmcmc.HostStore())
+    assert str(stored) == "one device, clients one by one, states in a store"

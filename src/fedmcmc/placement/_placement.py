@@ -91,6 +91,37 @@ class Placement:
             if self.mesh is not None:
                 raise ValueError("Give mesh= or client_store=, and not both.")
 
+    @classmethod
+    def over_devices(
+        cls,
+        *,
+        totals: Literal["gather", "psum"] = "gather",
+        clients_at_a_time: int | None = None,
+        num_buckets: int | None = None,
+    ) -> "Placement":
+        """Return a placement over all devices of this process.
+
+        A CPU is one device unless JAX is told otherwise before it starts:
+        ``jax.config.update("jax_num_cpu_devices", 2)`` makes two, so that a run uses two cores. Of
+        one device there is no mesh.
+
+        Parameters
+        ----------
+        totals, clients_at_a_time, num_buckets
+            As of `Placement`.
+
+        Examples
+        --------
+        >>> import fedmcmc
+        >>> print(fedmcmc.Placement.over_devices(clients_at_a_time=1))
+        one device, clients one by one
+        """
+        devices = jax.local_devices()
+        if len(devices) == 1:
+            return cls(clients_at_a_time=clients_at_a_time, num_buckets=num_buckets)
+        mesh = Mesh(np.asarray(devices), (AXIS,))
+        return cls(mesh, totals, clients_at_a_time, num_buckets)
+
     def arrangement(self, data: FederatedData | ClientLoader) -> Arrangement:
         """Return how a program computes the clients of `data` together.
 
@@ -123,6 +154,21 @@ class Placement:
                 "clients_at_a_time and num_buckets alone."
             )
         return self.arrangement(data)
+
+    def __str__(self) -> str:
+        """Say in words where a run is."""
+        size = 1 if self.mesh is None else self.mesh.size
+        at_a_time = {None: "clients together", 1: "clients one by one"}.get(
+            self.clients_at_a_time, f"{self.clients_at_a_time} clients at a time"
+        )
+        words = ["one device" if size == 1 else f"{size} devices", at_a_time]
+        if self.num_buckets not in (None, 1):
+            words.append(f"at most {self.num_buckets} groups by size")
+        if self.totals != "gather":
+            words.append(f"totals by {self.totals}")
+        if self.client_store is not None:
+            words.append("states in a store")
+        return ", ".join(words)
 
     def __repr__(self) -> str:
         """Name what differs from the default."""

@@ -8,9 +8,12 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree, FederatedState
+from fedmcmc.placement import Placement
 from fedmcmc.pytrees import trees
 
 __all__ = ["Samples"]
+
+ONE_DEVICE = Placement()
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class Samples:
         ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
     streams
         What the accumulators of ``sample(..., streams=...)`` found, by their names.
+    placement
+        Where the run was, with what it chose by itself; ``print(samples.placement)`` says it in
+        words.
     """
 
     draws: ArrayTree
@@ -49,6 +55,7 @@ class Samples:
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
     stopped: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)
+    placement: Placement = ONE_DEVICE
 
     @property
     def num_chains(self) -> int:

@@ -62,8 +62,18 @@ def on_one_device(given: Given, data: FederatedData, placement: Placement) -> Ru
     given.print_prediction(data, state)
     arrangement = chosen(kernel, rows.num_clients, arrangement, keys, state.broadcast.position)
     if client_store is None or trees.is_empty(state.clients):
-        return Run(kernel, rows, keys, keeping, state, until, arrangement=arrangement)
-    return StoredRun(kernel, rows, keys, keeping, state, until, client_store, arrangement)
+        return Run(
+            kernel,
+            rows,
+            keys,
+            keeping,
+            state,
+            until,
+            arrangement=arrangement,
+            placement=placement,
+        )
+    where = (client_store, arrangement, placement)
+    return StoredRun(kernel, rows, keys, keeping, state, until, *where)
 
 
 def on_mesh(given: Given, data: FederatedData | ClientLoader, placement: Placement) -> Run:
@@ -92,4 +102,4 @@ def on_mesh(given: Given, data: FederatedData | ClientLoader, placement: Placeme
     plain = chosen(kernel, data.num_clients, plain, keys, state.broadcast.position)
     on_devices = replace(placed.arrangement, clients_at_a_time=plain.clients_at_a_time)
     placed = placed._replace(arrangement=on_devices)
-    return MeshRun(kernel, placed, plain, keys, keeping, state, until, ids)
+    return MeshRun(kernel, placed, plain, placement, keys, keeping, state, until, ids)

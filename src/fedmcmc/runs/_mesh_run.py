@@ -13,6 +13,7 @@ from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.placement import (
     Placed,
+    Placement,
     agreed,
     all_equal,
     combined,
@@ -48,6 +49,7 @@ class MeshRun(Run):
         kernel: FederatedKernel,
         placed: Placed,
         plain: Arrangement,
+        placement: Placement,
         keys: Array,
         keeping: Keeping,
         state: FederatedState,
@@ -72,7 +74,7 @@ class MeshRun(Run):
 
         self.shapes = shapes._replace(clients=jax.tree.map(of_all, shapes.clients))
         given = (kernel, placed.plain, keys, keeping, state, until)
-        super().__init__(*given, like=self.shapes, arrangement=plain)
+        super().__init__(*given, like=self.shapes, arrangement=plain, placement=placement)
         self.data, self.arrangement = placed.data, placed.arrangement
         self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)

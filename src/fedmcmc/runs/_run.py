@@ -3,6 +3,7 @@
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.placement import Placement
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.records import Keeper, MemoryKeeper, Samples, ZarrKeeper
 from fedmcmc.rounds import (
@@ -43,6 +45,7 @@ from fedmcmc.storage import Checkpoint, Saved, Saver, digest, digests_of_clients
 
 __all__ = ["Keeping", "Run"]
 
+ONE_DEVICE = Placement()
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
 
@@ -74,6 +77,7 @@ class Run:
         *,
         like: FederatedState | None = None,
         arrangement: Arrangement = TOGETHER,
+        placement: Placement = ONE_DEVICE,
     ) -> None:
         # `like` has the shapes of the state in the program of one device, which tell the length
         # of blocks, and with it what a round's numbers are made of.
@@ -82,7 +86,7 @@ class Run:
         state = jax.tree.map(trees.strong, state)
         self.kernel, self.data, self.keys, self.keeping = kernel, data, keys, keeping
         self.state, self.until, self.plain = state, until, (data, arrangement, keys)
-        self.arrangement = arrangement
+        self.arrangement, self.placement = arrangement, placement
         self.start = largest(state)
         like = trees.shapes_but_keys(state) if like is None else like
         self.buffer_bytes = BUFFER_BYTES
@@ -374,6 +378,12 @@ class Run:
             self._take(self._segment(at, round_, capacity), at, round_)
         raise non_finite(self.samples(), first_bad, round_)
 
+    def chosen_placement(self) -> Placement:
+        """Return where the run is, with what was chosen by itself."""
+        # Where convolutions are rewritten, clients run one after the other.
+        at_a_time = 1 if self.canonical else self.arrangement.clients_at_a_time
+        return replace(self.placement, clients_at_a_time=at_a_time)
+
     def samples(self) -> Samples:
         """Return what was kept so far."""
         kept = self.keeper.all()
@@ -390,4 +400,5 @@ class Run:
             self.kernel.constrain_fn,
             self.stopped,
             results,
+            self.chosen_placement(),
         )

@@ -171,7 +171,8 @@ def sample(
             if isinstance(data, ClientLoader):
                 data = data.load()
             run = on_one_device(given, data, placement)
-        with tqdm(total=most, unit="round", disable=not progress) as bar, alone():
+        where = str(run.chosen_placement())
+        with tqdm(total=most, unit="round", desc=where, disable=not progress) as bar, alone():
             return run.go(num_burnin, most, thinning, bar)
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import StoppingRule
-from fedmcmc.placement import HostStore, read, write
+from fedmcmc.placement import HostStore, Placement, read, write
 from fedmcmc.random import streams
 from fedmcmc.rounds import Arrangement, Plan, Segment
 from fedmcmc.runs._run import Keeping, Run
@@ -38,6 +38,7 @@ class StoredRun(Run):
         until: StoppingRule | None,
         store: HostStore,
         arrangement: Arrangement,
+        placement: Placement,
     ) -> None:
         cohort_size = kernel.participation.cohort_size
         assert cohort_size is not None  # `sample` checks
@@ -57,7 +58,7 @@ class StoredRun(Run):
             state.clients,
         )
         given = (kernel, data, keys, keeping, state._replace(clients=short), until)
-        super().__init__(*given, arrangement=arrangement)
+        super().__init__(*given, arrangement=arrangement, placement=placement)
         self.pace = self.pace._replace(longest=min(self.pace.longest, self.rounds))
         self.state = state
 
