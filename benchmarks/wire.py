@@ -60,7 +60,7 @@ Numbers that are not normal (differences to a memory, gradients with many zeros)
 ## How fast
 
 One million standard normal numbers, compressed; processor time on one core, {machine}, and
-megabytes of the float32 vector a second.
+megabytes of the float32 vector per second.
 
 {speeds}
 
@@ -84,7 +84,7 @@ def page() -> str:
     return TEXT.format(
         table=rows,
         speeds=_markdown(
-            ("compressor", "bits a number", "encode", "decode"),
+            ("compressor", "bits per number", "encode", "decode"),
             [
                 (f"`{name}`", f"{bits:.2f}", *(f"{s:.3f} s, {4 / s:,.0f} MB/s" for s in seconds))
                 for name, (bits, *seconds) in speeds().items()
@@ -163,7 +163,7 @@ def _like(d):
 
 
 def speeds():
-    """Return, for each compressor, bits a number and seconds to encode and to decode."""
+    """Return, for each compressor, bits per number and seconds to encode and to decode."""
     compressors = {f"quantize({2**p})": compression.quantize(2**p) for p in BITS}
     compressors |= {f"sparsify({q})": compression.sparsify(q) for q in FRACTIONS}
     compressors["identity()"] = compression.identity()
@@ -227,7 +227,7 @@ def bench() -> None:
         for way, s in zip(("encode", "decode"), seconds, strict=True):
             print(
                 f"{f'wire, 1e6 of {name}, {way}':<44}{4 / s:>12,.0f} MB/s"
-                f"{s:>20.3f}   goal: under 0.5 s ({bits:.2f} bits a number)"
+                f"{s:>20.3f}   goal: under 0.5 s ({bits:.2f} bits per number)"
             )
     for name, (alone, both) in counting().items():
         print(row(f"{name} and bits, 50 x 7850", 1 / both, "calls/s", both / alone, "over encode"))

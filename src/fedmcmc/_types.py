@@ -112,7 +112,7 @@ class Posterior(NamedTuple):
     logprior_fn
         ``position -> []``, log density of the prior.
     loglikelihood_fn
-        ``(position, batch) -> [batch_size]``, one term a row.
+        ``(position, batch) -> [batch_size]``, one term per row.
     resample_fn
         ``(rng_key, position, batch) -> batch`` with outcomes drawn from the model.
     constrain_fn

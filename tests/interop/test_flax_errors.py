@@ -118,7 +118,7 @@ def test_what_is_no_module(module, message):
         (dict(likelihood="gaussian", noise_scale=1.0), r"one number for each outcome.*\(4, 1\)"),
         (dict(noise_scale=1.0), "noise_scale belongs to likelihood='gaussian'"),
         (dict(likelihood="bernoulli", module=nn.Dense(1)), "must be 0 or 1"),
-        (dict(likelihood=lambda outputs, batch: outputs), r"one real term a row, shape \(4,\)"),
+        (dict(likelihood=lambda outputs, batch: outputs), r"one real term per row, shape \(4,\)"),
         (dict(prior_scale=-1.0), "prior_scale must be positive and finite, got -1.0"),
         (dict(prior_scale=np.inf), "prior_scale must be positive and finite"),
         (dict(prior_scale=np.ones(2)), r"broadcast to the shape \(3,\), got shape \(2,\)"),

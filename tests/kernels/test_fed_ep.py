@@ -316,7 +316,7 @@ def test_bad_settings_are_named():
         (
             dict(participation=fedmcmc.categorical(cohort_size=2)),
             ValueError,
-            "at most once a round",
+            "at most once per round",
         ),
         (dict(server_optimizer=0.1), TypeError, "server_optimizer must be an optax"),
     ):

@@ -298,7 +298,7 @@ def test_one_trace_serves_all_numbers():
         (dict(tolerance=-1.0), "tolerance must be a finite number above 0"),
         (dict(tolerance=np.inf), "tolerance must be a finite number above 0"),
         (dict(tolerance=[1.0, 0.0, 1.0, 1.0]), "tolerance must hold finite numbers above 0"),
-        (dict(step_size=np.ones((2, 2))), "one number a client, got an array of shape"),
+        (dict(step_size=np.ones((2, 2))), "one number per client, got an array of shape"),
         (dict(num_local_steps=0), "num_local_steps must be a positive integer, got 0"),
         (dict(num_local_steps=2.5), "num_local_steps must be a positive integer, got 2.5"),
         (dict(num_local_steps=None), "num_local_steps must be a positive integer, got None"),

@@ -35,7 +35,7 @@ BAD = {
     "label negative": (lambda: metrics.accuracy(P[0], Y[0] - 9), r"labels must lie in \[0, 4\)"),
     "labels float": (lambda: metrics.accuracy(P[0], Y[0] * 1.0), "labels must be integers"),
     "labels bool": (lambda: metrics.accuracy(P[0], Y[0] > 1), "got dtype bool"),
-    "number of labels": (lambda: metrics.accuracy(P[0], Y[0][1:]), "one a row"),
+    "number of labels": (lambda: metrics.accuracy(P[0], Y[0][1:]), "one per row"),
     "leading axes": (lambda: metrics.accuracy(P, Y[:2]), "Leading axes must broadcast"),
     "classes": (lambda: metrics.agreement(P[0], P[0][:6]), "same rows and classes"),
     "num_bins": (lambda: metrics.expected_calibration_error(P, Y, 0), "num_bins must be"),
@@ -113,7 +113,7 @@ def test_clear_errors(case):
 
 
 def test_shapes_are_checked_while_tracing_and_so_are_constants():
-    with pytest.raises(ValueError, match="one a row"):
+    with pytest.raises(ValueError, match="one per row"):
         jax.jit(metrics.accuracy)(P[0], Y[0][1:])
     with pytest.raises(ValueError, match="labels must lie"):
         jax.jit(lambda p: metrics.accuracy(p, Y[0] + 4))(P[0])

@@ -94,7 +94,7 @@ def fsgld(q=None, **settings):
                     num_local_steps=1,
                 )
             ),
-            r"one term a row, shape \(11,\) for 11 rows, got \(\)",
+            r"one term per row, shape \(11,\) for 11 rows, got \(\)",
         ),
         (
             lambda: run(lsd(), position=jnp.zeros((2, 2))),
@@ -300,7 +300,7 @@ def test_a_state_must_fit_like_a_fresh_start():
     again = run(kernel, state=samples.state)
     assert again.num_chains == 2
     for other in (fsgld(surrogates(3)), fsgld(surrogates(2, 5))):
-        with pytest.raises(ValueError, match="one Gaussian a client"):
+        with pytest.raises(ValueError, match="one Gaussian per client"):
             run(other, state=samples.state)
     with pytest.raises(ValueError, match="state does not fit"):
         run(kernel, state=samples.state, num_chains=3)

@@ -526,7 +526,7 @@ def test_without_a_position_the_posterior_says_where_to_start(location):
         (dict(num_burnin=-1), "num_burnin"),
         (dict(thinning=0), "thinning"),
         (dict(step_size=-0.1), "step_size must be positive"),
-        (dict(step_size=np.ones(3)), r"one a client, \(4,\)"),
+        (dict(step_size=np.ones(3)), r"one per client, \(4,\)"),
         (dict(prior_fraction=-1.0), "prior_fraction"),
         (dict(shrinkage=1.5), "shrinkage must lie"),
         (dict(batch_size=0), "batch_size"),

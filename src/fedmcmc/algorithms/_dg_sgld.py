@@ -36,12 +36,12 @@ def dg_sgld(
         smoothness (largest curvature) of the client's own log density; the paper takes
         ``tolerance / (2 * (tolerance * smoothness + 1))``.
     num_local_steps
-        Steps a round.
+        Steps per round.
     tolerance
         Variance by which a client's copy may differ from the server's position: a number or
         schedule of the round, or ``[num_clients]``.
     batch_size
-        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them,
+        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them,
         which is DG-LMC.
     temperature
         Multiplies the variance of all noise.

@@ -121,7 +121,7 @@ def fa_hmc(
         Leapfrog step, ``eta``, a number or schedule of the round. It must stay below two over the
         root of the largest curvature of any client's weighted loss (times the inverse mass matrix).
     num_integration_steps
-        Leapfrog steps a trajectory, ``L``. With one, this is `fa_ld` at ``step_size ** 2 / 2``.
+        Leapfrog steps per trajectory, ``L``. With one, this is `fa_ld` at ``step_size ** 2 / 2``.
     num_local_steps
         Trajectories between two communications, ``T``, each with a new momentum. Where clients
         differ in curvature, more than one leapfrog step or trajectory biases the mean;
@@ -139,7 +139,7 @@ def fa_hmc(
     control_variate
         Whether clients move along gradients relative to those at the start of the round, plus the
         mean of all clients' there (`fedmcmc.scaffold`); the mean of a Gaussian target is then exact
-        for any number of steps, at the price of one more exchange a round. Everyone must take part.
+        for any number of steps, at the price of one more phase per round. Everyone must take part.
     inverse_mass_matrix
         Shaped as the position for a diagonal, or ``[d, d]`` over the raveled position; the identity
         by default.

@@ -43,16 +43,16 @@ def fed_avg(
         As from optax; its state starts anew in every round, and a schedule in it counts local
         steps.
     num_local_epochs, num_local_steps
-        Either passes over a client's rows a round, each in a new order, or steps on minibatches
+        Either passes over a client's rows per round, each in a new order, or steps on minibatches
         drawn with replacement.
     batch_size
-        Rows a step, an integer; ``None`` for all of a client's. Where an epoch is not a multiple of
-        it, its last step takes the rows that are left.
+        Rows per step, an integer; ``None`` for all of a client's. Where an epoch is not a multiple
+        of it, its last step takes the rows that are left.
     server_optimizer
         As from optax: ``optax.sgd(lr, momentum)``, ``optax.adagrad``, ``optax.adam``,
         ``optax.yogi``. By default the server averages positions, ``optax.sgd(1.0)``.
     cohort_size
-        Clients a round, drawn uniformly without replacement; ``None`` for all.
+        Clients per round, drawn uniformly without replacement; ``None`` for all.
     participation
         Any other rule, in place of `cohort_size`.
     client_learning_rate, server_learning_rate
@@ -135,7 +135,7 @@ def fed_pa(
         The paper's ``rho``, at least zero; zero takes the identity for the covariance. Larger
         values trust the samples' covariance more, and need more samples or smaller steps.
     num_samples, num_burnin
-        Samples a round, and epochs (or windows) before the first.
+        Samples per round, and epochs (or windows) before the first.
     num_local_epochs
         Epochs in all, ``num_burnin + num_samples`` by default; if there are more, they are burn-in.
     num_local_steps

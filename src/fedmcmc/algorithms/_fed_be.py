@@ -43,7 +43,7 @@ def fed_be(
     client_optimizer
         As from optax; its state starts anew in every round.
     num_local_steps
-        Steps of the optimiser a round.
+        Steps of the optimizer per round.
     ensemble
         ``"gaussian"``: a normal distribution with mean and diagonal covariance of the clients'
         models, weighted by their shares of the rows; every draw is a new member.
@@ -51,7 +51,7 @@ def fed_be(
         in every round, ``sum_i g_i p_i w_i / sum_i g_i p_i`` for shares ``p_i`` and a Dirichlet
         vector ``g``; a draw is one of them.
     batch_size
-        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     learning_rate
         Multiplies the optimiser's updates: a number, or a schedule of the round.
     concentration

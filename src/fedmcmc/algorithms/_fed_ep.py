@@ -33,10 +33,11 @@ def fed_ep(
 ) -> FederatedKernel:
     """Federated expectation propagation: each client keeps and refines a site.
 
-    The approximation is the prior's factor times one Gaussian site a client. A client of the cohort
-    fits a Gaussian to its likelihood times its cavity (the approximation over its own site) and
-    sends the change of natural parameters from the approximation to that fit; server and client
-    both take it up, so that the product of prior and sites stays the approximation.
+    The approximation is the prior's factor times one Gaussian site per client. A client of the
+    cohort fits a Gaussian to its likelihood times its cavity (the approximation divided by the
+    client's own site). It sends the change of natural parameters from the approximation to that
+    fit. Server and client both apply the change, so the approximation stays the product of the
+    prior and the sites.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def fed_ep(
         How a client fits: `fedmcmc.inference.exact_gaussian`, `scaled_identity` (the paper's I),
         `mcmc` (M), `laplace` (L) or `ngvi` (V).
     cohort_size
-        Clients a round, drawn uniformly without replacement; ``None`` for all.
+        Clients per round, drawn uniformly without replacement; ``None`` for all.
     damping
         Multiplies changes, on both sides: a number or a schedule of the round. With many clients
         at once, plain steps overshoot: the released code takes one over the cohort's size. It
@@ -65,7 +66,7 @@ def fed_ep(
         ``Gaussian.uniform(position)`` for a flat one, also where the posterior has another (whose
         part a ``weight_decay`` of the clients then plays, as in the released code).
     initial_precision
-        Precision a row of the first sites, about the first position; zero for constants.
+        Precision per row of the first sites, about the first position; zero for constants.
     max_norm
         Longer changes are scaled down to this Euclidean norm; see `fedmcmc.natural`.
 
@@ -159,7 +160,7 @@ def fed_sep(
     -----
     With dense sites, Gaussian likelihoods, a flat prior and all clients one round gives the
     posterior, from any start. With diagonal sites or a scaled identity the mean at rest is biased,
-    unless clients agree; `fedmcmc.fed_ep` has no such bias, at the price of a site a client.
+    unless clients agree; `fedmcmc.fed_ep` has no such bias, at the price of one site per client.
 
     References
     ----------
@@ -197,8 +198,8 @@ def adf(
 ) -> FederatedKernel:
     """Assumed density filtering: the approximation itself is the cavity.
 
-    A client multiplies its likelihood into the approximation each time it takes part. One client a
-    round, each once, filters the data; more rounds count it again.
+    A client multiplies its likelihood into the approximation each time it takes part. With one
+    client per round and each client once, this filters the data; more rounds count it again.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ def sgld(
     step_size
         Number or schedule of the round; ``h / 2`` of Welling and Teh (2011), eq. 4.
     batch_size
-        Rows a gradient, ``None`` for all.
+        Rows per gradient, ``None`` for all.
     temperature
         Multiplies the variance of the noise.
     replace
@@ -84,11 +84,11 @@ def dsgld(
     step_size
         Number or schedule of the round; ``h / 2`` of the papers.
     num_local_steps
-        Local updates a visit, ``T``. Above one, the law drifts from the posterior to a mixture of
+        Local updates per visit, ``T``. Above one, the law drifts from the posterior to a mixture of
         the clients' tempered posteriors, proportional to
         ``prior * likelihood_s ** (1 / probabilities[s])``.
     batch_size
-        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     probabilities
         ``[num_clients]``, how often each client is visited; uniform by default.
     temperature
@@ -130,7 +130,7 @@ def fsgld(
     posterior
         The model.
     surrogates
-        One `Gaussian` a client for its likelihood, leaves ``[num_clients, ...]``; see
+        One `Gaussian` per client for its likelihood, leaves ``[num_clients, ...]``; see
         `fedmcmc.surrogates`.
     step_size, num_local_steps, batch_size, probabilities, temperature, replace
         As in `dsgld`.

@@ -1,4 +1,4 @@
-"""LSD, LSD* and LSD++, and preconditioned SGLD: a step a round along the sum of gradients.
+"""LSD, LSD* and LSD++, and preconditioned SGLD: one step per round along the sum of gradients.
 
 Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
 dynamics for Bayesian federated learning. Their ``gamma`` is `step_size`, their potentials are
@@ -39,7 +39,7 @@ def lsd(
     step_size
         Number or schedule of the round.
     batch_size
-        Rows a gradient, or below one the fraction of a client's rows; ``None`` for all of them.
+        Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     participation
         Who sends a gradient, everyone by default; see `bernoulli` (weights ``1 / p``, or
         ``b / |A|``) and `uniform` (weights ``b / a``).

@@ -1,7 +1,7 @@
 """QLSD, QLSD* and QLSD++: `lsd`, `lsd_star` and `lsd_pp` with compressed messages.
 
 Source: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: Quantised Langevin stochastic
-dynamics for Bayesian federated learning. A message is a client's gradient, one a round.
+dynamics for Bayesian federated learning. A message is a client's gradient, one per round.
 """
 
 from typing import Literal

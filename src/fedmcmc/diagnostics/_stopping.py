@@ -25,7 +25,7 @@ class StoppingRule(NamedTuple):
     Attributes
     ----------
     next_check
-        ``num_draws -> num_draws``: after how many draws a chain to ask next, given how many there
+        ``num_draws -> num_draws``: after how many draws per chain to ask next, given how many there
         were when it was asked last (zero before the first time).
     check
         ``draws -> Verdict``, where `draws` has leaves ``[num_chains, num_draws, *event]``.
@@ -48,7 +48,7 @@ def rhat_below(
 
     Both are ArviZ's, of every coordinate of the draws after burn-in: R-hat the larger of the
     rank-normalised split and folded ones, the effective sample size that of the bulk. They are
-    computed at `min_draws` draws a chain and then at each further `growth` times as many.
+    computed at `min_draws` draws per chain and then at each further `growth` times as many.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def rhat_below(
     min_ess
         Over all chains together; zero asks for R-hat alone.
     min_draws
-        Draws a chain before the first check, four at least.
+        Draws per chain before the first check, four at least.
     growth
         Above one; how much longer the chains are at each check.
 

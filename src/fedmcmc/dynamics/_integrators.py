@@ -188,7 +188,7 @@ def leapfrog(
     Parameters
     ----------
     num_steps
-        Leapfrog steps a trajectory. One of them is a step of overdamped Langevin dynamics with
+        Leapfrog steps per trajectory. One of them is a step of overdamped Langevin dynamics with
         ``step_size ** 2 / 2``.
     gradients
         Whether the two half kicks between two drifts have stochastic gradients of their own
@@ -235,7 +235,7 @@ def half_kick(
 
 
 def _later_calls(draws: ArrayTree, num_steps: int) -> ArrayTree:
-    """Return the draws behind the first call, leaves ``[num_steps, calls a step, ...]``."""
+    """Return the draws behind the first call, leaves ``[num_steps, calls per step, ...]``."""
     return jax.tree.map(
         lambda leaf: leaf[1:].reshape(num_steps, -1, *leaf.shape[1:]),
         draws,

@@ -32,9 +32,9 @@ class Length(NamedTuple):
     num_windows, num_burnin
         Windows in all, and those at the beginning of which nothing is kept.
     batch_size
-        Rows a step, where a window is an epoch; ``None`` for all of them.
+        Rows per step, where a window is an epoch; ``None`` for all of them.
     num_steps
-        Steps a window; ``None`` where it is an epoch.
+        Steps per window; ``None`` where it is an epoch.
     """
 
     num_windows: int
@@ -43,7 +43,7 @@ class Length(NamedTuple):
     num_steps: int | None = None
 
     def steps(self, client: Client) -> Array | int:
-        """Return the steps a window of this client."""
+        """Return the steps per window of this client."""
         if self.num_steps is not None:
             return self.num_steps
         return 1 if self.batch_size is None else steps_an_epoch(client.size, self.batch_size)

@@ -27,7 +27,7 @@ STRUCTURES = ("scaled_identity", "diagonal", "dense")
 @register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """A Gaussian, or one a client where every leaf has a leading client axis.
+    """A Gaussian, or one per client where every leaf has a leading client axis.
 
     Attributes
     ----------
@@ -219,7 +219,7 @@ class Gaussian:
         lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
         if len(lengths) != 1 or None in lengths:
             raise ValueError(
-                f"Need one Gaussian a client, with a leading client axis; precision_mean has "
+                f"Need one Gaussian per client, with a leading client axis; precision_mean has "
                 f"shapes {_shapes(self.precision_mean)}."
             )
         return leaves[0].shape[0]
@@ -232,7 +232,7 @@ class Gaussian:
         return self
 
     def check_clients(self, position: ArrayTree, num_clients: int) -> None:
-        """Raise `ValueError` unless this is one Gaussian a client over positions as `position`."""
+        """Raise `ValueError` unless this is one Gaussian per client, shaped as `position`."""
         wanted = jax.tree.map(lambda x: (num_clients, *jnp.shape(x)), position)
         size = trees.num_elements(jax.tree.map(jnp.asarray, position))
         precisions = {
@@ -243,7 +243,7 @@ class Gaussian:
         found = _shapes(self.precision_mean), _shapes(self.precision)
         if found != (wanted, precisions[self.structure]):
             raise ValueError(
-                f"Need one Gaussian a client: {num_clients} clients with positions of shapes "
+                f"Need one Gaussian per client: {num_clients} clients with positions of shapes "
                 f"{_shapes(position)}; the surrogates ({self.structure}) have precision_mean of "
                 f"shapes {found[0]} and precision of shapes {found[1]} (the first axis is the "
                 f"client)."

@@ -1,6 +1,6 @@
 """Expectation propagation in natural parameters: cavities, projections, what is proper.
 
-A global approximation is the product of the prior's site and one site a client,
+A global approximation is the product of the prior's site and one site per client,
 ``q = q_0 * prod_k q_k``. A client's cavity is ``q / q_k``; its likelihood times the cavity is the
 tilted distribution; the change of the global natural parameters that the tilted Gaussian asks for
 is its message.

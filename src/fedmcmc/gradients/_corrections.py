@@ -44,7 +44,7 @@ class _ByShares(ZeroSum):
         super().check(position, federation)
         if self.shares is not None and self.shares.values.shape != (federation.num_clients,):
             raise ValueError(
-                f"shares must have shape ({federation.num_clients},), one a client, got "
+                f"shares must have shape ({federation.num_clients},), one per client, got "
                 f"{self.shares.values.shape}."
             )
 
@@ -92,7 +92,7 @@ def conducive(
     estimator
         What is corrected.
     surrogates
-        One `Gaussian` a client, leaves ``[num_clients, ...]``: the client's likelihood (without
+        One `Gaussian` per client, leaves ``[num_clients, ...]``: the client's likelihood (without
         prior), proper or not.
     alpha
         Strength, a number or schedule of the round; zero switches the correction off.

@@ -1,4 +1,4 @@
-"""Epochs: minibatches that pass over a client's rows, each row once a pass, in a new order."""
+"""Epochs: minibatches that pass over a client's rows, each row once per pass, in a new order."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from fedmcmc.random import shuffle_words, shuffled
 __all__ = ["epochs", "offsets_of_call", "steps_an_epoch"]
 
 MAX_PREPARED_OFFSETS = 2**22
-"""Above this many rows a client and round, keys of the permutations are prepared instead."""
+"""Above this many rows per client and round, keys of the permutations are prepared instead."""
 
 
 class _Draws(NamedTuple):
@@ -76,7 +76,7 @@ def epochs(batch_size: int) -> GradientEstimator:
     Parameters
     ----------
     batch_size
-        Rows a call.
+        Rows per call.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def epochs(batch_size: int) -> GradientEstimator:
     -----
     Each call's estimate is unbiased up to the last minibatch of a pass, which counts as much as the
     others with fewer rows. Calls of one round are not independent; a kernel that takes one call
-    a round uses a minibatch without replacement.
+    per round uses a minibatch without replacement.
 
     Examples
     --------

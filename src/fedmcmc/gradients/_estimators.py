@@ -51,7 +51,7 @@ def sum_gradient(
     Raises
     ------
     ValueError
-        If the log likelihood does not return one term a row.
+        If the log likelihood does not return one term per row.
     """
 
     def total(position_: ArrayTree) -> Array:
@@ -59,7 +59,7 @@ def sum_gradient(
         num = jax.tree.leaves(rows)[0].shape[0]
         if terms.shape != (num,):
             raise ValueError(
-                f"loglikelihood_fn must return one term a row, shape ({num},), got {terms.shape}."
+                f"loglikelihood_fn must return one term per row, shape ({num},), got {terms.shape}."
             )
         return jnp.sum(terms if mask is None else jnp.where(mask, terms, 0))
 
@@ -200,7 +200,7 @@ class Noisy(Derived):
         super().check(position, federation)
         if self.weights is not None and self.weights.values.shape != (federation.num_clients,):
             raise ValueError(
-                f"weights must have shape ({federation.num_clients},), one a client, got "
+                f"weights must have shape ({federation.num_clients},), one per client, got "
                 f"{self.weights.values.shape}."
             )
 

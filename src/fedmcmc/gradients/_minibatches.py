@@ -19,9 +19,9 @@ from fedmcmc.random import distinct_integers, integers_below
 __all__ = ["for_batch_size", "minibatch"]
 
 MAX_PREPARED_ROWS = 2**22
-"""Above this many numbers a client and round, offsets of rows are prepared instead of rows."""
+"""Above this many numbers per client and round, offsets of rows are prepared instead of rows."""
 MAX_PREPARED_BATCH = 2**12
-"""Above this many numbers a minibatch, likewise: gathering large batches ahead only copies them."""
+"""Above this many numbers per minibatch, likewise: gathering large batches early only copies."""
 
 
 class _Draws(NamedTuple):
@@ -103,7 +103,7 @@ def minibatch(batch_size: int | float, *, replace: bool = True) -> GradientEstim
     Parameters
     ----------
     batch_size
-        Rows a call; or, between zero and one, the fraction of a client's rows, rounded down to
+        Rows per call; or, between zero and one, the fraction of a client's rows, rounded down to
         at least one row.
     replace
         Draw rows with replacement (default), else without: then a client with fewer rows than

@@ -23,9 +23,9 @@ def laplace(
 ) -> Inference:
     """Add the Fisher information at the tilted mean to the cavity's precision (variant L).
 
-    The sum over rows of squared gradients, with outcomes that the model draws, once a row and pass;
-    products of gradients where sites are dense. An estimate of minus the expected second
-    derivatives that needs no curvature and is never negative.
+    The information is the sum over rows of squared gradients, or of products of gradients where
+    sites are dense, with outcomes that the model draws once per row and pass. It estimates minus
+    the expected second derivatives, needs no curvature and is never negative.
 
     Parameters
     ----------

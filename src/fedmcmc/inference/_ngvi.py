@@ -74,7 +74,7 @@ def ngvi(
 
     From ``s = initial`` on, each step draws `num_samples` positions with precision
     ``n_k * s + cavity`` about the tilted mean and moves ``s`` to
-    ``decay * s + (1 - decay) * (their mean Fisher information a row)``. The mean stays where it
+    ``decay * s + (1 - decay) * (their mean Fisher information per row)``. The mean stays where it
     was found.
 
     Parameters
@@ -85,14 +85,14 @@ def ngvi(
         Either steps, on all rows or on minibatches drawn with replacement; or passes over the
         rows, a step a minibatch, as in the released code.
     num_samples
-        Positions a step.
+        Positions per step.
     decay
         Between zero and one, ``beta``.
     initial
-        Precision a row to start from; by default the Fisher information at the mean. Zero, as in
+        Precision per row to start from; by default the Fisher information at the mean. Zero, as in
         the released code, takes a proper cavity.
     batch_size
-        Rows a step, the same for all its positions; all of the client's by default, as in the
+        Rows per step, the same for all its positions; all of the client's by default, as in the
         paper.
     clip
         As for `laplace`, of each step's information, averaged over its positions.
@@ -177,7 +177,7 @@ class Ngvi(FisherInference):
 
         def step(i: Array, per_row: Array) -> Array:
             rows_key, sample_key = jax.random.split(draws.steps[i])
-            # One minibatch a step, which all samples share.
+            # One minibatch per step, which all samples share.
             offsets = self.length.offsets(rows_key, draws.passes, i, client)
             q = from_flat(found.mean, size * per_row + before, structure)
 

@@ -45,7 +45,7 @@ def sgd_mean(
     num_local_steps
         In place of epochs, steps from sample to sample, on rows drawn with replacement.
     batch_size
-        Rows a step; ``None`` for all of a client's.
+        Rows per step; ``None`` for all of a client's.
     num_burnin
         Epochs (or windows) before the first sample; none in the paper.
     learning_rate

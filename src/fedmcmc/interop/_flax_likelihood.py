@@ -1,4 +1,4 @@
-"""Log likelihoods of a network's outputs, one term a row, and draws of outcomes."""
+"""Log likelihoods of a network's outputs, one term per row, and draws of outcomes."""
 
 import math
 from collections.abc import Callable
@@ -58,8 +58,9 @@ def _softmax(logits: Array) -> Array:
 def _check_categorical(logits: Any, outcome: np.ndarray) -> None:
     if logits.shape[:-1] != outcome.shape or not logits.ndim:
         raise ValueError(
-            f"The categorical likelihood needs a module that returns logits, one a class on a last "
-            f"axis, shape {(*outcome.shape, 'num_classes')} for outcomes of shape {outcome.shape}; "
+            f"The categorical likelihood needs a module that returns logits, one per class on a "
+            f"last axis, shape {(*outcome.shape, 'num_classes')} for outcomes of shape "
+            f"{outcome.shape}; "
             f"got {logits.shape}."
         )
     classes = logits.shape[-1]

@@ -77,13 +77,13 @@ def example_rows(example: ArrayTree | FederatedData) -> Any:
 
 
 def check_terms(posterior: Posterior, position: ArrayTree, rows: ArrayTree) -> None:
-    """Check without compiling that the log likelihood has one real term a row."""
+    """Check without compiling that the log likelihood has one real term per row."""
     num = jax.tree.leaves(rows)[0].shape[0]
     terms = jax.eval_shape(posterior.loglikelihood_fn, position, rows)
     shape = getattr(terms, "shape", None)
     if shape != (num,) or not jnp.issubdtype(terms.dtype, jnp.floating):
         raise ValueError(
-            f"The likelihood must return one real term a row, shape ({num},), got {terms}."
+            f"The likelihood must return one real term per row, shape ({num},), got {terms}."
         )
 
 

@@ -102,7 +102,7 @@ def start_at(
         raise ValueError(
             f"The sites of the model change with the number of rows: "
             f"{sorted(other.keys() ^ trace.keys())}. A model over rows has sites with a row axis, "
-            f"not a site a row."
+            f"not one site per row."
         )
     return other
 

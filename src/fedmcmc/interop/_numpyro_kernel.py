@@ -57,7 +57,7 @@ class FederatedMCMCKernel(MCMCKernel):
     init_radius, check_rows
         As in `fedmcmc.from_numpyro`.
     surrogates
-        One `fedmcmc.Gaussian` a client over the unconstrained sites: then what the kernel is
+        One `fedmcmc.Gaussian` per client over the unconstrained sites: then what the kernel is
         expected to get wrong is printed first, see `fedmcmc.predict_bias`.
 
     Raises

@@ -60,7 +60,7 @@ def from_numpyro(
         - `logprior_fn` has the log densities of the latent sites and the log Jacobians of their
           transformations, and of observed sites and factors that do not depend on the rows
           (globals fixed by `numpyro.handlers.condition`): what counts once for the federation.
-        - `loglikelihood_fn` has the observed sites and factors with one term a row, summed over
+        - `loglikelihood_fn` has the observed sites and factors with one term per row, summed over
           all axes but that of the rows.
         - `constrain_fn` returns the latent sites in their own space and the deterministic sites
           that do not depend on the rows or on their number; others need rows
@@ -76,7 +76,7 @@ def from_numpyro(
     ValueError
         Naming the site, before anything compiles: a latent site in a plate over rows or of a
         shape that grows with them, a discrete latent site, a prior that depends on the rows, an
-        observed site or factor that depends on the rows without one term a row, a plate that
+        observed site or factor that depends on the rows without one term per row, a plate that
         subsamples, a `numpyro.param` that the density depends on; or a model that runs on no
         other number of rows than the example's.
 

@@ -183,7 +183,7 @@ def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...]) -> int
         if (first[axis], second[axis]) == COUNTS:
             return axis
     raise ValueError(
-        f"Site {name!r} depends on the rows but has not one term a row: on {COUNTS[0]} rows its "
+        f"Site {name!r} depends on the rows but has not one term per row: on {COUNTS[0]} rows its "
         f"log density has shape {first}, on {COUNTS[1]} rows {second}. The rows must be "
         f"independent given the latent sites, with one axis for them in the batch shape (a scalar "
         f"factor or a distribution over all rows together cannot be split over minibatches)."

@@ -48,7 +48,7 @@ def from_flax(
     prior_scale
         Standard deviation of the normal prior of every parameter: a number; a tree prefix of the
         position with numbers, or arrays that broadcast to the leaf; or a function
-        ``(path, leaf) -> number or array``, called once a leaf with a name like
+        ``(path, leaf) -> number or array``, called once per leaf with a name like
         ``"Dense_0.kernel"`` and its `jax.ShapeDtypeStruct`.
     likelihood
         ``"categorical"``: outputs are logits ``[n, num_classes]``, outcomes integers ``[n]``.
@@ -210,7 +210,7 @@ def _init(setup: Static[tuple[Network, Shapes]], rng_key: Array) -> ArrayTree:
 def _read_likelihood(
     likelihood: Any, noise_scale: Any, event: tuple[int, ...]
 ) -> tuple[Array, ...]:
-    """Return the likelihood's numbers, for outcomes of shape `event` a row."""
+    """Return the likelihood's numbers, for outcomes of shape `event` per row."""
     if not callable(likelihood):
         check_name(likelihood)
     if likelihood != "gaussian":

@@ -51,7 +51,7 @@ __all__ = ["averaging"]
 
 class _Draws(NamedTuple):
     momentum: ArrayTree  # leaves [num_local_steps, ...], or () where all of it is shared
-    gradient: ArrayTree  # leaves [num_local_steps, calls a trajectory, ...]
+    gradient: ArrayTree  # leaves [num_local_steps, calls per trajectory, ...]
 
 
 @register_dataclass

@@ -155,7 +155,7 @@ def consensus(
 ) -> FederatedKernel:
     """Build a kernel whose clients keep positions of their own and whose server draws in between.
 
-    The chain is one of the density of ``theta`` and of one ``z_i`` a client that is proportional
+    The chain is one of the density of ``theta`` and of one ``z_i`` per client that is proportional
     to ``prod_i density_i(z_i) exp(-|z_i - theta|^2 / (2 tolerance_i))``, with ``density_i`` the
     client's likelihood and its share of the prior. In a round each client takes `num_local_steps`
     Langevin steps in its ``z_i``, and the server then draws ``theta`` given all of them:
@@ -169,10 +169,10 @@ def consensus(
     estimator
         Of the gradient of a client's log likelihood, taken at ``z_i``.
     step_size
-        Of the clients' steps: a number or a schedule of the round, or ``[num_clients]``, one a
+        Of the clients' steps: a number or a schedule of the round, or ``[num_clients]``, one per
         client.
     num_local_steps
-        Langevin steps a client takes in a round.
+        Langevin steps per client and round.
     tolerance
         The variance by which ``z_i`` may differ from ``theta``: as `step_size`.
     temperature
@@ -207,14 +207,14 @@ def consensus(
 
 
 def _number(x: Any, name: str) -> Any:
-    """Return `x`, one positive number, a schedule, or one number a client, as leaves."""
+    """Return `x`, one positive number, a schedule, or one number per client, as leaves."""
     is_schedule = callable(x) and not isinstance(x, Array)
     array = jnp.zeros(()) if is_schedule else jnp.asarray(x)
     if array.ndim == 0:
         return schedules.number(x, name, minimum=0.0, strict=True)
     if array.ndim != 1 or not jnp.issubdtype(array.dtype, jnp.number):
         raise ValueError(
-            f"{name} must be a number, a schedule of the round, or one number a client, got an "
+            f"{name} must be a number, a schedule of the round, or one number per client, got an "
             f"array of shape {array.shape} and dtype {array.dtype}."
         )
     if not isinstance(array, jax.core.Tracer):

@@ -115,9 +115,9 @@ def distillation(
     optimizer
         As from optax; its state starts anew in every round.
     num_steps
-        Steps of the optimiser a round.
+        Steps of the optimizer per round.
     batch_size
-        Inputs a step, drawn with replacement; ``None`` for all of them.
+        Inputs per step, drawn with replacement; ``None`` for all of them.
     average_from, average_every
         The iterates that are averaged: the one after step `average_from` (counted from zero) and
         every `average_every`-th after it.

@@ -164,7 +164,7 @@ def ensemble(
         As from optax. Its state starts anew in every round, so a schedule in it counts local
         steps.
     num_local_steps
-        Steps of the optimiser a round.
+        Steps of the optimizer per round.
     learning_rate
         Multiplies the optimiser's updates: a number, or a schedule of the round. Another one
         needs no new compilation, another optimiser does.

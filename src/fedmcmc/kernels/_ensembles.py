@@ -209,7 +209,7 @@ def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10)
         Of the symmetric Dirichlet distribution, ``alpha``. Small ones make members that are close
         to single clients' models, large ones members close to the mean.
     num_models
-        Members a round. A client sends one weighted model for each, and one for the mean.
+        Members per round. A client sends one weighted model for each, and one for the mean.
 
     Raises
     ------

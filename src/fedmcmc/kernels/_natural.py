@@ -247,8 +247,8 @@ def natural(
     num_prior_samples
         Draws for these expectations.
     initial_precision
-        Precision a row of the clients' first sites, about the first position; zero for constants. A
-        schedule is read at round zero, also after `fedmcmc.switch`.
+        Precision per row of the clients' first sites, about the first position; zero for constants.
+        A schedule is read at round zero, also after `fedmcmc.switch`.
     max_norm
         Changes of a longer Euclidean norm are scaled down to it, at the client; the released code
         does so, the paper does not.

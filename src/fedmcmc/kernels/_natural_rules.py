@@ -67,8 +67,8 @@ def own_participation(participation: Participation | None, cavity: str) -> Parti
         return participation
     if participation.repeats and cavity != "global":
         raise ValueError(
-            "A client that keeps a site takes part at most once a round: use uniform(cohort_size) "
-            "or bernoulli(...), or a stateless cavity."
+            "A client that keeps a site takes part at most once per round: use "
+            "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
         )
     return replace(participation, weighted=False)
 

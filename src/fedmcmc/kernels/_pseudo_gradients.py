@@ -165,7 +165,7 @@ def pseudo_gradients(
         The model. A client minimises minus the mean over its rows of the log likelihood, and of its
         share of the log prior (``log prior / num_rows``, the same for all).
     estimator
-        Of the gradient of a client's log likelihood, one call a step of `training`.
+        Of the gradient of a client's log likelihood, one call per step of `training`.
     delta
         `displacement` or `posterior_delta`.
     training

@@ -147,7 +147,7 @@ def check_model(posterior: Posterior, position: ArrayTree, federation: Federatio
     shape = _shape_of("loglikelihood_fn", posterior.loglikelihood_fn, like, rows)
     if shape != (PROBE_ROWS,):
         raise ValueError(
-            f"loglikelihood_fn must return one term a row, shape ({PROBE_ROWS},) for "
+            f"loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "
             f"{PROBE_ROWS} rows, got {shape}."
         )
 
@@ -260,7 +260,7 @@ def client_weights(weights: Any) -> PerClient | None:
     Raises
     ------
     ValueError
-        If they are not one positive number a client, or do not sum to one.
+        If they are not one positive number per client, or do not sum to one.
     """
     if weights is None:
         return None

@@ -10,7 +10,7 @@ function                       what it compares                                 
 ============================== ====================================================== =============
 `accuracy`                     predictions with labels                                1
 `brier_score`                  predictions with labels, sum over classes              0
-`negative_log_likelihood`      predictions with labels, nats a row                    0
+`negative_log_likelihood`      predictions with labels, nats per row                  0
 `expected_calibration_error`   confidence with accuracy                               0
 `reliability`                  the same by bins of confidence
 `credibility_accuracy_curve`   accuracy of rows of at least some confidence

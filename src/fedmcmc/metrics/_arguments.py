@@ -102,7 +102,7 @@ def as_labels(value: Any, probabilities: Array) -> Array:
         raise ValueError(f"labels must be integers in [0, {num_classes}), got dtype {dtype}.")
     if shape[-1:] != (num_rows,):
         raise ValueError(
-            f"labels must be one a row of the probabilities, [..., {num_rows}], got {shape}."
+            f"labels must be one per row of the probabilities, [..., {num_rows}], got {shape}."
         )
     concrete = _concrete(value)
     if concrete is not None and not ((concrete >= 0) & (concrete < num_classes)).all():

@@ -68,7 +68,7 @@ def negative_log_likelihood(probabilities: Any, labels: Any) -> Array:
     Returns
     -------
     Array
-        ``[...]``, in nats a row, at least 0. Table S2 of Vono et al. (2022) prints hundredths.
+        ``[...]``, in nats per row, at least 0. Table S2 of Vono et al. (2022) prints hundredths.
 
     Raises
     ------

@@ -119,7 +119,7 @@ def rounds_to_threshold(values: Any, threshold: Any, window: int = 10) -> Array:
     Parameters
     ----------
     values
-        ``[..., num_rounds]``, one a round and larger is better, such as a test accuracy.
+        ``[..., num_rounds]``, one per round and larger is better, such as a test accuracy.
     threshold
         A number, or ``[...]``.
     window
@@ -154,7 +154,7 @@ def best_running_mean(values: Any, window: int = 100) -> Array:
     Parameters
     ----------
     values
-        ``[..., num_rounds]``, one a round, such as a test accuracy.
+        ``[..., num_rounds]``, one per round, such as a test accuracy.
     window
         Rounds averaged over, static, at most `num_rounds`.
 

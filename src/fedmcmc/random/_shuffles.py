@@ -46,7 +46,7 @@ def shuffled(words: Array, index: Array, size: Array) -> Array:
     [0, 1, 2, 3, 4]
     """
     num = jnp.asarray(size).astype(jnp.uint32)
-    # One division a swap; a division an entry took most of the time.
+    # One division per swap: one division per entry took most of the time.
     centres = words[:_NUM_SWAPS] % num
 
     def swap(i: Array, x: Array) -> Array:

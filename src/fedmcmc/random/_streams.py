@@ -51,7 +51,7 @@ _PART = 2**32 - 512
 # Folded into the key that chooses the cohort.
 _FAULT = 2**32 - 5
 MAX_PREPARED_NORMALS = 2**22
-"""Above this many numbers a client and round, a key a step is prepared instead of its normals."""
+"""Above this many numbers per client and round, keys of steps are prepared, not their normals."""
 
 
 def as_key(rng_key: Any) -> Array:

@@ -27,7 +27,7 @@ class Stored(NamedTuple):
     indices
         ``[num_chains, num_stored]``, the number of each, counted from zero.
     num_seen
-        Draws a chain out of which they are.
+        Draws per chain from which the stored ones were chosen.
     """
 
     draws: ArrayTree
@@ -46,7 +46,7 @@ def reservoir(size: int, fn: Transform | None = None) -> Accumulator:
     Parameters
     ----------
     size
-        Draws a chain.
+        Draws per chain.
     fn
         ``draw -> pytree``, what is kept of a draw; by default the draw itself.
 
@@ -72,7 +72,7 @@ def thinned(size: int, fn: Transform | None = None) -> Accumulator:
     Parameters
     ----------
     size
-        Draws a chain, an even number.
+        Draws per chain, an even number.
     fn
         ``draw -> pytree``, what is kept of a draw; by default the draw itself.
 

@@ -1,7 +1,7 @@
 """Gaussian surrogates of each client's likelihood, fitted for all clients in one compiled call.
 
 A surrogate stands for ``p(x_s | theta)`` as a function of theta, without the prior, up to a factor
-(El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` a client,
+(El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` per client,
 leaves ``[num_clients, ...]``, made for `fedmcmc.fsgld` and `fedmcmc.conducive`. Rows enter the
 compiled program as arguments: refitting to other rows of the same shapes compiles nothing.
 
@@ -16,7 +16,7 @@ function   where ``grad log q_s`` is exact   a client needs
 `sampled`  nowhere in particular             ``num_burnin + num_samples * thinning`` gradients
 ========== ================================= ======================================================
 
-A dense structure holds ``d * d`` numbers a client. A Hessian takes ``d`` products with a vector,
+A dense structure holds ``d * d`` numbers per client. A Hessian takes ``d`` products with a vector,
 each about three gradients over the client's rows, dense or diagonal; the diagonal one takes 64 of
 them at a time and builds no ``d`` by ``d`` matrix above
 256 dimensions.

@@ -57,11 +57,11 @@ def integer(name: str, value: Any, least: int) -> int:
 
 
 def step_sizes(step_size: Any, num_clients: int) -> Array:
-    """Return one step size a client."""
+    """Return one step size per client."""
     steps = trees.as_float(step_size)
     if steps.shape not in ((), (num_clients,)):
         raise ValueError(
-            f"step_size must be a number or one a client, ({num_clients},), got {steps.shape}."
+            f"step_size must be a number or one per client, ({num_clients},), got {steps.shape}."
         )
     if not isinstance(steps, jax.core.Tracer) and not bool(jnp.all(steps > 0)):
         raise ValueError(f"step_size must be positive, got {step_size!r}.")

@@ -70,7 +70,7 @@ def sampled(
     step_size
         ``[]`` or ``[num_clients]``; the paper's ``h`` is ``2 * step_size``.
     num_samples
-        Samples a client.
+        Samples per client.
     structure
         ``"diagonal"`` or ``"dense"``.
     position

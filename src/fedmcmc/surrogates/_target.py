@@ -54,7 +54,7 @@ class Target(NamedTuple):
         num = jax.tree.leaves(rows)[0].shape[0]
         if terms.shape != (num,):
             raise ValueError(
-                f"loglikelihood_fn must return one term a row, shape ({num},), got {terms.shape}."
+                f"loglikelihood_fn must return one term per row, shape ({num},), got {terms.shape}."
             )
         return terms
 

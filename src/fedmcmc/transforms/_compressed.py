@@ -326,7 +326,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     Notes
     -----
     Parts of a message that the server divides by (the weights of federated averaging) cross as they
-    are, at 32 bits a number.
+    are, at 32 bits per number.
 
     Where the server of `kernel` adds all clients' memories, those must stay equal to the clients'
     own, so `compressor` follows the one inside that memory: ``compress(compress(k, memory(a)), b)``

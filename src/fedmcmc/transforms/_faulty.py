@@ -244,7 +244,7 @@ def faults(
 
     Notes
     -----
-    Each probability is a scalar or ``[num_clients]``, one a client. The three kinds are drawn
+    Each probability is a scalar or ``[num_clients]``, one per client. The three kinds are drawn
     independently of each other. A probability given as zero leaves its part of the program out;
     other values share one compilation.
 

@@ -45,7 +45,7 @@ def switch(
     Examples
     --------
     Burn-in by federated averaging, then expectation propagation from there, with sites of precision
-    one a row about the point that was reached:
+    one per row about the point that was reached:
 
     >>> import jax, jax.numpy as jnp, optax
     >>> import fedmcmc

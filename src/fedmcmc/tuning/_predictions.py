@@ -76,7 +76,7 @@ class Prediction(NamedTuple):
             f"Predicted from Gaussian approximations and exact gradients: means off by up to "
             f"{abs(self.bias[worst]):.3g} posterior sd ({self.names[worst]}), sds "
             f"{self.spread.min():.3g} to {self.spread.max():.3g} of the posterior's; a distance "
-            f"from the stationary mean shrinks to {self.spectral_radius:.3g} of it a round."
+            f"from the stationary mean shrinks to {self.spectral_radius:.3g} of it per round."
         )
 
 
@@ -101,8 +101,8 @@ def predict_bias(
     data
         The clients' rows, for their number and shares.
     surrogates
-        One `Gaussian` a client for its likelihood, as from `fedmcmc.surrogates.laplace`. The prior
-        is expanded to second order at the mode that they make with it.
+        One `Gaussian` per client for its likelihood, as from `fedmcmc.surrogates.laplace`. The
+        prior is expanded to second order at the mode of its product with them.
     round_
         The round whose step sizes are meant, where these are schedules.
 

@@ -47,7 +47,7 @@ def estimate_smoothness(
     """Estimate curvatures at a position, by power iteration on products with the Hessians.
 
     Each client finds the largest eigenvalue of its own Hessian by itself; the smallest one of their
-    sum takes an exchange of a vector a step.
+    sum takes the exchange of one vector per step.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def estimate_smoothness(
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if shares.shape != (data.num_clients,):
         raise ValueError(
-            f"weights must have shape ({data.num_clients},), one a client, got {shares.shape}."
+            f"weights must have shape ({data.num_clients},), one per client, got {shares.shape}."
         )
     largest, smallest = _curvatures(
         rng_key, as_functions(posterior), data, position, shares, num_steps=num_steps
