@@ -309,6 +309,6 @@ def test_two_words_of_one_draw_are_as_good_as_independent():
     p = below.mean(0)
     assert np.abs(joint - p[:, None] * p[None]).max() < 2.0**-half
     np.testing.assert_array_equal(np.sort(other), words)
-    drawn = np.asarray(streams.realise_words(streams.random_words(KEY, jnp.zeros(7)), jnp.zeros(7)))
+    drawn = np.asarray(streams.realize_words(streams.random_words(KEY, jnp.zeros(7)), jnp.zeros(7)))
     np.testing.assert_array_equal(drawn[4:], (drawn[:3] << 16) | (drawn[:3] >> 16))
     assert len(set(drawn.tolist())) == 7

@@ -71,8 +71,8 @@ MUTATIONS = {
     ),
     "one key for all local steps": (
         "kernels/_relay.py",
-        "noise = realise_normals(draws_.noise, position)",
-        "noise = realise_normals(jax.tree.map(lambda z: z[0], draws.noise), position)",
+        "noise = realize_normals(draws_.noise, position)",
+        "noise = realize_normals(jax.tree.map(lambda z: z[0], draws.noise), position)",
         FSGLD,
     ),
     "one key for all chains": (

@@ -287,7 +287,7 @@ def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
             own = spoilt_data((i,)).rows["x"]
             gradient = gradient + np.sum(np.asarray(own) - position, axis=0)
         key = streams.server_key(jax.random.fold_in(KEY, 0), jnp.int32(r))
-        z = np.asarray(streams.realise_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
+        z = np.asarray(streams.realize_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
         position = position + 0.02 * gradient + np.sqrt(0.04) * z
         np.testing.assert_allclose(noise[r], position, rtol=1e-3, atol=1e-4)
     with pytest.raises(fedmcmc.NonFiniteError):

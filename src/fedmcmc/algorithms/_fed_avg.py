@@ -1,4 +1,4 @@
-"""FedAvg with optimisers on both sides, and FedPA: optimisation that corrects for local covariance.
+"""FedAvg with optimizers on both sides, and FedPA: optimization that corrects for local covariance.
 
 Sources: McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized
 data; Reddi et al. (2021), Adaptive federated optimization; Al-Shedivat et al. (2021), Federated
@@ -28,7 +28,7 @@ def fed_avg(
     client_learning_rate: Number = 1.0,
     server_learning_rate: Number = 1.0,
 ) -> FederatedKernel:
-    """Federated averaging, with an optimiser at the clients and one at the server (FedOpt).
+    """Federated averaging, with an optimizer at the clients and one at the server (FedOpt).
 
     A client of the cohort trains from the broadcast position and sends how far it came; the server
     takes minus the mean, weighted by the clients' numbers of rows, for a gradient.
@@ -36,7 +36,7 @@ def fed_avg(
     Parameters
     ----------
     posterior
-        The model; a flat prior is the papers' case. A client minimises minus the mean log
+        The model; a flat prior is the papers' case. A client minimizes minus the mean log
         likelihood of its rows minus ``log prior / num_rows``, so that with one local step the
         server descends minus the log posterior, over the number of all rows.
     client_optimizer
@@ -56,8 +56,8 @@ def fed_avg(
     participation
         Any other rule, in place of `cohort_size`.
     client_learning_rate, server_learning_rate
-        Multiply what the optimisers return: numbers or schedules of the round. Another one needs
-        no new compilation, another optimiser does.
+        Multiply what the optimizers return: numbers or schedules of the round. Another one needs
+        no new compilation, another optimizer does.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def fed_pa(
     -------
     FederatedKernel
         Its draws are the server's position, a point estimate. Its state fits `fedmcmc.fed_avg` of
-        the same server optimiser, with which the paper burns in:
+        the same server optimizer, with which the paper burns in:
         ``sample(..., state=burnt_in.state)`` goes on from there.
 
     References

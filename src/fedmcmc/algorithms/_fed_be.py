@@ -38,7 +38,7 @@ def fed_be(
     Parameters
     ----------
     posterior
-        The model; a flat prior is the paper's case. Clients minimise minus the mean log likelihood
+        The model; a flat prior is the paper's case. Clients minimize minus the mean log likelihood
         of their rows minus ``log prior / num_rows``.
     client_optimizer
         As from optax; its state starts anew in every round.
@@ -53,7 +53,7 @@ def fed_be(
     batch_size
         Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     learning_rate
-        Multiplies the optimiser's updates: a number, or a schedule of the round.
+        Multiplies the optimizer's updates: a number, or a schedule of the round.
     concentration
         Of the Dirichlet distribution, ``alpha``.
     num_models
@@ -62,7 +62,7 @@ def fed_be(
         Everyone by default; means are over those who take part.
     distill
         ``(rng_key, mean, members) -> position``: the next round's start. The paper's last step is
-        `fedmcmc.distillation`, with unlabelled inputs of the server. By default the next round
+        `fedmcmc.distillation`, with unlabeled inputs of the server. By default the next round
         starts at the weighted mean, as in federated averaging.
     replace
         Whether minibatches are drawn with replacement.

@@ -51,11 +51,11 @@ def fed_ep(
     damping
         Multiplies changes, on both sides: a number or a schedule of the round. With many clients
         at once, plain steps overshoot: the released code takes one over the cohort's size. It
-        multiplies what an optimiser returns; one that is not linear in what it is given (Adagrad,
+        multiplies what an optimizer returns; one that is not linear in what it is given (Adagrad,
         Adam) is to be given the mean, ``optax.chain(optax.scale(1 / cohort_size), ...)``.
     server_optimizer, client_optimizer
         As from optax, along changes of natural parameters; plain steps by default. With an
-        optimiser on either side the approximation need not be the product of the sites, not even
+        optimizer on either side the approximation need not be the product of the sites, not even
         with the same on both: a client's state moves only when it takes part.
     structure
         Of the approximation and the sites.
@@ -148,7 +148,7 @@ def fed_sep(
     damping
         Likewise. A cohort's messages stand for those of all clients, so with many clients it is to
         be small: the released code moves along the mean of the messages, which is a damping of one
-        over the number of all clients, times the server optimiser's step.
+        over the number of all clients, times the server optimizer's step.
     cavity
         ``"average"``, the paper's: the approximation over ``(q / prior)^(1 / num_clients)``.
         ``"power"``: the same with the client's share of the rows for the power; with a flat prior

@@ -26,7 +26,7 @@ def sgld(
 ) -> FederatedKernel:
     """Stochastic gradient Langevin dynamics on all rows, pooled as one client's.
 
-    The centralised reference: one round is one step.
+    The centralized reference: one round is one step.
 
     Parameters
     ----------

@@ -98,8 +98,8 @@ def lsd_star(
         The model.
     centre
         Shaped as the position: the mode, ``theta*``, as from `fedmcmc.surrogates.mode`. There,
-        messages are zero and so is all noise but Langevin's own. Any other centre gives the right
-        drift too (the server adds the gradient of the log posterior at the centre, known from one
+        messages are zero and so is all noise but Langevin's own. Any other center gives the right
+        drift too (the server adds the gradient of the log posterior at the center, known from one
         pass before the first round), only with more noise.
     step_size, batch_size, participation, temperature, prior, replace
         As in `lsd`.
@@ -179,7 +179,7 @@ def psgld(
     temperature: Number = 1.0,
     replace: bool = True,
 ) -> FederatedKernel:
-    """Preconditioned SGLD on all rows, pooled as one client's: a centralised reference.
+    """Preconditioned SGLD on all rows, pooled as one client's: a centralized reference.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ def qlsd(
     prior: Prior = "server",
     replace: bool = True,
 ) -> FederatedKernel:
-    """Quantised Langevin stochastic dynamics: `lsd` with compressed gradients.
+    """Quantized Langevin stochastic dynamics: `lsd` with compressed gradients.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def qlsd_star(
     posterior, centre
         As in `lsd_star`.
     compressor
-        Of the clients' messages, which vanish at the centre, and the noise of compression with
+        Of the clients' messages, which vanish at the center, and the noise of compression with
         them.
     step_size, batch_size, participation, temperature, prior, replace
         As in `lsd`.

@@ -1,4 +1,4 @@
-"""Published bounds on the expected bits of a quantised message."""
+"""Published bounds on the expected bits of a quantized message."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,7 +11,7 @@ LOGARITHMS = {"log2": np.log2, "natural": np.log}
 def bound_bits(
     dimension: ArrayLike, num_levels: ArrayLike, *, base: str = "log2"
 ) -> np.ndarray | np.float64:
-    """Return the bound of Alistarh et al. (2017) on the expected bits of a quantised vector.
+    """Return the bound of Alistarh et al. (2017) on the expected bits of a quantized vector.
 
     With ``d = dimension`` and ``s = num_levels``, it is, with 32 bits of norm:
 

@@ -86,7 +86,7 @@ def gap_lengths(sent: Array) -> Array:
 
 
 def _packed(flags: Array) -> Array:
-    # Place j is bit j // num_words of word j % num_words: neighbours lie in neighbouring words,
+    # Place j is bit j // num_words of word j % num_words: neighbors lie in neighboring words,
     # so that packing and shifting work on whole vectors.
     num_words = -(-flags.shape[0] // WORD)
     rows = jnp.pad(flags, (0, WORD * num_words - flags.shape[0])).reshape(WORD, num_words)
@@ -124,7 +124,7 @@ def _length(n: int) -> int:
 def message_bits(code: Dense | Quantized | Sparse) -> Array:
     """Return the exact number of bits of `code` as `fedmcmc.wire` writes it, ``[]`` int32.
 
-    A `Dense` message takes the bits of its numbers. A quantised vector takes 32 bits of norm and,
+    A `Dense` message takes the bits of its numbers. A quantized vector takes 32 bits of norm and,
     unless that is zero (or subnormal), one flag and the shorter of two codes: *dense*,
     ``l(|k| + 1)`` bits for each coordinate and a sign where ``k`` is not zero; or *sparse*,
     ``l(nonzeros + 1)`` bits and, for each nonzero, ``l(gap)``, a sign and ``l(|k|)``, where ``l``
@@ -169,7 +169,7 @@ def as_vectors(code: Quantized) -> list[tuple[ArrayTree, list[ArrayTree]]]:
         bounds = [0, *starts[1:], len(levels)]
         return [(norm, levels[bounds[i] : bounds[i + 1]]) for i, norm in enumerate(norms)]
     raise ValueError(
-        f"A quantised message has one norm, or one for each leaf of levels; got {len(norms)} norms "
+        f"A quantized message has one norm, or one for each leaf of levels; got {len(norms)} norms "
         f"and {len(levels)} leaves."
     )
 

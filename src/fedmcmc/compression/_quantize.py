@@ -1,4 +1,4 @@
-"""The stochastic quantiser of QSGD."""
+"""The stochastic quantizer of QSGD."""
 
 import math
 from dataclasses import dataclass, field

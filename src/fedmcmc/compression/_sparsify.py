@@ -12,7 +12,7 @@ from fedmcmc._types import ArrayTree, Client
 from fedmcmc.compression._codes import Sparse
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import random_words, realise_words
+from fedmcmc.random import random_words, realize_words
 
 __all__ = ["fraction_of", "sparsify"]
 
@@ -83,7 +83,7 @@ class Sparsify(Compressor):
             sent = (uniform < fraction.astype(jnp.float32)) | ~jnp.isfinite(x)
             return jnp.where(sent, x / trees.cast(fraction, x), 0)
 
-        return Sparse(jax.tree.map(leafwise, message, realise_words(draws, message))), state
+        return Sparse(jax.tree.map(leafwise, message, realize_words(draws, message))), state
 
     def omega(self, like: ArrayTree) -> Array:
         """Return the odds against being sent."""

@@ -47,7 +47,7 @@ def rhat_below(
     """Stop two or more chains once the worst R-hat is low and the effective sample sizes enough.
 
     Both are ArviZ's, of every coordinate of the draws after burn-in: R-hat the larger of the
-    rank-normalised split and folded ones, the effective sample size that of the bulk. They are
+    rank-normalized split and folded ones, the effective sample size that of the bulk. They are
     computed at `min_draws` draws per chain and then at each further `growth` times as many.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Dynamics: discretised stochastic and Hamiltonian differential equations.
+"""Dynamics: discretized stochastic and Hamiltonian differential equations.
 
 Positions are moved along a gradient function ``(draws, position) -> gradient`` of a log density;
 `draws` is one entry of whatever makes the gradient stochastic. Momenta appear as velocities,

@@ -15,7 +15,7 @@ from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Number
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import normals, realise_normals
+from fedmcmc.random import normals, realize_normals
 
 __all__ = ["Momentum", "independent_momentum", "shared_momentum"]
 
@@ -81,11 +81,11 @@ class Correlated(Momentum):
     ) -> ArrayTree:
         """Return ``sqrt(rho) * shared + sqrt((1 - rho) / weight) * own``."""
         if self.parts == "shared":
-            return realise_normals(shared, like)
-        private = trees.scale(jnp.sqrt((1 - correlation) / weight), realise_normals(own, like))
+            return realize_normals(shared, like)
+        private = trees.scale(jnp.sqrt((1 - correlation) / weight), realize_normals(own, like))
         if self.parts == "private":
             return private
-        return trees.add_scaled(private, jnp.sqrt(correlation), realise_normals(shared, like))
+        return trees.add_scaled(private, jnp.sqrt(correlation), realize_normals(shared, like))
 
 
 def shared_momentum(rho: Number = 1.0) -> Momentum:

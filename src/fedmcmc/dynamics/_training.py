@@ -1,4 +1,4 @@
-"""Local training: an optimiser on a client's own rows, and what is kept of where it went.
+"""Local training: an optimizer on a client's own rows, and what is kept of where it went.
 
 A client takes steps in windows: an epoch each, or so many steps. What a method needs of the
 iterates (the last one, averages over windows, moments) is kept by a `Visitor`, which sees the end
@@ -60,7 +60,7 @@ class Length(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Training:
-    """An optimiser and how long it runs; its state starts anew in every round.
+    """An optimizer and how long it runs; its state starts anew in every round.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Training:
 
 
 class Visitor:
-    """What is kept of an optimiser's path: nothing, unless a subclass says otherwise.
+    """What is kept of an optimizer's path: nothing, unless a subclass says otherwise.
 
     A visitor is made within a round and lives no longer.
 
@@ -118,12 +118,12 @@ def training(
     *,
     name: str = "optimizer",
 ) -> Training:
-    """Return a checked `Training`; messages call the optimiser `name`.
+    """Return a checked `Training`; messages call the optimizer `name`.
 
     Raises
     ------
     TypeError
-        If the optimiser is not one of optax.
+        If the optimizer is not one of optax.
     ValueError
         On numbers out of range.
     """
@@ -191,9 +191,9 @@ def train(
     Parameters
     ----------
     settings
-        Optimiser and length.
+        Optimizer and length.
     gradient_fn
-        ``(draws of a step, position) -> gradient`` of what is minimised.
+        ``(draws of a step, position) -> gradient`` of what is minimized.
     draws
         Leaves ``[num_steps, ...]`` with at least as many steps as the client takes, or ``()``.
     position

@@ -44,7 +44,7 @@ def as_dense(q: Gaussian) -> Gaussian:
 def project(q: Gaussian, structure: str) -> Gaussian:
     """Return the Gaussian of this structure with the mean of `q` and the variances nearest to its.
 
-    Moment matching, which minimises the divergence ``KL(q || .)`` within the family: a diagonal
+    Moment matching, which minimizes the divergence ``KL(q || .)`` within the family: a diagonal
     covariance keeps the variances, a scaled identity their mean.
 
     Examples

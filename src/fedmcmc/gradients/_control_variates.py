@@ -84,9 +84,9 @@ def fixed_point(
     centre
         Shaped as the position; best near the mode, where estimates are needed most.
     centred
-        Leave the last term out. Each client is then off by its own gradient at the centre, all
+        Leave the last term out. Each client is then off by its own gradient at the center, all
         together by the sum of them, which whoever sums the clients must add; it is zero where the
-        centre maximises the likelihood.
+        center maximizes the likelihood.
 
     References
     ----------

@@ -22,7 +22,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import fold, own_rows, single_chunk
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import normals, realise_normals
+from fedmcmc.random import normals, realize_normals
 
 __all__ = [
     "Derived",
@@ -193,7 +193,7 @@ class Noisy(Derived):
         """Add the noise."""
         inner, sd = context
         gradient = self.estimator.estimate(loglikelihood_fn, draws[0], position, inner, client)
-        return trees.add_scaled(gradient, sd, realise_normals(draws[1], position))
+        return trees.add_scaled(gradient, sd, realize_normals(draws[1], position))
 
     def check(self, position: ArrayTree, federation: Federation) -> None:
         """Check that the weights are one per client."""

@@ -15,7 +15,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference._samples import SampleMean
 from fedmcmc.inference._types import Found, Mean
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import normals, realise_normals
+from fedmcmc.random import normals, realize_normals
 
 __all__ = ["langevin_mean"]
 
@@ -97,7 +97,7 @@ class LangevinMean(SampleMean):
         def gradient_fn(drawn: _Draws, at: ArrayTree) -> ArrayTree:
             estimate = estimator.estimate(loglikelihood_fn, drawn.gradient, at, context, client)
             ascent = trees.add(estimate, cavity.grad_log(at))
-            noise = realise_normals(drawn.noise, at)
+            noise = realize_normals(drawn.noise, at)
             return trees.scale(-1, trees.add_scaled(ascent, scale, noise))
 
         return self.moments(gradient_fn, draws, position, client, round_, second)

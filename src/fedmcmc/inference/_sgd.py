@@ -30,10 +30,10 @@ def sgd_mean(
     weight_decay: Number = 0.0,
     row_curvature: Number | None = None,
 ) -> Mean:
-    """Average the iterates that an optimiser reaches at the ends of epochs (SG-MCMC).
+    """Average the iterates that an optimizer reaches at the ends of epochs (SG-MCMC).
 
     The client descends ``(-log p(rows | theta) - log cavity(theta)) / n_k`` from the server's mean,
-    on minibatches; the iterates at the ends of epochs are its samples. The optimiser's state is
+    on minibatches; the iterates at the ends of epochs are its samples. The optimizer's state is
     kept from epoch to epoch.
 
     Parameters
@@ -49,12 +49,12 @@ def sgd_mean(
     num_burnin
         Epochs (or windows) before the first sample; none in the paper.
     learning_rate
-        Multiplies the optimiser's updates: a number, or a schedule of the round.
+        Multiplies the optimizer's updates: a number, or a schedule of the round.
     weight_decay
         A factor ``N(0, I / (n_k * weight_decay))`` of every client's likelihood, as in the released
         code; in all, a prior of precision ``num_rows * weight_decay`` besides the posterior's own.
     row_curvature
-        Second derivatives of a row's log likelihood that the optimiser's steps are made for. The
+        Second derivatives of a row's log likelihood that the optimizer's steps are made for. The
         gradient is then multiplied by the inverse of ``1 + cavity precision / (n_k *
         row_curvature)``, so that steps which suit a client's rows suit them with any cavity, and
         the minimum stays where it is. By default the gradient is taken as it is, as in the paper.

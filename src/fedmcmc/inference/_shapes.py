@@ -45,8 +45,8 @@ def clipped(values: Array, num_sds: float | None) -> Array:
     if num_sds is None or values.ndim == 0:
         return values
     diagonal = jnp.diagonal(values) if values.ndim == 2 else values
-    centre, spread = jnp.mean(diagonal), num_sds * jnp.std(diagonal)
-    new = jnp.clip(diagonal, centre - spread, centre + spread)
+    center, spread = jnp.mean(diagonal), num_sds * jnp.std(diagonal)
+    new = jnp.clip(diagonal, center - spread, center + spread)
     if values.ndim == 2:
         return values + jax.numpy.diag(new - diagonal)
     return new

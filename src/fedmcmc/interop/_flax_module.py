@@ -180,7 +180,7 @@ def _has_state(what: str) -> ValueError:
     return ValueError(
         f"The module has state besides its parameters: {what}. A row's log likelihood must be a "
         f"function of the position and of that row alone, and batch statistics are made of the "
-        f"other rows: use layer, group or filter response normalisation instead."
+        f"other rows: use layer, group or filter response normalization instead."
     )
 
 

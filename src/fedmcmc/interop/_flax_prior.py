@@ -14,7 +14,7 @@ __all__ = ["logprior", "positive", "prior_scales"]
 
 
 def logprior(scales: ArrayTree, position: ArrayTree) -> Array:
-    """Return the normalised log density; `scales` is a tree prefix of the position."""
+    """Return the normalized log density; `scales` is a tree prefix of the position."""
     leaves = jax.tree.leaves(position)
     each = jax.tree.leaves(jax.tree.broadcast(scales, position))
     terms = [_normal(x, scale.astype(x.dtype)) for x, scale in zip(leaves, each, strict=True)]

@@ -1,4 +1,4 @@
-"""Which entries of the rows a network reads, and what its log likelihood must fulfil."""
+"""Which entries of the rows a network reads, and what its log likelihood must fulfill."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ def check_rows(posterior: Posterior, rows: ArrayTree) -> None:
         raise ValueError(
             f"A row's log likelihood depends on the other rows of its batch: the first row of the "
             f"example has {alone:.6g} alone and {together:.6g} among {CHECKED_ROWS}. Minibatches "
-            f"and clients would then disagree about it: normalise over features, not over rows, "
+            f"and clients would then disagree about it: normalize over features, not over rows, "
             f"and do not divide by their number (check=False turns this off)."
         )
 

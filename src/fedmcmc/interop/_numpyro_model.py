@@ -49,7 +49,7 @@ def from_numpyro(
         gradient is not finite.
     check_rows
         Whether to compare the log likelihood of rows in a batch with that of each row alone,
-        which compiles a small program. It finds models that centre their covariates, rescale by
+        which compiles a small program. It finds models that center their covariates, rescale by
         the number of rows, or otherwise let one row's term depend on the others.
 
     Returns
@@ -249,6 +249,6 @@ def _check_rows(posterior: Posterior, structure: Structure, rows: ArrayTree) -> 
         raise ValueError(
             f"A row's log likelihood depends on the other rows of its batch: row {i} of example "
             f"has {alone[i]:.6g} alone and {together[i]:.6g} among {len(together)}. Minibatches "
-            f"and clients would then disagree about it. Centre and scale the rows before, not in "
+            f"and clients would then disagree about it. Center and scale the rows before, not in "
             f"the model, and do not divide by their number (check_rows=False turns this off)."
         )

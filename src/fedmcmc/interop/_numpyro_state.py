@@ -13,7 +13,7 @@ __all__ = ["FederatedMCMCState", "checked_position", "federated_data"]
 
 
 class FederatedMCMCState(NamedTuple):
-    """State of one chain; with vectorised chains every leaf has a leading chain axis.
+    """State of one chain; with vectorized chains every leaf has a leading chain axis.
 
     Attributes
     ----------

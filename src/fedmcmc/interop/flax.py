@@ -72,8 +72,8 @@ def from_flax(
     -------
     Posterior
         Over positions that are the nested dict of the parameters (for nnx that of
-        `flax.nnx.to_pure_dict`). The prior is normalised. `init_fn` draws the module's own
-        initialisation; `resample_fn` is ``None`` where the likelihood is a function. Posteriors
+        `flax.nnx.to_pure_dict`). The prior is normalized. `init_fn` draws the module's own
+        initialization; `resample_fn` is ``None`` where the likelihood is a function. Posteriors
         of equal modules share compilations, whatever their scales; modules with attributes that
         cannot be hashed, and likelihoods that are functions, do so where they are the same object.
 

@@ -40,7 +40,7 @@ from fedmcmc.kernels._shared import (
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realise_normals
+from fedmcmc.random import realize_normals
 
 __all__ = ["consensus"]
 
@@ -109,7 +109,7 @@ class Consensus(EstimatorKernel):
             prior = prior_share(client, jax.grad(posterior.logprior_fn)(own))
             gap = trees.subtract(broadcast.position, own)
             gradient = trees.add_scaled(trees.add(estimate, prior), pull, gap)
-            noise = realise_normals(draws_.noise, own)
+            noise = realize_normals(draws_.noise, own)
             own = overdamped_langevin(own, gradient, noise, step_size, temperature)
             return (own, squared_norm + trees.squared_norm(gradient)), None
 
@@ -126,7 +126,7 @@ class Consensus(EstimatorKernel):
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Draw one standard normal, shaped as the position."""
-        return realise_normals(rng_key, like.position)
+        return realize_normals(rng_key, like.position)
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Array, total: ArrayTree
@@ -139,7 +139,7 @@ class Consensus(EstimatorKernel):
             variance = schedules.value(tolerance, broadcast.round) / server_state
         temperature = schedules.value(self.temperature, broadcast.round)
         position = trees.add_scaled(broadcast.position, variance, total)
-        noise = realise_normals(rng_key, position)
+        noise = realize_normals(rng_key, position)
         position = trees.add_scaled(position, jnp.sqrt(variance * temperature), noise)
         return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
 

@@ -1,4 +1,4 @@
-"""What a client makes of its local training: a pseudo-gradient for the server's optimiser."""
+"""What a client makes of its local training: a pseudo-gradient for the server's optimizer."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

@@ -1,4 +1,4 @@
-"""Distillation: one model made of an ensemble, with unlabelled inputs that the server has."""
+"""Distillation: one model made of an ensemble, with unlabeled inputs that the server has."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ def distillation(
 ) -> Distillation:
     """Return a distiller: train one model to predict what the ensemble does on average.
 
-    From the mean of the clients' models on, it minimises the Kullback-Leibler divergence of its
+    From the mean of the clients' models on, it minimizes the Kullback-Leibler divergence of its
     predictions from the average of the mean's and the members' probabilities, and returns the
     average of its iterates (SWA).
 

@@ -147,14 +147,14 @@ def ensemble(
 ) -> FederatedKernel:
     """Build a kernel whose clients train models and whose server fits a distribution to them.
 
-    In a round each client of the cohort takes `num_local_steps` of its optimiser from the
+    In a round each client of the cohort takes `num_local_steps` of its optimizer from the
     broadcast position and sends what `family` needs of its model. The kernel's draws are members
     of the fitted ensemble.
 
     Parameters
     ----------
     posterior
-        The model. A client minimises minus the mean over its rows of the log likelihood and of
+        The model. A client minimizes minus the mean over its rows of the log likelihood and of
         its share of the log prior (``log prior / num_rows``, the same for all).
     estimator
         Of the gradient of a client's log likelihood.
@@ -166,8 +166,8 @@ def ensemble(
     num_local_steps
         Steps of the optimizer per round.
     learning_rate
-        Multiplies the optimiser's updates: a number, or a schedule of the round. Another one
-        needs no new compilation, another optimiser does.
+        Multiplies the optimizer's updates: a number, or a schedule of the round. Another one
+        needs no new compilation, another optimizer does.
     participation
         Everyone by default. Messages are weighted by one over the probability of taking part,
         which cancels where all have the same: means are over those who take part. If nobody

@@ -11,7 +11,7 @@ from jax.tree_util import register_dataclass
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import integers_below, normals, realise_normals
+from fedmcmc.random import integers_below, normals, realize_normals
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "gaussian_ensemble"]
 
@@ -65,7 +65,7 @@ class _Gaussian(NamedTuple):
     scale: ArrayTree  # standard deviations
 
     def member(self, drawn: ArrayTree) -> ArrayTree:
-        noise = realise_normals(drawn, self.mean)
+        noise = realize_normals(drawn, self.mean)
         return jax.tree.map(lambda m, s, z: m + s * z, self.mean, self.scale, noise)
 
 

@@ -37,7 +37,7 @@ from fedmcmc.kernels._shared import (
 )
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realise_normals
+from fedmcmc.random import realize_normals
 
 __all__ = ["langevin"]
 
@@ -61,7 +61,7 @@ class _GradientsAt(Phase):
 
 
 class _Server(NamedTuple):
-    at_centre: ArrayTree  # gradient of the log posterior at the centre, or ()
+    at_centre: ArrayTree  # gradient of the log posterior at the center, or ()
     preconditioner: ArrayTree
 
 
@@ -81,7 +81,7 @@ class Langevin(EstimatorKernel):
 
     @cached_property
     def setup(self) -> tuple[Phase, ...]:
-        """The sum of the clients' gradients at the centre."""
+        """The sum of the clients' gradients at the center."""
         if trees.is_empty(self.centre):
             return ()
         return (_GradientsAt(self.posterior, self.centre),)
@@ -93,7 +93,7 @@ class Langevin(EstimatorKernel):
         federation: Federation,
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, _Server]:
-        """Start at `position`, with the gradient of the log posterior at the centre."""
+        """Start at `position`, with the gradient of the log posterior at the center."""
         broadcast = self.first_broadcast(position, federation)
         at_centre: ArrayTree = ()
         for of_rows in totals:
@@ -124,7 +124,7 @@ class Langevin(EstimatorKernel):
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Draw one standard normal, shaped as the position."""
-        return realise_normals(rng_key, like.position)
+        return realize_normals(rng_key, like.position)
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
@@ -138,7 +138,7 @@ class Langevin(EstimatorKernel):
             gradient = trees.add(gradient, server_state.at_centre)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
-        noise = realise_normals(rng_key, position)
+        noise = realize_normals(rng_key, position)
         scales = server_state.preconditioner
         if self.preconditioner is None:
             position = overdamped_langevin(position, gradient, noise, step_size, temperature)
@@ -199,7 +199,7 @@ def langevin(
     centre
         Where clients send differences to their gradients at a point (`fixed_point` with
         ``centred=True``): that point. The server adds the gradient of the log posterior there,
-        known from one pass over all rows before the first round, so that any centre gives the
+        known from one pass over all rows before the first round, so that any center gives the
         right drift; at the mode it is zero.
     preconditioner
         Scales the step coordinate by coordinate (`fedmcmc.preconditioners`).

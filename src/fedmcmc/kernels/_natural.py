@@ -228,7 +228,7 @@ def natural(
         ``"diagonal"``, ``"scaled_identity"`` or ``"dense"``.
     damping
         Multiplies changes of natural parameters, at the server and at the clients alike: a number
-        or a schedule of the round. With an optimiser, what it returns; one that is not linear in
+        or a schedule of the round. With an optimizer, what it returns; one that is not linear in
         what it is given (Adagrad, Adam) is to be given a mean by ``optax.chain(optax.scale(...),
         ...)`` instead.
     server_optimizer, client_optimizer

@@ -29,7 +29,7 @@ CAVITIES = ("site", "average", "power", "global", "none")
 
 
 class Site(NamedTuple):
-    """What a client keeps: its site, and its optimiser's state."""
+    """What a client keeps: its site, and its optimizer's state."""
 
     site: Gaussian
     optimizer: ArrayTree
@@ -133,9 +133,9 @@ def change_of(
 def ascend(
     optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
 ) -> tuple[Gaussian, ArrayTree]:
-    """Return `q` moved along a change of its natural parameters, and the optimiser's state."""
+    """Return `q` moved along a change of its natural parameters, and the optimizer's state."""
     if optimizer == ():
         return q * change**damping, state
-    # Optimisers descend.
+    # Optimizers descend.
     updates, state = trees.descend(optimizer, change ** (-1), state, q)
     return q * updates**damping, state

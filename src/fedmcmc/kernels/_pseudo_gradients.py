@@ -1,4 +1,4 @@
-"""Pseudo-gradients: clients train by themselves, the server's optimiser follows their average.
+"""Pseudo-gradients: clients train by themselves, the server's optimizer follows their average.
 
 Source: Reddi et al. (2021), Adaptive federated optimization, Algorithm 1, for the loop, and
 Al-Shedivat et al. (2021), Federated learning via posterior averaging, Algorithm 1, for
@@ -157,19 +157,19 @@ def pseudo_gradients(
     """Build a kernel whose server moves along the mean of what its clients' trainings found.
 
     Each client of the cohort trains from the broadcast position and sends a pseudo-gradient,
-    weighted by its share of the rows; the server's optimiser descends their weighted mean.
+    weighted by its share of the rows; the server's optimizer descends their weighted mean.
 
     Parameters
     ----------
     posterior
-        The model. A client minimises minus the mean over its rows of the log likelihood, and of its
+        The model. A client minimizes minus the mean over its rows of the log likelihood, and of its
         share of the log prior (``log prior / num_rows``, the same for all).
     estimator
         Of the gradient of a client's log likelihood, one call per step of `training`.
     delta
         `displacement` or `posterior_delta`.
     training
-        The clients' optimiser and how long it runs, of `fedmcmc.training`.
+        The clients' optimizer and how long it runs, of `fedmcmc.training`.
     server_optimizer
         As from optax; plain steps of size one by default, with which `displacement` is federated
         averaging. Its state is kept from round to round.
@@ -187,7 +187,7 @@ def pseudo_gradients(
     Raises
     ------
     TypeError
-        If an optimiser is not one of optax, or a block of another kind.
+        If an optimizer is not one of optax, or a block of another kind.
     ValueError
         On numbers out of range, and from `init` where they do not fit the data.
     """

@@ -38,7 +38,7 @@ from fedmcmc.kernels._shared import (
     prepare_local_steps,
 )
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realise_normals
+from fedmcmc.random import realize_normals
 
 __all__ = ["relay"]
 
@@ -94,7 +94,7 @@ class Relay(EstimatorKernel):
             gradient = trees.add(
                 jax.grad(posterior.logprior_fn)(position), importance(client, estimate)
             )
-            noise = realise_normals(draws_.noise, position)
+            noise = realize_normals(draws_.noise, position)
             position = overdamped_langevin(position, gradient, noise, step_size, temperature)
             return (position, squared_norm + trees.squared_norm(gradient)), position
 

@@ -196,11 +196,11 @@ def _running_mean(curve: Array, window: int) -> Array:
 @jax.jit
 def _estimation_error(estimates: Array, truth: Array) -> EstimationError:
     estimates, truth = same_precision(estimates, truth)
-    centre = jnp.mean(estimates, axis=-2)
+    center = jnp.mean(estimates, axis=-2)
     return EstimationError(
         _mean_square(estimates - truth[..., None, :]),
-        jnp.sum(jnp.square(centre - truth), axis=-1),
-        _mean_square(estimates - centre[..., None, :]),
+        jnp.sum(jnp.square(center - truth), axis=-1),
+        _mean_square(estimates - center[..., None, :]),
     )
 
 

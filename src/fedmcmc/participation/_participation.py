@@ -27,7 +27,7 @@ def full() -> Participation:
 
 
 def pooled() -> Participation:
-    """One client that owns all rows: the centralised reference, which sends nothing."""
+    """One client that owns all rows: the centralized reference, which sends nothing."""
     return Full(pooled=True, silent=True, drops=False)
 
 

@@ -221,7 +221,7 @@ def num_elements(tree: ArrayTree) -> int:
 def descend(
     optimizer: Any, gradient: ArrayTree, state: ArrayTree, position: ArrayTree
 ) -> tuple[ArrayTree, ArrayTree]:
-    """Return an optax optimiser's updates and its new state, also under strict promotion.
+    """Return an optax optimizer's updates and its new state, also under strict promotion.
 
     Some of them raise a float to an integer count, which strict promotion forbids.
     """

@@ -20,8 +20,8 @@ from fedmcmc.random._streams import integers_below as integers_below
 from fedmcmc.random._streams import normals as normals
 from fedmcmc.random._streams import part_key as part_key
 from fedmcmc.random._streams import random_words as random_words
-from fedmcmc.random._streams import realise_normals as realise_normals
-from fedmcmc.random._streams import realise_words as realise_words
+from fedmcmc.random._streams import realize_normals as realize_normals
+from fedmcmc.random._streams import realize_words as realize_words
 from fedmcmc.random._streams import server_key as server_key
 from fedmcmc.random._streams import shared_key as shared_key
 from fedmcmc.random._streams import start_key as start_key

@@ -47,10 +47,10 @@ def shuffled(words: Array, index: Array, size: Array) -> Array:
     """
     num = jnp.asarray(size).astype(jnp.uint32)
     # One division per swap: one division per entry took most of the time.
-    centres = words[:_NUM_SWAPS] % num
+    centers = words[:_NUM_SWAPS] % num
 
     def swap(i: Array, x: Array) -> Array:
-        ahead = centres[i] + num - x
+        ahead = centers[i] + num - x
         partner = jnp.minimum(ahead, ahead - num)  # modulo num: what is below zero wraps around
         return jnp.where(_coin(jnp.maximum(x, partner), words[_NUM_SWAPS + i]), partner, x)
 

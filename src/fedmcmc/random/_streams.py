@@ -29,8 +29,8 @@ __all__ = [
     "normals",
     "part_key",
     "random_words",
-    "realise_normals",
-    "realise_words",
+    "realize_normals",
+    "realize_words",
     "server_key",
     "shared_key",
     "start_key",
@@ -141,7 +141,7 @@ def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
     """Draw `num` standard normal trees shaped as `like`: leaves ``[num, *event]``.
 
     Where these would be more than `MAX_PREPARED_NORMALS` numbers, returns keys ``[num]`` from
-    which `realise_normals` draws one tree at a time. The choice depends on shapes alone.
+    which `realize_normals` draws one tree at a time. The choice depends on shapes alone.
     """
     if num * trees.num_elements(like) > MAX_PREPARED_NORMALS:
         return jax.random.split(rng_key, num)
@@ -151,7 +151,7 @@ def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
     return _unravel(jax.random.normal(rng_key, (num * size,)).reshape(num, size), like)
 
 
-def realise_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
+def realize_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
     """Return one standard normal tree from one entry of what `normals` returned."""
     if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
         return _unravel(jax.random.normal(draws, (trees.num_elements(like),)), like)
@@ -159,7 +159,7 @@ def realise_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
 
 
 def random_words(rng_key: Array, like: ArrayTree) -> Array:
-    """Draw 32 random bits for each number of `like`, in a form that `realise_words` unfolds.
+    """Draw 32 random bits for each number of `like`, in a form that `realize_words` unfolds.
 
     Where these would be more than `MAX_PREPARED_NORMALS` words, returns the key.
     """
@@ -167,7 +167,7 @@ def random_words(rng_key: Array, like: ArrayTree) -> Array:
     return rng_key if size > MAX_PREPARED_NORMALS else _half_words(rng_key, size)
 
 
-def realise_words(draws: Array, like: ArrayTree) -> ArrayTree:
+def realize_words(draws: Array, like: ArrayTree) -> ArrayTree:
     """Return a tree shaped as `like` of uniform 32-bit words, uint32; see `word_halves`."""
     halves = word_halves(draws, trees.num_elements(like))
     return trees.unravel(jnp.concatenate(halves), like)

@@ -10,9 +10,9 @@ function   where ``grad log q_s`` is exact   a client needs
 ========== ================================= ======================================================
 `analytic` everywhere, where the model is    one pass over its rows
            Gaussian
-`taylor`   at the common centre; everywhere  one Hessian; a proper likelihood is not needed
+`taylor`   at the common center; everywhere  one Hessian; a proper likelihood is not needed
            for a quadratic log likelihood
-`laplace`  at the client's own maximum       an optimisation and one Hessian
+`laplace`  at the client's own maximum       an optimization and one Hessian
 `sampled`  nowhere in particular             ``num_burnin + num_samples * thinning`` gradients
 ========== ================================= ======================================================
 

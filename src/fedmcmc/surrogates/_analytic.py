@@ -32,7 +32,7 @@ def analytic(
 ) -> Gaussian:
     """Build each client's surrogate from sufficient statistics of its rows.
 
-    For a log likelihood that is quadratic in the position `taylor` gives the same at any centre
+    For a log likelihood that is quadratic in the position `taylor` gives the same at any center
     without any algebra.
 
     Parameters

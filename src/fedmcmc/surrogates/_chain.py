@@ -84,7 +84,7 @@ def run_chain(
         if target.prior_fraction is not None:
             prior = jax.grad(target.posterior.logprior_fn)(at)
             gradient = trees.add_scaled(gradient, target.prior_fraction, prior)
-        at = overdamped_langevin(at, gradient, streams.realise_normals(noise, like), step_size)
+        at = overdamped_langevin(at, gradient, streams.realize_normals(noise, like), step_size)
         return at, ravel_pytree(at)[0]
 
     def run_block(
@@ -112,14 +112,14 @@ def _add_samples(moments: Moments, samples: Array, kept: Array) -> Moments:
     kept = kept[:, None]
     count = jnp.sum(kept).astype(samples.dtype)
     mean = jnp.sum(jnp.where(kept, samples, 0), axis=0) / jnp.maximum(count, 1)
-    centred = jnp.where(kept, samples - mean[None, :], 0)
+    centered = jnp.where(kept, samples - mean[None, :], 0)
     away = mean - moments.mean
     total = moments.num + count
     weight = count / jnp.maximum(total, 1)
     if moments.second.ndim == 1:
-        second, between = jnp.sum(jnp.square(centred), axis=0), jnp.square(away)
+        second, between = jnp.sum(jnp.square(centered), axis=0), jnp.square(away)
     else:
-        second = jnp.matmul(centred.T, centred, precision=jax.lax.Precision.HIGHEST)
+        second = jnp.matmul(centered.T, centered, precision=jax.lax.Precision.HIGHEST)
         between = jnp.outer(away, away)
     return Moments(
         total,

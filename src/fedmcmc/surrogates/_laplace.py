@@ -18,7 +18,7 @@ from fedmcmc.surrogates._arguments import (
     integer,
     start_position,
 )
-from fedmcmc.surrogates._newton import as_gaussian, expand, maximise, prior_expansion
+from fedmcmc.surrogates._newton import as_gaussian, expand, maximize, prior_expansion
 from fedmcmc.surrogates._propriety import (
     CHECKS,
     REMEDIES,
@@ -56,7 +56,7 @@ def laplace(
     """Expand each client's log likelihood to second order at its own maximum.
 
     The maximum is found by the L-BFGS of optax. The gradient that is left where it stops enters the
-    surrogate's mean (one Newton step), so ``grad log q_s`` is exact there whatever the optimiser
+    surrogate's mean (one Newton step), so ``grad log q_s`` is exact there whatever the optimizer
     did, and everywhere for a quadratic log likelihood.
 
     Parameters
@@ -66,7 +66,7 @@ def laplace(
     posterior, data
         The model and every client's rows.
     position
-        Where every optimisation starts; by default ``posterior.init_fn(rng_key)``.
+        Where every optimization starts; by default ``posterior.init_fn(rng_key)``.
     structure
         ``"dense"``, or ``"diagonal"`` for the diagonal of the Hessian.
     prior_fraction
@@ -78,7 +78,7 @@ def laplace(
         ``"error"``, ``"warn"`` or ``"ignore"``: what to do where a client's likelihood is improper
         or its maximum not found: a precision that is singular or indefinite at the maximum, a log
         likelihood that hardly falls two standard deviations away from it in some direction (the
-        optimiser ran off), or more than 0.1 standard deviations left to go. Looking costs about
+        optimizer ran off), or more than 0.1 standard deviations left to go. Looking costs about
         as much again as the Hessian. Above 256 dimensions a diagonal structure looks at coordinates
         only; networks want ``"ignore"``.
 
@@ -139,7 +139,7 @@ def _fit(
 
     def one(index: Array) -> tuple[Gaussian, AtMaximum | None]:
         client = data.client(index)
-        found = maximise(
+        found = maximize(
             lambda flat: value_and_gradient(tilted, client, flat), start, max_steps, tolerance
         )
         gradient, precision = expand(likelihood, client, found.flat, dense)

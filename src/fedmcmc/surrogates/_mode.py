@@ -12,7 +12,7 @@ from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._arguments import densities, integer
-from fedmcmc.surrogates._newton import Maximum, maximise
+from fedmcmc.surrogates._newton import Maximum, maximize
 from fedmcmc.surrogates._target import Target, value_and_gradient
 
 __all__ = ["Mode", "mode"]
@@ -45,7 +45,7 @@ def mode(
     max_steps: int = 200,
     tolerance: float = 1e-7,
 ) -> Mode:
-    """Find the maximum of the posterior of all rows, a common centre for `taylor`.
+    """Find the maximum of the posterior of all rows, a common center for `taylor`.
 
     The L-BFGS of optax on the server asks for nothing but sums over clients of log likelihoods and
     gradients. One evaluation, of which a step takes one or a few, is one exchange: ``d`` numbers
@@ -106,7 +106,7 @@ def _fit(
     target = Target(posterior, jnp.ones((), start.dtype), unravel)
     # A sum over clients of sums over their rows is the sum over all rows.
     everyone = data.pooled().client(0)
-    found = maximise(
+    found = maximize(
         lambda flat: value_and_gradient(target, everyone, flat), start, max_steps, tolerance
     )
     return unravel(found.flat), found

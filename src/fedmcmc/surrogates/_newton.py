@@ -13,7 +13,7 @@ from fedmcmc.data import fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.surrogates._target import Target, blockwise, value_and_gradient
 
-__all__ = ["Maximum", "as_gaussian", "expand", "maximise", "prior_expansion"]
+__all__ = ["Maximum", "as_gaussian", "expand", "maximize", "prior_expansion"]
 
 _BLOCK = 64  # Hessian-vector products taken at a time
 
@@ -73,7 +73,7 @@ class Maximum(NamedTuple):
     gradient: Array
 
 
-def maximise(
+def maximize(
     fn: Callable[[Array], tuple[Array, Array]], flat: Array, max_steps: Array, tolerance: Array
 ) -> Maximum:
     """Ascend by the L-BFGS of optax until a step promises less than `tolerance`.

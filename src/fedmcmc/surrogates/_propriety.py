@@ -42,9 +42,9 @@ REMEDIES = (
 
 _RADIUS = 2.0  # standard deviations of the fit at which the log density is looked at again
 _MIN_DROP = 0.1 * _RADIUS**2 / 2  # nats; a Gaussian loses _RADIUS**2 / 2
-_MAX_DISTANCE = 0.1  # standard deviations between where an optimiser stopped and the maximum
+_MAX_DISTANCE = 0.1  # standard deviations between where an optimizer stopped and the maximum
 # In a flat direction a chain shows about 5 whatever its length (Brownian motion: above 20 in one
-# per cent of chains), while 3000 samples at the settings of the FSGLD paper's first experiment, a
+# percent of chains), while 3000 samples at the settings of the FSGLD paper's first experiment, a
 # proper Gaussian, last 30 relaxation times.
 _MIN_RELAXATIONS = 20.0
 
@@ -105,7 +105,7 @@ def at_maximum(
     """Measure a fit with `gradient` ``[d]`` and `precision` ``[d, d]`` (or its diagonal) there.
 
     `change` returns what the log density changes by a shift. A likelihood without maximum
-    (separable classes, counts that are all zero) lets the optimiser run until gradient and
+    (separable classes, counts that are all zero) lets the optimizer run until gradient and
     curvature vanish together; there the fitted standard deviation is so long that on one side
     nothing is lost.
     """
@@ -141,17 +141,17 @@ def describe_maximum(measured: AtMaximum) -> list[str | None]:
         elif singular:
             said.append(
                 f"the smallest eigenvalue of the precision, in units of its diagonal, is "
-                f"{smallest:.2g} where the optimiser stopped: the likelihood is flat or convex"
+                f"{smallest:.2g} where the optimizer stopped: the likelihood is flat or convex"
             )
         elif distance > _MAX_DISTANCE:
             said.append(
-                f"the optimiser stopped about {distance:.2g} standard deviations from the maximum "
+                f"the optimizer stopped about {distance:.2g} standard deviations from the maximum "
                 f"(not converged: raise max_steps, or bring the coordinates to one scale)"
             )
         elif drop < _MIN_DROP:
             said.append(
                 f"the log likelihood falls by only {drop:.2g} at {_RADIUS:g} fitted standard "
-                f"deviations on one side (a Gaussian's by {_RADIUS**2 / 2:g}): the optimiser ran "
+                f"deviations on one side (a Gaussian's by {_RADIUS**2 / 2:g}): the optimizer ran "
                 f"off along a likelihood without maximum"
             )
         else:
@@ -211,7 +211,7 @@ def complain(check: str, name: str, said: list[str | None], sizes: Any, remedies
 
 
 def warn_shrinkage(amount: Any) -> None:
-    """Warn where a singular sample covariance was regularised."""
+    """Warn where a singular sample covariance was regularized."""
     amount = np.asarray(amount)
     bad = np.flatnonzero(amount > 0)
     if bad.size:

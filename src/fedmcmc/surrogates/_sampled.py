@@ -93,7 +93,7 @@ def sampled(
         must have lasted 20 relaxation times in its slowest direction (dimensions above 256: in its
         slowest coordinate, unless dense), about as many as 10 independent samples; raise
         `step_size` or `num_samples` where a proper likelihood fails, and for a good fit aim at
-        hundreds. A random walk lasts that long in about one per cent of chains. ``"ignore"`` also
+        hundreds. A random walk lasts that long in about one percent of chains. ``"ignore"`` also
         leaves the warning about shrinkage out.
 
     Raises
@@ -149,7 +149,7 @@ class ChainReport(NamedTuple):
     """Of one client's chain, leaves ``[]``.
 
     `finite` and `moved` are bool, `relaxations` the simulated time over the largest variance,
-    `shrinkage` what the sample covariance was regularised with.
+    `shrinkage` what the sample covariance was regularized with.
     """
 
     finite: Array
@@ -193,7 +193,7 @@ def _fit(
 
 
 def _precision(moments: Moments, dense: bool, shrinkage: Array | None) -> tuple[Array, Array]:
-    """Invert the sample covariance, regularised where it is singular; return also the amount."""
+    """Invert the sample covariance, regularized where it is singular; return also the amount."""
     covariance = moments.second / (moments.num - 1)
     if not dense:
         variance = covariance if covariance.ndim == 1 else jnp.diagonal(covariance)

@@ -13,7 +13,7 @@ def setup_bits(surrogates: Gaussian, *, num_exchanges: int = 0) -> int:
 
     Up: each client's natural parameters. Down: their sums, to each client. A dense precision is
     symmetric and counts ``d * (d + 1) / 2`` numbers. With `Mode.num_exchanges`, also what finding
-    the common centre of `taylor` cost: per exchange and client ``d`` numbers down, ``d + 1`` up.
+    the common center of `taylor` cost: per exchange and client ``d`` numbers down, ``d + 1`` up.
 
     Examples
     --------

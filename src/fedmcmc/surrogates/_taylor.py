@@ -32,7 +32,7 @@ def taylor(
     ``precision = -Hessian`` and ``precision_mean = gradient + precision @ centre``, both at
     `centre`, so ``grad log q_s`` is exact there and everywhere for a quadratic log likelihood. It
     is defined for every client, however small or separable; its surrogate may then be improper,
-    which conducive gradients do not mind. A good centre is the posterior's maximum, see `mode`.
+    which conducive gradients do not mind. A good center is the posterior's maximum, see `mode`.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ def taylor(
     with jax.default_matmul_precision("highest"):
         fitted, finite = _fit(densities(posterior), data, centre, structure=structure)
     if check != "ignore":
-        text = "the log likelihood's gradient or Hessian at the centre is not finite"
+        text = "the log likelihood's gradient or Hessian at the center is not finite"
         said = [None if good else text for good in np.asarray(finite)]
-        complain(check, "taylor", said, data.size, "Pass another centre, or drop such rows.")
+        complain(check, "taylor", said, data.size, "Pass another center, or drop such rows.")
     return fitted
 
 

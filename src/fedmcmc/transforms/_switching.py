@@ -27,7 +27,7 @@ def switch(
     Pass it on: ``sample(..., state=switch(kernel, data, samples.state))``. Positions and the number
     of the round are carried over, so schedules of `kernel` go on from that round; what else a
     kernel keeps at the server and at the clients is its own, as at the start of a run. Between
-    kernels of one structure (`fedmcmc.fed_avg` and `fedmcmc.fed_pa` with the same optimiser of the
+    kernels of one structure (`fedmcmc.fed_avg` and `fedmcmc.fed_pa` with the same optimizer of the
     server, say) a state can be passed on as it is, with all that it holds.
 
     Parameters

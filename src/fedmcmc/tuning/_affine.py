@@ -42,7 +42,7 @@ def affine_map(
     zero = trees.zeros_like(normals)
     try:
         (on_position, on_normals), _ = _jacobians(x, zero, given)
-    except ValueError as error:  # of what has no derivative, as a quantiser's integers
+    except ValueError as error:  # of what has no derivative, as a quantizer's integers
         raise ValueError(NOT_AFFINE) from error
     a = np.asarray(on_position, np.float64)
     b = np.asarray(_after(x, zero, given)[0], np.float64) - a @ np.asarray(x)

@@ -11,7 +11,7 @@ first, trees in the order of `jax.tree.leaves`, vectors one after another with n
 vector         bits
 =============  ====================================================================================
 dense          its numbers, big-endian IEEE
-quantised      the norm, 32 bits; if it is zero or subnormal, nothing more (whatever the levels);
+quantized      the norm, 32 bits; if it is zero or subnormal, nothing more (whatever the levels);
                else a flag and, *0*: ``|k| + 1`` of all levels, the signs of those that are not
                zero (1 is negative); *1*: ``nonzeros + 1``, the gaps between the nonzeros, their
                signs, their ``|k|``
