@@ -5,14 +5,14 @@ from typing import Any
 __all__ = ["expect", "positive_integer"]
 
 
-def expect(given: Any, kind: type, name: str) -> None:
+def expect(value: Any, kind: type, name: str) -> None:
     """Raise `TypeError` unless `given` is a `kind`, which a trace would tell late and badly."""
-    if not isinstance(given, kind):
+    if not isinstance(value, kind):
         # The room that exports it: `fedmcmc.inference._types` is written `fedmcmc.inference`.
         parts = kind.__module__.split(".")
         room = "inference." if parts[1:2] == ["inference"] else ""
         raise TypeError(
-            f"{name} must be a fedmcmc.{room}{kind.__name__}, got {type(given).__name__}."
+            f"{name} must be a fedmcmc.{room}{kind.__name__}, got {type(value).__name__}."
         )
 
 

@@ -9,8 +9,8 @@ FAULTY, PARTICIPATION = "transforms/_faulty.py", "transforms/_faulty_participati
 MUTATIONS = {
     "all clients drop out together": (
         "random/_streams.py",
-        "return jax.random.fold_in(own, index)",
-        "return own",
+        "return jax.random.fold_in(fault_stream, index)",
+        "return fault_stream",
         DROP,
     ),
     "what arrives not divided by its probability": (
@@ -27,8 +27,8 @@ MUTATIONS = {
     ),
     "late messages lost": (
         FAULTY,
-        "heard = trees.add(total.now, arrived_late(server_state.pending))",
-        "heard = total.now",
+        "arrived = trees.add(total.now, arrived_late(server_state.pending))",
+        "arrived = total.now",
         LATE,
     ),
     "late messages added in every later round": (
@@ -40,8 +40,8 @@ MUTATIONS = {
     ),
     "what is late taken as relative to memories before it": (
         "transforms/_compressed.py",
-        "said = trees.add(_without_exact(total.said), total.change)",
-        "said = _without_exact(total.said)",
+        "numbers = trees.add(_without_exact(total.said), total.change)",
+        "numbers = _without_exact(total.said)",
         MEMORY,
     ),
     "a memory moved by a message that is left out": (

@@ -118,7 +118,7 @@ MUTATIONS = {
     "information at the mean in place of its average": (
         "inference/_ngvi.py",
         "at = unravel(ravel_pytree(q.draw(draw_key))[0])",
-        "at = found.mean",
+        "at = estimate.mean",
         NGVI,
     ),
     "a variance divided by the number": (
@@ -159,8 +159,8 @@ MUTATIONS = {
     ),
     "a covariance that shrinks by another number of samples": (
         DELTAS,
-        "scale = 1 + (num - 1) * kept.rho",
-        "scale = 1 + num * kept.rho",
+        "scale = 1 + (num - 1) * summary.rho",
+        "scale = 1 + num * summary.rho",
         PA,
     ),
     "an earlier solution that is not corrected": (

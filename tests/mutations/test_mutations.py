@@ -167,10 +167,10 @@ MUTATIONS = {
     ),
     "compressed twice": (
         "transforms/_compressed.py",
-        "return WithExact(code, exact), _Clients(kept, *after), info",
+        "return WithExact(code, exact), _Clients(kernel_state, *after), info",
         "again = trees.cast_like(compressor.decode(code, client), _without_exact(whole))\n"
         "        code, _ = compressor.encode(draws.compressor, again, state, client)\n"
-        "        return WithExact(code, exact), _Clients(kept, *after), info",
+        "        return WithExact(code, exact), _Clients(kernel_state, *after), info",
         QUANTISED,
     ),
     "rounded to the nearest level": (
@@ -211,14 +211,14 @@ MUTATIONS = {
     ),
     "memory of the active clients not added": (
         "transforms/_compressed.py",
-        "said = trees.add(memory, said)\n        message",
+        "decoded = trees.add(memory, decoded)\n        message",
         "pass\n        message",
         ACTIVE,
     ),
     "memory that is not moved by its rate": (
         "compression/_memory.py",
-        "return trees.scale(self._rate(said, sender), said)",
-        "return said",
+        "return trees.scale(self._rate(decoded, sender), decoded)",
+        "return decoded",
         ACTIVE,
     ),
     "noise of the server's draw off by sqrt 2": (

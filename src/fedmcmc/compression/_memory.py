@@ -82,8 +82,8 @@ def memory(
         )
     if of not in ("all", "active", None):
         raise ValueError(f'of must be "all", "active" or None, got {of!r}.')
-    given = None if rate is None else per_client_number(rate, "rate", low=0.0, high=1.0)
-    return Memory(compressor, given, of)
+    checked_rate = None if rate is None else per_client_number(rate, "rate", low=0.0, high=1.0)
+    return Memory(compressor, checked_rate, of)
 
 
 @register_dataclass
@@ -127,8 +127,8 @@ class Memory(Remembering):
 
     def change(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
         """Return by how much a code moves its sender's memory."""
-        said = self.compressor.decode(code, sender)
-        return trees.scale(self._rate(said, sender), said)
+        decoded = self.compressor.decode(code, sender)
+        return trees.scale(self._rate(decoded, sender), decoded)
 
     def followed_by(self, outer: Compressor) -> "Memory":
         """Return the same memory around a chain, whose omega gives the rate where none is given."""

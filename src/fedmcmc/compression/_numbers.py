@@ -41,13 +41,13 @@ def per_client_number(
             f"{array.dtype}."
         )
     try:
-        given = np.asarray(x, np.float64)
+        values = np.asarray(x, np.float64)
     except Exception:  # a traced number has no value to look at
-        given = None
-    if given is not None:
-        wrong = ~np.isfinite(given) | (given < low) | (given > high)
+        values = None
+    if values is not None:
+        wrong = ~np.isfinite(values) | (values < low) | (values > high)
         if integer:
-            wrong |= given != np.round(given)
+            wrong |= values != np.round(values)
         if np.any(wrong):
             kind = "an integer" if integer else "a number"
             most = "" if math.isinf(high) else f" and at most {int(high) if integer else high}"

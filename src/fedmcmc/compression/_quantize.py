@@ -119,8 +119,8 @@ class Quantize(Compressor):
         """Return ``min(d / s^2, sqrt(d) / s)``."""
         sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(like)]
         size = max(sizes, default=0) if self.per_leaf else sum(sizes)
-        given = self.num_levels
-        s = given.values if isinstance(given, PerClient) else given
+        num_levels = self.num_levels
+        s = num_levels.values if isinstance(num_levels, PerClient) else num_levels
         return jnp.minimum(size / s**2, math.sqrt(size) / s)
 
     def check(self, like: ArrayTree, num_clients: int) -> None:

@@ -99,15 +99,15 @@ def rhat_below(
     >>> samples.stopped["reached"], samples.stopped["rhat"] < 1.01
     (True, True)
     """
-    for name, given, least, strict in (
+    for name, number, least, strict in (
         ("threshold", threshold, 1.0, True),
         ("min_ess", min_ess, 0.0, False),
         ("min_draws", min_draws, 4, False),
         ("growth", growth, 1.0, True),
     ):
-        if not np.isfinite(given) or given < least or (strict and given == least):
+        if not np.isfinite(number) or number < least or (strict and number == least):
             bound = "above" if strict else "at least"
-            raise ValueError(f"{name} must be a number {bound} {least}, got {given!r}.")
+            raise ValueError(f"{name} must be a number {bound} {least}, got {number!r}.")
     array_stats()
 
     def next_check(num_draws: int) -> int:

@@ -41,7 +41,7 @@ class Momentum:
 
     def combine(
         self,
-        own: ArrayTree,
+        own_normals: ArrayTree,
         shared: ArrayTree,
         weight: Array,
         correlation: Array,
@@ -73,7 +73,7 @@ class Correlated(Momentum):
 
     def combine(
         self,
-        own: ArrayTree,
+        own_normals: ArrayTree,
         shared: ArrayTree,
         weight: Array,
         correlation: Array,
@@ -82,7 +82,9 @@ class Correlated(Momentum):
         """Return ``sqrt(rho) * shared + sqrt((1 - rho) / weight) * own``."""
         if self.parts == "shared":
             return realize_normals(shared, like)
-        private = trees.scale(jnp.sqrt((1 - correlation) / weight), realize_normals(own, like))
+        private = trees.scale(
+            jnp.sqrt((1 - correlation) / weight), realize_normals(own_normals, like)
+        )
         if self.parts == "private":
             return private
         return trees.add_scaled(private, jnp.sqrt(correlation), realize_normals(shared, like))

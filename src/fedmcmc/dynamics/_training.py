@@ -94,13 +94,13 @@ class Visitor:
         """Return what is kept before the first window."""
         return ()
 
-    def visit(self, kept: ArrayTree, index: Array, last: ArrayTree, average: Any) -> ArrayTree:
+    def visit(self, summary: ArrayTree, index: Array, last: ArrayTree, average: Any) -> ArrayTree:
         """Return what is kept after window `index`, counted from the end of the burn-in.
 
         `last` is the window's last iterate, `average` the average of its iterates, ``None`` unless
         `averages`.
         """
-        return kept
+        return summary
 
 
 class Trained(NamedTuple):
@@ -218,7 +218,7 @@ def train(
         return position_, state, square + trees.squared_norm(gradient), total
 
     def window(carry: Any, index: Array, keep: bool) -> Any:
-        position_, state, square, kept = carry
+        position_, state, square, summary = carry
         total = trees.zeros_like(position_) if keep and visitor.averages else None
         first = index * steps
         position_, state, square, total = jax.lax.fori_loop(
@@ -227,8 +227,8 @@ def train(
         if keep:
             per_step = 1 / jnp.asarray(steps, jnp.result_type(float))
             average = None if total is None else trees.scale(per_step, total)
-            kept = visitor.visit(kept, index - length.num_burnin, position_, average)
-        return position_, state, square, kept
+            summary = visitor.visit(summary, index - length.num_burnin, position_, average)
+        return position_, state, square, summary
 
     start = (position, optimizer.init(position), jnp.zeros((), jnp.float32), visitor.init(position))
     carry = jax.lax.fori_loop(0, length.num_burnin, lambda i, c: window(c, i, False), start)

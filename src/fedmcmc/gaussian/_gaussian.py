@@ -240,12 +240,12 @@ class Gaussian:
             "diagonal": wanted,
             "dense": (num_clients, size, size),
         }
-        found = _shapes(self.precision_mean), _shapes(self.precision)
-        if found != (wanted, precisions[self.structure]):
+        shapes = _shapes(self.precision_mean), _shapes(self.precision)
+        if shapes != (wanted, precisions[self.structure]):
             raise ValueError(
                 f"Need one Gaussian per client: {num_clients} clients with positions of shapes "
                 f"{_shapes(position)}; the surrogates ({self.structure}) have precision_mean of "
-                f"shapes {found[0]} and precision of shapes {found[1]} (the first axis is the "
+                f"shapes {shapes[0]} and precision of shapes {shapes[1]} (the first axis is the "
                 f"client)."
             )
 

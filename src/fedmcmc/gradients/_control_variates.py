@@ -54,16 +54,16 @@ class FixedPoint(ZeroSum):
         """Check that the center is a position."""
         super().check(position, federation)
         leaves = jax.tree.leaves(self.centre)
-        given, expected = trees.shapes_of(self.centre), trees.shapes_of(position)
-        same = trees.same_structure(given, expected) and all(
+        shapes, expected = trees.shapes_of(self.centre), trees.shapes_of(position)
+        same = trees.same_structure(shapes, expected) and all(
             a.shape == b.shape
-            for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True)
+            for a, b in zip(jax.tree.leaves(shapes), jax.tree.leaves(expected), strict=True)
         )
         if not same:
             raise ValueError(
                 f"centre must be shaped as the position, "
                 f"{jax.tree.map(lambda x: x.shape, expected)}, got "
-                f"{jax.tree.map(lambda x: x.shape, given)}."
+                f"{jax.tree.map(lambda x: x.shape, shapes)}."
             )
         if not all(isinstance(x, jax.core.Tracer) or np.isfinite(x).all() for x in leaves):
             raise ValueError("centre holds NaN or infinite numbers.")

@@ -68,19 +68,22 @@ class ZeroSum(Derived):
 
     def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
         """Return the memory, if there is one, and what the estimator keeps."""
-        kept = self.estimator.init(loglikelihood_fn, position, client)
+        estimator_state = self.estimator.init(loglikelihood_fn, position, client)
         if not self.remembers:
-            return kept
-        return self.first_memory(loglikelihood_fn, position, client), kept
+            return estimator_state
+        return self.first_memory(loglikelihood_fn, position, client), estimator_state
 
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[_Context, ArrayTree]:
         """Make the round's correction."""
-        memory, kept = state if self.remembers else ((), state)
-        inner, kept = self.estimator.start(loglikelihood_fn, broadcast, kept, client)
+        memory, estimator_state = state if self.remembers else ((), state)
+        inner, estimator_state = self.estimator.start(
+            loglikelihood_fn, broadcast, estimator_state, client
+        )
         correction, memory = self.correction(loglikelihood_fn, broadcast, memory, client)
-        return _Context(inner, correction), (memory, kept) if self.remembers else kept
+        context = _Context(inner, correction)
+        return context, (memory, estimator_state) if self.remembers else estimator_state
 
     def estimate(
         self,

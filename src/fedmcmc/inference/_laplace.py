@@ -86,12 +86,12 @@ class Laplace(FisherInference):
         """Find the mean, and add the information there."""
         (mean_draws, keys), structure = draws, cavity.structure
         target = self.mean.with_decay(cavity, client, round_)
-        found = self.mean.find(posterior, mean_draws, position, target, client, round_, None)
+        estimate = self.mean.find(posterior, mean_draws, position, target, client, round_, None)
         dense = structure == "dense"
         passes = jax.lax.map(
-            lambda key: fisher(posterior, key, found.mean, client, dense=dense), keys
+            lambda key: fisher(posterior, key, estimate.mean, client, dense=dense), keys
         )
         information = clipped(jnp.mean(passes, axis=0), self.clip)
         information = in_structure(client.size.astype(information.dtype) * information, structure)
-        tilted = self.added_to(cavity, target, found.mean, information, round_)
-        return Tilted(tilted, found.gradient_norm)
+        tilted = self.added_to(cavity, target, estimate.mean, information, round_)
+        return Tilted(tilted, estimate.gradient_norm)

@@ -90,10 +90,10 @@ class Mcmc(Inference):
         """Sample, and take the moments."""
         structure = cavity.structure
         target = self.mean.with_decay(cavity, client, round_)
-        found = self.mean.find(
+        estimate = self.mean.find(
             posterior, draws, position, target, client, round_, _second(structure)
         )
-        variance = trees.ravel(found.variance) if structure != "dense" else found.variance
+        variance = trees.ravel(estimate.variance) if structure != "dense" else estimate.variance
         variance = in_structure(variance, structure)
         rate = trees.cast(schedules.value(self.shrinkage, round_), variance)
         one = jnp.eye(variance.shape[0], dtype=variance.dtype) if variance.ndim == 2 else 1.0
@@ -106,7 +106,7 @@ class Mcmc(Inference):
             eye = jnp.eye(like.shape[0], dtype=like.dtype) if like.ndim == 2 else 1.0
             wanted = jnp.linalg.norm(jnp.ravel(like + trees.cast(per_row, like) * eye))
             precision = precision * wanted / jnp.linalg.norm(jnp.ravel(precision))
-        return Tilted(from_flat(found.mean, precision, structure), found.gradient_norm)
+        return Tilted(from_flat(estimate.mean, precision, structure), estimate.gradient_norm)
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str

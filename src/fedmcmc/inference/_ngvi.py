@@ -166,11 +166,11 @@ class Ngvi(FisherInference):
         """Find the mean, and average the information about it."""
         structure = cavity.structure
         target = self.mean.with_decay(cavity, client, round_)
-        found = self.mean.find(posterior, draws.mean, position, target, client, round_, None)
+        estimate = self.mean.find(posterior, draws.mean, position, target, client, round_, None)
         dense, before = structure == "dense", flat_precision(target)
         size = client.size.astype(before.dtype)
         decay = trees.cast(schedules.value(self.decay, round_), before)
-        unravel = ravel_pytree(found.mean)[1]
+        unravel = ravel_pytree(estimate.mean)[1]
 
         def of_structure(information: Array) -> Array:
             return in_structure(clipped(information, self.clip), structure)
@@ -179,7 +179,7 @@ class Ngvi(FisherInference):
             rows_key, sample_key = jax.random.split(draws.steps[i])
             # One minibatch per step, which all samples share.
             offsets = self.length.offsets(rows_key, draws.passes, i, client)
-            q = from_flat(found.mean, size * per_row + before, structure)
+            q = from_flat(estimate.mean, size * per_row + before, structure)
 
             def sample(key: Array) -> Array:
                 draw_key, label_key = jax.random.split(key)
@@ -190,12 +190,12 @@ class Ngvi(FisherInference):
             return decay * per_row + (1 - decay) * of_structure(jnp.mean(each, axis=0))
 
         if trees.is_empty(self.initial):
-            first = of_structure(fisher(posterior, draws.first, found.mean, client, dense=dense))
+            first = of_structure(fisher(posterior, draws.first, estimate.mean, client, dense=dense))
         else:
             number = trees.cast(schedules.value(self.initial, round_), before)
             first = jnp.zeros_like(before) + (
                 number * jnp.eye(before.shape[0], dtype=before.dtype) if dense else number
             )
         per_row = jax.lax.fori_loop(0, self.length.steps(client), step, first)
-        tilted = self.added_to(cavity, target, found.mean, size * per_row, round_)
-        return Tilted(tilted, found.gradient_norm)
+        tilted = self.added_to(cavity, target, estimate.mean, size * per_row, round_)
+        return Tilted(tilted, estimate.gradient_norm)

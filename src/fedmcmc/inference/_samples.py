@@ -81,13 +81,13 @@ class _Moments(Visitor):
             scatter = jnp.zeros((flat.size, flat.size), flat.dtype)
         return _Welford(trees.zeros_like(position), scatter)
 
-    def visit(self, kept: _Welford, index: Array, last: ArrayTree, average: Any) -> _Welford:
-        moved = trees.subtract(last, kept.mean)
-        mean = trees.add_scaled(kept.mean, 1 / (index + 1).astype(jnp.result_type(float)), moved)
+    def visit(self, summary: _Welford, index: Array, last: ArrayTree, average: Any) -> _Welford:
+        moved = trees.subtract(last, summary.mean)
+        mean = trees.add_scaled(summary.mean, 1 / (index + 1).astype(jnp.result_type(float)), moved)
         left = trees.subtract(last, mean)
         if self.second is None:
             return _Welford(mean, ())
         if self.second == "diagonal":
             products = jax.tree.map(jnp.multiply, moved, left)
-            return _Welford(mean, trees.add(kept.scatter, products))
-        return _Welford(mean, kept.scatter + jnp.outer(trees.ravel(moved), trees.ravel(left)))
+            return _Welford(mean, trees.add(summary.scatter, products))
+        return _Welford(mean, summary.scatter + jnp.outer(trees.ravel(moved), trees.ravel(left)))

@@ -44,8 +44,12 @@ def scaled_identity(
     Guo et al. (2023), section 4.2.
     """
     expect(mean, Mean, "mean")
-    given = {"variance": variance, "precision": precision, "precision_per_row": precision_per_row}
-    named = {name: number for name, number in given.items() if number is not None}
+    arguments = {
+        "variance": variance,
+        "precision": precision,
+        "precision_per_row": precision_per_row,
+    }
+    named = {name: number for name, number in arguments.items() if number is not None}
     if len(named) != 1:
         raise ValueError(
             "scaled_identity takes one of variance=, precision= and precision_per_row=, got "
@@ -80,7 +84,7 @@ class ScaledIdentity(Inference):
     ) -> Tilted:
         """Find the mean, and add the given precision."""
         target = self.mean.with_decay(cavity, client, round_)
-        found = self.mean.find(posterior, draws, position, target, client, round_, None)
+        estimate = self.mean.find(posterior, draws, position, target, client, round_, None)
         number, before = schedules.value(self.number, round_), flat_precision(cavity)
         if self.kind == "variance":
             before, number = jnp.zeros_like(before), 1 / number
@@ -89,7 +93,9 @@ class ScaledIdentity(Inference):
         added = trees.cast(number, before)
         if before.ndim == 2:
             added = added * jnp.eye(before.shape[0], dtype=before.dtype)
-        return Tilted(from_flat(found.mean, before + added, cavity.structure), found.gradient_norm)
+        return Tilted(
+            from_flat(estimate.mean, before + added, cavity.structure), estimate.gradient_norm
+        )
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str

@@ -101,8 +101,8 @@ class Tracer:
 
 def _describe(params: dict[str, Any]) -> str:
     # Functions and their wrappers print where they live, which differs from trace to trace.
-    kept = {name: value for name, value in params.items() if not callable(value)}
-    return _ADDRESS.sub("", str(sorted((name, str(value)) for name, value in kept.items())))
+    plain_params = {name: value for name, value in params.items() if not callable(value)}
+    return _ADDRESS.sub("", str(sorted((name, str(value)) for name, value in plain_params.items())))
 
 
 def _fingerprint(value: Any) -> Hashable:

@@ -27,19 +27,19 @@ def _normal(x: Array, scale: Array) -> Array:
     return -0.5 * jnp.sum((x / scale) ** 2) - constant.astype(x.dtype)
 
 
-def prior_scales(given: Any, like: ArrayTree) -> ArrayTree:
+def prior_scales(scales: Any, like: ArrayTree) -> ArrayTree:
     """Check `given`, the argument `prior_scale` of `from_flax`, and return a tree of arrays."""
-    if callable(given):
-        given = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: given(jax.tree_util.keystr(path, simple=True, separator="."), leaf),
+    if callable(scales):
+        scales = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: scales(jax.tree_util.keystr(path, simple=True, separator="."), leaf),
             like,
         )
     try:
-        jax.tree.broadcast(given, like)
+        jax.tree.broadcast(scales, like)
     except ValueError as error:
         raise ValueError(
             f"prior_scale must be a number, a tree prefix of the position, or a function "
-            f"(path, leaf) -> number; got {jax.tree.structure(given)} for a position "
+            f"(path, leaf) -> number; got {jax.tree.structure(scales)} for a position "
             f"{jax.tree.structure(like)}."
         ) from error
 
@@ -48,7 +48,7 @@ def prior_scales(given: Any, like: ArrayTree) -> ArrayTree:
             positive(scale, leaf.shape, "prior_scale")
         return positive(scale, jnp.shape(scale), "prior_scale")
 
-    return jax.tree.map(check, given, like)
+    return jax.tree.map(check, scales, like)
 
 
 def positive(number: Any, shape: tuple[int, ...], name: str) -> Array:

@@ -47,10 +47,10 @@ class FederatedMCMCState(NamedTuple):
 def federated_data(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> FederatedData:
     """Return the one argument of ``MCMC.run``, or raise `ValueError`."""
     if len(args) != 1 or kwargs or not isinstance(args[0], FederatedData):
-        given = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs or {}]
+        arguments = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs or {}]
         raise ValueError(
-            f"run(rng_key, data) takes one FederatedData and nothing else, got {given}. Bind other "
-            f"arguments of the model with functools.partial."
+            f"run(rng_key, data) takes one FederatedData and nothing else, got {arguments}. "
+            f"Bind other arguments of the model with functools.partial."
         )
     return args[0]
 

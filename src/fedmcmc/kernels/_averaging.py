@@ -136,11 +136,13 @@ class Averaging(EstimatorKernel):
             carry: tuple[ArrayTree, Array], drawn: tuple[_Draws, ArrayTree]
         ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
             position, mean_square = carry
-            own, shared = drawn
-            noise = self.momentum.combine(own.momentum, shared, weight, correlation, position)
+            client_draws, shared = drawn
+            noise = self.momentum.combine(
+                client_draws.momentum, shared, weight, correlation, position
+            )
             noise = trees.scale(heat, noise)
             position, _, square = self.integrator.move(
-                gradient_fn, own.gradient, position, noise, step_size
+                gradient_fn, client_draws.gradient, position, noise, step_size
             )
             return (position, mean_square + square), position
 

@@ -96,7 +96,9 @@ class Consensus(EstimatorKernel):
         posterior, estimator = self.posterior, self.estimator
         loglikelihood_fn = posterior.loglikelihood_fn
         down = bits_down(estimator, broadcast, client_state.estimator)
-        context, kept = estimator.start(loglikelihood_fn, broadcast, client_state.estimator, client)
+        context, estimator_state = estimator.start(
+            loglikelihood_fn, broadcast, client_state.estimator, client
+        )
         step_size = _value(self.step_size, broadcast.round, client)
         pull = 1 / _value(self.tolerance, broadcast.round, client)
         temperature = schedules.value(self.temperature, broadcast.round)
@@ -104,25 +106,27 @@ class Consensus(EstimatorKernel):
         def local_step(
             carry: tuple[ArrayTree, Array], draws_: LocalDraws
         ) -> tuple[tuple[ArrayTree, Array], None]:
-            own, squared_norm = carry
-            estimate = estimator.estimate(loglikelihood_fn, draws_.gradient, own, context, client)
-            prior = prior_share(client, jax.grad(posterior.logprior_fn)(own))
-            gap = trees.subtract(broadcast.position, own)
+            position, squared_norm = carry
+            estimate = estimator.estimate(
+                loglikelihood_fn, draws_.gradient, position, context, client
+            )
+            prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
+            gap = trees.subtract(broadcast.position, position)
             gradient = trees.add_scaled(trees.add(estimate, prior), pull, gap)
-            noise = realize_normals(draws_.noise, own)
-            own = overdamped_langevin(own, gradient, noise, step_size, temperature)
-            return (own, squared_norm + trees.squared_norm(gradient)), None
+            noise = realize_normals(draws_.noise, position)
+            position = overdamped_langevin(position, gradient, noise, step_size, temperature)
+            return (position, squared_norm + trees.squared_norm(gradient)), None
 
         num = self.num_local_steps
         start = (client_state.position, jnp.zeros((), jnp.float32))
-        (own, squared_norm), _ = jax.lax.scan(local_step, start, draws, length=num)
-        message = trees.scale(pull, trees.subtract(own, broadcast.position))
+        (position, squared_norm), _ = jax.lax.scan(local_step, start, draws, length=num)
+        message = trees.scale(pull, trees.subtract(position, broadcast.position))
         info = StepInfo(
             bits=jnp.asarray(trees.num_bits(message), jnp.int32),
             gradient_norm=jnp.sqrt(squared_norm / num),
             bits_down=down,
         )
-        return message, _ClientState(own, kept), info
+        return message, _ClientState(position, estimator_state), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Draw one standard normal, shaped as the position."""
@@ -218,9 +222,9 @@ def _number(x: Any, name: str) -> Any:
             f"array of shape {array.shape} and dtype {array.dtype}."
         )
     if not isinstance(array, jax.core.Tracer):
-        given = np.asarray(array)
-        if not np.all(np.isfinite(given) & (given > 0)):
-            raise ValueError(f"{name} must hold finite numbers above 0, got {given}.")
+        values = np.asarray(array)
+        if not np.all(np.isfinite(values) & (values > 0)):
+            raise ValueError(f"{name} must hold finite numbers above 0, got {values}.")
     return PerClient(array.astype(jnp.result_type(float)))
 
 

@@ -28,7 +28,7 @@ class Delta:
         """
         return Visitor()
 
-    def finish(self, kept: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+    def finish(self, summary: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
         """Return the pseudo-gradient, shaped as a position, of a training that ended at `last`."""
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class Delta:
 class Displacement(Delta):
     """How far a client came; see `displacement`."""
 
-    def finish(self, kept: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+    def finish(self, summary: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
         """Return the start minus the end."""
         return trees.subtract(position, last)
 
@@ -98,8 +98,8 @@ class _Samples(Visitor):
         rows = jnp.zeros((self.num_samples, *flat.shape), flat.dtype)
         return _Fit(flat, flat, rows, rows, trees.cast(self.rho, flat))
 
-    def visit(self, kept: _Fit, index: Array, last: ArrayTree, average: ArrayTree) -> _Fit:
-        return _add_sample(kept, index, trees.ravel(average), self.theta)
+    def visit(self, summary: _Fit, index: Array, last: ArrayTree, average: ArrayTree) -> _Fit:
+        return _add_sample(summary, index, trees.ravel(average), self.theta)
 
 
 @register_dataclass
@@ -114,11 +114,11 @@ class PosteriorDelta(Delta):
         rho = schedules.value(self.shrinkage, round_)
         return _Samples(num_samples, trees.ravel(position), rho)
 
-    def finish(self, kept: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+    def finish(self, summary: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
         """Return the Gaussian's gradient where training started."""
-        num = kept.moves.shape[0]
-        scale = 1 + (num - 1) * kept.rho
-        return trees.cast_like(trees.unravel(scale * kept.delta, position), position)
+        num = summary.moves.shape[0]
+        scale = 1 + (num - 1) * summary.rho
+        return trees.cast_like(trees.unravel(scale * summary.delta, position), position)
 
 
 def posterior_delta(shrinkage: Number) -> Delta:

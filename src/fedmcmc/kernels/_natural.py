@@ -180,18 +180,20 @@ class Natural(FederatedKernel):
         proper = is_proper(whole)
         approximation = server_state.approximation
         position = trees.select(proper, whole.mean(), broadcast.position)
-        kept = Approximation(
+        moved_approximation = Approximation(
             trees.select(proper, whole, approximation.gaussian), proper | approximation.known
         )
         num_clients = server_state.num_clients
         extra = to_broadcast(self.cavity, whole, prior, num_clients)
         moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
-        return moved, Server(kept, prior, optimizer, num_clients), proper
+        return moved, Server(moved_approximation, prior, optimizer, num_clients), proper
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         """Draw from the approximation."""
-        kept = state.server.approximation
-        return trees.select(kept.known, kept.gaussian.draw(rng_key), state.broadcast.position)
+        approximation = state.server.approximation
+        return trees.select(
+            approximation.known, approximation.gaussian.draw(rng_key), state.broadcast.position
+        )
 
 
 def natural(

@@ -93,7 +93,7 @@ class PriorSite:
         return Gaussian(mean_part, linear.precision, structure)
 
 
-def prior_site(given: Any, structure: str, num_samples: int) -> PriorSite:
+def prior_site(prior: Any, structure: str, num_samples: int) -> PriorSite:
     """Return the rule for the prior's factor, after checks.
 
     Raises
@@ -101,24 +101,24 @@ def prior_site(given: Any, structure: str, num_samples: int) -> PriorSite:
     TypeError, ValueError
         If a prior is given that is not a `Gaussian` of this structure.
     """
-    if given is not None:
-        if not isinstance(given, Gaussian):
+    if prior is not None:
+        if not isinstance(prior, Gaussian):
             raise TypeError(
-                f"prior must be a fedmcmc.Gaussian or None, got {type(given).__name__}."
+                f"prior must be a fedmcmc.Gaussian or None, got {type(prior).__name__}."
             )
-        if given.structure != structure:
+        if prior.structure != structure:
             raise ValueError(
                 f"prior must have the structure of the approximation, {structure}, got "
-                f"{given.structure}."
+                f"{prior.structure}."
             )
-    return PriorSite(() if given is None else given, structure, num_samples)
+    return PriorSite(() if prior is None else prior, structure, num_samples)
 
 
-def _check(given: Gaussian, position: ArrayTree) -> None:
-    wanted = Gaussian.uniform(position, given.structure)
-    if trees.shapes_of(wanted) != trees.shapes_of(given):
+def _check(prior: Gaussian, position: ArrayTree) -> None:
+    wanted = Gaussian.uniform(position, prior.structure)
+    if trees.shapes_of(wanted) != trees.shapes_of(prior):
         raise ValueError(
             f"prior must be a Gaussian over the position, shapes "
             f"{jax.tree.map(jnp.shape, wanted.precision_mean)}, got "
-            f"{jax.tree.map(jnp.shape, given.precision_mean)}."
+            f"{jax.tree.map(jnp.shape, prior.precision_mean)}."
         )

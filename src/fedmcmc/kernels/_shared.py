@@ -162,11 +162,11 @@ def _shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
         # Partials: jit then remembers the trace, so that another kernel of the model needs none.
         return _called.trace(as_functions(fn), position, *rows).out_info.shape
     except Exception as error:
-        given = f"a position of shapes {jax.tree.map(lambda x: x.shape, position)}"
+        description = f"a position of shapes {jax.tree.map(lambda x: x.shape, position)}"
         for leaves in rows:
-            given += f" and rows of shapes {jax.tree.map(lambda x: x.shape, leaves)}"
+            description += f" and rows of shapes {jax.tree.map(lambda x: x.shape, leaves)}"
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{name} does not take {given}: {reason}") from error
+        raise ValueError(f"{name} does not take {description}: {reason}") from error
 
 
 def mean_loss(

@@ -133,15 +133,15 @@ def as_semidefinite(name: str, value: Any, *, dense: bool) -> Array:
 
 def broadcast(*arrays: tuple[str, Array, int]) -> list[Array]:
     """Broadcast the leading axes of ``(name, array, number of own axes)`` against each other."""
-    lead = [array.shape[: array.ndim - own] for _, array, own in arrays]
+    lead = [array.shape[: array.ndim - num_own] for _, array, num_own in arrays]
     try:
         common = np.broadcast_shapes(*lead)
     except ValueError:
-        given = ", ".join(f"{name} {array.shape}" for name, array, _ in arrays)
-        raise ValueError(f"Leading axes must broadcast against each other, got {given}.") from None
+        shapes = ", ".join(f"{name} {array.shape}" for name, array, _ in arrays)
+        raise ValueError(f"Leading axes must broadcast against each other, got {shapes}.") from None
     return [
-        jnp.broadcast_to(array, common + array.shape[array.ndim - own :])
-        for _, array, own in arrays
+        jnp.broadcast_to(array, common + array.shape[array.ndim - num_own :])
+        for _, array, num_own in arrays
     ]
 
 

@@ -226,8 +226,8 @@ def _curve(probabilities: Array, labels: Array, *, num_thresholds: int) -> Credi
         last = jnp.searchsorted(threshold, confidence, side="right") - 1
         each = jnp.zeros(num_thresholds, jnp.int32).at[last].add(1)
         right = jnp.zeros(num_thresholds, dtype).at[last].add(hits)
-        kept = jnp.cumsum(each[::-1])[::-1].astype(dtype)
-        return jnp.cumsum(right[::-1])[::-1] / kept, kept / hits.shape[0]
+        num_kept = jnp.cumsum(each[::-1])[::-1].astype(dtype)
+        return jnp.cumsum(right[::-1])[::-1] / num_kept, num_kept / hits.shape[0]
 
     confidence, hits = jnp.max(probabilities, axis=-1), correct(probabilities, labels)
     accuracy, share = over_leading(one, labels.ndim - 1)(confidence, hits)

@@ -172,9 +172,9 @@ def _accuracy(probabilities: Array, labels: Array) -> Array:
 
 @jax.jit
 def _negative_log_likelihood(probabilities: Array, labels: Array) -> Array:
-    own = jnp.take_along_axis(probabilities, labels[..., None], axis=-1)[..., 0]
+    of_label = jnp.take_along_axis(probabilities, labels[..., None], axis=-1)[..., 0]
     # Rounding leaves probabilities such as -1e-9, whose logarithm would be NaN.
-    return jnp.mean(in_range(-jnp.log(jnp.maximum(own, 0)), probabilities, labels), axis=-1)
+    return jnp.mean(in_range(-jnp.log(jnp.maximum(of_label, 0)), probabilities, labels), axis=-1)
 
 
 @jax.jit

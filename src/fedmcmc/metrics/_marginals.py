@@ -61,14 +61,14 @@ def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -
             f"draws and reference must have the same structure, got {jax.tree.structure(draws)} "
             f"and {jax.tree.structure(reference)}."
         )
-    own, ref = _coordinates("draws", draws), _coordinates("reference", reference)
+    candidate, ref = _coordinates("draws", draws), _coordinates("reference", reference)
     shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(draws)]
     if shapes != [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(reference)]:
         raise ValueError(
             f"draws and reference must agree beyond their first axis, the draws, got "
             f"{_shapes(draws)} and {_shapes(reference)}."
         )
-    return _marginal_error(own, ref, num_bins=num_bins)
+    return _marginal_error(candidate, ref, num_bins=num_bins)
 
 
 def marginal_error_floor(
@@ -166,9 +166,9 @@ def _distance(draws: Array, reference: Array, low: Array, high: Array, num_bins:
     histogram = jax.vmap(partial(_histogram, num_bins=num_bins))
     # Counts over a common denominator: samples of one size differ by integers, exactly.
     common = math.lcm(draws.shape[1], reference.shape[1])
-    own = histogram(draws, low, high) * float(common // draws.shape[1])
+    candidate = histogram(draws, low, high) * float(common // draws.shape[1])
     other = histogram(reference, low, high) * float(common // reference.shape[1])
-    return jnp.mean(jnp.sum(jnp.abs(own - other), axis=-1) / float(2 * common))
+    return jnp.mean(jnp.sum(jnp.abs(candidate - other), axis=-1) / float(2 * common))
 
 
 @partial(jax.jit, static_argnames="num_bins")

@@ -152,11 +152,11 @@ def hpd_error(potentials: Any, reference: Any, alpha: Any = 0.01) -> Array:
     0.1
     """
     level = unit_interval("alpha", alpha)
-    own, ref = broadcast(
+    potentials, ref = broadcast(
         ("potentials", as_finite("potentials", potentials, "num_draws"), 1),
         ("reference", as_finite("reference", reference, "num_reference"), 1),
     )
-    eta, eta_ref = _quantile(own, level), _quantile(ref, level)
+    eta, eta_ref = _quantile(potentials, level), _quantile(ref, level)
     return _relative_gap(eta, eta_ref)
 
 

@@ -65,13 +65,13 @@ def estimation_error(estimates: Any, truth: Any) -> EstimationError:
     >>> float(found.mse), float(found.squared_bias), float(found.variance)
     (10.0, 9.0, 1.0)
     """
-    own = as_finite("estimates", estimates, "num_runs, d")
+    points = as_finite("estimates", estimates, "num_runs, d")
     mu = as_finite("truth", truth, "d")
-    if own.shape[-1] != mu.shape[-1]:
+    if points.shape[-1] != mu.shape[-1]:
         raise ValueError(
-            f"estimates and truth must have the same last axis, got {own.shape} and {mu.shape}."
+            f"estimates and truth must have the same last axis, got {points.shape} and {mu.shape}."
         )
-    return _estimation_error(*broadcast(("estimates", own, 2), ("truth", mu, 1)))
+    return _estimation_error(*broadcast(("estimates", points, 2), ("truth", mu, 1)))
 
 
 def relative_efficiency(bits: Any, num_parameters: int, bits_per_number: int = 32) -> Array:

@@ -61,16 +61,16 @@ def gaussian_w2(mean: Any, covariance: Any, other_mean: Any, other_covariance: A
             f"Both Gaussians must have the same dimension, got means {m1.shape} and {m2.shape}."
         )
     if s1.ndim == m1.ndim and s2.ndim == m2.ndim:
-        distance, own = _diagonal_w2, 1
+        distance, num_own = _diagonal_w2, 1
     else:
-        distance, own = _dense_w2, 2
+        distance, num_own = _dense_w2, 2
         s1, s2 = (s if s.ndim > m.ndim else _as_matrix(s) for m, s in ((m1, s1), (m2, s2)))
     return distance(
         *broadcast(
             ("mean", m1, 1),
-            ("covariance", s1, own),
+            ("covariance", s1, num_own),
             ("other_mean", m2, 1),
-            ("other_covariance", s2, own),
+            ("other_covariance", s2, num_own),
         )
     )
 

@@ -29,14 +29,14 @@ class Range(NamedTuple):
     strict: bool  # whether the minimum itself is out of range
     maximum: float | None
 
-    def check(self, given: float, where: str = "") -> None:
+    def check(self, number: float, where: str = "") -> None:
         """Raise `ValueError` unless `given` is finite and within the bounds."""
         low, high = self.minimum, self.maximum
-        too_small = low is not None and (given <= low if self.strict else given < low)
-        if not math.isfinite(given) or too_small or (high is not None and given > high):
+        too_small = low is not None and (number <= low if self.strict else number < low)
+        if not math.isfinite(number) or too_small or (high is not None and number > high):
             bound = "" if low is None else f" {'above' if self.strict else 'at least'} {low:g}"
             wanted = f"a finite number{bound}" if high is None else f"in [{low:g}, {high:g}]"
-            raise ValueError(f"{self.name} must be {wanted}, got {given:g}{where}.")
+            raise ValueError(f"{self.name} must be {wanted}, got {number:g}{where}.")
 
 
 @register_dataclass

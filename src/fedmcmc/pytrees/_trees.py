@@ -176,7 +176,7 @@ def same_structure(a: ArrayTree, b: ArrayTree) -> bool:
     return bool(first == jax.tree.structure(b))
 
 
-def first_difference(wanted: ArrayTree, found: ArrayTree) -> str:
+def first_difference(wanted: ArrayTree, actual: ArrayTree) -> str:
     """Return where two trees first differ in structure, shape or dtype; empty if nowhere.
 
     Examples
@@ -191,20 +191,20 @@ def first_difference(wanted: ArrayTree, found: ArrayTree) -> str:
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(shapes_of(tree))
         }
-        for tree in (wanted, found)
+        for tree in (wanted, actual)
     ]
     for name, leaf in places[0].items():
         if name not in places[1]:
             return f"expected {name or 'one array'}, which is missing"
         other = places[1][name]
         if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
-            given = [f"{x.dtype}{list(x.shape)}" for x in (leaf, other)]
-            return f"{name or 'it'} must be {given[0]}, got {given[1]}"
+            descriptions = [f"{x.dtype}{list(x.shape)}" for x in (leaf, other)]
+            return f"{name or 'it'} must be {descriptions[0]}, got {descriptions[1]}"
     extra = [name for name in places[1] if name not in places[0]]
     if extra:
         return f"{extra[0] or 'one array'} is not part of it"
     return (
-        "" if same_structure(wanted, found) else "other types hold its arrays, as another kernel's"
+        "" if same_structure(wanted, actual) else "other types hold its arrays, as another kernel's"
     )
 
 

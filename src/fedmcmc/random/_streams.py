@@ -85,8 +85,8 @@ def fault_key(rng_key: Array, seed: Array, index: Array) -> Array:
 
     `seed` is ``[]`` uint32. The stream is nobody else's, so that faults change no other draw.
     """
-    own = jax.random.fold_in(jax.random.fold_in(rng_key, jnp.uint32(_FAULT)), seed)
-    return jax.random.fold_in(own, index)
+    fault_stream = jax.random.fold_in(jax.random.fold_in(rng_key, jnp.uint32(_FAULT)), seed)
+    return jax.random.fold_in(fault_stream, index)
 
 
 def shared_key(rng_key: Array, round_: Array) -> Array:

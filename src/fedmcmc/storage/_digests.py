@@ -20,8 +20,8 @@ def digests_of_clients(data: FederatedData, ids: np.ndarray) -> np.ndarray:
     """
     words = np.zeros((data.num_clients, 4), np.uint32)
     for client in ids:
-        own = digest(data.client_rows(int(client)))
-        words[client] = np.frombuffer(bytes.fromhex(own), np.uint32)
+        rows_digest = digest(data.client_rows(int(client)))
+        words[client] = np.frombuffer(bytes.fromhex(rows_digest), np.uint32)
     return words
 
 

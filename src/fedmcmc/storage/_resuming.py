@@ -114,10 +114,10 @@ def resumable(
         _CALLS.reset(token)
 
 
-def checkpoint_of_call(own: Checkpoint | None) -> Checkpoint | None:
+def checkpoint_of_call(checkpoint: Checkpoint | None) -> Checkpoint | None:
     """Return the checkpoint that a call was given, or that of its place in `resumable`."""
     calls = _CALLS.get()
-    return calls.next() if own is None and calls is not None else own
+    return calls.next() if checkpoint is None and calls is not None else checkpoint
 
 
 @contextmanager

@@ -56,9 +56,11 @@ def predictive(predict_fn: Predict, batch: ArrayTree) -> Accumulator:
     Accumulator
         Its result is the average, leaves ``[num_chains, ...]``.
     """
-    given = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch))
+    arguments = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch))
     return Accumulator(
-        Partial(_predictive_init, *given), Partial(_predictive_update, *given), Partial(_mean)
+        Partial(_predictive_init, *arguments),
+        Partial(_predictive_update, *arguments),
+        Partial(_mean),
     )
 
 
@@ -119,9 +121,9 @@ def calibration(
             f"labels must be integers of shape [batch_size], got shape {truth.shape} and dtype "
             f"{truth.dtype}."
         )
-    given = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch), truth, bins)
+    arguments = (as_functions(predict_fn), jax.tree.map(jnp.asarray, batch), truth, bins)
     return Accumulator(
-        Partial(_calibration_init, bins), Partial(_calibration_update, *given), Partial(_binned)
+        Partial(_calibration_init, bins), Partial(_calibration_update, *arguments), Partial(_binned)
     )
 
 

@@ -124,12 +124,12 @@ def _update(
     state: _State,
 ) -> _State:
     state, slot = place.value(size.value, rng_key, index, state)
-    kept = jax.tree.map(
+    stored = jax.tree.map(
         lambda table, leaf: table.at[slot].set(leaf, mode="drop"),
         state.draws,
         transformed(fn, draw),
     )
-    return _State(kept, state.indices.at[slot].set(index, mode="drop"))
+    return _State(stored, state.indices.at[slot].set(index, mode="drop"))
 
 
 def _random_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:

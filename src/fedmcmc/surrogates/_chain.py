@@ -95,10 +95,10 @@ def run_chain(
         rows = estimator.prepare(rows_key, like, client, block)
         at, iterates = jax.lax.scan(step, carry[0], (noise, rows), length=block)
         done = number * block + jnp.arange(1, block + 1) - chain.num_burnin
-        kept = (
+        is_kept = (
             (done > 0) & (done % chain.thinning == 0) & (done <= chain.num_samples * chain.thinning)
         )
-        return (at, _add_samples(carry[1], iterates, kept)), None
+        return (at, _add_samples(carry[1], iterates, is_kept)), None
 
     flat = ravel_pytree(position)[0]
     shape = (size, size) if chain.dense else (size,)
@@ -107,12 +107,12 @@ def run_chain(
     return jax.lax.scan(run_block, (position, empty), blocks)[0][1]
 
 
-def _add_samples(moments: Moments, samples: Array, kept: Array) -> Moments:
+def _add_samples(moments: Moments, samples: Array, is_kept: Array) -> Moments:
     """Merge samples ``[num, d]`` where `kept` holds (Chan, Golub and LeVeque 1983)."""
-    kept = kept[:, None]
-    count = jnp.sum(kept).astype(samples.dtype)
-    mean = jnp.sum(jnp.where(kept, samples, 0), axis=0) / jnp.maximum(count, 1)
-    centered = jnp.where(kept, samples - mean[None, :], 0)
+    is_kept = is_kept[:, None]
+    count = jnp.sum(is_kept).astype(samples.dtype)
+    mean = jnp.sum(jnp.where(is_kept, samples, 0), axis=0) / jnp.maximum(count, 1)
+    centered = jnp.where(is_kept, samples - mean[None, :], 0)
     away = mean - moments.mean
     total = moments.num + count
     weight = count / jnp.maximum(total, 1)

@@ -139,19 +139,19 @@ def _fit(
 
     def one(index: Array) -> tuple[Gaussian, AtMaximum | None]:
         client = data.client(index)
-        found = maximize(
+        maximum = maximize(
             lambda flat: value_and_gradient(tilted, client, flat), start, max_steps, tolerance
         )
-        gradient, precision = expand(likelihood, client, found.flat, dense)
+        gradient, precision = expand(likelihood, client, maximum.flat, dense)
         thinned = precision if structure == "dense" or not dense else jnp.diagonal(precision)
-        fitted = as_gaussian(gradient, thinned, found.flat, unravel)
+        fitted = as_gaussian(gradient, thinned, maximum.flat, unravel)
         if not measure:
             return fitted, None
         if prior_fraction is not None:
-            prior_gradient, prior_precision = prior_expansion(tilted, found.flat, dense)
+            prior_gradient, prior_precision = prior_expansion(tilted, maximum.flat, dense)
             gradient, precision = gradient + prior_gradient, precision + prior_precision
         measured = at_maximum(
-            lambda shift: change(tilted, client, found.flat, shift),
+            lambda shift: change(tilted, client, maximum.flat, shift),
             gradient,
             precision,
             _DIRECTIONS,

@@ -77,20 +77,20 @@ def mode(
     max_steps = integer("max_steps", max_steps, 1)
     position = jax.tree.map(trees.as_float, position)
     with jax.default_matmul_precision("highest"):
-        position, found = _fit(densities(posterior), data, position, max_steps, tolerance)
-    norm = jnp.linalg.norm(found.gradient)
-    if not np.isfinite(found.gain) or not np.isfinite(norm):
+        position, maximum = _fit(densities(posterior), data, position, max_steps, tolerance)
+    norm = jnp.linalg.norm(maximum.gradient)
+    if not np.isfinite(maximum.gain) or not np.isfinite(norm):
         raise ValueError(
             "mode: the log posterior or its gradient turned infinite or not-a-number: start from "
             "another position."
         )
-    if not found.gain <= tolerance:
+    if not maximum.gain <= tolerance:
         raise ValueError(
             f"mode: not finished after {max_steps} steps, of which the last promised "
-            f"{float(found.gain):.2g} nats: raise max_steps, or tolerance if that little does not "
-            f"matter (0.01 is about a tenth of a standard deviation from the maximum)."
+            f"{float(maximum.gain):.2g} nats: raise max_steps, or tolerance if that little does "
+            f"not matter (0.01 is about a tenth of a standard deviation from the maximum)."
         )
-    return Mode(position, int(found.num_evaluations), norm)
+    return Mode(position, int(maximum.num_evaluations), norm)
 
 
 @jax.jit
@@ -106,7 +106,7 @@ def _fit(
     target = Target(posterior, jnp.ones((), start.dtype), unravel)
     # A sum over clients of sums over their rows is the sum over all rows.
     everyone = data.pooled().client(0)
-    found = maximize(
+    maximum = maximize(
         lambda flat: value_and_gradient(target, everyone, flat), start, max_steps, tolerance
     )
-    return unravel(found.flat), found
+    return unravel(maximum.flat), maximum

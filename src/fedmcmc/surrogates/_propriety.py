@@ -134,29 +134,29 @@ def at_maximum(
 
 def describe_maximum(measured: AtMaximum) -> list[str | None]:
     """Return what is wrong with each client's fit, ``None`` where nothing is."""
-    said: list[str | None] = []
+    complaints: list[str | None] = []
     for smallest, singular, drop, distance, finite in zip(*map(np.asarray, measured), strict=True):
         if not finite:
-            said.append("the log likelihood, its gradient or curvature is not finite")
+            complaints.append("the log likelihood, its gradient or curvature is not finite")
         elif singular:
-            said.append(
+            complaints.append(
                 f"the smallest eigenvalue of the precision, in units of its diagonal, is "
                 f"{smallest:.2g} where the optimizer stopped: the likelihood is flat or convex"
             )
         elif distance > _MAX_DISTANCE:
-            said.append(
+            complaints.append(
                 f"the optimizer stopped about {distance:.2g} standard deviations from the maximum "
                 f"(not converged: raise max_steps, or bring the coordinates to one scale)"
             )
         elif drop < _MIN_DROP:
-            said.append(
+            complaints.append(
                 f"the log likelihood falls by only {drop:.2g} at {_RADIUS:g} fitted standard "
                 f"deviations on one side (a Gaussian's by {_RADIUS**2 / 2:g}): the optimizer ran "
                 f"off along a likelihood without maximum"
             )
         else:
-            said.append(None)
-    return said
+            complaints.append(None)
+    return complaints
 
 
 def describe_curvature(smallest: Any, singular: Any) -> list[str | None]:
@@ -176,34 +176,36 @@ def describe_chain(finite: Any, moved: Any, relaxations: Any) -> list[str | None
     likelihood of variance ``v`` forgets in a time of ``v``, so this counts the independent pieces
     of the chain in its slowest direction; a random walk has about five whatever its length.
     """
-    said: list[str | None] = []
+    complaints: list[str | None] = []
     for good, some, number in zip(*map(np.asarray, (finite, moved, relaxations)), strict=True):
         if not good:
-            said.append("the samples are not finite: lower step_size")
+            complaints.append("the samples are not finite: lower step_size")
         elif not some:
-            said.append("the samples do not move in some coordinate")
+            complaints.append("the samples do not move in some coordinate")
         elif number < _MIN_RELAXATIONS:
-            said.append(
+            complaints.append(
                 f"the samples are not stationary: the chain lasted {number:.2g} relaxation times "
                 f"of its slowest direction (a random walk shows about 5, needed are "
                 f"{_MIN_RELAXATIONS:g}): flat there, or step_size or num_samples is too small"
             )
         else:
-            said.append(None)
-    return said
+            complaints.append(None)
+    return complaints
 
 
-def complain(check: str, name: str, said: list[str | None], sizes: Any, remedies: str) -> None:
+def complain(
+    check: str, name: str, complaints: list[str | None], sizes: Any, remedies: str
+) -> None:
     """Raise or warn, naming the first of the clients about which something is said."""
-    bad = [i for i, text in enumerate(said) if text is not None]
+    bad = [i for i, text in enumerate(complaints) if text is not None]
     if not bad or check == "ignore":
         return
     sizes = np.asarray(sizes)
-    first = "; ".join(f"client {i} ({sizes[i]} rows): {said[i]}" for i in bad[:3])
+    first = "; ".join(f"client {i} ({sizes[i]} rows): {complaints[i]}" for i in bad[:3])
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     message = (
-        f"{name}: no trustworthy Gaussian for the likelihood of {len(bad)} of {len(said)} clients. "
-        f"{first}{more}. {remedies}"
+        f"{name}: no trustworthy Gaussian for the likelihood of {len(bad)} of {len(complaints)} "
+        f"clients. {first}{more}. {remedies}"
     )
     if check == "error":
         raise ValueError(message)

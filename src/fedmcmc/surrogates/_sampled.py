@@ -138,8 +138,8 @@ def sampled(
         structure=structure,
     )
     if check != "ignore":
-        said = describe_chain(report.finite, report.moved, report.relaxations)
-        complain(check, "sampled", said, data.size, REMEDIES)
+        complaints = describe_chain(report.finite, report.moved, report.relaxations)
+        complain(check, "sampled", complaints, data.size, REMEDIES)
         if shrinkage is None:
             warn_shrinkage(report.shrinkage)
     return fitted

@@ -67,8 +67,8 @@ def taylor(
         fitted, finite = _fit(densities(posterior), data, centre, structure=structure)
     if check != "ignore":
         text = "the log likelihood's gradient or Hessian at the center is not finite"
-        said = [None if good else text for good in np.asarray(finite)]
-        complain(check, "taylor", said, data.size, "Pass another center, or drop such rows.")
+        complaints = [None if good else text for good in np.asarray(finite)]
+        complain(check, "taylor", complaints, data.size, "Pass another center, or drop such rows.")
     return fitted
 
 

@@ -79,17 +79,17 @@ class _Coding(Phase):
             return None
         return compressor
 
-    def _part(self, own: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
+    def _part(self, last: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
         """Return what belongs to this phase."""
-        return own if self.place == -1 else before[self.place + 1]
+        return last if self.place == -1 else before[self.place + 1]
 
     def _with_part(
-        self, new: ArrayTree, own: ArrayTree, before: tuple[ArrayTree, ...]
+        self, new: ArrayTree, last: ArrayTree, before: tuple[ArrayTree, ...]
     ) -> tuple[ArrayTree, tuple[ArrayTree, ...]]:
         if self.place == -1:
             return new, before
         at = len(before) + self.place + 1
-        return own, (*before[:at], new, *before[at + 1 :])
+        return last, (*before[:at], new, *before[at + 1 :])
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
         """Draw what the kernel draws uncompressed, and what the compressor draws."""
@@ -103,7 +103,9 @@ class _Coding(Phase):
     ) -> tuple[WithExact, _Clients, StepInfo]:
         """Return the code of the kernel's message."""
         inner, compressor = self._inner, self.outer.compressor
-        inner_code, kept, info = inner.step(draws.kernel, broadcast, client_state.kernel, client)
+        inner_code, kernel_state, info = inner.step(
+            draws.kernel, broadcast, client_state.kernel, client
+        )
         like = inner.message_like(trees.shapes_of(broadcast))
         memory = inner.memory(client_state.kernel)
         whole = inner.decode(inner_code, client, memory, like)
@@ -112,7 +114,7 @@ class _Coding(Phase):
         exact = _exact_parts(whole)
         info = info._replace(bits=message_bits(code) + trees.num_bits(exact))
         after = self._with_part(state, client_state.compressor, client_state.before)
-        return WithExact(code, exact), _Clients(kept, *after), info
+        return WithExact(code, exact), _Clients(kernel_state, *after), info
 
     def decode(
         self, code: WithExact, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
@@ -121,10 +123,10 @@ class _Coding(Phase):
         compressor, pooled = self.outer.compressor, self.outer.pooled_memory
         whole = like.said if pooled else like
         numbers = _without_exact(whole)
-        said = trees.cast_like(compressor.decode(code.code, sender), numbers)
+        decoded = trees.cast_like(compressor.decode(code.code, sender), numbers)
         if self._copied is not None:
-            said = trees.add(memory, said)
-        message = _with_exact(said, whole, code.exact)
+            decoded = trees.add(memory, decoded)
+        message = _with_exact(decoded, whole, code.exact)
         if not pooled:
             return message
         assert isinstance(compressor, Remembering)
@@ -186,15 +188,15 @@ class _Coding(Phase):
         """Add the memories, where the server keeps their sum, and do as the kernel does."""
         memory = self._part(server_state.memory, server_state.before)
         if self.outer.pooled_memory:
-            said = trees.add(memory, _without_exact(total.said))
+            numbers = trees.add(memory, _without_exact(total.said))
             exact = _exact_parts(total.said)
             total, memory = (
-                _with_exact(said, total.said, exact),
+                _with_exact(numbers, total.said, exact),
                 trees.add(memory, total.change),
             )
         moved, server, info = self._inner.aggregate(rng_key, broadcast, server_state.kernel, total)
-        kept = self._with_part(memory, server_state.memory, server_state.before)
-        return moved, _Server(server, *kept), info
+        memories = self._with_part(memory, server_state.memory, server_state.before)
+        return moved, _Server(server, *memories), info
 
 
 @register_dataclass
@@ -275,8 +277,8 @@ class Compressed(_Coding, FederatedKernel):
 
     def client_init(self, broadcast: Broadcast, client: Client) -> _Clients:
         """Start as the kernel's client does, with what the compressor keeps."""
-        own = [self.compressor.init(like) for like in self._coded_like(broadcast)]
-        return _Clients(self.kernel.client_init(broadcast, client), own[-1], tuple(own[:-1]))
+        states = [self.compressor.init(like) for like in self._coded_like(broadcast)]
+        return _Clients(self.kernel.client_init(broadcast, client), states[-1], tuple(states[:-1]))
 
     def _coded_like(self, broadcast: Broadcast) -> list[ArrayTree]:
         """Return the shapes of what is coded, one entry per phase."""
@@ -409,9 +411,9 @@ def arrived_late(total: ArrayTree) -> ArrayTree:
     """
     if not isinstance(total, _Message):
         return total
-    said = trees.add(_without_exact(total.said), total.change)
+    numbers = trees.add(_without_exact(total.said), total.change)
     exact = _exact_parts(total.said)
-    return total._replace(said=_with_exact(said, total.said, exact))
+    return total._replace(said=_with_exact(numbers, total.said, exact))
 
 
 def _is_exact(node: object) -> bool:

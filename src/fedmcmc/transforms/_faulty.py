@@ -176,8 +176,10 @@ class Faulty(_Waiting, FederatedKernel):
             return self.kernel.aggregate(rng_key, broadcast, server_state, total)
         if not isinstance(total, Arrivals):
             total = Arrivals(total, trees.zeros_like(total))
-        heard = trees.add(total.now, arrived_late(server_state.pending))
-        moved, server, info = self.kernel.aggregate(rng_key, broadcast, server_state.kernel, heard)
+        arrived = trees.add(total.now, arrived_late(server_state.pending))
+        moved, server, info = self.kernel.aggregate(
+            rng_key, broadcast, server_state.kernel, arrived
+        )
         return moved, _Server(server, total.late), info
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:

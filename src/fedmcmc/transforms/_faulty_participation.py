@@ -102,22 +102,22 @@ def rate_of(given: Any, name: str) -> ArrayTree:
     """
     wanted = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
     try:
-        array = jnp.asarray(given)
+        array = jnp.asarray(probability)
     except TypeError:
-        raise ValueError(f"{wanted}{given!r}.") from None
+        raise ValueError(f"{wanted}{probability!r}.") from None
     if array.ndim > 1 or not jnp.issubdtype(array.dtype, jnp.number):
         raise ValueError(f"{wanted}an array of shape {array.shape} and dtype {array.dtype}.")
     array = array.astype(jnp.result_type(float))
     if not isinstance(array, jax.core.Tracer):
         values = np.asarray(array)
         if not np.all((values >= 0) & (values < 1)):
-            raise ValueError(f"{wanted}{given!r}.")
+            raise ValueError(f"{wanted}{probability!r}.")
         if not values.any():
             return ()
     return array
 
 
-def seed_of(given: Any) -> Array:
+def seed_of(seed: Any) -> Array:
     """Return a seed as a leaf, ``[]`` uint32.
 
     Raises
@@ -125,8 +125,8 @@ def seed_of(given: Any) -> Array:
     ValueError
         If it is no integer that fits.
     """
-    if not isinstance(given, jax.core.Tracer):
-        array = np.asarray(given)
+    if not isinstance(seed, jax.core.Tracer):
+        array = np.asarray(seed)
         if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < 2**32:
-            raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {given!r}.")
-    return jnp.asarray(given, jnp.uint32)
+            raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}.")
+    return jnp.asarray(seed, jnp.uint32)

@@ -65,8 +65,10 @@ class _Within(Phase):
     ) -> tuple[ArrayTree, tuple[ArrayTree, ...], StepInfo]:
         """Do as the kernel's client does."""
         i = self.index
-        code, own, info = self.inner.step(draws, _own(i, broadcast), client_state[i], client)
-        return code, _set(client_state, i, own), info
+        code, kernel_state, info = self.inner.step(
+            draws, _own(i, broadcast), client_state[i], client
+        )
+        return code, _set(client_state, i, kernel_state), info
 
     def decode(
         self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
@@ -99,8 +101,8 @@ class _Within(Phase):
     ) -> tuple[ArrayTree, ...]:
         """Keep of a message what the kernel's client keeps."""
         i = self.index
-        kept = self.inner.commit(message, _own(i, broadcast), client_state[i])
-        return _set(client_state, i, kept)
+        kernel_state = self.inner.commit(message, _own(i, broadcast), client_state[i])
+        return _set(client_state, i, kernel_state)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Draw what the kernel's server draws."""
@@ -115,8 +117,10 @@ class _Within(Phase):
     ) -> tuple[Broadcast, tuple[ArrayTree, ...], ArrayTree]:
         """Do as the kernel's server does."""
         i = self.index
-        own = _own(i, broadcast)
-        moved, server, info = self.inner.aggregate(rng_key, own, server_state[i], total)
+        kernel_broadcast = _own(i, broadcast)
+        moved, server, info = self.inner.aggregate(
+            rng_key, kernel_broadcast, server_state[i], total
+        )
         extra = _set(broadcast.extra, i, moved.extra)
         moved = moved._replace(extra=extra, shared=broadcast.shared)
         if self.ends:
@@ -210,8 +214,8 @@ class Sequence(_Within, FederatedKernel):
         rest, broadcasts, servers = iter(totals), [], []
         keys = jax.random.split(rng_key, len(self.kernels))
         for kernel, key in zip(self.kernels, keys, strict=True):
-            own = tuple(next(rest) for _ in kernel.setup)
-            broadcast, server = kernel.server_init(key, position, federation, own)
+            kernel_totals = tuple(next(rest) for _ in kernel.setup)
+            broadcast, server = kernel.server_init(key, position, federation, kernel_totals)
             broadcasts.append(broadcast)
             servers.append(server)
         extras = tuple(broadcast.extra for broadcast in broadcasts)

@@ -65,12 +65,12 @@ def switch(
     >>> samples.state.broadcast.round.tolist(), samples.state.broadcast.position.tolist()
     ([10], [0.75])
     """
-    for given, kind, name in (
+    for argument, kind, name in (
         (kernel, FederatedKernel, "kernel"),
         (data, FederatedData, "data"),
         (state, FederatedState, "state (samples.state)"),
     ):
-        expect(given, kind, name)
+        expect(argument, kind, name)
     kernel = as_functions(kernel)
     rows = data.pooled() if kernel.participation.pooled else data
     key = jax.random.key(0) if rng_key is None else as_key(rng_key)

@@ -37,28 +37,28 @@ def affine_map(
         raise ValueError(NOT_AFFINE)
     if _holds_key(draws):
         raise ValueError("The draws of a round are too many to be predicted.")
-    given = _Round(kernel, data, state, cohort, draws)
+    parts = _Round(kernel, data, state, cohort, draws)
     x, normals = trees.ravel(position), _normals(draws)
     zero = trees.zeros_like(normals)
     try:
-        (on_position, on_normals), _ = _jacobians(x, zero, given)
+        (on_position, on_normals), _ = _jacobians(x, zero, parts)
     except ValueError as error:  # of what has no derivative, as a quantizer's integers
         raise ValueError(NOT_AFFINE) from error
     a = np.asarray(on_position, np.float64)
-    b = np.asarray(_after(x, zero, given)[0], np.float64) - a @ np.asarray(x)
+    b = np.asarray(_after(x, zero, parts)[0], np.float64) - a @ np.asarray(x)
     columns = [np.asarray(leaf, np.float64).reshape(x.size, -1) for leaf in on_normals]
     z = [np.asarray(leaf).ravel() for leaf in normals]
     # Elsewhere the round must be what the map says, and keep nothing.
-    found, kept = _after(x + 1.0, normals, given)
+    moved, states = _after(x + 1.0, normals, parts)
     expected = a @ (np.asarray(x) + 1.0) + b
     expected = expected + sum(c @ v for c, v in zip(columns, z, strict=True))
     still = all(
         np.array_equal(new, old)
         for new, old in zip(
-            jax.tree.leaves(kept), jax.tree.leaves((state.server, state.clients)), strict=True
+            jax.tree.leaves(states), jax.tree.leaves((state.server, state.clients)), strict=True
         )
     )
-    if not still or np.abs(np.asarray(found) - expected).max() > 1e-3 * (
+    if not still or np.abs(np.asarray(moved) - expected).max() > 1e-3 * (
         1 + np.abs(expected).max()
     ):
         raise ValueError(NOT_AFFINE)
@@ -87,15 +87,15 @@ def _normals(draws: ArrayTree) -> list[Array]:
 
 
 def _run(
-    x: Array, normals: list[Array], given: _Round
+    x: Array, normals: list[Array], parts: _Round
 ) -> tuple[Array, tuple[ArrayTree, ArrayTree]]:
-    leaves, treedef = jax.tree.flatten(given.draws)
+    leaves, treedef = jax.tree.flatten(parts.draws)
     rest = iter(normals)
     draws = jax.tree.unflatten(treedef, [next(rest) if _is_normal(x) else x for x in leaves])
-    broadcast = given.state.broadcast
+    broadcast = parts.state.broadcast
     position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
-    start = given.state._replace(broadcast=broadcast._replace(position=position))
-    moved, _ = run_round(given.kernel, given.data, start, given.cohort, draws)
+    start = parts.state._replace(broadcast=broadcast._replace(position=position))
+    moved, _ = run_round(parts.kernel, parts.data, start, parts.cohort, draws)
     return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
 
 

@@ -167,10 +167,10 @@ def _is_posterior(node: Any) -> bool:
 
 
 def _posterior_of(kernel: FederatedKernel) -> Posterior:
-    found = [x for x in jax.tree.leaves(kernel, is_leaf=_is_posterior) if _is_posterior(x)]
-    if not found:
+    posteriors = [x for x in jax.tree.leaves(kernel, is_leaf=_is_posterior) if _is_posterior(x)]
+    if not posteriors:
         raise ValueError("This kernel holds no posterior whose clients could be approximated.")
-    posterior: Posterior = found[0]
+    posterior: Posterior = posteriors[0]
     return posterior
 
 

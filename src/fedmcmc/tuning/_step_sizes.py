@@ -105,8 +105,10 @@ def _curvatures(
 
     def loss_gradient(x: Array, weight: Array, client: Client) -> Array:
         place = unravel(x)
-        own = over_weight(weight, client_gradient(posterior.loglikelihood_fn, place, client))
-        total = trees.add(own, jax.grad(posterior.logprior_fn)(place))
+        client_part = over_weight(
+            weight, client_gradient(posterior.loglikelihood_fn, place, client)
+        )
+        total = trees.add(client_part, jax.grad(posterior.logprior_fn)(place))
         return -ravel_pytree(total)[0]
 
     def product(vector: Array, weight: Array, client: Client) -> Array:
@@ -194,14 +196,14 @@ def suggest_step_size(
     """
     if isinstance(smoothness, Smoothness):
         smoothness = smoothness.largest
-    given = dict(
+    arguments = dict(
         smoothness=smoothness,
         dimension=dimension,
         num_integration_steps=num_integration_steps,
         num_local_steps=num_local_steps,
         tolerance=tolerance,
     )
-    for name, number in given.items():
+    for name, number in arguments.items():
         if not (np.isfinite(number) and number > 0):
             raise ValueError(f"{name} must be a positive number, got {number!r}.")
     squared_length = 4 * tolerance / (num_local_steps * smoothness * math.sqrt(dimension))

@@ -213,13 +213,13 @@ def _quantized_bits(norm: np.ndarray, levels: np.ndarray) -> list[np.ndarray]:
 def _sparse_bits(leaves: list[np.ndarray]) -> list[np.ndarray]:
     # By the bits, as they are counted: -0.0 is a zero, subnormal numbers are not.
     sent = [as_words(leaf) << 1 != 0 for leaf in leaves]
-    kept = [leaf.reshape(-1)[flags] for leaf, flags in zip(leaves, sent, strict=True)]
+    sent_numbers = [leaf.reshape(-1)[flags] for leaf, flags in zip(leaves, sent, strict=True)]
     places = np.flatnonzero(np.concatenate([ZERO[:0].view(bool), *sent]))
     where = [_count(places), _gaps(places)]
-    num_sparse = sum(map(num_omega_bits, where)) + 8 * sum(leaf.nbytes for leaf in kept)
+    num_sparse = sum(map(num_omega_bits, where)) + 8 * sum(leaf.nbytes for leaf in sent_numbers)
     if num_sparse < 8 * sum(leaf.nbytes for leaf in leaves):
         count, gaps = map(omega_bits, where)
-        return [ONE, *count, *gaps, *float_bits(kept)]
+        return [ONE, *count, *gaps, *float_bits(sent_numbers)]
     return [ZERO, *float_bits(leaves)]
 
 
@@ -268,8 +268,10 @@ def _read_some(reader: Reader, like: ArrayTree) -> ArrayTree:
     def read(leaf: Any) -> np.ndarray:
         nonlocal begin
         values = np.zeros(math.prod(leaf.shape), leaf.dtype)
-        own = places[np.searchsorted(places, begin) : np.searchsorted(places, begin + values.size)]
-        values[own - begin] = reader.floats(own.size, values.dtype)
+        places_here = places[
+            np.searchsorted(places, begin) : np.searchsorted(places, begin + values.size)
+        ]
+        values[places_here - begin] = reader.floats(places_here.size, values.dtype)
         begin += values.size
         return values.reshape(leaf.shape)
 

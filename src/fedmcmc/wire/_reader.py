@@ -55,7 +55,7 @@ class Reader:
 
     def numbers(self, widths: np.ndarray) -> np.ndarray:
         """Return numbers of the given widths in bits, uint32."""
-        found = np.empty(len(widths), np.uint32)
+        values = np.empty(len(widths), np.uint32)
         taken = self.bits(int(widths.sum(dtype=np.int64)))
         end = 0
         for first, mask in masks(widths):
@@ -63,8 +63,8 @@ class Reader:
             spread = np.zeros(mask.shape, np.uint8)
             spread[mask] = taken[begin:end]
             words = np.packbits(spread).view(f">u{mask.shape[1] // 8}")
-            found[first : first + len(mask)] = words
-        return found
+            values[first : first + len(mask)] = words
+        return values
 
     def omega(self, count: int) -> np.ndarray:
         """Return `count` positive integers, uint32, from their codewords."""
