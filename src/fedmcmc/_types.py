@@ -143,7 +143,7 @@ class Broadcast(NamedTuple):
 
     `round` is ``[]`` int32, `position` the chain's (or the approximation's) position, `extra`
     whatever else a kernel family sends (a snapshot, a cavity). Within a round only, `shared` holds
-    what all clients draw alike from one common key, and `summed` what an earlier exchange of the
+    what all clients draw alike from one common key, and `summed` what an earlier phase of the
     round summed; between rounds both are ``()``.
     """
 
@@ -171,10 +171,10 @@ class Cohort(NamedTuple):
 
     `ids` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
     taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
-    (shapes are static) but never summed. `late` ``[cohort_size]`` bool is whose message of the
-    kernel's own exchange arrives a round late, `garbage` ``[cohort_size]`` the number that all
-    numbers of a message turn into on their way, zero where it crosses as it is; both are ``()``
-    where that cannot be.
+    (shapes are static) but never summed. `late` ``[cohort_size]`` bool marks the clients whose
+    message of the kernel's own phase arrives one round late. `garbage` ``[cohort_size]`` is the
+    number that replaces all numbers of a message on its way, or zero for a message that arrives
+    unchanged. Both are ``()`` where no message can be late or broken.
     """
 
     ids: Array

@@ -84,8 +84,8 @@ def dsgld(
     step_size
         Number or schedule of the round; ``h / 2`` of the papers.
     num_local_steps
-        Local updates per visit, ``T``. Above one, the law drifts from the posterior to a mixture of
-        the clients' tempered posteriors, proportional to
+        Local updates per visit, ``T``. As ``T`` grows, the law moves away from the posterior,
+        towards a mixture of the clients' tempered posteriors, which are proportional to
         ``prior * likelihood_s ** (1 / probabilities[s])``.
     batch_size
         Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
@@ -139,9 +139,11 @@ def fsgld(
 
     Notes
     -----
-    With exact surrogates and full gradients every client has the same drift, the posterior's, and
-    the law is that of plain Langevin dynamics whatever `num_local_steps`. The stationary mean and
-    covariance on Gaussian targets are in ``docs/laws.md``.
+    With exact surrogates and full gradients every client has the same drift, that of the
+    posterior. The law is then that of plain Langevin dynamics for any `num_local_steps`.
+    Minibatches add noise to every local step, which surrogates do not remove: they correct the
+    mean of an estimate, not its variance. The stationary mean and covariance on Gaussian targets,
+    minibatch noise included, are in ``docs/laws.md``.
 
     References
     ----------

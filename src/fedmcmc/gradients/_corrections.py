@@ -1,7 +1,7 @@
-"""Corrections by which each client feels what the others would say, and their sum does not.
+"""Corrections that pull each client towards the other clients and sum to zero over all of them.
 
-Both are ``estimate + share * grad log q - grad log q_client`` (`ZeroSum`), with Gaussian
-``q_client`` that are known from the start, or log-linear ones that are renewed every round.
+Both are ``estimate + share * grad log q - grad log q_client`` (`ZeroSum`). The ``q_client`` are
+Gaussians that are known from the start, or log-linear densities that are renewed every round.
 """
 
 from dataclasses import dataclass
@@ -168,8 +168,8 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
 
     ``H(theta) - H(theta_0) + share * sum_c grad log p(rows_c | theta_0)``, with the same draws at
     both places. Before the clients move, each sends its gradient at ``theta_0``, by a full pass
-    over its rows; the kernel's round then holds one more exchange of messages. At ``theta_0`` all
-    clients have the same gradient, whatever their data.
+    over its rows; the kernel's round then has one more phase. At ``theta_0`` all clients have the
+    same gradient, whatever their data.
 
     Parameters
     ----------

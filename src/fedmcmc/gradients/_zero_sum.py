@@ -1,10 +1,15 @@
-"""One transform of gradient estimates: what is added to each client's sums to a known total.
+"""Corrections of gradient estimates that sum to zero over the clients, or to a known total.
 
-A client's estimate ``H_c(theta)`` becomes ``H_c(theta) + share_c grad log q(theta) - grad log
-q_c(theta)`` with ``q`` the product of the ``q_c`` and shares that sum to one, so the sum over
-clients is left alone. The ``q_c`` are Gaussian (conducive gradients), or log-linear with the slope
-that the estimate itself has at an anchor, with the same draws: a snapshot (SVRG), the position
-broadcast (SCAFFOLD), or a fixed point, where ``log q`` may be left to the server (QLSD*).
+The estimate ``H_c(theta)`` of client ``c`` becomes ``H_c(theta) + share_c grad log q(theta) - grad
+log q_c(theta)``. Here ``q`` is the product of the ``q_c`` and the shares sum to one, so the
+corrections sum to zero and the sum of the estimates does not change. There are two choices of
+``q_c``:
+
+- a Gaussian (conducive gradients);
+- a log-linear density. Its slope is the client's estimate at an anchor, with the same draws. The
+  anchor is a snapshot (SVRG), the position that was broadcast (SCAFFOLD) or a fixed point. For a
+  fixed point the server may add ``grad log q`` instead of the clients (QLSD*): the corrections
+  then sum to a known total.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +32,7 @@ class Correction(NamedTuple):
     slope
         Shaped as the position: a gradient that is added as it is.
     log_q
-        A `Gaussian` the gradient of whose logarithm is added.
+        A `Gaussian`; the gradient of its logarithm is added.
     anchor
         A position; the estimate there, with the same draws, is subtracted.
     """
@@ -43,13 +48,13 @@ class _Context(NamedTuple):
 
 
 class ZeroSum(Derived):
-    """An estimate plus a correction that a subclass gives.
+    """An estimate plus a correction, which a subclass computes.
 
     Attributes
     ----------
     remembers
-        Whether clients keep something for their corrections: their state is then a pair of that
-        and of what the other estimator keeps, else the latter alone.
+        Whether clients keep a memory for their corrections. If so, a client's state is the pair
+        of its memory and the inner estimator's state; if not, the inner estimator's state alone.
     """
 
     remembers: ClassVar[bool] = False
@@ -67,7 +72,7 @@ class ZeroSum(Derived):
         raise NotImplementedError
 
     def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
-        """Return the memory, if there is one, and what the estimator keeps."""
+        """Return the memory, if there is one, and the inner estimator's state."""
         estimator_state = self.estimator.init(loglikelihood_fn, position, client)
         if not self.remembers:
             return estimator_state

@@ -95,15 +95,15 @@ def shared_key(rng_key: Array, round_: Array) -> Array:
 
 
 def exchange_key(rng_key: Array, index: int) -> Array:
-    """Return the key of a round's exchange `index`, from a client's or the server's round key.
+    """Return the key of a round's phase `index`, from a client's or the server's round key.
 
-    For exchanges before the kernel's own, whose key is the round key itself.
+    It is for phases before the kernel's own, whose key is the round key itself.
     """
     return jax.random.fold_in(rng_key, jnp.uint32(_EXCHANGE - index))
 
 
 def part_key(rng_key: Array, index: int) -> Array:
-    """Return the key of kernel `index` of a sequence, from the key of a client's exchange."""
+    """Return the key of kernel `index` of a sequence, from the key of a client's phase."""
     return jax.random.fold_in(rng_key, jnp.uint32(_PART - index))
 
 

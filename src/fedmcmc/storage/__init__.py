@@ -1,8 +1,8 @@
-"""Checkpoints: what is written to disk so that a killed run goes on to the same bytes.
+"""Checkpoints: what is written to disk so that a killed run goes on and ends with the same bits.
 
-A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time;
-beside them the identity of the run, and `resumable` for programs of many calls. It imports records,
-and no run.
+A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time. The
+room also computes the identity of a run, and has `resumable` for programs of many calls. It imports
+records, and no run.
 """
 
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint

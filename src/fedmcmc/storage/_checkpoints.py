@@ -1,4 +1,4 @@
-"""Checkpoints: a run that is killed goes on where it was, to the last bit."""
+"""Checkpoints: a killed run goes on from its last checkpoint, with the same draws to the bit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,28 +21,30 @@ CLAIMS = "files.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a run writes down where it is.
+    """Where and how often a run saves its progress.
 
     ``sample(..., checkpoint=Checkpoint(directory))`` writes the state, the draws so far and the
-    accumulators' states. The same call goes on from there after the process was killed, whenever
-    that was; draws, ``info`` and ``totals`` are those of an uninterrupted run, to the last bit.
-    With more `num_rounds` a finished run goes on too. A directory that holds the checkpoint of
-    another run (another model, kernel, key, start, data, number of chains, burn-in, thinning), or
-    in which another process is writing, is refused with a `fedmcmc.CheckpointError`.
+    accumulators' states. If the process is killed at any time, the same call goes on from the last
+    checkpoint. Its draws, ``info`` and ``totals`` are those of an uninterrupted run, to the last
+    bit. A call with more `num_rounds` continues a finished run.
 
-    Files are complete or not there, and a thread of its own writes them while the run goes on. They
-    have checksums, and the checkpoint before the last is kept: where a file is damaged, the run
-    goes on from there, with a warning.
+    A run raises `fedmcmc.CheckpointError` if the directory holds the checkpoint of another run
+    (another model, kernel, key, start, data, number of chains, burn-in or thinning), or if another
+    process writes there.
+
+    A thread writes the files while the run goes on, and each file appears only once it is
+    complete. Files have checksums, and the last two checkpoints are kept: if a file of the last
+    one is damaged, the run goes on from the one before, with a warning.
 
     Parameters
     ----------
     directory
-        Created if missing. One run's own.
+        Created if missing. Each run needs one of its own.
     every_rounds
         Rounds from one checkpoint to the next.
     every_seconds
-        Seconds, in place of rounds; 60 if neither is given. The end of a run is written as well,
-        and so are an interrupted run and one that turned non-finite.
+        Seconds, in place of rounds; 60 if neither is given. A checkpoint is also written at the end
+        of a run, when it is interrupted and when it turns non-finite.
 
     Examples
     --------
@@ -69,7 +71,7 @@ class Checkpoint:
     every_rounds: int | None = None
     every_seconds: float | None = None
 
-    hands_on_interrupts: ClassVar[bool] = False  # or Ctrl-C ends the run, and not the program
+    hands_on_interrupts: ClassVar[bool] = False  # Ctrl-C ends the call alone, not the program
 
     def __post_init__(self) -> None:
         if self.every_rounds is not None and self.every_seconds is not None:
@@ -93,9 +95,10 @@ class Checkpoint:
         return any((Path(self.directory) / name).exists() for name in (RUN, BEFORE))
 
     def claims(self, *paths: Path | None) -> bool:
-        """Return whether files at `paths` are this run's, and take note that they will be.
+        """Return whether files at `paths` are this run's, and note them as its own if they are new.
 
-        A process may die after it made them and before its first checkpoint.
+        The note is written before the files, since a process may die after it made them and before
+        its first checkpoint.
 
         Raises
         ------

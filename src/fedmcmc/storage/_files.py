@@ -1,4 +1,4 @@
-"""Files of a checkpoint: each is there whole or not at all, and damage to one is noticed."""
+"""Files of a checkpoint: each one appears only when it is complete, and damage is noticed."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ class DamagedFileError(CheckpointError):
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> str:
-    """Call ``write(file)`` on a new file, give it its name once it is on the disk.
+    """Call ``write(file)`` on a new file, which gets its name once it is on the disk.
 
     Returns
     -------

@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint: where the run is, which parts belong together, and whose they are.
+"""The manifest of a checkpoint: how far the run is, which parts it consists of, whose they are.
 
-A manifest is replaced last, so the parts that it names are on the disk. The manifest before it, and
-its parts, are kept: a run goes on from there where the last one is damaged.
+A manifest is written after its parts, so the parts that it names are on the disk. The manifest
+before it and the parts of that one are kept: if the last checkpoint is damaged, the run goes on
+from there.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,8 +1,8 @@
 """The owner of a checkpoint's directory: one run at a time writes there.
 
-The owner holds a lock of the operating system on a file, which ends with its process, however
-that ends: what a killed run leaves blocks nobody. The file says who holds it. Where a file system
-has no locks, a process of the same machine is asked for by its number.
+The owner holds a lock of the operating system on a file. The lock ends with the owner's process,
+even if that is killed, so a dead run blocks nobody. The file says who holds the lock. On a file
+system without locks, an owner on the same machine is looked up by its process number.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _MUTEX = threading.Lock()
 
 @contextlib.contextmanager
 def owned(checkpoint: Checkpoint | None) -> Iterator[None]:
-    """Own the directory of a checkpoint. Of the processes that share a run the first one does.
+    """Own the directory of a checkpoint. If processes share a run, the first one owns it.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def owned(checkpoint: Checkpoint | None) -> Iterator[None]:
 def _lock(directory: Path) -> Iterator[None]:
     path, key = directory / OWNER, (os.getpid(), os.path.realpath(directory))
     with _MUTEX:
-        # First, as to close a file gives up all locks that this process has on it.
+        # Before the file is opened: closing it would give up all locks of this process on it.
         if key in _DIRECTORIES:
             raise _refusal(directory, "another call of sample in this process")
         file = _open_locked(directory, path)
@@ -88,7 +88,7 @@ def _open_locked(directory: Path, path: Path) -> int | None:
         directory.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
-        return None  # to read a checkpoint is fine, and to write one will warn
+        return None  # reading a checkpoint works without a lock; writing one will warn
     try:
         holder = _holder(file)
         if not _try_lock(file, holder):

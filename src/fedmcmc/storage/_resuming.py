@@ -22,7 +22,7 @@ __all__ = [
 class _OfCall(Checkpoint):
     call: int = 0
 
-    # What comes after a call that was cut would start from too few draws, and keep that.
+    # Later calls would otherwise start from the few draws of an interrupted one, and be saved so.
     hands_on_interrupts: ClassVar[bool] = True
 
     @property
@@ -58,15 +58,16 @@ def resumable(
 ) -> Iterator[None]:
     """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
 
-    The program is started again with the same command after it was killed, whenever that was.
-    Calls that had finished are then read back from ``directory/0001``, ``directory/0002``, ...,
-    the one that was cut goes on, and later ones start; each returns what it would have returned
-    in an uninterrupted program, to the last bit. The calls must come in the same order: one that
-    finds the checkpoint of another is refused.
+    If the program is killed, start it again with the same command. Finished calls are then read
+    back from ``directory/0001``, ``directory/0002``, ...; the call that was killed goes on from
+    its checkpoint; later calls start. Each returns what it would have returned in an uninterrupted
+    program, to the last bit. The calls must come in the same order: a call that finds the
+    checkpoint of another one is refused.
 
-    Calls that have a `checkpoint` of their own are left alone and not counted. So are calls made
-    by what a call runs (a rule of `until`), and calls in other threads. An interrupt (Ctrl-C)
-    ends the program, after the call wrote a checkpoint, and not the call alone.
+    Three kinds of calls get no checkpoint here and are not counted: those with a `checkpoint` of
+    their own, those made within another call (by a rule of `until`), and those in other threads.
+    An interrupt (Ctrl-C) makes the call write a checkpoint and then ends the program, not just the
+    call.
 
     Parameters
     ----------
@@ -77,10 +78,10 @@ def resumable(
 
     Notes
     -----
-    `draws_to` and the directory of a `HostStore` must be the same in every attempt, as for any run
-    with a checkpoint. What a program does between calls is done again. The directory grows to the
-    size of the last two states and the draws of all calls.
-
+        `draws_to` and the directory of a `HostStore` must be the same in every attempt, as for any
+    run with a checkpoint. Whatever the program does between calls is done again. The directory
+    holds the draws of all calls and the last two states of each.
+    
     Examples
     --------
     >>> import tempfile
@@ -115,14 +116,14 @@ def resumable(
 
 
 def checkpoint_of_call(checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint that a call was given, or that of its place in `resumable`."""
+    """Return the `checkpoint` argument of a call, or else the one of its place in `resumable`."""
     calls = _CALLS.get()
     return calls.next() if checkpoint is None and calls is not None else checkpoint
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hide `resumable` from calls within a call, whose number depends on where it was cut."""
+    """Hide `resumable` from calls within a call: how many there are depends on interruptions."""
     token = _CALLS.set(None)
     try:
         yield
@@ -135,9 +136,9 @@ _ENDING: ContextVar[bool] = ContextVar("fedmcmc_ending_programs", default=False)
 
 @contextmanager
 def ending_programs() -> Iterator[None]:
-    """Have an interrupt (Ctrl-C) end the program within, as in `resumable`, and not one call.
+    """Let an interrupt (Ctrl-C) end the whole program within, as in `resumable`, not one call.
 
-    For programs that would take the draws of a run that was cut for those of a whole one.
+    For programs that would otherwise take the draws of an interrupted run for those of a whole one.
     """
     token = _ENDING.set(True)
     try:

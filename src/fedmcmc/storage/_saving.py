@@ -1,4 +1,4 @@
-"""What a run does for its checkpoint: write it, and go on from it."""
+"""How a run writes its checkpoints and goes on from them."""
 
 import secrets
 import time
@@ -51,7 +51,7 @@ class Saver:
     ) -> None:
         self.checkpoint, self.identity, self.writes = checkpoint, identity, writes
         self.directory, self.run = Path(checkpoint.directory), digest_of_identity(identity)
-        # In names of parts: no two processes share one, and none removes those of another run.
+        # Of the names of parts: no two processes share it, and none removes parts of another run.
         self.suffix = f"-{self.run[:8]}-{secrets.token_hex(4)}.npz"
         self.manifest: Manifest | None = None  # the last that is known to be on the disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -144,9 +144,9 @@ class Saver:
         return time.monotonic() - self.last_time >= self.seconds
 
     def save(self, saved: Saved, keeper: Keeper, *, wait: bool) -> None:
-        """Write down where the run is; without `wait` while it goes on.
+        """Write a checkpoint; without `wait` the run goes on meanwhile.
 
-        Where the one before is still being written, it is skipped unless `wait`.
+        Without `wait` it is skipped if the checkpoint before is still being written.
         """
         if not self.writes:
             return
@@ -163,9 +163,9 @@ class Saver:
             self.manifest = self.writing.result()
 
     def _generation(self, saved: Saved, keeper: Keeper, *, copy: bool) -> Callable[[], Manifest]:
-        """Return what writes everything; with `copy` what may change later is copied here."""
+        """Return a function that writes everything; with `copy`, what may change is copied now."""
         before, name = self.manifest, f"{saved.round:012d}{self.suffix}"
-        # Of a store the draws that it does not hold are written again each time.
+        # If draws go to a store, those that it does not hold are written again each time.
         old = () if before is None or keeper.keeps_rest else before.draws
         unsaved = keeper.unsaved(sum(part.num_draws for part in old))
         num_unsaved = next(iter(unsaved.info.values())).shape[1] if unsaved.info else 0

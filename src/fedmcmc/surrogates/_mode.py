@@ -47,8 +47,8 @@ def mode(
 ) -> Mode:
     """Find the maximum of the posterior of all rows, a common center for `taylor`.
 
-    The L-BFGS of optax on the server asks for nothing but sums over clients of log likelihoods and
-    gradients. One evaluation, of which a step takes one or a few, is one exchange: ``d`` numbers
+    The server runs the L-BFGS of optax, which needs only sums over clients of log likelihoods and
+    gradients. A step takes one or a few evaluations. Each evaluation is one exchange: ``d`` numbers
     down and ``d + 1`` up for every client.
 
     Parameters

@@ -404,10 +404,11 @@ def holds_pooled_memory(kernel: FederatedKernel) -> bool:
 
 
 def arrived_late(total: ArrayTree) -> ArrayTree:
-    """Return a sum of messages as the server has to take it in a round after they were sent.
+    """Return a sum of late messages in the form in which the server adds it, one round later.
 
-    Memories moved when they were sent, and the server's sum of them does not know: until it does,
-    what is said relative to those memories lacks the change.
+    A message is relative to its client's memory. The client moved that memory when it sent the
+    message, while the server's sum of memories moves only after the message has arrived. So the
+    change of the memories is added here.
     """
     if not isinstance(total, _Message):
         return total

@@ -104,7 +104,7 @@ class _WaitingBefore(_Waiting):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        """Do as the kernel's server does, and let what is pending wait."""
+        """Do as the kernel's server does; pending messages go on waiting."""
         moved, server, info = self.phase.aggregate(rng_key, broadcast, server_state.kernel, total)
         return moved, server_state._replace(kernel=server), info
 
@@ -171,7 +171,10 @@ class Faulty(_Waiting, FederatedKernel):
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-        """Add what arrived late, and keep what is late now; a plain total is one all in time."""
+        """Add the messages that waited, and let those that are late now wait.
+
+        A total that is no `Arrivals` holds no late messages.
+        """
         if not self.waits:
             return self.kernel.aggregate(rng_key, broadcast, server_state, total)
         if not isinstance(total, Arrivals):
@@ -200,41 +203,45 @@ def faults(
 ) -> FederatedKernel:
     """Run `kernel` over a network with faults, and guard its server against broken messages.
 
-    Whatever the probabilities, the server leaves out a message in which any number is not finite,
-    the whole of it, and the round goes on without its client: the client is told, keeps the state
-    that it had before, and is out for the rest of the round. That also holds for messages that are
-    not finite by themselves, as from a log likelihood that overflows at one client.
-    ``samples.info["num_excluded"]`` counts them.
+    The server checks every message, whatever the probabilities. If any number of a message is not
+    finite, the server leaves out the whole message and the round goes on without that client. The
+    client is told, keeps the state that it had before, and is out for the rest of the round. This
+    includes messages that no fault broke, as where a log likelihood overflows at one client.
+    ``samples.info["num_excluded"]`` counts the messages that were left out.
 
     Parameters
     ----------
     kernel
-        Any kernel, compressed or not, a sequence included: faults go around everything else.
+        Any kernel, compressed or a sequence too: `faults` is the outermost transform.
     drop
-        Probability that a client of the cohort vanishes after computing: its message is never
-        sent. It is as a client that does not take part, in its state, in `num_active` and in bits.
+        Probability that a client of the cohort vanishes after computing, so that its message is
+        never sent. Its state, `num_active` and the bits are those of a round in which it does not
+        take part.
     late
-        Probability that a message arrives a round late, given that it arrives: the server adds it
-        to the next round's sum, as the difference that it was when it was sent. The client counts
-        as active, and keeps its new state, in the round in which it sends. Of rounds with several
-        exchanges only the last knows late messages: later exchanges wait for those before.
+        Probability that a message arrives one round late, given that it arrives. The server adds
+        it to the next round's sum, as the difference that it was when it was sent. The client is
+        active, and keeps its new state, in the round in which it sends. In a round of several
+        phases only messages of the last phase can be late, since each phase waits for the one
+        before.
     nan
         Probability that a message that is sent turns into NaN or infinities on its way; its bits
         are counted.
     seed
-        Another one draws other faults, and nothing else. Faults have a stream of their own, with a
-        key a client and round: all else that is random is what it is without faults.
+        Selects the faults and nothing else. Faults have a key stream of their own, with one key
+        per client and round, so all other randomness is the same with and without faults.
     rescale
         Whether messages that are weighted by one over the probability of taking part are also
-        multiplied by ``1 / ((1 - drop) * (1 - nan))``, so that the mean of their sum is what it
-        is without faults: ``faults(kernel, drop=q)`` of a kernel in which everyone takes part has
-        the law of that kernel under ``bernoulli(1 - q)``. Without, `drop` and `nan` shrink the sum.
+        multiplied by ``1 / ((1 - drop) * (1 - nan))``. The mean of their sum is then the same as
+        without faults: ``faults(kernel, drop=q)`` of a kernel in which everyone takes part has
+        the law of that kernel under ``bernoulli(1 - q)``. With ``rescale=False`` `drop` and `nan`
+        shrink the sum.
 
     Returns
     -------
     FederatedKernel
-        With `late`, its ``state.server`` holds the kernel's own as ``.kernel``, and the sum of the
-        late messages as ``.pending``; else states are those of `kernel`.
+        With `late`, ``state.server.kernel`` is the kernel's own server state and
+        ``state.server.pending`` the sum of the late messages. Otherwise states are those of
+        `kernel`.
 
     Raises
     ------
@@ -250,18 +257,19 @@ def faults(
     independently of each other. A probability given as zero leaves its part of the program out;
     other values share one compilation.
 
-    What is rescaled, and what is not: kernels whose messages are not weighted (a relay, expectation
-    propagation with sites) are not rescaled, since a client's part of the chain or of the product
-    then is what it sends, once. Weighted means (federated averaging, ensembles) are over those who
-    arrived, and the weights cancel. A message that is not finite by itself comes with no known
-    probability and is compensated by nothing: a client that always sends such is left out of the
-    posterior. Warnings tell if that happens to most messages.
+    Only weighted messages are rescaled. Kernels whose messages are not weighted (a relay,
+    expectation propagation with sites) are not, since each message is then the client's whole part
+    of the chain or of the product. Weighted means (federated averaging, ensembles) are taken over
+    the messages that arrived, so the weights cancel. A message that is not finite by itself has no
+    known probability, and nothing compensates for it: a client that always sends such messages is
+    left out of the posterior. A warning says so if most messages are excluded.
 
-    Where nobody's message arrives, the server goes on without: a Langevin step follows the prior,
-    a relay and a mean stay where they are. Losing many messages asks for smaller steps, as
-    `bernoulli` does, and late ones too, since a gradient then lags by a round. Control variates of
+    If no message arrives, the server goes on without any: a Langevin step follows the prior, while
+    a relay and a mean stay where they are. If many messages are lost, take smaller steps, as with
+    `bernoulli`; also if many are late, since gradients then lag by one round. Control variates of
     summed gradients (`fedmcmc.scaffold`) are for full participation: with `drop` or `nan` the mean
-    is biased. Finite nonsense is not noticed, nor what the kernel's own `init` computes.
+    is biased. Wrong but finite numbers are not noticed, and what the kernel's own `init` computes
+    is not checked.
 
     Examples
     --------
@@ -285,8 +293,9 @@ def faults(
     if kernel.participation.guards:
         raise ValueError("This kernel has faults already: give all of them in one call.")
     rates = Rates(rate_of(drop, "drop"), rate_of(late, "late"), rate_of(nan, "nan"))
-    # Where no message is weighted, a weight multiplies a gradient, as in a relay: that of a client
-    # that is heard of. Pooled memories weight messages at the client.
+    # If no message is weighted, as in a relay, the weight multiplies a gradient instead: that of a
+    # client whose message arrives, which needs no rescaling. Pooled memories weight messages at
+    # the client.
     weighted = kernel.participation.weighted or holds_pooled_memory(kernel)
     participation = faulty_participation(
         kernel.participation, rates, seed_of(seed), rescale=bool(rescale) and weighted

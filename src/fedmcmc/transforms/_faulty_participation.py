@@ -1,4 +1,4 @@
-"""Participation over a network with faults: who is heard of, when, and as what."""
+"""Participation over a network with faults: whose messages arrive, when, and in which state."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Rates(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class FaultyParticipation(Participation):
-    """A participation over a network with faults; see `faulty_participation`."""
+    """A participation over a network with faults, whose server checks what arrives."""
 
     inner: Participation
     rates: Rates
@@ -50,7 +50,7 @@ class FaultyParticipation(Participation):
         if trees.is_empty(self.rates):
             return cohort
         keys = jax.vmap(lambda i: fault_key(rng_key, self.seed, i))(cohort.ids)
-        # All kinds are drawn, so that none depends on which of the others there are.
+        # All kinds are drawn, so that the draws of one kind do not depend on which others occur.
         u = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
 
         def of_cohort(rate: ArrayTree) -> Array:
