@@ -81,7 +81,7 @@ def resumable(
         `draws_to` and the directory of a `HostStore` must be the same in every attempt, as for any
     run with a checkpoint. Whatever the program does between calls is done again. The directory
     holds the draws of all calls and the last two states of each.
-    
+
     Examples
     --------
     >>> import tempfile

@@ -92,7 +92,7 @@ def faulty_participation(
     )
 
 
-def rate_of(given: Any, name: str) -> ArrayTree:
+def rate_of(probability: Any, name: str) -> ArrayTree:
     """Return a probability as a leaf, or ``()`` where it is known to be zero.
 
     Raises
