@@ -540,6 +540,27 @@ class FederatedKernel(Phase):
         """
         raise NotImplementedError
 
+    def check_before_setup(
+        self, rng_key: Array, position: ArrayTree, federation: Federation
+    ) -> None:
+        """Raise what `server_init` raises, before the phases of `setup` pass over any row.
+
+        Raises
+        ------
+        ValueError
+            If model, position and federation do not fit together.
+        """
+        if not self.setup:
+            return
+        first = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
+        shapes = [phase.message_like(first) for phase in self.setup]
+
+        def begin() -> tuple[Broadcast, ArrayTree]:
+            totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tuple(shapes))
+            return self.server_init(rng_key, position, federation, totals)
+
+        jax.eval_shape(begin)
+
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
         """Return what a client keeps between rounds, from the first broadcast and its own rows."""
         del broadcast, client
@@ -557,6 +578,7 @@ class FederatedKernel(Phase):
         ValueError
             If model, position and data do not fit together.
         """
+        self.check_before_setup(rng_key, position, data.federation)
         first = Broadcast(jnp.zeros((), jnp.int32), position)
         totals = tuple(
             data.sum_over_clients(lambda client, phase=phase: phase.step((), first, (), client)[0])

@@ -71,7 +71,7 @@ def fsgld(q=None, **settings):
                     step_size=0.1,
                 )
             ),
-            "one client a round",
+            "one client per round",
         ),
         (
             lambda: run(

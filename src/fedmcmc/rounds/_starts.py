@@ -47,6 +47,10 @@ def initialize(
     """
     if arrangement.clients_at_a_time is None and not arrangement.partial:
         return kernel.init(rng_key, position, data, arrangement.members)
+    federation = data.federation
+    if arrangement.partial:
+        federation = federation._replace(num_rows=int(np.asarray(data.size).sum()))
+    kernel.check_before_setup(rng_key, position, federation)
     first = Broadcast(jnp.zeros((), jnp.int32), position)
 
     def term(phase: Phase, client: Client) -> ArrayTree:
@@ -55,9 +59,6 @@ def initialize(
     totals = tuple(
         total_of_clients(partial(term, phase), data, arrangement, combine) for phase in kernel.setup
     )
-    federation = data.federation
-    if arrangement.partial:
-        federation = federation._replace(num_rows=int(np.asarray(data.size).sum()))
     broadcast, server = kernel.server_init(rng_key, position, federation, totals)
     clients = _mapped(lambda client: kernel.client_init(broadcast, client), data, arrangement)
     return FederatedState(broadcast, server, clients)
