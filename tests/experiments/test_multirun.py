@@ -31,17 +31,6 @@ def fake(config, out):
 module.run = fake
 run.main()
 """
-# Says when runs of several jobs are one program, and of how many.
-COUNTING = """
-from experiments import run
-from fedmcmc.sweeps._points_run import PointsRun
-advance = PointsRun.advance
-def told(self, *given):
-    print("TOGETHER", len(self.kernels), flush=True)
-    return advance(self, *given)
-PointsRun.advance = told
-run.main()
-"""
 TINY = (
     "num_clients=3",
     "rows_per_client=40",

@@ -7,6 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import random, rounds
+from fedmcmc.pytrees import trees
 from tests.contracts.kernels import PLAIN
 from tests.contracts.model import DATA, KEY, POSITIONS, Given, loglikelihood, logprior
 
@@ -38,8 +39,9 @@ def test_a_run_in_two_pieces_is_one_run():
     final, records = run(kernel, DATA, KEY, state, num_rounds=5)
     half, first = run(kernel, DATA, KEY, state, num_rounds=3)
     end, second = run(kernel, DATA, KEY, half, num_rounds=2)
-    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
-    jax.tree.map(np.testing.assert_array_equal, joined, records)
+    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first[:2], second[:2])
+    jax.tree.map(np.testing.assert_array_equal, joined, records[:2])
+    np.testing.assert_array_equal(first.bits + second.bits, records.bits)
     jax.tree.map(np.testing.assert_array_equal, end, final)
     assert records.info["round"].tolist() == [0, 1, 2, 3, 4]
 
@@ -79,12 +81,14 @@ def test_a_loop_over_rounds_stays_one_where_states_are_mapped():
     states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
     keys = jax.random.split(KEY, 2)
     mapped = jax.vmap(lambda key, start: rounds.run_rounds(kernel, DATA, key, start, 3))
-    conditions = [
-        eqn.params["cond_jaxpr"].out_avals[0].shape
-        for eqn in jax.make_jaxpr(mapped)(keys, states).eqns
-        if eqn.primitive.name == "while"
-    ]
-    assert conditions and set(conditions) == {()}
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf, leaf]), states)
+    for fn, starts in ((mapped, states), (jax.vmap(mapped, in_axes=(None, 0)), twice)):
+        conditions = [
+            eqn.params["cond_jaxpr"].out_avals[0].shape
+            for eqn in jax.make_jaxpr(fn)(keys, starts).eqns
+            if eqn.primitive.name == "while"
+        ]
+        assert conditions and set(conditions) == {()}
 
 
 def test_collect_sees_state_and_info_and_schedules_are_followed():
@@ -108,3 +112,51 @@ def test_counts_are_positive(counts):
     kernel, state = started("lsd")
     with pytest.raises(ValueError, match="must be a positive integer, got 0"):
         rounds.run_rounds(kernel, DATA, KEY, state, **counts)
+
+
+def test_keep_from_needs_a_capacity():
+    kernel, state = started("lsd")
+    with pytest.raises(ValueError, match="keep_from needs capacity"):
+        rounds.run_rounds(kernel, DATA, KEY, state, 3, keep_from=1)
+
+
+def test_one_program_for_any_number_of_rounds_and_any_cut():
+    """Burn-in of 2, then the last of every 3 rounds: of 12 those with numbers 4, 7 and 10."""
+    kernel, state = started("lsd")
+    state = jax.tree.map(trees.strong, state)
+    traces = []
+
+    @jax.jit
+    def run(state, num_rounds, keep_from, thinning):
+        traces.append(None)
+        counts = dict(thinning=thinning, keep_from=keep_from)
+        return rounds.run_rounds(kernel, DATA, KEY, state, num_rounds, capacity=4, **counts)
+
+    _, plain = jax.jit(lambda state: rounds.run_rounds(kernel, DATA, KEY, state, 12))(state)
+    _, whole = run(state, 12, 2, 3)
+    assert whole.info["round"].tolist() == [4, 7, 10, 0]
+    kept = jax.tree.map(lambda leaf: leaf[jnp.array([4, 7, 10])], plain[:2])
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:3], b), whole[:2], kept)
+    np.testing.assert_array_equal(whole.bits, plain.bits)
+    found, bits = [], 0
+    for num_rounds in (1, 4, 5, 2):
+        before = int(state.broadcast.round)
+        state, records = run(state, num_rounds, 2, 3)
+        num = (max(before + num_rounds - 2, 0) // 3) - (max(before - 2, 0) // 3)
+        found.append(jax.tree.map(lambda leaf, num=num: leaf[:num], records[:2]))
+        bits = bits + records.bits
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+    jax.tree.map(np.testing.assert_array_equal, joined, kept)
+    np.testing.assert_array_equal(bits, whole.bits)
+    assert len(traces) == 1
+
+
+def test_records_tell_since_when_a_chain_is_not_finite():
+    posterior = fedmcmc.Posterior(logprior, loglikelihood)
+    kernel = fedmcmc.lsd(posterior, step_size=lambda r: jnp.where(r < 2, 1e-3, jnp.inf))
+    state = kernel.init(KEY, NESTED, DATA)
+    steady = fedmcmc.lsd(posterior, step_size=1e-3)
+    run = jax.jit(rounds.run_rounds, static_argnames=("num_rounds", "thinning"))
+    for thinning in (1, 4):
+        assert run(kernel, DATA, KEY, state, 4, thinning=thinning)[1].first_bad == 2
+        assert run(steady, DATA, KEY, state, 4, thinning=thinning)[1].first_bad == -1

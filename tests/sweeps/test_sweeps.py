@@ -153,9 +153,10 @@ def test_small_parts_give_the_same():
 def test_parts_grow_with_the_memory(monkeypatch):
     sizes = []
 
-    def kept(self, points, seeds, *rest):
-        sizes.append((len(points), len(seeds)))
-        return put(self, points, seeds, *rest)
+    def kept(self, points, seeds, at, *rest):
+        if at == 0:
+            sizes.append((len(points), len(seeds)))
+        return put(self, points, seeds, at, *rest)
 
     put = sweeps.Results.put
     monkeypatch.setattr(sweeps.Results, "put", kept)
@@ -325,8 +326,7 @@ def test_bad_settings_are_refused_before_a_kernel_is_built(settings, error, mess
 
 
 def test_bad_points_are_named_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(sweeps, "one_by_one", refuse)
-    monkeypatch.setattr(sweeps, "together", refuse)
+    monkeypatch.setattr(sweeps, "run_group", refuse)
     with pytest.raises(ValueError, match=r"At step_size=-1.0: step_size must be .*above 0"):
         run(grid={"step_size": [0.1, -1.0]})
     with pytest.raises(TypeError, match=r"At step_size=0.1: kernel_fn must return a Federated"):
@@ -360,7 +360,7 @@ def test_functions_made_anew_warn():
 
 def test_large_models_on_a_cpu_run_one_after_another(monkeypatch):
     assert run().modes == ("vmapped",)
-    monkeypatch.setattr(sys.modules["fedmcmc.sweeps._points_run"], "LARGE_BYTES", 7)
+    monkeypatch.setattr(sys.modules["fedmcmc.sweeps._parts"], "LARGE_BYTES", 7)
     expected = "sequential" if jax.default_backend() == "cpu" else "vmapped"
     assert run().modes == (expected,)
 

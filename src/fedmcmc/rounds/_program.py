@@ -84,10 +84,17 @@ class Records(NamedTuple):
         Draws, or what `collect` returned, leaves ``[num_kept, ...]``.
     info
         ``[num_kept]`` each: `round`, `num_active`, `bits_up`, `bits_down`, `gradient_norm`.
+    first_bad
+        ``[]`` int32, the first round, kept or not, after which the state was not finite, or -1.
+    bits
+        ``[2, 2]`` uint32, sums over all rounds, kept or not: rows in units of ``2**32`` and of 1,
+        columns up and down.
     """
 
     draws: ArrayTree
     info: dict[str, Array]
+    first_bad: Array
+    bits: Array
 
 
 class Segment(NamedTuple):
@@ -225,11 +232,14 @@ def run_rounds(
     data: FederatedData,
     rng_key: Array,
     state: FederatedState,
-    num_rounds: int,
+    num_rounds: int | Array,
     *,
-    thinning: int = 1,
+    thinning: int | Array = 1,
     collect: Collect | None = None,
     placement: Places | None = None,
+    capacity: int | None = None,
+    keep_from: int | Array | None = None,
+    ahead_bytes: int = PREPARED_BYTES,
 ) -> tuple[FederatedState, Records]:
     """Run rounds of one chain: a pure function, to be compiled, mapped and composed.
 
@@ -249,26 +259,38 @@ def run_rounds(
         Where to start: ``kernel.init(rng_key, position, data)``, or the state that another call
         returned. Under `jax.vmap` all states are in the same round.
     num_rounds
-        Static.
+        Static, unless `capacity` is given: then it may be traced.
     thinning
-        Static: of every `thinning` rounds the last is kept.
+        Of every `thinning` rounds the last is kept; static or not as `num_rounds`.
     collect
         ``(state, RoundInfo) -> pytree``, what is kept of a round; by default the kernel's draw.
     placement
         Static. A `fedmcmc.Placement` on one device: how many clients are computed together
         (`clients_at_a_time`), and in how many groups of similar size (`num_buckets`).
+    capacity
+        Static: how many rounds the records have room for, so that one program runs any number of
+        rounds. Places behind those that are kept are zero, and rounds beyond are not kept.
+        Schedules are called in each round then, not tabulated before.
+    keep_from
+        With `capacity`: the first round of the first `thinning`, by default that of `state`. A
+        later one makes the rounds before burn-in. An earlier one goes on with a run that began
+        there, whatever the round that it was cut at.
+    ahead_bytes
+        Static: memory for the random numbers of coming rounds, which are drawn together. It is that
+        of one chain, so give less where many keys are mapped over.
 
     Returns
     -------
     state
         After the last round.
     records
-        `Records` of ``num_rounds // thinning`` rounds.
+        `Records` of ``num_rounds // thinning`` rounds, or with `capacity` places.
 
     Raises
     ------
     ValueError
-        If a count is no positive integer, or `placement` asks for more than one device.
+        If a count is no positive integer, there is `keep_from` without `capacity`, or `placement` asks
+        for more than one device.
 
     Examples
     --------
@@ -289,22 +311,29 @@ def run_rounds(
     >>> jax.vmap(jax.vmap(run, in_axes=(None, 0)), in_axes=(0, None))(steps, keys).shape
     (4, 2, 20)
     """
-    num_rounds = positive_integer(num_rounds, "num_rounds")
-    thinning = positive_integer(thinning, "thinning")
     kernel, key = as_functions(kernel), as_key(rng_key)
     arrangement = arranged(placement, kernel, data)
     data = data.pooled() if kernel.participation.pooled else data
     # One loop for all chains that are mapped over, whose rounds are the same.
     first = largest_of_batch(state.broadcast.round)
-    kernel = schedules.tabulate(kernel, first, num_rounds)
+    longest = MAX_BLOCK
+    if capacity is None:
+        if keep_from is not None:
+            raise ValueError("keep_from needs capacity, the number of rounds to have room for.")
+        longest = positive_integer(num_rounds, "num_rounds")
+        capacity = longest // positive_integer(thinning, "thinning")
+        kernel = schedules.tabulate(kernel, first, longest)
+    keep_from = first if keep_from is None else jnp.asarray(keep_from, jnp.int32)
     keys, states = jax.tree.map(lambda leaf: leaf[None], (key, state))
     given = (kernel, data, keys, states)
     shapes = kept_shapes(*given, collect, arrangement)
-    plan = Plan(first, first + num_rounds, first, jnp.int32(thinning), jnp.int32(0))
+    thinning = jnp.asarray(thinning, jnp.int32)
+    num_kept = jnp.maximum(first - keep_from, 0) // thinning
+    plan = Plan(first, first + num_rounds, keep_from, thinning, num_kept)
     chain: Any = partial(
         _run_chain,
-        block=min(block_length(*given, arrangement=arrangement), num_rounds),
-        capacity=num_rounds // thinning,
+        block=min(block_length(*given, ahead_bytes, arrangement=arrangement), longest),
+        capacity=capacity,
         collect=collect,
     )
     if jax.default_backend() == "cpu" and convolutions.holds_convolution(
@@ -314,7 +343,7 @@ def run_rounds(
         chain = convolutions.canonical(chain)
     segment: Segment = chain(kernel, data, arrangement, plan, {}, shapes, key, state, {})
     kept = jax.tree.map(lambda leaf: leaf[:-1], segment.kept)
-    return segment.state, Records(kept.draw, kept.info)
+    return segment.state, Records(kept.draw, kept.info, segment.first_bad, segment.bits)
 
 
 @partial(jax.jit, static_argnames=("block", "capacity", "collect", "canonical"))

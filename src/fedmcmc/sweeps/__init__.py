@@ -3,7 +3,7 @@
 Kernels that differ by numbers alone share a program. The room imports runs and what they import.
 """
 
-from fedmcmc.sweeps._sweep_tables import draw_table as draw_table
-from fedmcmc.sweeps._sweep_tables import tabulate_seeds as tabulate_seeds
 from fedmcmc.sweeps._sweeps import Sweep as Sweep
 from fedmcmc.sweeps._sweeps import sweep as sweep
+from fedmcmc.sweeps._tables import draw_table as draw_table
+from fedmcmc.sweeps._tables import tabulate_seeds as tabulate_seeds

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedmcmc._types import FederatedKernel, as_functions
 from fedmcmc.pytrees import schedules
-from fedmcmc.sweeps._points import structure
 
-__all__ = ["Grid", "group", "make_kernels", "read_grid"]
+__all__ = ["Grid", "group", "make_kernels", "read_grid", "structure"]
 
 RESERVED = ("seed", "chain", "draw", "round")
 """Names of other dimensions and coordinates of a sweep's results."""
@@ -122,6 +122,15 @@ def make_kernels(
             raise kind(f"At {grid.describe(i)}: {error}") from error
         kernels.append(kernel)
     return kernels
+
+
+def structure(kernel: FederatedKernel) -> Hashable:
+    """Return what two kernels must have in common to run in one program.
+
+    Schedules are left out: a program takes their values.
+    """
+    leaves, treedef = jax.tree.flatten(schedules.tabulate(kernel, 0, 1, 0))
+    return treedef, tuple(jax.typeof(leaf) for leaf in leaves)
 
 
 def group(kernels: Sequence[FederatedKernel]) -> list[list[int]]:

@@ -18,10 +18,9 @@ from fedmcmc.random import as_key
 from fedmcmc.rounds import Collect
 from fedmcmc.runs import check_counts, check_data
 from fedmcmc.sweeps._grids import Grid, group, make_kernels, read_grid
-from fedmcmc.sweeps._points_run import runs_faster_together
-from fedmcmc.sweeps._sweep_results import Results, Rounds, xarray
-from fedmcmc.sweeps._sweep_runs import Group, Sampler, one_by_one, together
-from fedmcmc.sweeps._sweep_tables import Statistics, default_statistics, draw_table, tabulate_seeds
+from fedmcmc.sweeps._parts import Group, group_of, run_group
+from fedmcmc.sweeps._results import Results, Settings, xarray
+from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
 
 __all__ = ["Sweep", "sweep"]
 
@@ -133,22 +132,29 @@ def sweep(
     )
     points = read_grid(grid)
     kernels = make_kernels(kernel_fn, points, num_rounds)
-    rounds = Rounds(num_rounds, num_burnin, thinning)
-    sampler = Sampler(as_key(rng_key), position, num_seeds, num_chains, rounds, collect, max_bytes)
-    groups = [sampler.group(indices, kernels, data) for indices in group(kernels)]
+    settings = Settings(
+        as_key(rng_key),
+        position,
+        num_seeds,
+        num_chains,
+        num_rounds,
+        num_burnin,
+        thinning,
+        collect,
+        max_bytes,
+    )
+    groups = [group_of(indices, kernels, data, settings) for indices in group(kernels)]
     _check_same_draws(points, groups)
-    results = Results(len(kernels), num_seeds, num_chains, rounds, [g.shapes for g in groups])
+    results = Results(len(kernels), settings, [some.shapes for some in groups])
     results.check_names(points)
     modes = []
     total = num_rounds * num_seeds * len(kernels)
     with tqdm(total=total, unit="round", disable=not progress) as bar:
         try:
             for some in groups:
-                vmapped = mode == "vmapped" or (
-                    mode == "auto" and runs_faster_together(some.example, canonical=some.canonical)
-                )
+                vmapped = mode == "vmapped" or (mode == "auto" and some.faster_together)
                 modes.append("vmapped" if vmapped else "sequential")
-                (together if vmapped else one_by_one)(some, sampler, results, bar)
+                run_group(some, settings, results, bar, vmapped=vmapped)
         except KeyboardInterrupt:
             warnings.warn(
                 "Interrupted; returning what was kept before. Sweep.dataset.num_rounds says how "
@@ -197,7 +203,7 @@ class Sweep:
         diverged). Draws are unconstrained. From the round on in
         which a chain turned non-finite, and where a run was interrupted, all is NaN.
         """
-        return self._results.dataset(self._grid)
+        return self._results.dataset(self._grid, self._results.draws)
 
     @property
     def diverged(self) -> Any:
