@@ -10,6 +10,7 @@ from jax import Array
 
 import fedmcmc
 from experiments import restarts
+from fedmcmc import rounds
 
 __all__ = ["run_grid"]
 
@@ -45,20 +46,16 @@ def run_grid(
     num_chains, num_rounds, num_burnin
         As in `fedmcmc.sample`.
     """
+    ahead = rounds.PREPARED_BYTES // num_chains
     keys = jax.vmap(lambda c: jax.random.fold_in(rng_key, c))(jnp.arange(num_chains))
 
     @jax.jit
     def program(data_: fedmcmc.FederatedData, keys_: Array, steps: Array) -> Any:
         def chain(step_size: Array, key: Array) -> Any:
-            init, step = fedmcmc.simulate(kernel_of(step_size), data_)
-
-            def one_round(state: Any, _: None) -> tuple[Any, Any]:
-                state, _ = step(key, state)
-                return state, state.broadcast.position
-
-            state = init(position)
-            state, _ = jax.lax.scan(lambda s, _: (step(key, s)[0], None), state, length=num_burnin)
-            return jax.lax.scan(one_round, state, length=num_rounds - num_burnin)[1]
+            kernel = kernel_of(step_size)
+            state = kernel.init(fedmcmc.random.init_key(key), position, data_)
+            kept = dict(keep_from=num_burnin, capacity=num_rounds - num_burnin, ahead_bytes=ahead)
+            return rounds.run_rounds(kernel, data_, key, state, num_rounds, **kept)[1].draws
 
         return jax.vmap(jax.vmap(chain, (None, 0)), (0, None))(steps, keys_)
 

@@ -10,7 +10,7 @@ from jax import Array
 
 import fedmcmc
 from experiments.qlsd.federations import Rows
-from fedmcmc import metrics
+from fedmcmc import metrics, rounds
 
 __all__ = ["SCORES", "Curves", "Plan", "sweep"]
 
@@ -92,7 +92,8 @@ def sweep(
     step_sizes
         ``[num_step_sizes]``, leapfrog steps.
     """
-    run = partial(_run, plan, posterior, predict_fn, data, test)
+    ahead = rounds.PREPARED_BYTES // keys.shape[0]
+    run = partial(_run, plan, posterior, predict_fn, data, test, ahead)
     # Step sizes inside: what is random is then drawn once for all of them.
     over_steps = jax.vmap(run, in_axes=(None, None, 0))
     return jax.vmap(over_steps, in_axes=(0, 0, None), out_axes=1)(keys, starts, step_sizes)
@@ -104,6 +105,7 @@ def _run(
     predict_fn: Callable[..., Array],
     data: fedmcmc.FederatedData,
     test: Rows,
+    ahead_bytes: int,
     key: Array,
     start: Any,
     step_size: Array,
@@ -117,11 +119,13 @@ def _run(
         batch_size=plan.batch_size,
         gradients=plan.gradients,
     )
-    init, step = fedmcmc.simulate(kernel, data)
+    between = partial(
+        rounds.run_rounds, num_rounds=plan.thinning, thinning=plan.thinning, ahead_bytes=ahead_bytes
+    )
 
     def sample(carry: tuple[Any, Array], index: Array) -> tuple[tuple[Any, Array], Any]:
         state, total = carry
-        state = jax.lax.fori_loop(0, plan.thinning, lambda _, old: step(key, old)[0], state)
+        state, _ = between(kernel, data, key, state)
         position = state.broadcast.position
         total = total + predict_fn(position, (test.features,))
         leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(position)]
@@ -131,7 +135,8 @@ def _run(
         return (state, total), (found, finite)
 
     shape = jax.eval_shape(predict_fn, start, (test.features,))
-    begin = init(start), jnp.zeros(shape.shape, shape.dtype)
+    state = kernel.init(fedmcmc.random.init_key(key), start, data)
+    begin = state, jnp.zeros(shape.shape, shape.dtype)
     (state, _), (found, finite) = jax.lax.scan(sample, begin, jnp.arange(plan.num_samples))
     return Curves(found, finite, state.broadcast.position)
 

@@ -13,7 +13,7 @@ import fedmcmc
 from experiments import checks, restarts
 from experiments.fed_ep import toy_figures
 from experiments.fed_ep.toy_findings import PAPER, commentary
-from fedmcmc import inference
+from fedmcmc import inference, rounds
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -150,14 +150,10 @@ def means_of_rounds(
     """Run all problems in one program; return the global means ``[n, num_rounds, 2]``."""
 
     def one(own: fedmcmc.FederatedData) -> jax.Array:
-        init, step = fedmcmc.simulate(kernel, own)
         key = jax.random.key(0)
-
-        def body(state: Any, _: Any) -> tuple[Any, jax.Array]:
-            state, _ = step(key, state)
-            return state, state.broadcast.position
-
-        return jax.lax.scan(body, init(jnp.zeros(2)), length=num_rounds)[1]
+        state = kernel.init(key, jnp.zeros(2), own)
+        mean = lambda state, _: state.broadcast.position  # noqa: E731
+        return rounds.run_rounds(kernel, own, key, state, num_rounds, collect=mean)[1].draws
 
     return jax.vmap(one)(data)
 

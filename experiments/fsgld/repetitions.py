@@ -15,6 +15,7 @@ from jax import Array
 
 import fedmcmc
 from experiments import restarts
+from fedmcmc import rounds
 
 __all__ = ["Relay", "run", "stack", "visited_clients"]
 
@@ -94,8 +95,9 @@ def _all_repetitions(
     shared: Any,
     *mapped: Any,
 ) -> Any:
-    step = partial(_repetition, kernel_fn, num_kept, keep_every, collect)
-    return jax.vmap(step, in_axes=(None, 0, 0, 0, 0))(shared, *mapped)
+    ahead = rounds.PREPARED_BYTES // mapped[2].shape[0]
+    one = partial(_repetition, kernel_fn, num_kept, keep_every, collect, ahead)
+    return jax.vmap(one, in_axes=(None, 0, 0, 0, 0))(shared, *mapped)
 
 
 def _repetition(
@@ -103,20 +105,17 @@ def _repetition(
     num_kept: int,
     keep_every: int,
     collect: Callable[..., Any],
+    ahead_bytes: int,
     shared: Any,
     arguments: Any,
     data: fedmcmc.FederatedData,
     key: Array,
     position: Any,
 ) -> Any:
-    init, step = fedmcmc.simulate(kernel_fn(shared, arguments), data)
-
-    def keep(state: fedmcmc.FederatedState, _: None) -> tuple[fedmcmc.FederatedState, Any]:
-        state = jax.lax.fori_loop(0, keep_every - 1, lambda _, s: step(key, s)[0], state)
-        state, info = step(key, state)
-        return state, collect(state, info)
-
-    return jax.lax.scan(keep, init(position), None, length=num_kept)[1]
+    kernel = kernel_fn(shared, arguments)
+    state = fedmcmc.simulate(kernel, data).init(position, fedmcmc.random.init_key(key))
+    settings = dict(thinning=keep_every, collect=collect, ahead_bytes=ahead_bytes)
+    return rounds.run_rounds(kernel, data, key, state, num_kept * keep_every, **settings)[1].draws
 
 
 def visited_clients(
