@@ -289,8 +289,8 @@ def run_rounds(
     Raises
     ------
     ValueError
-        If a count is no positive integer, there is `keep_from` without `capacity`, or `placement` asks
-        for more than one device.
+        If a count is no positive integer, there is `keep_from` without `capacity`, or `placement`
+        asks for more than one device.
 
     Examples
     --------

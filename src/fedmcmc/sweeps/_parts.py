@@ -178,7 +178,10 @@ def _run_part(
         at = stop
 
 
-@partial(jax.jit, static_argnames=("differs", "in_turn", "collect", "capacity", "ahead_bytes", "placement"))
+@partial(
+    jax.jit,
+    static_argnames=("differs", "in_turn", "collect", "capacity", "ahead_bytes", "placement"),
+)
 def _segment(
     kernel: FederatedKernel,
     data: FederatedData,
