@@ -93,8 +93,9 @@ def stream(folder: Path, num_rounds: int) -> dict[str, int]:
         jnp.zeros(STREAMED),
         num_rounds=num_rounds,
         progress=False,
-        keep_draws=False,
-        streams={"moments": streaming.moments(), "some": streaming.thinned(4)},
+        record=fedmcmc.Record(
+            streams={"moments": streaming.moments(), "some": streaming.thinned(4)}, keep_draws=False
+        ),
     )
     assert samples.streams["moments"].num_draws == num_rounds
     return {"sample": _peak()}

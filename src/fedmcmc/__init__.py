@@ -91,6 +91,7 @@ from fedmcmc.participation import categorical as categorical
 from fedmcmc.participation import full as full
 from fedmcmc.participation import uniform as uniform
 from fedmcmc.placement import distributed as distributed
+from fedmcmc.records import Record as Record
 from fedmcmc.records import Samples as Samples
 from fedmcmc.rounds import RoundInfo as RoundInfo
 from fedmcmc.rounds import Simulation as Simulation

@@ -226,7 +226,8 @@ def test_the_first_process_alone_claims_files(monkeypatch, tmp_path):
     checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint")
     claimed = []
     monkeypatch.setattr(fedmcmc.Checkpoint, "claims", lambda *_: claimed.append(1))
-    run_small(checkpoint=checkpoint, draws_to=tmp_path / "draws.zarr", mesh=distributed.mesh())
+    record = fedmcmc.Record(draws_to=tmp_path / "draws.zarr")
+    run_small(checkpoint=checkpoint, record=record, mesh=distributed.mesh())
     assert not claimed
 
 

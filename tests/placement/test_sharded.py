@@ -15,7 +15,9 @@ from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
 
 assert jax.device_count() == 2
-mesh = jax.make_mesh((2,), ("clients",))
+everywhere = fedmcmc.Placement.over_devices()
+one_by_one = fedmcmc.Placement.over_devices(clients_at_a_time=1)
+assert everywhere.mesh.size == 2 and str(one_by_one) == "2 devices, clients one by one"
 
 def run(kernel, num_chains, placement=None):
     return fedmcmc.sample(
@@ -28,9 +30,7 @@ name, num_chains = sys.argv[1], int(sys.argv[2])
 kernel = KERNELS[name](POSITIONS["nested"], Given())
 one, two, alone = (
     run(kernel, num_chains, placement)
-    for placement in (
-        None, fedmcmc.Placement(mesh=mesh), fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
-    )
+    for placement in (None, everywhere, one_by_one)
 )
 for other in (two, alone):
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,7 @@
 """`run_rounds`: the rounds of `sample`, as a function that is compiled and mapped."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,34 @@ def test_rounds_are_those_of_sample(name):
     jax.tree.map(close, records.draws, samples.draws)
     jax.tree.map(close, records.info, samples.info)
     jax.tree.map(close, final, samples.state)
+
+
+def test_rounds_take_a_placement():
+    kernel, _ = started("lsd_pp")
+    placement = fedmcmc.Placement(clients_at_a_time=1, num_buckets=2)
+    given = dict(num_rounds=4, progress=False, placement=placement)
+    samples = fedmcmc.sample(KEY, kernel, DATA, NESTED, **given)
+    key, arrangement = jax.random.fold_in(KEY, 0), placement.arrangement(DATA)
+    state = rounds.initialize(kernel, random.init_key(key), NESTED, DATA, arrangement)
+    run = jax.jit(
+        lambda key, state: rounds.run_rounds(kernel, DATA, key, state, 4, placement=placement)
+    )
+    final, records = run(key, state)
+    close = lambda a, b: np.testing.assert_allclose(a, b[0], rtol=1e-6, atol=1e-7)  # noqa: E731
+    jax.tree.map(close, (records.draws, final), (samples.draws, samples.state))
+
+
+@pytest.mark.parametrize("name", ["lsd_pp", "qlsd_star"])
+def test_first_states_of_some_clients_are_theirs_among_all(name):
+    kernel, whole = started(name)
+    key = random.init_key(KEY)
+    for at_a_time in (None, 1, 2):
+        arrangement = rounds.Arrangement(at_a_time, members=jnp.array([2, 0]))
+        some = rounds.initialize(kernel, key, NESTED, DATA, arrangement)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+        own = jax.tree.map(lambda leaf: leaf[np.array([2, 0])], whole.clients)
+        jax.tree.map(close, some.clients, own)
+        jax.tree.map(close, (some.broadcast, some.server), (whole.broadcast, whole.server))
 
 
 def test_a_run_in_two_pieces_is_one_run():

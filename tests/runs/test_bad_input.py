@@ -1,5 +1,7 @@
 """Bad input: one clear error that says what was given and what is expected, and nothing lost."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -377,3 +379,13 @@ def test_interrupt_returns_what_was_kept(monkeypatch):
 def test_mix_ups_are_named(call, message):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+def test_sample_takes_at_most_fourteen_keywords():
+    parameters = inspect.signature(fedmcmc.sample).parameters.values()
+    assert sum(p.kind is p.KEYWORD_ONLY for p in parameters) <= 14
+
+
+def test_a_record_is_asked_for():
+    with pytest.raises(TypeError, match=r"record must be a fedmcmc\.Record, got dict"):
+        run(lsd(), record={})

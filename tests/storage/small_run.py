@@ -12,7 +12,7 @@ def kernel(**settings):
     return fedmcmc.lsd(killed_run.posterior(), **given)
 
 
-def run(folder, num_rounds=60, *, seed=0, chosen=None, **settings):
+def run(folder, num_rounds=60, *, seed=0, chosen=None, draws_to=None, **settings):
     """Run `num_rounds` in all, with a checkpoint in `folder` if one is given."""
     return fedmcmc.sample(
         jax.random.key(seed),
@@ -22,6 +22,7 @@ def run(folder, num_rounds=60, *, seed=0, chosen=None, **settings):
         num_rounds=num_rounds,
         num_chains=2,
         progress=False,
+        record=fedmcmc.Record(draws_to=draws_to),
         **(dict(checkpoint=None if folder is None else fedmcmc.Checkpoint(folder)) | settings),
     )
 

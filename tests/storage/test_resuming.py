@@ -29,7 +29,7 @@ def program(folder, stored=False):
     first = call(num_chains=2, **CHAINED)
     second = call(2e-3, state=first.state, num_rounds=150)
     more = [killed_run.run("store", folder, num_rounds=24)] if stored else []
-    on_disk = call(draws_to=folder / "draws.zarr")
+    on_disk = call(record=fedmcmc.Record(draws_to=folder / "draws.zarr"))
     rule = fedmcmc.StoppingRule(lambda n: n + 40, lambda d: Verdict(len(d[0]) > 99, {}), "100")
     ruled = call(num_rounds=None, until=rule, max_rounds=900)
     assert ruled.num_draws == 120

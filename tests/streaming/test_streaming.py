@@ -18,11 +18,12 @@ DATA = fedmcmc.FederatedData.from_clients(
 START = {"a": jnp.zeros(2), "b": jnp.zeros(())}
 
 
-def run(streams=None, **settings):
+def run(streams=None, keep_draws=True, draws_to=None, **settings):
     given = dict(num_rounds=130, num_burnin=20, thinning=3, num_chains=2, progress=False)
     kernel = fedmcmc.lsd(POSTERIOR, step_size=0.02)
+    record = fedmcmc.Record(streams or {}, keep_draws, draws_to)
     return fedmcmc.sample(
-        jax.random.key(3), kernel, DATA, START, streams=streams, **(given | settings)
+        jax.random.key(3), kernel, DATA, START, record=record, **(given | settings)
     )
 
 
@@ -168,6 +169,7 @@ def test_chains_are_accumulated_apart():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
+        ({"streams": 3}, TypeError, "mapping of names to accumulators"),
         ({"streams": {"m": 3}}, TypeError, "mapping of names to accumulators"),
         ({"keep_draws": False, "draws_to": "x.zarr"}, ValueError, "not both"),
         (

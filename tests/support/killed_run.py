@@ -16,6 +16,7 @@ import fedmcmc
 from fedmcmc import distributed, inference, streaming
 
 NUM_ROUNDS = 40_000
+RECORD = {"streams", "keep_draws", "draws_to"}
 
 
 def posterior():
@@ -37,7 +38,8 @@ def _stored(folder):
 
 
 def settings(kind, folder):
-    """Return the kernel and what else `sample` is given."""
+    """Return the kernel, what else `sample` is given, and what of it is for its `Record`."""
+    record = {}
     if kind == "store":
         kernel = fedmcmc.fed_ep(posterior(), inference=inference.exact_gaussian(), cohort_size=2)
         given = dict(num_rounds=600, placement=_stored(folder / "sites"))
@@ -50,16 +52,17 @@ def settings(kind, folder):
         else:
             kernel = fedmcmc.lsd_pp(posterior(), **common)
         given = dict(num_rounds=NUM_ROUNDS, num_burnin=1_001, thinning=3, num_chains=2)
-        given["streams"] = {"m": streaming.moments(), "r": streaming.reservoir(16)}
+        record["streams"] = {"m": streaming.moments(), "r": streaming.reservoir(16)}
     if kind == "processes":
         given |= dict(num_rounds=4_000)
     if kind in ("zarr", "processes"):
-        given["draws_to"] = folder / "draws.zarr"
-    return kernel, given
+        record["draws_to"] = folder / "draws.zarr"
+    return kernel, given, record
 
 
 def run(kind, folder, checkpoint=None, **changed):
-    kernel, given = settings(kind, Path(folder))
+    kernel, given, record = settings(kind, Path(folder))
+    record |= {name: changed.pop(name) for name in RECORD & changed.keys()}
     if kind == "processes":
         mesh = distributed.mesh() if jax.process_count() > 1 else None
         given["placement"] = fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
@@ -70,6 +73,7 @@ def run(kind, folder, checkpoint=None, **changed):
         jnp.zeros(3),
         progress=False,
         checkpoint=checkpoint,
+        record=fedmcmc.Record(**record),
         **(given | changed),
     )
 

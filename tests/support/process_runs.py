@@ -35,12 +35,19 @@ def run(name, folder, chains=1):
     # Two on each device: one alone runs another program, whose last digits may be others.
     placement = fedmcmc.Placement(mesh=mesh, clients_at_a_time=1)
     given = dict(placement=placement, num_chains=2 * chains, progress=False)
-    given |= dict(streams={"moments": streaming.moments()})
+    moments = {"moments": streaming.moments()}
     checkpoint = fedmcmc.Checkpoint(folder / f"{name}-checkpoint", every_rounds=2)
 
     def up_to(num_rounds):
         return fedmcmc.sample(
-            KEY, kernel, data, position, num_rounds=num_rounds, checkpoint=checkpoint, **given
+            KEY,
+            kernel,
+            data,
+            position,
+            num_rounds=num_rounds,
+            checkpoint=checkpoint,
+            record=fedmcmc.Record(moments),
+            **given,
         )
 
     first, samples = up_to(3), up_to(6)
@@ -50,7 +57,7 @@ def run(name, folder, chains=1):
         DATA,
         num_rounds=3,
         state=first.state,
-        draws_to=folder / f"{name}.zarr",
+        record=fedmcmc.Record(moments, draws_to=folder / f"{name}.zarr"),
         **given,
     )
     found = {

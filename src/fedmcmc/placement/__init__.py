@@ -1,7 +1,7 @@
 """Where clients, chains and states lie: devices, meshes, processes, the host.
 
-Results do not depend on it, up to rounding where the documentation says so. It imports data and
-types, and knows no kernel.
+Results do not depend on it, up to rounding where the documentation says so. It imports data, types
+and how rounds arrange clients, and knows no kernel.
 """
 
 from fedmcmc.placement import _distributed as distributed

@@ -24,7 +24,7 @@ class Samples:
     ----------
     draws
         Pytree of NumPy arrays, leaves ``[num_chains, num_draws, *event]``, unconstrained; with
-        ``sample(..., draws_to=...)`` arrays of the Zarr store, which are read as they are sliced.
+        ``Record(draws_to=...)`` arrays of the Zarr store, which are read as they are sliced.
     info
         Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
         round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
@@ -42,7 +42,7 @@ class Samples:
         What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
         ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
     streams
-        What the accumulators of ``sample(..., streams=...)`` found, by their names.
+        What the accumulators of ``Record(streams=...)`` found, by their names.
     placement
         Where the run was, with what it chose by itself; ``print(samples.placement)`` says it in
         words.

@@ -1,6 +1,6 @@
 """`sample`: run a kernel on data and keep draws."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, check_fits, is_first, several
 from fedmcmc.random import as_key
-from fedmcmc.records import Samples
+from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._given import Given, on_mesh, on_one_device
 from fedmcmc.runs._run import Keeping
 from fedmcmc.runs._starts import check_counts, check_data
 from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts, owned
-from fedmcmc.streaming import Accumulator
 
 __all__ = ["local_positions", "sample"]
 
@@ -54,9 +53,7 @@ def sample(
     until: StoppingRule | None = None,
     max_rounds: int | None = None,
     surrogates: Gaussian | None = None,
-    streams: Mapping[str, Accumulator] | None = None,
-    keep_draws: bool = True,
-    draws_to: str | Path | None = None,
+    record: Record | None = None,
     checkpoint: Checkpoint | None = None,
     mesh: Mesh | None = None,
     placement: Placement | None = None,
@@ -101,14 +98,8 @@ def sample(
     surrogates
         One `Gaussian` a client for its likelihood (`fedmcmc.surrogates`): what
         `fedmcmc.predict_bias` makes of them is printed before the run.
-    streams
-        Accumulators by name (`fedmcmc.streaming`) that take in every kept draw on the device, or
-        what `collect` made of it; what they found is in ``samples.streams``.
-    keep_draws
-        Whether to keep draws and ``info``; without, the memory of a run does not grow with its
-        rounds, and `streams` is what it gives.
-    draws_to
-        A Zarr store to which draws and ``info`` go while the run goes on, in place of memory.
+    record
+        What is kept besides, and where, if not draws in memory: see `fedmcmc.Record`.
     checkpoint
         Where and how often the run writes down where it is; the same call then goes on after an
         interruption. See `fedmcmc.Checkpoint`, and `fedmcmc.resumable` for many calls.
@@ -149,15 +140,17 @@ def sample(
     kernel = as_functions(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     placement = _placement(placement, mesh)
+    record = Record() if record is None else record
+    expect(record, Record, "record")
     check_fits(placement, kernel, num_chains)
     client_store = placement.client_store
     sites = None if client_store is None else client_store.directory
     if several() and placement.mesh is None:
-        _check_no_files(checkpoint, draws_to, sites)
+        _check_no_files(checkpoint, record.draws_to, sites)
         checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
     else:
         checkpoint = checkpoint_of_call(checkpoint)
-    keeping = _keeping(collect, streams, keep_draws, draws_to, checkpoint, until)
+    keeping = _keeping(collect, record, checkpoint, until)
     # Before anything on a disk is touched.
     with owned(checkpoint):
         if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
@@ -178,29 +171,18 @@ def sample(
 
 def _keeping(
     collect: Collect | None,
-    accumulators: Mapping[str, Accumulator] | None,
-    keep_draws: bool,
-    draws_to: str | Path | None,
+    record: Record,
     checkpoint: Checkpoint | None,
     until: StoppingRule | None,
 ) -> Keeping:
-    found = dict(accumulators or {})
-    for name, accumulator in found.items():
-        if not isinstance(name, str) or not isinstance(accumulator, Accumulator):
-            raise TypeError(
-                "streams must be a mapping of names to accumulators (fedmcmc.streaming.moments()), "
-                f"got {name!r}: {type(accumulator).__name__}."
-            )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise TypeError(
             f"checkpoint must be a fedmcmc.Checkpoint(directory), got {type(checkpoint).__name__}."
         )
-    if draws_to is not None and not keep_draws:
-        raise ValueError("Give draws_to=, or keep_draws=False, and not both.")
-    if until is not None and (draws_to is not None or not keep_draws):
+    if until is not None and (record.draws_to is not None or not record.keep_draws):
         raise ValueError("until= judges draws in memory: not with draws_to= or keep_draws=False.")
-    path = None if draws_to is None else Path(draws_to)
-    return Keeping(collect, found, keep_draws, path, checkpoint)
+    path = None if record.draws_to is None else Path(record.draws_to)
+    return Keeping(collect, dict(record.streams), record.keep_draws, path, checkpoint)
 
 
 def _check_no_files(*written: Any) -> None:

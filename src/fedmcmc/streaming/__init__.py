@@ -1,6 +1,6 @@
 """What a run can accumulate on the device, so that no draws need to be kept.
 
-Pass accumulators to ``fedmcmc.sample(..., streams={"name": accumulator})``; what they found is in
+Pass accumulators to ``fedmcmc.Record(streams={"name": accumulator})``; what they found is in
 ``samples.streams``. Their memory does not grow with the number of rounds.
 """
 

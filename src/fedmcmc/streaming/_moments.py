@@ -79,8 +79,8 @@ def moments(
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
     >>> samples = fedmcmc.sample(
     ...     jax.random.key(0), fedmcmc.lsd(posterior, step_size=0.01), data, 0.0, num_rounds=2000,
-    ...     num_burnin=100, num_chains=4, progress=False, keep_draws=False,
-    ...     streams={"moments": fedmcmc.streaming.moments()},
+    ...     num_burnin=100, num_chains=4, progress=False,
+    ...     record=fedmcmc.Record({"moments": fedmcmc.streaming.moments()}, keep_draws=False),
     ... )
     >>> found = fedmcmc.streaming.pool(samples.streams["moments"])
     >>> samples.num_draws, found.num_draws, bool(abs(found.mean - 0.375) < 0.05)
