@@ -566,17 +566,22 @@ class FederatedKernel(Phase):
         del broadcast, client
         return ()
 
-    def init(
-        self, rng_key: Array, position: ArrayTree, data: Any, clients: Array | None = None
-    ) -> FederatedState:
+    def init(self, rng_key: Array, position: ArrayTree, data: Any) -> FederatedState:
         """Return the state before the first round, of clients whose rows are all in `data`.
-
-        With the ids `clients`, ``[n]``, their states alone (a store makes some at a time).
 
         Raises
         ------
         ValueError
             If model, position and data do not fit together.
+        """
+        return self.init_some(rng_key, position, data, None)
+
+    def init_some(
+        self, rng_key: Array, position: ArrayTree, data: Any, clients: Array | None
+    ) -> FederatedState:
+        """Return what `init` returns, with the states of some clients alone.
+
+        `clients` are their ids, ``[n]``: a store of states makes some at a time.
         """
         self.check_before_setup(rng_key, position, data.federation)
         first = Broadcast(jnp.zeros((), jnp.int32), position)

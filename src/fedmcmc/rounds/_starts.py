@@ -46,7 +46,7 @@ def initialize(
         How processes tell each other what they know, where the rows are `partial`.
     """
     if arrangement.clients_at_a_time is None and not arrangement.partial:
-        return kernel.init(rng_key, position, data, arrangement.members)
+        return kernel.init_some(rng_key, position, data, arrangement.members)
     federation = data.federation
     if arrangement.partial:
         federation = federation._replace(num_rows=int(np.asarray(data.size).sum()))

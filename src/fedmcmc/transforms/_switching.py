@@ -77,7 +77,7 @@ def switch(
     round_, position = state.broadcast.round, state.broadcast.position
 
     def start(key_: Array, place: Any) -> FederatedState:
-        return kernel.init(key_, place, rows, clients)
+        return kernel.init_some(key_, place, rows, clients)
 
     if jnp.ndim(round_) == 0:
         fresh = start(key, position)
