@@ -340,7 +340,7 @@ class GradientEstimator:
 class StepInfo(NamedTuple):
     """What a client's step reports.
 
-    `bits` is ``[]`` int32, the size of the message; `gradient_norm` ``[]``, the root mean square
+    `bits` is ``[]`` int32, the size of the code; `gradient_norm` ``[]``, the root mean square
     over the round's gradient calls; `local_positions` the client's iterates, leaves
     ``[num_local_steps, ...]`` (or ``()``); `extra` anything else; `bits_down` ``[]`` int32, what
     had to be sent to the client, where that is not the whole broadcast; `usable` ``[]`` bool, false

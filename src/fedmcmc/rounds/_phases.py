@@ -1,7 +1,7 @@
 """One phase of a round as three functions: a client's step, the receipt of its code, the server's.
 
-Whatever runs a kernel calls these: the simulator, which maps them over clients, and a deployed
-round, in which every client is a process of its own and bytes are all that crosses.
+Whatever runs a kernel uses these: the simulator, which maps over clients what they do, and a
+deployed round, in which every client is a process of its own and bytes are all that crosses.
 """
 
 from typing import NamedTuple
@@ -194,7 +194,7 @@ def receive(
     Raises
     ------
     ValueError
-        If a message is late that nothing waits for.
+        If `phase` is none of the kernel's, or `late` is given and nothing waits for it.
     """
     participation = kernel.participation
     phase, _ = _resolved(kernel, phase)
@@ -204,13 +204,14 @@ def receive(
             "A late message needs a sum that waits for the next round: "
             "nothing_received(..., waits=True)."
         )
-    index, size = jnp.asarray(client_id, jnp.int32), jnp.asarray(weight, jnp.result_type(float))
-    sender = Sender(index, size)
+    index = jnp.asarray(client_id, jnp.int32)
+    weight = jnp.asarray(weight, jnp.result_type(float))
+    sender = Sender(index, weight)
     memory = jax.tree.map(lambda leaf: leaf[index], received.memories)
     message = phase.decode(code, sender, memory, received.total)
     one = jax.tree.map(lambda leaf: leaf[None], message)
     arrival = jnp.asarray(late)[None] if waits else ()
-    cohort = Cohort(index[None], size[None], jnp.ones(1, bool), arrival)
+    cohort = Cohort(index[None], weight[None], jnp.ones(1, bool), arrival)
     if participation.guards:
         one, cohort = guarded(one, cohort)
     added = sum_of(one, cohort, participation, late=waits, drops=participation.guards)
