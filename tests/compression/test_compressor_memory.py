@@ -7,6 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.random import streams
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(4)
 ROWS = [np.random.default_rng(i).normal(3 * i, 1, size=(n, 4)) for i, n in enumerate((3, 1, 5))]
@@ -58,7 +59,14 @@ def straight(participation, inner, rates, of):
 
 
 @pytest.mark.parametrize("of", ["all", "active"])
-@pytest.mark.parametrize("rate", [None, 0.0, RATES], ids=["default", "zero", "per client"])
+@pytest.mark.parametrize(
+    "rate",
+    [
+        pytest.param(None, marks=pytest.mark.slow, id="default"),
+        pytest.param(0.0, marks=pytest.mark.slow, id="zero"),
+        pytest.param(RATES, id="per client"),
+    ],
+)
 def test_a_memory_moves_as_a_straight_loop_says(of, rate):
     inner, participation = fedmcmc.quantize(3), fedmcmc.bernoulli(P)
     rates = 1 / (1 + min(4 / 9, 2 / 3)) if rate is None else rate
@@ -213,7 +221,7 @@ def test_a_run_stops_where_a_compressed_gradient_is_not_finite():
         )
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", fast_and_slow([jnp.float16, jnp.bfloat16], [jnp.bfloat16]))
 def test_positions_of_sixteen_bits_keep_their_type(dtype):
     for compressor in (fedmcmc.memory(fedmcmc.quantize(4)), fedmcmc.sparsify(0.5)):
         kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP_SIZE, participation=fedmcmc.bernoulli(P))
@@ -226,7 +234,7 @@ def test_positions_of_sixteen_bits_keep_their_type(dtype):
         assert np.isfinite(np.asarray(moved.broadcast.position, float)).all()
 
 
-@pytest.mark.parametrize("build", [fedmcmc.sgld, fedmcmc.psgld])
+@pytest.mark.parametrize("build", fast_and_slow([fedmcmc.sgld, fedmcmc.psgld], [fedmcmc.psgld]))
 def test_bits_of_a_compressed_centralised_reference_are_counted(build):
     def bits(kernel):
         return fedmcmc.sample(

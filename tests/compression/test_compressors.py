@@ -11,6 +11,7 @@ from fedmcmc.compression import message_bits
 from fedmcmc.pytrees import trees
 from fedmcmc.random import streams
 from tests.oracles.federations import LIMIT, z_scores
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(11)
 DATA = fedmcmc.FederatedData.from_clients([np.ones((n, 2)) for n in (2, 3, 1)])
@@ -287,7 +288,7 @@ def test_a_run_does_not_see_leaves_without_numbers(compressor):
     np.testing.assert_array_equal(padded.info["bits_up"], plain.info["bits_up"])
 
 
-@pytest.mark.parametrize("size", [1, 6])
+@pytest.mark.parametrize("size", fast_and_slow([1, 6], [6]))
 def test_large_messages_are_drawn_from_their_key_as_small_ones_are(size, monkeypatch):
     tree = {"a": VECTOR, "b": jnp.ones(size)}
     kinds = (fedmcmc.quantize(3), fedmcmc.sparsify(0.4))

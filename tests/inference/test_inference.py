@@ -14,6 +14,7 @@ import fedmcmc
 from fedmcmc import inference
 from fedmcmc.gaussian import plus_precision
 from tests.oracles.federations import LIMIT, Federation, loglikelihood, z_scores
+from tests.support.lanes import fast_and_slow
 
 FEDERATION = Federation()
 DATA = FEDERATION.data
@@ -223,7 +224,9 @@ def many(block, cavity, num=512, start=START):
     return np.asarray(jax.jit(jax.vmap(one))(keys), float) - np.asarray(cavity.precision, float)
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "dense", "scaled_identity"])
+@pytest.mark.parametrize(
+    "structure", fast_and_slow(["diagonal", "dense", "scaled_identity"], ["diagonal"])
+)
 def test_laplace_estimates_minus_the_hessian(structure):
     hessian = information(START)
     cavity, expected = {
@@ -255,7 +258,7 @@ def gauss_hermite(theta, variances):
     return total
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("batch_size", fast_and_slow([None, 4], [None]))
 def test_one_step_of_ngvi_averages_the_information(batch_size):
     variances = 1 / (9 * 0.6 + CAVITY_PRECISION)
     expected = 0.7 * 9 * 0.6 + 0.3 * gauss_hermite(START, variances)

@@ -72,7 +72,7 @@ def test_i2_one_leapfrog_step_is_langevin_at_half_the_square(batch_size, gradien
     np.testing.assert_allclose(run(hmc).draws, run(ld).draws, **SAME)
 
 
-@pytest.mark.parametrize("rho", [1.0, 0.3])
+@pytest.mark.parametrize("rho", fast_and_slow([1.0, 0.3], [0.3]))
 def test_i3_one_client_runs_unadjusted_hmc(rho):
     """Any correlation: with one client of weight one the momentum is standard normal."""
     kernel = fa_hmc(rho=rho, participation=pooled())
@@ -110,6 +110,7 @@ def leapfrog_in_numpy(gradient_fn, position, momentum, step_size, num_steps):
     return position, momentum
 
 
+@pytest.mark.slow
 def test_i4_clients_of_one_loss_stay_together_and_run_as_one_machine():
     """Equal clients with a common momentum: every local position is that of one machine."""
     tree = FEDERATION.client_trees()[0]
@@ -132,6 +133,7 @@ def test_i4_clients_of_one_loss_stay_together_and_run_as_one_machine():
             np.testing.assert_allclose(clients[:, t], np.tile(position, (3, 1)), **SAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", fast_and_slow((0.0, 0.6, 1.0), (0.6,)))
 def test_i5_one_langevin_step_between_averages_moves_the_mean_by_one_langevin_step(rho):
     """The mean's noise is the weighted mean of the clients', which has covariance one."""

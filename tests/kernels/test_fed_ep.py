@@ -126,7 +126,7 @@ def test_a_run_counts_lost_fits_and_warns_of_many():
         assert lost([1, 0, 1], num_rounds=1).tolist() == [[2]]
 
 
-@pytest.mark.parametrize("row_curvature", [None, 1.0])
+@pytest.mark.parametrize("row_curvature", fast_and_slow([None, 1.0], [None]))
 def test_a_run_whose_steps_are_too_large_warns_though_no_fit_is_lost(row_curvature):
     """Clients of one row, among many: a tilted distribution is far narrower than the row's own."""
     posterior = fedmcmc.Posterior(

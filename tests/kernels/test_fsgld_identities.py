@@ -14,6 +14,7 @@ import pytest
 import fedmcmc
 from fedmcmc._types import PerClient
 from tests.oracles.federations import Federation, loglikelihood
+from tests.support.lanes import fast_and_slow
 
 FEDERATION = Federation()
 DATA = FEDERATION.data
@@ -162,7 +163,7 @@ def test_i17_the_drift_is_unbiased_by_enumeration(replace):
     np.testing.assert_allclose(drift, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("num_local_steps", [1, 4])
+@pytest.mark.parametrize("num_local_steps", fast_and_slow([1, 4], [4]))
 def test_i18_exact_surrogates_follow_the_posterior_for_every_client_sequence(num_local_steps):
     q = fedmcmc.Gaussian.from_moments(FEDERATION.means, np.linalg.inv(FEDERATION.precisions))
     kernel = fsgld(q, num_local_steps=num_local_steps, batch_size=None)
@@ -238,9 +239,8 @@ def test_sample_is_a_loop_over_simulate():
             np.testing.assert_allclose(draws[chain, round_], state.broadcast.position, **SAME)
 
 
-@pytest.mark.parametrize(
-    ("splits", "thinning"), [pytest.param((5, 7), 1, marks=pytest.mark.slow), ((6, 3, 3), 3)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("splits", "thinning"), [((5, 7), 1), ((6, 3, 3), 3)])
 def test_an_interrupted_run_is_the_uninterrupted_one_bit_for_bit(splits, thinning):
     kernel = dsgld()
     whole = whole_run() if thinning == 1 else run(kernel, thinning=thinning)
@@ -263,6 +263,7 @@ def test_a_chain_does_not_depend_on_the_number_of_chains():
     assert np.abs(many[0] - many[1]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_constant_schedule_is_the_number():
     q, _ = FEDERATION.surrogates("diagonal")
     plain = run(fsgld(q, alpha=0.7, temperature=1.3)).draws
@@ -281,6 +282,7 @@ def test_a_schedule_is_read_at_the_round():
     np.testing.assert_allclose(draws[:, 6:], second.draws, **SAME)
 
 
+@pytest.mark.slow
 def test_other_numbers_do_not_retrace():
     traces = []
 
@@ -322,7 +324,7 @@ def test_a_kernel_can_be_built_inside_vmap():
         np.testing.assert_allclose(position, jax.jit(three_rounds)(step_size), **SAME)
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("batch_size", fast_and_slow([None, 3], [3]))
 def test_the_rows_of_other_clients_never_matter(batch_size):
     """Client 2 is the only one visited; every other row is NaN and nothing changes."""
     always_two = jnp.array([1e-30, 1e-30, 1.0, 1e-30])

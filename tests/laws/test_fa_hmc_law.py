@@ -58,7 +58,7 @@ CASES = {
     ),
 }
 # In the fast lane: every argument once.
-FAST = ("noise-fresh", "control-variate-weights-noise", "langevin")
+FAST = ("control-variate-weights-noise", "langevin")
 PARTICIPATION = {
     "scheme-one": lambda: fedmcmc.categorical(W, cohort_size=3),
     "scheme-one-other-probabilities": lambda: fedmcmc.categorical(W, cohort_size=2),
@@ -176,6 +176,7 @@ def test_exact_surrogates_make_the_law_that_of_one_machine_whatever_the_number_o
     assert worst_z(run(kernel)[:, 1], pooled.rounds(FEDERATION.start, 4)[4]) < LIMIT
 
 
+@pytest.mark.slow
 def test_the_noise_of_an_oracle_cancels_inside_a_control_variate():
     kernel = fedmcmc.averaging(
         FEDERATION.posterior,

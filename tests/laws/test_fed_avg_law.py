@@ -249,7 +249,11 @@ def test_a_run_goes_on_with_posterior_averaging_after_averaging():
 
 
 @pytest.mark.parametrize(
-    "compressor", [fedmcmc.sparsify(0.5), fedmcmc.memory(fedmcmc.sparsify(0.5), 0.3)]
+    "compressor",
+    [
+        pytest.param(fedmcmc.sparsify(0.5), marks=pytest.mark.slow),
+        fedmcmc.memory(fedmcmc.sparsify(0.5), 0.3),
+    ],
 )
 def test_a_compressed_mean_is_unbiased_since_its_weights_cross_exactly(compressor):
     plain = fedmcmc.fed_avg(

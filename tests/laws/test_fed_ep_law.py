@@ -201,7 +201,7 @@ def test_damped_dense_sites_converge_geometrically_with_an_exact_mean():
             np.testing.assert_allclose(state.broadcast.position, mean, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["diagonal", "scaled"])
+@pytest.mark.parametrize("name", fast_and_slow(["diagonal", "scaled"], ["diagonal"]))
 def test_i26_at_rest_the_mean_is_exact(name):
     mean, _ = posterior_of(FEDERATION, PRIOR_PARAMETERS)
     block, rounds = (EXACT, 150) if name == "diagonal" else (PER_ROW, 400)
@@ -220,7 +220,9 @@ def test_i26_at_rest_the_mean_is_exact(name):
             np.testing.assert_allclose(1 / np.diag(tilted), q.precision, rtol=1e-3)
 
 
-@pytest.mark.parametrize("posterior", [FLAT, GAUSSIAN], ids=["flat", "prior"])
+@pytest.mark.parametrize(
+    "posterior", fast_and_slow([FLAT, GAUSSIAN], [GAUSSIAN]), ids=["flat", "prior"]
+)
 def test_i28_stateless_dense_is_exact_in_one_round_from_any_start(posterior):
     """Also with a prior, which no cavity leaves out."""
     mean, precision = posterior_of(FEDERATION, PRIOR_PARAMETERS if posterior is GAUSSIAN else None)
@@ -234,7 +236,7 @@ def test_i28_stateless_dense_is_exact_in_one_round_from_any_start(posterior):
         np.testing.assert_allclose(state.broadcast.position, mean, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cavity", ["average", "power"])
+@pytest.mark.parametrize("cavity", fast_and_slow(["average", "power"], ["average"]))
 def test_the_known_bias_of_stateless_scaled_identities(cavity):
     """At rest ``sum_k T_k ((1 - pi_k) Lambda_g + P_k)^-1 P_k (mu_k - mu) = 0``, ``Lambda_g = c N``.
 

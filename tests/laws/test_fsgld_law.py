@@ -69,12 +69,10 @@ def build(name, structure, settings):
     return kernel, FEDERATION.law(surrogates=parameters, **settings)
 
 
-# Each kernel, with and without minibatches, structures and probabilities among them.
+# Each kernel; of DSGLD, the stationary law below.
 FAST = (
     "sgld-minibatch-cool",
-    "dsgld-hot",
     "fsgld-exact-distinct-rows",
-    "fsgld-one-step",
     "fsgld-dense-half",
 )
 
@@ -115,7 +113,7 @@ def test_law_of_every_local_iterate():
     assert np.abs(z_scores(products, average.covariance)).max() < LIMIT
 
 
-@pytest.mark.parametrize("case", ["dsgld-hot", "fsgld-diagonal"])
+@pytest.mark.parametrize("case", fast_and_slow(["dsgld-hot", "fsgld-diagonal"], ["dsgld-hot"]))
 def test_stationary_law(case):
     name, structure, settings = CASES[case]
     kernel, law = build(name, structure, settings)
@@ -126,6 +124,7 @@ def test_stationary_law(case):
     assert worst_z(run(kernel, num_rounds=120, thinning=60)[:, 1], limit) < LIMIT
 
 
+@pytest.mark.slow
 def test_exact_surrogates_make_the_law_independent_of_the_number_of_local_steps():
     surrogates, exact = FEDERATION.surrogates("exact")
     kernel = fedmcmc.fsgld(FEDERATION.posterior, surrogates, step_size=STEP_SIZE, **FIVE)

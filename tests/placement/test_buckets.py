@@ -49,7 +49,7 @@ KERNELS = {
 }
 
 
-FAST = ("local steps", "uniform")
+FAST = ("uniform",)
 
 
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, FAST))

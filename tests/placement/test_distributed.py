@@ -15,6 +15,7 @@ from fedmcmc import distributed
 from tests.contracts.model import DATA, KEY, POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
 from tests.support import process_runs
+from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 
 
@@ -55,9 +56,9 @@ def run_both(tmp_path, names, chains, **settings):
     return {name: same(name, alone, together) for name in names}
 
 
-def test_two_processes_give_the_draws_of_one(tmp_path):
-    loaded = run_both(tmp_path, ["compress: qlsd_star, chain"], 1)
-    assert loaded == {"compress: qlsd_star, chain": [[0], [1, 2]]}
+@pytest.mark.parametrize("name", fast_and_slow(["lsd", "compress: qlsd_star, chain"], ["lsd"]))
+def test_two_processes_give_the_draws_of_one(tmp_path, name):
+    assert run_both(tmp_path, [name], 1) == {name: [[0], [1, 2]]}
 
 
 @pytest.mark.slow

@@ -42,12 +42,10 @@ print("same")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_chains"),
-    [
-        pytest.param("compress: fa_hmc, memory", 2, marks=pytest.mark.slow),
-        ("faults: compress: lsd, memory", 1),
-    ],
+    [("compress: fa_hmc, memory", 2), ("faults: compress: lsd, memory", 1)],
 )
 def test_two_devices_compute_what_one_does(name, num_chains):
     done = subprocess.run(

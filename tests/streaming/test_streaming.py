@@ -7,6 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import metrics, streaming
+from tests.support.lanes import fast_and_slow
 
 POSTERIOR = fedmcmc.Posterior(
     lambda theta: -0.5 * jnp.sum(theta["a"] ** 2) - 0.5 * theta["b"] ** 2,
@@ -83,7 +84,7 @@ def test_without_draws_the_streams_are_the_same():
     np.testing.assert_array_equal(with_draws.totals["bits_up"], without.totals["bits_up"])
 
 
-@pytest.mark.parametrize("size", [2, 8, 36, 64])
+@pytest.mark.parametrize("size", fast_and_slow([2, 8, 36, 64], [8]))
 def test_thinned_draws_are_evenly_spaced(size):
     found = run({"t": streaming.thinned(size)})
     got = found.streams["t"]

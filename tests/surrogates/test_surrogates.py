@@ -332,7 +332,9 @@ def chain_law(precision, noise, step_size, num, thinning):
     return sigma, num / (num - 1) * (sigma - mean / num**2)
 
 
-@pytest.mark.parametrize(("prior_fraction", "batch_size"), [(0.0, None), (0.5, 2)])
+@pytest.mark.parametrize(
+    ("prior_fraction", "batch_size"), [pytest.param(0.0, None, marks=pytest.mark.slow), (0.5, 2)]
+)
 def test_sampled_moments_follow_the_law_of_the_discretised_chain(prior_fraction, batch_size):
     num, copies, step_size, thinning = 400, 64, 0.05, 2
     rows = np.array([[1.0, -0.5], [0.2, 0.3], [2.0, 1.0]])

@@ -11,6 +11,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.sweeps import _sweeps as sweeps
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(7)
 DATA = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((5, 2)), jnp.ones((4, 2))])
@@ -92,14 +93,19 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("relay", "a schedule") else pytest.mark.slow)
-        for name in KERNELS
-    ],
-)
+FAST = (("relay", "vmapped"), ("a schedule", "sequential"))
+# In the fast lane: each of the two ways to run, one with numbers and one with schedules.
+IN_MODES = [
+    pytest.param(
+        *(name, mode),
+        marks=[] if (name, mode) in FAST else pytest.mark.slow,
+    )
+    for name in KERNELS
+    for mode in MODES
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), IN_MODES)
 def test_draws_are_those_of_single_runs(name, mode):
     kernel_fn, values = KERNELS[name]
     found = run(kernel_fn, {"x": values}, start, num_seeds=2, num_chains=2, mode=mode).dataset
@@ -116,7 +122,7 @@ def test_draws_are_those_of_single_runs(name, mode):
             np.testing.assert_array_equal(one.total_bits_up, wanted.totals["bits_up"])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", fast_and_slow(MODES, ["vmapped"]))
 def test_one_trace_for_all_numbers_and_one_more_for_each_structure(mode):
     traces = []
 

@@ -139,7 +139,7 @@ def largest_z(found, expected, case):
     return np.array([worst_z(x, without_pending(law, case)) for x, law in pairs])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", fast_and_slow(CASES, ["drop", "nan", "late", "all", "memory"]))
 def test_law_of_every_round(case):
     states, counts = run(build(case))
     found = [seen(state, case) for state in states]
@@ -349,7 +349,7 @@ def test_a_run_that_leaves_out_most_messages_warns():
 # Every kernel
 
 
-SHOWN = ("qlsd_pp", "fed_ep")
+SHOWN = ("fed_ep",)
 
 
 @functools.cache
@@ -396,7 +396,7 @@ def test_faults_change_no_other_draw(name):
     assert len(jax.tree.leaves(bare[1])) > 0
 
 
-@pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld", "compress: lsd, memory"]))
+@pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld"]))
 def test_a_guard_that_finds_nothing_changes_rounding_at_most(name):
     bare, _ = after(kernel_of(name), 4)
     guarded, info = after(fedmcmc.faults(kernel_of(name), seed=5), 4)
@@ -424,7 +424,7 @@ def test_faults_stop_no_kernel(name):
         jax.tree.map(close, state, other)
 
 
-@pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld", "fed_avg", "natural"]))
+@pytest.mark.parametrize("name", fast_and_slow(BARE, ["fsgld", "natural"]))
 def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
     kernel = fedmcmc.faults(kernel_of(name), drop=1 - 1e-6)
     before = fedmcmc.simulate(kernel, DATA).init(NESTED)
@@ -445,7 +445,7 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
             jax.tree.map(close, state.broadcast.extra, before.broadcast.extra)
 
 
-@pytest.mark.parametrize("cavity", ["site", "none"])
+@pytest.mark.parametrize("cavity", fast_and_slow(["site", "none"], ["none"]))
 def test_sites_stay_in_step_with_the_product(cavity):
     """What is pending is all that the server's product lacks of prior and sites."""
     federation = Federation()

@@ -43,7 +43,7 @@ def check(prediction, expected):
     np.testing.assert_allclose(prediction.target_covariance, TARGET.covariance, atol=1e-6)
 
 
-SLOW = ("shared", "reuse", "langevin")
+SLOW = ("shared", "reuse", "langevin", "half-noise")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedmcmc import compression, wire
 from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
 from fedmcmc.pytrees import trees
 from tests.oracles import omega
+from tests.support.lanes import fast_and_slow
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SHAPES = st.lists(
@@ -128,7 +129,9 @@ COMPRESSORS = {
 }
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize(
+    "name", fast_and_slow(COMPRESSORS, ["per leaf", "chain", "memory", "identity"])
+)
 def test_the_receiver_of_the_bytes_understands_the_same(name):
     compressor = COMPRESSORS[name]
 
