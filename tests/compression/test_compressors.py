@@ -270,7 +270,13 @@ def test_leaves_without_numbers_take_no_bits(per_leaf):
 
 @pytest.mark.parametrize(
     "compressor",
-    [fedmcmc.quantize(4), fedmcmc.sparsify(0.5), fedmcmc.top_k(0.5), fedmcmc.clip(0.5)],
+    [
+        fedmcmc.quantize(4),
+        *(
+            pytest.param(compressor, marks=pytest.mark.slow)
+            for compressor in (fedmcmc.sparsify(0.5), fedmcmc.top_k(0.5), fedmcmc.clip(0.5))
+        ),
+    ],
 )
 def test_a_run_does_not_see_leaves_without_numbers(compressor):
     posterior = fedmcmc.Posterior(

@@ -20,6 +20,7 @@ from tests.contracts.model import (
 )
 from tests.contracts.tables import ESTIMATORS, PARTICIPATIONS, PRECONDITIONERS
 from tests.oracles.federations import LIMIT, z_scores
+from tests.support.lanes import fast_and_slow
 
 VECTOR = POSITIONS["vector"]
 
@@ -28,7 +29,11 @@ def global_gradient(position):
     return np.asarray(jax.grad(lambda t: jnp.sum(loglikelihood(t, DATA.rows)))(position), float)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+# Those of the fast lane stand for these.
+LIKE_OTHERS = {"noisy", "minibatch: fraction", "fixed_point"}
+
+
+@pytest.mark.parametrize("name", fast_and_slow(ESTIMATORS, set(ESTIMATORS) - LIKE_OTHERS))
 def test_estimates_summed_over_clients_are_the_global_gradient(name):
     build, exact = ESTIMATORS[name]
     estimator = build()

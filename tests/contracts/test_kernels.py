@@ -253,8 +253,8 @@ def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
 
 
-# In the fast lane: a phase to set up, a phase before the last, sites, and faults with memories.
-DEPLOYED = ("qlsd_star", "fa_hmc", "fed_ep", "faults: compress: lsd, memory")
+# In the fast lane: a phase to set up, a phase before the last, and faults with memories.
+DEPLOYED = ("qlsd_star", "fa_hmc", "faults: compress: lsd, memory")
 OF_CLIENTS = [name for name in KERNELS if not kernel_of(name).participation.pooled]
 
 
@@ -313,7 +313,8 @@ def test_a_phase_of_another_kernel_is_refused():
         rounds.receive(kernel, 0, received, NESTED, 0, 1.0, late=True)
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["qlsd_pp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     kernel = kernel_of(name)
 

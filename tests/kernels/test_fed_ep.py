@@ -23,7 +23,7 @@ STRUCTURES = ("diagonal", "scaled_identity", "dense")
 def run(kernel, num_rounds=6, start=None, data=DATA):
     init, step = fedmcmc.simulate(kernel, data)
     start = jnp.asarray(FEDERATION.start, jnp.float32) if start is None else start
-    state, step, infos = init(start), jax.jit(step), []
+    state, step, infos = jax.jit(init)(start), jax.jit(step), []
     for _ in range(num_rounds):
         state, info = step(jax.random.key(4), state)
         infos.append(info)
@@ -250,7 +250,8 @@ def test_changes_are_clipped_at_the_client():
 # The prior's factor
 
 
-@pytest.mark.parametrize("structure", fast_and_slow(STRUCTURES, ["diagonal"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_prior_that_is_not_gaussian_is_a_site_that_the_server_refines(structure):
     """At rest its gradient and curvature are the log prior's expected ones."""
     posterior = fedmcmc.Posterior(lambda theta: -jnp.sum(jnp.sqrt(1 + 9 * theta**2)), loglikelihood)

@@ -96,6 +96,7 @@ def test_i13_i15_one_client_is_the_centralised_kernel():
     np.testing.assert_allclose(draws[2], draws[0], **SAME)
 
 
+@pytest.mark.slow
 def test_i14_flat_surrogates_or_no_strength_are_dsgld():
     q, _ = FEDERATION.surrogates("diagonal")
     flat = fedmcmc.Gaussian.uniform(q.precision_mean, "diagonal")
@@ -273,6 +274,7 @@ def test_a_constant_schedule_is_the_number():
     np.testing.assert_allclose(run(scheduled).draws, plain, **SAME)
 
 
+@pytest.mark.slow
 def test_a_schedule_is_read_at_the_round():
     kernel = dsgld(lambda round_: jnp.where(round_ < 6, STEP_SIZE, STEP_SIZE / 2))
     draws = run(kernel).draws
@@ -341,7 +343,12 @@ def test_the_rows_of_other_clients_never_matter(batch_size):
 
 
 @pytest.mark.parametrize(
-    ("num_rounds", "num_burnin", "thinning"), [(12, 0, 5), (11, 2, 3), (7, 6, 1)]
+    ("num_rounds", "num_burnin", "thinning"),
+    [
+        pytest.param(12, 0, 5, marks=pytest.mark.slow),
+        (11, 2, 3),
+        pytest.param(7, 6, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_thinning_keeps_the_last_of_each_group_after_burnin(num_rounds, num_burnin, thinning):
     kernel = dsgld()

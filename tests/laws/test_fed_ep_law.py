@@ -40,8 +40,8 @@ def rounds_of(kernel, num_rounds=ROUNDS, start=None, data=DATA, seed=0):
     """Return the states of all rounds."""
     init, step = fedmcmc.simulate(kernel, data)
     step = jax.jit(step)
-    state = init(jnp.asarray(FEDERATION.start if start is None else start, jnp.float32))
-    states = [state]
+    start = jnp.asarray(FEDERATION.start if start is None else start, jnp.float32)
+    states = [jax.jit(init)(start)]
     for _ in range(num_rounds):
         states.append(step(jax.random.key(seed), states[-1])[0])
     return states

@@ -93,19 +93,8 @@ SCHEDULES = {
 }
 
 
-FAST = (("relay", "vmapped"), ("a schedule", "sequential"))
-# In the fast lane: each of the two ways to run, one with numbers and one with schedules.
-IN_MODES = [
-    pytest.param(
-        *(name, mode),
-        marks=[] if (name, mode) in FAST else pytest.mark.slow,
-    )
-    for name in KERNELS
-    for mode in MODES
-]
-
-
-@pytest.mark.parametrize(("name", "mode"), IN_MODES)
+@pytest.mark.parametrize("mode", fast_and_slow(MODES, ["vmapped"]))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["relay"]))
 def test_draws_are_those_of_single_runs(name, mode):
     kernel_fn, values = KERNELS[name]
     found = run(kernel_fn, {"x": values}, start, num_seeds=2, num_chains=2, mode=mode).dataset

@@ -215,6 +215,7 @@ def test_a_relay_that_drops_out_stays_where_it_is():
         assert worst_z(np.asarray(state.broadcast.position), expected) < LIMIT
 
 
+@pytest.mark.slow
 def test_faults_of_a_client_depend_on_its_round_and_on_the_seed_alone():
     def cohort(participation, seed=0, **kinds):
         kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=0.1, participation=participation)

@@ -1,6 +1,6 @@
 """Every kernel with compressors and participations, computed in three ways.
 
-``python -m tests.contracts.compositions NAME ...``, to be run with two devices of the host; prints
+``python -m tests.compositions.rows NAME ...``, to be run with two devices of the host; prints
 ``same``.
 """
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import fedmcmc
-from tests.contracts.compositions import (
+from tests.compositions.rows import (
     COMPRESSORS,
     FIXED,
     KERNELS,
@@ -19,7 +19,7 @@ from tests.support.processes import environment
 
 def compose(name):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.contracts.compositions", name],
+        [sys.executable, "-m", "tests.compositions.rows", name],
         env=environment(devices=2),
         capture_output=True,
         text=True,

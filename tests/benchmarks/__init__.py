@@ -1,0 +1,1 @@
+"""The tools of benchmarks/ that others rely on."""

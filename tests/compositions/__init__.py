@@ -1,0 +1,1 @@
+"""Every kernel with every compressor and participation."""
