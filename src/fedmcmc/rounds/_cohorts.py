@@ -12,7 +12,6 @@ from fedmcmc.rounds._arrangement import Arrangement, Layout, Part
 from fedmcmc.rounds._devices import run_laid_out
 from fedmcmc.rounds._groups import Group, Said, prepare_group, run_group
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
-from fedmcmc.rounds._phases import decoded
 
 __all__ = ["Group", "Said", "all_states", "groups_of", "own_states", "prepare_group", "run_groups"]
 
@@ -129,10 +128,8 @@ def _run_one(
     if arrangement.layout is not None:
         given = (cohort, index, group, broadcast, old, drawn)
         return run_laid_out(kernel, number, data, arrangement, *given)
-    participation, phase = kernel.participation, kernel.phases[number]
-    codes, new, info = run_group(kernel, number, data, arrangement, group, broadcast, drawn, old)
-    like, own = phase.message_like(trees.shapes_of(broadcast)), group.cohort
-    message = decoded(phase, codes, own, old, like)
+    participation, own = kernel.participation, group.cohort
+    message, new, info = run_group(kernel, number, data, arrangement, group, broadcast, drawn, old)
     bits = trees.num_bits(message)
     if participation.guards:
         message, own = guarded(message, own)

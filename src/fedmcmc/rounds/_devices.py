@@ -10,7 +10,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.rounds._arrangement import AXIS, Arrangement, Layout, Part
 from fedmcmc.rounds._groups import Group, Said, one_by_one, run_group
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
-from fedmcmc.rounds._phases import decoded
 
 __all__ = ["run_laid_out"]
 
@@ -34,18 +33,18 @@ def run_laid_out(
     """
     layout = arrangement.layout
     assert layout is not None
-    participation, phase = kernel.participation, kernel.phases[number]
+    participation = kernel.participation
     everyone, part = participation.cohort_size is None, layout.parts[index]
     if len(layout.parts) > 1 and everyone:
         cohort = jax.tree.map(lambda leaf: leaf[part.members], cohort)
     if everyone:
-        codes, new, info = run_group(
+        message, new, info = run_group(
             kernel, number, data, arrangement, group, broadcast, draws, old
         )
     else:
         here = layout.owned(group.cohort.ids)
         given = (kernel, number, data, group, broadcast, draws, old, here)
-        codes, new, info = one_by_one(*given)
+        message, new, info = one_by_one(*given)
 
     def collected(tree: ArrayTree) -> ArrayTree:
         """Return the entries of all clients, in the order of the cohort."""
@@ -53,8 +52,6 @@ def run_laid_out(
             return jax.tree.map(_over_devices, tree)
         return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[part.at], tree)
 
-    like = phase.message_like(trees.shapes_of(broadcast))
-    message = decoded(phase, codes, group.cohort, old, like)
     bits, last = trees.num_bits(message), number == len(kernel.phases) - 1
     drops = participation.drops or participation.guards
     if layout.totals == "gather":

@@ -6,9 +6,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Cohort, FederatedKernel, StepInfo
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Cohort,
+    FederatedKernel,
+    Sender,
+    StepInfo,
+)
 from fedmcmc.data import FederatedData
-from fedmcmc.pytrees import largest_of_batch
+from fedmcmc.pytrees import largest_of_batch, trees
 from fedmcmc.rounds._arrangement import Arrangement
 from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
@@ -53,6 +61,28 @@ def prepare_group(
     return jax.vmap(one, in_axes=(data.client_axes(group.bound),))(clients)
 
 
+def step_and_decode(
+    kernel: FederatedKernel,
+    number: int,
+    randomness: ArrayTree,
+    broadcast: Broadcast,
+    client_state: ArrayTree,
+    client: Client,
+) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+    """Return a client's message as the server reads it, its new state and its report.
+
+    Codes are decoded where they are made, in the loop over clients: a program that sums messages
+    rounds alike on one device and on many.
+    """
+    phase = kernel.phases[number]
+    code, new, info = client_step(
+        kernel, number, Prepared(randomness), broadcast, client_state, client
+    )
+    like = phase.message_like(trees.shapes_of(broadcast))
+    sender = Sender(client.index, client.weight)
+    return phase.decode(code, sender, phase.memory(client_state), like), new, info
+
+
 def run_group(
     kernel: FederatedKernel,
     number: int,
@@ -63,7 +93,7 @@ def run_group(
     draws: ArrayTree,
     old: ArrayTree,
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    """Return codes, new states and reports of the clients of a group, leaves ``[size, ...]``."""
+    """Return messages, new states and reports of a group's clients, leaves ``[size, ...]``."""
     ids, weight = group.cohort.ids, group.cohort.weight
     at_a_time = arrangement.clients_at_a_time
     if at_a_time == 1:
@@ -71,11 +101,11 @@ def run_group(
     if ids.shape[0] == 1:
         client = data.client(ids[0], weight[0], group.bound)
         own = jax.tree.map(lambda leaf: leaf[0], old)
-        outputs = client_step(kernel, number, Prepared(draws), broadcast, own, client)
+        outputs = step_and_decode(kernel, number, draws, broadcast, own, client)
         return jax.tree.map(lambda leaf: leaf[None], outputs)
 
     def step(drawn: ArrayTree, own: ArrayTree, client: Client) -> ArrayTree:
-        return client_step(kernel, number, Prepared(drawn), broadcast, own, client)
+        return step_and_decode(kernel, number, drawn, broadcast, own, client)
 
     result: tuple[ArrayTree, ArrayTree, StepInfo]
     if at_a_time is None or at_a_time >= ids.shape[0]:
@@ -114,7 +144,7 @@ def one_by_one(
         drawn = draws if size == 1 else jax.tree.map(lambda leaf: leaf[entry], draws)
         own = jax.tree.map(lambda leaf: leaf[entry], old)
         client = data.client(cohort.ids[entry], cohort.weight[entry], group.bound)
-        return client_step(kernel, number, Prepared(drawn), broadcast, own, client)
+        return step_and_decode(kernel, number, drawn, broadcast, own, client)
 
     shapes = jax.eval_shape(one, jnp.int32(0))
     zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)

@@ -31,7 +31,6 @@ __all__ = [
     "client_step",
     "code_like",
     "cohort_of",
-    "decoded",
     "first_memories",
     "nothing_received",
     "prepare_client",
@@ -351,17 +350,3 @@ def _phase_key(kernel: FederatedKernel, number: int, key: Array) -> Array:
 def _between_rounds(broadcast: Broadcast) -> Broadcast:
     shapes: Broadcast = trees.shapes_of(broadcast._replace(shared=(), summed=()))
     return shapes
-
-
-def decoded(
-    phase: Phase, codes: ArrayTree, cohort: Cohort, states: ArrayTree, like: ArrayTree
-) -> ArrayTree:
-    """Return the messages of a cohort's codes, leaves ``[cohort_size, ...]``.
-
-    `states` are the clients' before their steps, whose memories a server has copies of.
-    """
-
-    def one(code: ArrayTree, index: Array, weight: Array, state: ArrayTree) -> ArrayTree:
-        return phase.decode(code, Sender(index, weight), phase.memory(state), like)
-
-    return jax.vmap(one)(codes, cohort.ids, cohort.weight, states)
