@@ -19,6 +19,10 @@ TESTING = check test test-slow test-experiments doctest
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
+# These lanes compile quickly, and not well, which takes half the time. Whatever they run, the slow
+# lane runs compiled as users compile.
+test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
+
 .PHONY: help setup demo check test test-slow test-experiments doctest lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
 
 help: ## list the targets
@@ -44,8 +48,8 @@ test: $(STAMP) ## the fast lane of the tests
 test-experiments: $(STAMP) ## the fast lane of the experiments' tests
 	$(PYTEST) -m "not slow and not data" tests/experiments $(ARGS)
 
-test-slow: $(STAMP) ## the slow lane: all, or one folder: make test-slow PART=laws
-	$(PYTEST) -m "slow or data" tests/$(PART) $(ARGS)
+test-slow: $(STAMP) ## every test, those of the fast lane too: all, or one folder: make test-slow PART=laws
+	$(PYTEST) tests/$(PART) $(ARGS)
 
 doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
 	$(PYTEST) --doctest-modules src tests/docs/test_pages.py $(ARGS)
