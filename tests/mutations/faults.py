@@ -45,7 +45,7 @@ MUTATIONS = {
         MEMORY,
     ),
     "a memory moved by a message that is left out": (
-        "rounds/_cohorts.py",
+        "rounds/_clients.py",
         "new = kept_by_all(own.active, new, old)",
         "new = kept_by_all(group.cohort.active, new, old)",
         MEMORY,

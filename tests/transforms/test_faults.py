@@ -12,7 +12,7 @@ import fedmcmc
 from fedmcmc import inference
 from fedmcmc.pytrees import trees
 from fedmcmc.random import streams
-from fedmcmc.rounds import prepare_round
+from fedmcmc.rounds import TOGETHER, prepare_round
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import BARE
 from tests.oracles import laws, laws_faults, laws_qlsd
@@ -386,7 +386,7 @@ def test_faults_change_no_other_draw(name):
     broadcast = kernel.init(KEY, NESTED, data).broadcast
     kinds = (dict(), dict(drop=0.3, late=0.3, nan=0.4, rescale=False))
     bare, *others = (
-        jax.jit(prepare_round)(k, data, KEY, broadcast, jnp.int32(1))
+        jax.jit(prepare_round)(k, data, TOGETHER, KEY, broadcast, jnp.int32(1))
         for k in (kernel, *(fedmcmc.faults(kernel, **kind) for kind in kinds))
     )
     for cohort, draws in others:

@@ -199,7 +199,7 @@ def _first_prepared(
 ) -> ArrayTree:
     # Never run: traced for its shapes, and jit remembers the trace.
     broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
-    return prepare_round(kernel, data, keys[0], broadcast, broadcast.round, arrangement)
+    return prepare_round(kernel, data, arrangement, keys[0], broadcast, broadcast.round)
 
 
 @partial(jax.jit, static_argnames=("collect",))
@@ -215,8 +215,8 @@ def _first_kept(
     # Never run, as above.
     key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
     broadcast = first.broadcast
-    prepared = prepare_round(kernel, data, key, broadcast, broadcast.round, arrangement)
-    first, info = run_round(kernel, data, first, *prepared, arrangement)
+    prepared = prepare_round(kernel, data, arrangement, key, broadcast, broadcast.round)
+    first, info = run_round(kernel, data, arrangement, first, *prepared)
     return _keep(kernel, collect, key, first, info)
 
 
@@ -459,7 +459,7 @@ def _run_chain(
         begin = jnp.asarray(b * block, jnp.int32)  # a loop that is not compiled counts in Python
         rounds = begin + jnp.arange(block, dtype=jnp.int32)
         prepared = jax.vmap(
-            lambda r: prepare_round(kernel, data, key, start.broadcast, r, arrangement)
+            lambda r: prepare_round(kernel, data, arrangement, key, start.broadcast, r)
         )(rounds)
 
         def one_round(number: Array, carry: Segment) -> Segment:
@@ -493,7 +493,7 @@ def _advance(
     broadcast = carry.state.broadcast._replace(round=round_)
     start = carry.state._replace(broadcast=broadcast)
     cohort, draws = drawn
-    state, info = run_round(kernel, data, start, cohort, draws, arrangement)
+    state, info = run_round(kernel, data, arrangement, start, cohort, draws)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
     new = _keep(kernel, collect, key, state, info)

@@ -13,15 +13,21 @@ from fedmcmc._types import (
     Cohort,
     FederatedKernel,
     FederatedState,
-    Participation,
     StepInfo,
     as_functions,
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, streams
-from fedmcmc.rounds._arrangement import TOGETHER, Arrangement, Places, arranged
-from fedmcmc.rounds._cohorts import all_states, groups_of, own_states, prepare_group, run_groups
+from fedmcmc.rounds._arrangement import Arrangement, Places, arranged
+from fedmcmc.rounds._clients import (
+    Task,
+    all_states,
+    groups_of,
+    own_states,
+    prepare_group,
+    run_task,
+)
 from fedmcmc.rounds._phases import Prepared, prepare_server, prepare_shared, server_step
 from fedmcmc.rounds._starts import initialize
 
@@ -39,7 +45,7 @@ class RoundInfo(NamedTuple):
         ``[]`` int32, clients whose messages were summed; late ones count when they are sent.
     bits_up, bits_down
         ``[]``, all messages of the round to and from the server, exact (int32) below ``2**31``
-        bits a round, else float32.
+        bits per round, else float32.
     gradient_norm
         ``[]``, root mean square over the active clients' gradient calls.
     clients
@@ -123,10 +129,9 @@ def simulate(
         return initialize(kernel, key, position, rows, arrangement)
 
     def step(rng_key: Array, state: FederatedState) -> tuple[FederatedState, RoundInfo]:
-        rng_key = as_key(rng_key)
-        broadcast = state.broadcast
-        given = (rng_key, broadcast, broadcast.round, arrangement)
-        return run_round(kernel, rows, state, *prepare_round(kernel, rows, *given), arrangement)
+        like, round_ = state.broadcast, state.broadcast.round
+        prepared = prepare_round(kernel, rows, arrangement, as_key(rng_key), like, round_)
+        return run_round(kernel, rows, arrangement, state, *prepared)
 
     return Simulation(init, step)
 
@@ -134,10 +139,10 @@ def simulate(
 def prepare_round(
     kernel: FederatedKernel,
     data: FederatedData,
+    arrangement: Arrangement,
     rng_key: Array,
     like: Broadcast,
     round_: Array,
-    arrangement: Arrangement = TOGETHER,
 ) -> tuple[Cohort, RoundDraws]:
     """Draw the cohort of a round and all that is random in its steps and at the server."""
     participation = kernel.participation
@@ -157,74 +162,56 @@ def prepare_round(
 def run_round(
     kernel: FederatedKernel,
     data: FederatedData,
+    arrangement: Arrangement,
     state: FederatedState,
     cohort: Cohort,
     draws: RoundDraws,
-    arrangement: Arrangement = TOGETHER,
 ) -> tuple[FederatedState, RoundInfo]:
     """Run one round: the cohort's steps, the sum of their messages, the server's update."""
-    round_, participation = state.broadcast.round, kernel.participation
+    participation = kernel.participation
     groups = groups_of(participation, data, arrangement, cohort)
     states = own_states(participation, arrangement, groups, state.clients)
     broadcast, server = state.broadcast._replace(shared=draws.shared), state.server
     up, down, most_up, most_down = [], [], 0, 0
     active = cohort.active
-    for number, (clients_draws, drawn) in enumerate(zip(draws.clients, draws.server, strict=True)):
-        said = run_groups(
-            kernel,
-            number,
-            data,
-            arrangement,
-            cohort._replace(active=active),
-            groups,
-            broadcast,
-            states,
-            clients_draws,
-        )
-        most_sent = trees.num_bits(broadcast._replace(shared=()))
-        up.append(said.info.bits)
-        down.append(most_sent if trees.is_empty(said.info.bits_down) else said.info.bits_down)
+    for number, (randomness, at_server) in enumerate(zip(draws.clients, draws.server, strict=True)):
+        task = Task(kernel, number, data, arrangement, broadcast)
+        outputs = run_task(task, cohort._replace(active=active), groups, states, randomness)
+        states, info = outputs.states, outputs.info
+        whole = trees.num_bits(broadcast._replace(shared=()))
+        up.append(info.bits)
+        down.append(whole if trees.is_empty(info.bits_down) else info.bits_down)
         if participation.guards:
             # A message is sent before it is left out; who has sent one such sends no other.
             up[-1], down[-1] = (jnp.where(active, sent[-1], 0) for sent in (up, down))
-            active = said.active
-            cohort_now = cohort._replace(active=active)
-            groups = groups_of(participation, data, arrangement, cohort_now)
-        most_up, most_down = most_up + said.bits, most_down + most_sent
+            active = outputs.active
+            groups = groups_of(participation, data, arrangement, cohort._replace(active=active))
+        most_up, most_down = most_up + outputs.bits, most_down + whole
         broadcast, server, server_info = server_step(
-            kernel, number, Prepared(drawn), broadcast, server, said.total
+            kernel, number, Prepared(at_server), broadcast, server, outputs.total
         )
-        states = said.states
     num_active = jnp.sum(active.astype(jnp.int32))
     sends = 0 if participation.silent else 1
-    square = jnp.where(active, said.info.gradient_norm**2, 0)
-    info = RoundInfo(
-        round=round_,
+    square = jnp.where(active, info.gradient_norm**2, 0)
+    sent_up, sent_down = (jnp.where(cohort.active, sends * sum(sent), 0) for sent in (up, down))
+    round_info = RoundInfo(
+        round=state.broadcast.round,
         num_active=num_active,
-        bits_up=_sum_bits(
-            # A code is at most twice as long as the numbers it codes.
-            jnp.where(cohort.active, sends * sum(up), 0),
-            2 * most_up,
-        ),
-        bits_down=_sum_bits(
-            jnp.where(cohort.active, sends * sum(down), 0), most_down * cohort.active.shape[0]
-        ),
+        # A code is at most twice as long as the numbers that it codes.
+        bits_up=_sum_bits(sent_up, 2 * most_up),
+        bits_down=_sum_bits(sent_down, most_down * cohort.active.shape[0]),
         gradient_norm=jnp.sqrt(jnp.sum(square) / jnp.maximum(num_active, 1).astype(square.dtype)),
-        clients=said.info,
+        clients=info,
         server=server_info,
-        num_lost=_num_lost(active, said.info.usable),
-        num_excluded=_num_excluded(participation, cohort.active, active),
+        num_lost=()
+        if trees.is_empty(info.usable)
+        else jnp.sum(active & ~info.usable, dtype=jnp.int32),
+        num_excluded=jnp.sum(cohort.active & ~active, dtype=jnp.int32)
+        if participation.guards
+        else (),
     )
     clients = all_states(participation, arrangement, groups, state.clients, states)
-    return FederatedState(broadcast, server, clients), info
-
-
-def _num_lost(active: Array, usable: ArrayTree) -> ArrayTree:
-    return () if trees.is_empty(usable) else jnp.sum(active & ~usable, dtype=jnp.int32)
-
-
-def _num_excluded(participation: Participation, before: Array, after: Array) -> ArrayTree:
-    return jnp.sum(before & ~after, dtype=jnp.int32) if participation.guards else ()
+    return FederatedState(broadcast, server, clients), round_info
 
 
 def _sum_bits(bits: Array, bound: int) -> Array:

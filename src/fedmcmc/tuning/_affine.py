@@ -10,7 +10,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Cohort, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
-from fedmcmc.rounds import RoundDraws, prepare_round, run_round
+from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
 
 __all__ = ["affine_map", "lyapunov"]
 
@@ -32,7 +32,7 @@ def affine_map(
     key, number = jax.random.key(0), jnp.asarray(round_, jnp.int32)
     state = kernel.init(key, position, data)
     state = state._replace(broadcast=state.broadcast._replace(round=number))
-    cohort, draws = prepare_round(kernel, data, key, state.broadcast, number)
+    cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
     if _holds_key(draws.server):  # it draws from a key, and not as a normal that is added
         raise ValueError(NOT_AFFINE)
     if _holds_key(draws):
@@ -95,7 +95,7 @@ def _run(
     broadcast = parts.state.broadcast
     position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
     start = parts.state._replace(broadcast=broadcast._replace(position=position))
-    moved, _ = run_round(parts.kernel, parts.data, start, parts.cohort, draws)
+    moved, _ = run_round(parts.kernel, parts.data, TOGETHER, start, parts.cohort, draws)
     return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
 
 
