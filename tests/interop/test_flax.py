@@ -205,28 +205,34 @@ def loglikelihood(position, batch):
 
 
 def test_a_linear_module_gives_the_chain_of_the_same_model_by_hand():
-    clients = [rows(num, seed) for seed, num in enumerate((7, 1, 12))]
-    data = fedmcmc.FederatedData.from_clients(clients)
-    posterior = build(lambda: nn.Dense(3), data, prior_scale=2.0)
-    by_hand = fedmcmc.Posterior(logprior, loglikelihood)
-    position = start(posterior)
-    density = [jnp.sum(p.loglikelihood_fn(position, clients[0])) for p in (posterior, by_hand)]
-    np.testing.assert_array_equal(*density)
-    runs = [
-        fedmcmc.sample(
-            jax.random.key(0),
-            fedmcmc.dsgld(p, step_size=0.01, num_local_steps=3, batch_size=4),
-            data,
-            posterior.init_fn,
-            num_rounds=20,
-            num_chains=2,
-            progress=False,
-        ).draws
-        for p in (posterior, by_hand)
-    ]
+    # In 64 bits: a compiler may fuse, and round, the two programs each its own way.
+    with jax.enable_x64(True):
+        clients = [
+            {"x": c["x"].astype(np.float64), "y": c["y"]}
+            for c in (rows(num, seed) for seed, num in enumerate((7, 1, 12)))
+        ]
+        data = fedmcmc.FederatedData.from_clients(clients)
+        posterior = build(lambda: nn.Dense(3), data, prior_scale=2.0)
+        by_hand = fedmcmc.Posterior(logprior, loglikelihood)
+        position = jax.tree.map(lambda leaf: leaf.astype(np.float64), start(posterior))
+        density = [jnp.sum(p.loglikelihood_fn(position, clients[0])) for p in (posterior, by_hand)]
+        np.testing.assert_allclose(*density, rtol=1e-14)
+        runs = [
+            fedmcmc.sample(
+                jax.random.key(0),
+                fedmcmc.dsgld(p, step_size=0.01, num_local_steps=3, batch_size=4),
+                data,
+                position,
+                num_rounds=20,
+                num_chains=2,
+                progress=False,
+            ).draws
+            for p in (posterior, by_hand)
+        ]
     assert np.ptp(runs[0]["kernel"]) > 0.1
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert a.dtype == np.float64
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
 @BOTH

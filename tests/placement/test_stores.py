@@ -94,9 +94,9 @@ def test_only_the_states_of_coming_cohorts_are_on_the_device(monkeypatch):
     room = importlib.import_module("fedmcmc.runs._run")
     call = room.run_segment
 
-    def watched(kernel, data, keys, state, *args, **kwargs):
+    def watched(program, keys, state, *args, **kwargs):
         sizes.append({leaf.shape[1] for leaf in jax.tree.leaves(state.clients)})
-        return call(kernel, data, keys, state, *args, **kwargs)
+        return call(program, keys, state, *args, **kwargs)
 
     monkeypatch.setattr(room, "run_segment", watched)
     kernel = KERNELS["fed_ep"]()

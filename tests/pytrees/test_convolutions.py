@@ -338,10 +338,10 @@ def traced_segment(loglikelihood, collect=None):
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)
     work = _run.Run(kernel, data, keys, _run.Keeping(collect), state)
     plan = _segments.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
-    options = dict(block=2, capacity=4, collect=collect, canonical=work.canonical)
-    return work.canonical, _segments.run_segment.trace(
-        kernel, data, keys, state, plan, {}, {}, **options
-    ).jaxpr
+    options = dict(block=2, capacity=4, canonical=work.canonical)
+    program = fedmcmc.rounds.Program(kernel, data, fedmcmc.rounds.TOGETHER, collect)
+    traced = _segments.run_segment.trace(program, keys, state, plan, {}, {}, **options)
+    return work.canonical, traced.jaxpr
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="Convolutions are rewritten on CPU.")

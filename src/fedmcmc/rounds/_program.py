@@ -6,7 +6,7 @@ uninterrupted one, and its numbers are the same to the last bit.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,39 +14,42 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    as_functions,
+)
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, streams
 from fedmcmc.rounds._arrangement import (
     AXIS,
     CHAINS,
-    TOGETHER,
     Arrangement,
     Places,
     arranged,
     state_specs,
 )
-from fedmcmc.rounds._simulate import RoundInfo, prepare_round, run_round
+from fedmcmc.rounds._simulate import RoundDraws, RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
 
 __all__ = [
     "Collect",
     "Kept",
     "Plan",
+    "Program",
     "Records",
     "Segment",
     "Streams",
-    "block_length",
     "first_found",
-    "kept_shapes",
-    "needs_canonical",
-    "prepared_bytes",
     "run_rounds",
     "run_segment",
-    "traced_round",
 ]
 
 PREPARED_BYTES = 2**22
@@ -107,117 +110,85 @@ class Segment(NamedTuple):
     found: dict[str, ArrayTree]  # the accumulators' states
 
 
-def block_length(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    keys: Array,
-    state: FederatedState,
-    num_bytes: int = PREPARED_BYTES,
-    arrangement: Arrangement = TOGETHER,
-) -> int:
-    """Return how many rounds are prepared at a time; depends on shapes alone."""
-    size = prepared_bytes(kernel, data, keys, state, arrangement) * keys.shape[0]
-    return int(min(max(num_bytes // max(size, 1), 1), MAX_BLOCK))
+@register_dataclass
+@dataclass(frozen=True)
+class Program:
+    """What rounds compute: a kernel, its data, how clients are computed, and what is kept.
+
+    The methods take all chains' keys ``[num_chains]`` and a state with a leading chain axis, of
+    which shapes are enough.
+    """
+
+    kernel: FederatedKernel
+    data: FederatedData
+    arrangement: Arrangement
+    collect: Collect | None = field(default=None, metadata={"static": True})
+
+    def prepared_bytes(self, keys: Array, state: FederatedState) -> int:
+        """Return the size of what is drawn for one round of one chain."""
+        prepared = _prepare_first.trace(self, keys, state).out_info
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
+
+    def block_length(
+        self, keys: Array, state: FederatedState, num_bytes: int = PREPARED_BYTES
+    ) -> int:
+        """Return how many rounds are prepared at a time; depends on shapes alone."""
+        size = self.prepared_bytes(keys, state) * keys.shape[0]
+        return int(min(max(num_bytes // max(size, 1), 1), MAX_BLOCK))
+
+    def traced_round(self, keys: Array, state: FederatedState) -> Any:
+        """Return the trace of one round of one chain: its `jaxpr`, and the shapes of its `Kept`."""
+        return _run_first.trace(self, keys, state)
+
+    def kept_shapes(self, keys: Array, state: FederatedState) -> Kept:
+        """Return the shapes of what one round of one chain keeps."""
+        shapes: Kept = self.traced_round(keys, state).out_info
+        return shapes
+
+    def needs_canonical(self, keys: Array, state: FederatedState) -> bool:
+        """Return whether a round holds convolutions and runs where a loop makes those slow."""
+        traced = isinstance(keys, jax.core.Tracer)
+        on = {jax.default_backend()} if traced else {device.platform for device in keys.devices()}
+        return on == {"cpu"} and convolutions.holds_convolution(
+            self.traced_round(keys, state).jaxpr
+        )
+
+    def one_by_one(self) -> "Program":
+        """Return the program that computes clients one by one."""
+        return replace(self, arrangement=replace(self.arrangement, clients_at_a_time=1))
+
+    def prepare(self, rng_key: Array, like: Broadcast, round_: Array) -> tuple[Cohort, RoundDraws]:
+        """Draw all that is random in a round."""
+        return prepare_round(self.kernel, self.data, self.arrangement, rng_key, like, round_)
+
+    def run(
+        self, rng_key: Array, state: FederatedState, cohort: Cohort, draws: RoundDraws
+    ) -> tuple[FederatedState, RoundInfo, Kept]:
+        """Run a round that was prepared, and return what is kept of it besides."""
+        state, info = run_round(self.kernel, self.data, self.arrangement, state, cohort, draws)
+        if self.collect is None:
+            draw = self.kernel.draw(streams.draw_key(rng_key, info.round), state)
+        else:
+            draw = self.collect(state, info)
+        names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
+        figures = {name: getattr(info, name) for name in names}
+        counts = {"num_lost": info.num_lost, "num_excluded": info.num_excluded}
+        figures |= {name: count for name, count in counts.items() if not trees.is_empty(count)}
+        return state, info, Kept(draw, figures)
 
 
-def prepared_bytes(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    keys: Array,
-    state: FederatedState,
-    arrangement: Arrangement = TOGETHER,
-) -> int:
-    """Return the size of what is drawn for one round of one chain."""
-    prepared = _first_prepared.trace(kernel, data, arrangement, keys, state).out_info
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared))
-
-
-def _keep(
-    kernel: FederatedKernel,
-    collect: Collect | None,
-    rng_key: Array,
-    state: FederatedState,
-    info: RoundInfo,
-) -> Kept:
-    if collect is None:
-        draw = kernel.draw(streams.draw_key(rng_key, info.round), state)
-    else:
-        draw = collect(state, info)
-    fields = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
-    kept = {name: getattr(info, name) for name in fields}
-    counts = {"num_lost": info.num_lost, "num_excluded": info.num_excluded}
-    kept |= {name: count for name, count in counts.items() if not trees.is_empty(count)}
-    return Kept(draw, kept)
-
-
-def kept_shapes(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    keys: Array,
-    state: FederatedState,
-    collect: Collect | None,
-    arrangement: Arrangement = TOGETHER,
-) -> Kept:
-    """Return the shapes of what one round of one chain keeps."""
-    return traced_round(kernel, data, keys, state, collect, arrangement).out_info
-
-
-def traced_round(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    keys: Array,
-    state: FederatedState,
-    collect: Collect | None,
-    arrangement: Arrangement = TOGETHER,
-) -> Any:
-    """Return the trace (``jaxpr``, ``out_info``) of one round of one chain."""
-    return _first_kept.trace(kernel, data, arrangement, keys, state, collect=collect)
-
-
-def needs_canonical(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    keys: Array,
-    state: FederatedState,
-    collect: Collect | None,
-    arrangement: Arrangement = TOGETHER,
-) -> bool:
-    """Return whether a round holds convolutions and runs where a loop makes those slow."""
-    if {device.platform for device in keys.devices()} != {"cpu"}:
-        return False
-    traced = traced_round(kernel, data, keys, state, collect, arrangement)
-    return convolutions.holds_convolution(traced.jaxpr)
+# Never run: traced for their shapes, and jit remembers the trace.
+@jax.jit
+def _prepare_first(program: Program, keys: Array, state: FederatedState) -> ArrayTree:
+    broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
+    return program.prepare(keys[0], broadcast, broadcast.round)
 
 
 @jax.jit
-def _first_prepared(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    arrangement: Arrangement,
-    keys: Array,
-    state: FederatedState,
-) -> ArrayTree:
-    # Never run: traced for its shapes, and jit remembers the trace.
-    broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
-    return prepare_round(kernel, data, arrangement, keys[0], broadcast, broadcast.round)
-
-
-@partial(jax.jit, static_argnames=("collect",))
-def _first_kept(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    arrangement: Arrangement,
-    keys: Array,
-    state: FederatedState,
-    *,
-    collect: Collect | None,
-) -> Kept:
-    # Never run, as above.
+def _run_first(program: Program, keys: Array, state: FederatedState) -> Kept:
     key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
-    broadcast = first.broadcast
-    prepared = prepare_round(kernel, data, arrangement, key, broadcast, broadcast.round)
-    first, info = run_round(kernel, data, arrangement, first, *prepared)
-    return _keep(kernel, collect, key, first, info)
+    prepared = program.prepare(key, first.broadcast, first.broadcast.round)
+    return program.run(key, first, *prepared)[2]
 
 
 def first_found(shapes: Kept, num_chains: int, accumulators: Streams) -> dict[str, ArrayTree]:
@@ -324,110 +295,83 @@ def run_rounds(
         capacity = longest // positive_integer(thinning, "thinning")
         kernel = schedules.tabulate(kernel, first, longest)
     keep_from = first if keep_from is None else jnp.asarray(keep_from, jnp.int32)
-    keys, states = jax.tree.map(lambda leaf: leaf[None], (key, state))
-    given = (kernel, data, keys, states)
-    shapes = kept_shapes(*given, collect, arrangement)
+    program = Program(kernel, data, arrangement, collect)
+    chains: tuple[Array, FederatedState] = jax.tree.map(lambda leaf: leaf[None], (key, state))
+    shapes = program.kept_shapes(*chains)
     thinning = jnp.asarray(thinning, jnp.int32)
     num_kept = jnp.maximum(first - keep_from, 0) // thinning
     plan = Plan(first, first + num_rounds, keep_from, thinning, num_kept)
-    chain: Any = partial(
-        _run_chain,
-        block=min(block_length(*given, ahead_bytes, arrangement=arrangement), longest),
-        capacity=capacity,
-        collect=collect,
-    )
-    if jax.default_backend() == "cpu" and convolutions.holds_convolution(
-        traced_round(*given, collect, arrangement).jaxpr
-    ):
-        arrangement = replace(arrangement, clients_at_a_time=1)
-        chain = convolutions.canonical(chain)
-    segment: Segment = chain(kernel, data, arrangement, plan, {}, shapes, key, state, {})
+    block = min(program.block_length(*chains, ahead_bytes), longest)
+    run: Any = partial(_run_chain, block=block, capacity=capacity)
+    if program.needs_canonical(*chains):
+        program, run = program.one_by_one(), convolutions.canonical(run)
+    segment: Segment = run(program, plan, {}, shapes, key, state, {})
     kept = jax.tree.map(lambda leaf: leaf[:-1], segment.kept)
     return segment.state, Records(kept.draw, kept.info, segment.first_bad, segment.bits)
 
 
-@partial(jax.jit, static_argnames=("block", "capacity", "collect", "canonical"))
+@partial(jax.jit, static_argnames=("block", "capacity", "canonical"))
 def run_segment(
-    kernel: FederatedKernel,
-    data: FederatedData,
+    program: Program,
     keys: Array,
     state: FederatedState,
     plan: Plan,
     accumulators: Streams,
     found: dict[str, ArrayTree],
-    arrangement: Arrangement = TOGETHER,
     *,
     block: int,
     capacity: int,
-    collect: Collect | None,
     canonical: bool,
 ) -> Segment:
     """Run the rounds of `plan` for all chains.
 
     `keys`, `state` and `found`, the states of the `accumulators`, have a leading chain axis. A
-    `capacity` of zero keeps no draws. With `canonical`, which `needs_canonical` tells, convolutions
-    are rewritten, and clients and chains run one after the other.
+    `capacity` of zero keeps no draws. With `canonical`, which `Program.needs_canonical` tells,
+    convolutions are rewritten, and clients and chains run one after the other.
 
     Where the arrangement has a layout, each device of its mesh runs its own chains and clients.
     """
-    run = partial(_run, block=block, capacity=capacity, collect=collect, canonical=canonical)
-    given = (kernel, data, keys, state, plan, accumulators, found, arrangement)
-    layout = arrangement.layout
+    run = partial(_run_chains, block=block, capacity=capacity, canonical=canonical)
+    arguments = (program, keys, state, plan, accumulators, found)
+    layout = program.arrangement.layout
     if layout is None:
-        return run(*given)
-    one = PartitionSpec()
+        return run(*arguments)
+    whole = PartitionSpec()
     chains: Any = PartitionSpec(CHAINS if CHAINS in layout.mesh.shape else None)
     states = state_specs(layout.mesh)
-    everywhere = jax.tree.map(lambda leaf: one, data)
-    rows = replace(everywhere, rows=jax.tree.map(lambda leaf: PartitionSpec(AXIS), data.rows))
+    everywhere = jax.tree.map(lambda leaf: whole, program)
+    rows = jax.tree.map(lambda leaf: PartitionSpec(AXIS), program.data.rows)
+    programs = replace(everywhere, data=replace(everywhere.data, rows=rows))
     parallel = jax.shard_map(
         run,
         mesh=layout.mesh,
-        in_specs=(one, rows, chains, states, one, one, chains, one),
+        in_specs=(programs, chains, states, whole, whole, chains),
         out_specs=Segment(states, chains, chains, chains, chains),
         check_vma=False,
     )
-    result: Segment = parallel(*given)
+    result: Segment = parallel(*arguments)
     return result
 
 
-def _run(
-    kernel: FederatedKernel,
-    data: FederatedData,
+def _run_chains(
+    program: Program,
     keys: Array,
     state: FederatedState,
     plan: Plan,
     accumulators: Streams,
     found: dict[str, ArrayTree],
-    arrangement: Arrangement = TOGETHER,
     *,
     block: int,
     capacity: int,
-    collect: Collect | None,
     canonical: bool,
 ) -> Segment:
-    shapes = (
-        kept_shapes(kernel, data, keys, state, collect, arrangement) if capacity else Kept((), {})
-    )
+    shapes = program.kept_shapes(keys, state) if capacity else Kept((), {})
     if canonical:
-        # Batched over positions, convolutions become grouped ones.
-        arrangement = replace(arrangement, clients_at_a_time=1)
-
-    chain = partial(
-        _run_chain,
-        kernel,
-        data,
-        arrangement,
-        plan,
-        accumulators,
-        shapes,
-        block=block,
-        capacity=capacity,
-        collect=collect,
-    )
+        program = program.one_by_one()  # batched over positions, convolutions become grouped ones
+    chain = partial(_run_chain, program, plan, accumulators, shapes, block=block, capacity=capacity)
     if canonical:
         run = convolutions.canonical(chain)
-        return jax.lax.map(lambda given: run(*given), (keys, state, found))
+        return jax.lax.map(lambda arguments: run(*arguments), (keys, state, found))
     if keys.shape[0] == 1:
         # An axis of length one costs a fifth of the speed on small models.
         only = chain(keys[0], *jax.tree.map(lambda leaf: leaf[0], (state, found)))
@@ -436,9 +380,7 @@ def _run(
 
 
 def _run_chain(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    arrangement: Arrangement,
+    program: Program,
     plan: Plan,
     accumulators: Streams,
     shapes: Kept,
@@ -448,7 +390,6 @@ def _run_chain(
     *,
     block: int,
     capacity: int,
-    collect: Collect | None,
 ) -> Segment:
     """Run the rounds of `plan` for one chain; `shapes` are those of what a round keeps."""
     kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
@@ -458,15 +399,12 @@ def _run_chain(
     def run_block(b: Array, carry: Segment) -> Segment:
         begin = jnp.asarray(b * block, jnp.int32)  # a loop that is not compiled counts in Python
         rounds = begin + jnp.arange(block, dtype=jnp.int32)
-        prepared = jax.vmap(
-            lambda r: prepare_round(kernel, data, arrangement, key, start.broadcast, r)
-        )(rounds)
+        prepared = jax.vmap(lambda r: program.prepare(key, start.broadcast, r))(rounds)
 
         def one_round(number: Array, carry: Segment) -> Segment:
             round_ = jnp.asarray(number, jnp.int32)
             drawn = jax.tree.map(lambda leaf: leaf[round_ - begin], prepared)
-            given = (key, plan, capacity, collect, accumulators, round_, drawn, carry)
-            return _advance(kernel, data, arrangement, *given)
+            return _advance(program, plan, accumulators, capacity, key, round_, drawn, carry)
 
         low, high = jnp.maximum(plan.first, begin), jnp.minimum(plan.last, begin + block)
         return jax.lax.fori_loop(low, high, one_round, carry)
@@ -476,27 +414,21 @@ def _run_chain(
 
 
 def _advance(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    arrangement: Arrangement,
-    key: Array,
+    program: Program,
     plan: Plan,
-    capacity: int,
-    collect: Collect | None,
     accumulators: Streams,
+    capacity: int,
+    key: Array,
     round_: Array,
-    drawn: ArrayTree,
+    prepared: tuple[Cohort, RoundDraws],
     carry: Segment,
 ) -> Segment:
     # The state's own round number has a chain axis; with the loop's, which has none, a schedule or
     # a condition on the round stays one for all chains.
     broadcast = carry.state.broadcast._replace(round=round_)
-    start = carry.state._replace(broadcast=broadcast)
-    cohort, draws = drawn
-    state, info = run_round(kernel, data, arrangement, start, cohort, draws)
+    state, info, new = program.run(key, carry.state._replace(broadcast=broadcast), *prepared)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
-    new = _keep(kernel, collect, key, state, info)
     kept = carry.kept
     if capacity:
         slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)

@@ -24,12 +24,10 @@ from fedmcmc.rounds import (
     Collect,
     Kept,
     Plan,
+    Program,
     Segment,
     Streams,
-    block_length,
     first_found,
-    kept_shapes,
-    needs_canonical,
     run_segment,
 )
 from fedmcmc.runs._pace import pace_of
@@ -94,10 +92,10 @@ class Run:
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
         # used, and a run that goes on need not have one for round 0.
         tabulated = schedules.tabulate(kernel, 0, 1, 0)
-        given = (tabulated, data, keys, like)
-        shapes = kept_shapes(*given, keeping.collect, arrangement)
-        self.canonical = needs_canonical(*given, keeping.collect, arrangement)
-        self.pace = pace_of(block_length(*given, arrangement=arrangement))
+        program = Program(tabulated, data, arrangement, keeping.collect)
+        shapes = program.kept_shapes(keys, like)
+        self.canonical = program.needs_canonical(keys, like)
+        self.pace = pace_of(program.block_length(keys, like))
         self.found = first_found(shapes, len(keys), keeping.accumulators)
         self.keeper = self._keeper(shapes)
         zero = np.zeros(len(keys), np.int64)
@@ -341,18 +339,16 @@ class Run:
         plan: Plan,
         capacity: int,
     ) -> Segment:
+        kernel = schedules.tabulate(self.kernel, at, self.pace.longest, stop - at)
         return run_segment(
-            schedules.tabulate(self.kernel, at, self.pace.longest, stop - at),
-            self.data,
+            Program(kernel, self.data, arrangement, self.keeping.collect),
             self.keys,
             state,
             plan,
             self.keeping.accumulators,
             self.found,
-            arrangement,
             block=self.pace.block,
             capacity=capacity,
-            collect=self.keeping.collect,
             canonical=self.canonical,
         )
 

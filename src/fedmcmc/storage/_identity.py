@@ -12,7 +12,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules
-from fedmcmc.rounds import Arrangement, Collect, Streams, traced_round
+from fedmcmc.rounds import Arrangement, Collect, Program, Streams
 from fedmcmc.storage._descriptions import describe, first_difference
 from fedmcmc.storage._digests import digest
 from fedmcmc.streaming import Accumulator
@@ -52,9 +52,8 @@ def fingerprint(
     """
     first = int(np.asarray(state.broadcast.round).reshape(-1)[0])
     numbers = schedules.tabulate(kernel, first, SCHEDULED_ROUNDS, 0)
-    traced = traced_round(
-        schedules.tabulate(kernel, 0, 1, 0), data, keys, state, collect, arrangement
-    )
+    rounds = Program(schedules.tabulate(kernel, 0, 1, 0), data, arrangement, collect)
+    traced = rounds.traced_round(keys, state)
     program, draw = traced.jaxpr, traced.out_info.draw
     return {
         ROWS: rows,

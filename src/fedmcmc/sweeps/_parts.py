@@ -24,11 +24,8 @@ from fedmcmc.rounds import (
     Arrangement,
     Collect,
     Kept,
+    Program,
     Records,
-    block_length,
-    kept_shapes,
-    needs_canonical,
-    prepared_bytes,
     run_rounds,
 )
 from fedmcmc.runs import BUFFER_BYTES, chosen, pace_of, start, start_positions
@@ -92,8 +89,8 @@ def group_of(
     state = start(kernel, data, keys, settings.position)
     # Clients of large positions one by one, as `sample` takes them.
     arrangement = chosen(kernel, data.num_clients, TOGETHER, keys, state.broadcast.position)
-    given = (tabulated[0], data, keys, state, settings.collect, arrangement)
-    shapes, in_turn = kept_shapes(*given), needs_canonical(*given)
+    program = Program(tabulated[0], data, arrangement, settings.collect)
+    shapes, in_turn = program.kept_shapes(keys, state), program.needs_canonical(keys, state)
     return Group(indices, kernels, tabulated, data, arrangement, state, shapes, in_turn)
 
 
@@ -150,8 +147,8 @@ def _run_part(
     # One point is run in any case, and as `sample` runs it.
     most = settings.max_bytes // 4 if num_points > 1 else BUFFER_BYTES
     ahead = min(PREPARED_BYTES, most) // (num_points * len(keys))
-    given = (group.tabulated[0], group.data, keys[:1], group.example)
-    block = block_length(*given, ahead, group.arrangement)
+    program = Program(group.tabulated[0], group.data, group.arrangement)
+    block = program.block_length(keys[:1], group.example, ahead)
     pace = pace_of(block)
     size = num_bytes(group.shapes) * num_points * len(keys)
     budget = max(min(BUFFER_BYTES, most) // max(size, 1), 1)
@@ -236,12 +233,10 @@ def _at_once(group: Group, settings: Settings) -> tuple[int, int]:
 
     Kernels first: they share their draws. In equal parts, so that little is padded.
     """
+    program = Program(group.tabulated[0], group.data, group.arrangement)
     # The state before and after a round, one draw, one round's randomness.
     size = 2 * num_bytes(group.example) + settings.num_chains * (
-        num_bytes(group.shapes)
-        + prepared_bytes(
-            group.tabulated[0], group.data, settings.keys(0), group.example, group.arrangement
-        )
+        num_bytes(group.shapes) + program.prepared_bytes(settings.keys(0), group.example)
     )
     fits = max(settings.max_bytes // 2 // max(size, 1), 1)
 
