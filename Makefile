@@ -42,8 +42,8 @@ demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
 check: lint type ## lint, types, and the tests that fail first: for every change, in a minute
 	$(PYTEST) -m check tests $(ARGS)
 
-test: $(STAMP) ## the fast lane of the tests
-	$(PYTEST) -m "not slow and not data" tests --ignore tests/experiments $(ARGS)
+test: $(STAMP) ## the fast lane of the tests; pages run in doctest
+	$(PYTEST) -m "not slow and not data" tests --ignore tests/experiments --ignore tests/docs/test_pages.py $(ARGS)
 
 test-experiments: $(STAMP) ## the fast lane of the experiments' tests
 	$(PYTEST) -m "not slow and not data" tests/experiments $(ARGS)

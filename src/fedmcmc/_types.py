@@ -405,7 +405,6 @@ class Phase:
         `like` holds the broadcast's shapes, never its values, so that blocks of rounds can be
         prepared ahead.
         """
-        del rng_key, like, client
         return ()
 
     def step(
@@ -430,7 +429,6 @@ class Phase:
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Return all that is random in `aggregate`, so that it can be drawn ahead too."""
-        del rng_key, like
         return ()
 
     def message_like(self, like: Broadcast) -> ArrayTree:
@@ -450,29 +448,24 @@ class Phase:
 
         `memory` is the server's copy of the sender's memory, ``()`` where decoding needs none.
         """
-        del sender, memory, like
         return code
 
     def memory(self, client_state: ArrayTree) -> ArrayTree:
         """Return what of a client's state the server needs a copy of in order to decode."""
-        del client_state
         return ()
 
     def first_memory(self, like: Broadcast) -> ArrayTree:
         """Return what `memory` returns of a client before the first round."""
-        del like
         return ()
 
     def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
         """Return the server's copy of a client's memory after a code, from codes alone."""
-        del code, sender
         return memory
 
     def commit(
         self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
     ) -> ArrayTree:
         """Return the client's state with what it keeps of its message as the server reads it."""
-        del message, broadcast
         return client_state
 
 
@@ -563,7 +556,6 @@ class FederatedKernel(Phase):
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
         """Return what a client keeps between rounds, from the first broadcast and its own rows."""
-        del broadcast, client
         return ()
 
     def init(self, rng_key: Array, position: ArrayTree, data: Any) -> FederatedState:
@@ -595,7 +587,6 @@ class FederatedKernel(Phase):
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Return what all clients draw alike, which they find in `Broadcast.shared`."""
-        del rng_key, like
         return ()
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
@@ -603,7 +594,6 @@ class FederatedKernel(Phase):
 
         It reads the broadcast and the server's state alone: a deployed server has no other.
         """
-        del rng_key
         return state.broadcast.position
 
     def __repr__(self) -> str:
