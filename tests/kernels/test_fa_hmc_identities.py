@@ -63,9 +63,8 @@ def shared_normals(kernel, round_):
     return np.asarray(kernel.prepare_shared(key_of(round_, 2**32 - 4), like), float)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("gradients", ["fresh", "reuse"])
+@pytest.mark.parametrize("batch_size", fast_and_slow([None, 2], [2]))
+@pytest.mark.parametrize("gradients", fast_and_slow(["fresh", "reuse"], ["reuse"]))
 def test_i2_one_leapfrog_step_is_langevin_at_half_the_square(batch_size, gradients):
     settings = dict(num_local_steps=3, rho=0.4, batch_size=batch_size, gradient_noise=2.0)
     hmc = fa_hmc(**settings, num_integration_steps=1, gradients=gradients)
@@ -236,8 +235,7 @@ def test_a_trajectory_is_the_textbook_loop():
             np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [(1, 4), (5, 1), (4, 3)])
+@pytest.mark.parametrize("steps", fast_and_slow([(1, 4), (5, 1), (4, 3)], [(4, 3)]))
 def test_i34_with_a_control_variate_the_mode_is_a_fixed_point(steps):
     mode = np.linalg.solve(
         FEDERATION.prior_precision + FEDERATION.precisions.sum(0),

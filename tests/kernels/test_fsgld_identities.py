@@ -96,7 +96,6 @@ def test_i13_i15_one_client_is_the_centralised_kernel():
     np.testing.assert_allclose(draws[2], draws[0], **SAME)
 
 
-@pytest.mark.slow
 def test_i14_flat_surrogates_or_no_strength_are_dsgld():
     q, _ = FEDERATION.surrogates("diagonal")
     flat = fedmcmc.Gaussian.uniform(q.precision_mean, "diagonal")
@@ -274,7 +273,6 @@ def test_a_constant_schedule_is_the_number():
     np.testing.assert_allclose(run(scheduled).draws, plain, **SAME)
 
 
-@pytest.mark.slow
 def test_a_schedule_is_read_at_the_round():
     kernel = dsgld(lambda round_: jnp.where(round_ < 6, STEP_SIZE, STEP_SIZE / 2))
     draws = run(kernel).draws
