@@ -4,7 +4,7 @@ LAW = "transforms/test_faults.py::test_law_of_every_round"
 DROP, LATE, ALL, MEMORY = (f"{LAW}[{case}]" for case in ("drop", "late", "all", "memory"))
 RELAY = "transforms/test_faults.py::test_a_relay_that_drops_out_stays_where_it_is"
 TESTS = [DROP, LATE, ALL, MEMORY, RELAY]
-FAULTY, PARTICIPATION = "transforms/_faulty.py", "transforms/_faulty_participation.py"
+FAULTY = "transforms/_faulty.py"
 
 MUTATIONS = {
     "all clients drop out together": (
@@ -14,34 +14,33 @@ MUTATIONS = {
         DROP,
     ),
     "what arrives not divided by its probability": (
-        PARTICIPATION,
-        "cohort.weight / (arrives(drop) * arrives(nan))",
+        FAULTY,
+        "cohort.weight / arrives",
         "cohort.weight",
         DROP,
     ),
     "one uniform number for two kinds of faults": (
-        PARTICIPATION,
+        FAULTY,
         "u[:, 1] <",
         "u[:, 0] <",
         ALL,
     ),
     "late messages lost": (
         FAULTY,
-        "arrived = trees.add(total.now, arrived_late(server_state.pending))",
-        "arrived = total.now",
+        "trees.add(total.now, arrived_late(pending))",
+        "total.now",
         LATE,
     ),
     "late messages added in every later round": (
         FAULTY,
-        "return moved, _Server(server, total.late), info",
-        "pending = trees.add(server_state.pending, total.late)\n"
-        "        return moved, _Server(server, pending), info",
+        "arrived_late(pending)), total.late",
+        "arrived_late(pending)), trees.add(pending, total.late)",
         LATE,
     ),
     "what is late taken as relative to memories before it": (
         "transforms/_compressed.py",
-        "numbers = trees.add(_without_exact(total.said), total.change)",
-        "numbers = _without_exact(total.said)",
+        "numbers = trees.add(_without_exact(message), total.change)",
+        "numbers = _without_exact(message)",
         MEMORY,
     ),
     "a memory moved by a message that is left out": (
@@ -52,13 +51,13 @@ MUTATIONS = {
     ),
     "what is relative to memories not rescaled": (
         FAULTY,
-        "kernel.participation.weighted or holds_pooled_memory(kernel)",
-        "kernel.participation.weighted",
+        "inner.weighted or holds_pooled_memory(kernel)",
+        "inner.weighted",
         MEMORY,
     ),
     "a relay's gradients rescaled": (
         FAULTY,
-        "kernel.participation.weighted or holds_pooled_memory(kernel)",
+        "inner.weighted or holds_pooled_memory(kernel)",
         "True",
         RELAY,
     ),

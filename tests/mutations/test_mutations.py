@@ -167,10 +167,10 @@ MUTATIONS = {
     ),
     "compressed twice": (
         "transforms/_compressed.py",
-        "return WithExact(code, exact), _Clients(kernel_state, *after), info",
+        "return WithExact(code, exact), _moved(",
         "again = trees.cast_like(compressor.decode(code, client), _without_exact(whole))\n"
         "        code, _ = compressor.encode(draws.compressor, again, state, client)\n"
-        "        return WithExact(code, exact), _Clients(kernel_state, *after), info",
+        "        return WithExact(code, exact), _moved(",
         QUANTISED,
     ),
     "rounded to the nearest level": (
@@ -205,8 +205,8 @@ MUTATIONS = {
     ),
     "memory of the server moved by weighted messages": (
         "transforms/_compressed.py",
-        "return _Message(importance(sender, message), change)",
-        "return _Message(importance(sender, message), importance(sender, change))",
+        "return _Pooled(importance(sender, message), change)",
+        "return _Pooled(importance(sender, message), importance(sender, change))",
         MEMORY,
     ),
     "memory of the active clients not added": (

@@ -117,7 +117,7 @@ def seen(state, case):
     parts = [state.broadcast.position]
     if hasattr(state.server, "pending"):
         pending = state.server.pending
-        parts.append(getattr(pending, "said", pending))
+        parts.append(getattr(pending, "message", pending))
     clients = state.clients[-1] if settings_of(case)["twice"] else state.clients
     if hasattr(clients, "compressor"):
         parts.append(clients.compressor.memory.reshape(NUM_CHAINS, -1))

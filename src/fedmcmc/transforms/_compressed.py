@@ -1,9 +1,8 @@
 """Compression of a kernel's messages: a transform of any kernel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from fedmcmc.compression import Compressor, Remembering, WithExact, message_bits
 from fedmcmc.gradients import importance
 from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
 
 __all__ = ["arrived_late", "compress", "holds_pooled_memory"]
 
@@ -39,128 +39,118 @@ class _Draws(NamedTuple):
 
 class _Clients(NamedTuple):
     kernel: ArrayTree
-    compressor: ArrayTree
-    before: tuple[ArrayTree, ...] = ()  # likewise, of the phases before the kernel's own
+    compressor: ArrayTree  # what it keeps for the kernel's own phase
+    before: tuple[ArrayTree, ...]  # likewise, for the phases before that
 
 
 class _Server(NamedTuple):
     kernel: ArrayTree
     memory: ArrayTree  # the sum of all clients' memories, or ()
-    before: tuple[ArrayTree, ...] = ()
+    before: tuple[ArrayTree, ...]  # likewise, for the phases before the kernel's own
 
 
-class _Message(NamedTuple):
-    said: ArrayTree  # weighted, where the kernel's messages are
+State = TypeVar("State", _Clients, _Server)
+
+
+def _of_phase(state: _Clients | _Server, number: int) -> ArrayTree:
+    """Return what a state holds for a phase."""
+    return (*state.before, state[1])[number]
+
+
+def _moved(state: State, kernel_state: ArrayTree, number: int, of_phase: ArrayTree) -> State:
+    """Return a state with a new one of the kernel, and with what it now holds for a phase."""
+    parts = replaced((*state.before, state[1]), number, of_phase)
+    return type(state)(kernel_state, parts[-1], parts[:-1])
+
+
+class _Pooled(NamedTuple):
+    """What a message is where the server keeps the sum of all clients' memories."""
+
+    message: ArrayTree  # weighted, where the kernel's messages are
     change: ArrayTree  # of the client's memory, never weighted
 
 
-class _Coding(Phase):
-    """Phase number `place` of a compressed kernel."""
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Coded(WrappedPhase):
+    """Phase `number` of a kernel, with compressed messages."""
 
-    @property
-    def outer(self) -> "Compressed":
-        """The compressed kernel."""
-        raise NotImplementedError
-
-    @property
-    def place(self) -> int:
-        """Which of the kernel's phases is coded, -1 for its own, -2 for the one before."""
-        raise NotImplementedError
-
-    @property
-    def _inner(self) -> Phase:
-        return self.outer.kernel.phases[self.place]
+    inner: Phase
+    compressor: Compressor
+    pooled_memory: bool = field(metadata={"static": True})
+    depth: int = field(metadata={"static": True})
+    number: int = field(metadata={"static": True})
 
     @property
     def _copied(self) -> Remembering | None:
         """The compressor, where the server keeps copies of single clients' memories."""
-        compressor = self.outer.compressor
-        if not isinstance(compressor, Remembering) or self.outer.pooled_memory:
+        if not isinstance(self.compressor, Remembering) or self.pooled_memory:
             return None
-        return compressor
+        return self.compressor
 
-    def _part(self, last: ArrayTree, before: tuple[ArrayTree, ...]) -> ArrayTree:
-        """Return what belongs to this phase."""
-        return last if self.place == -1 else before[self.place + 1]
-
-    def _with_part(
-        self, new: ArrayTree, last: ArrayTree, before: tuple[ArrayTree, ...]
-    ) -> tuple[ArrayTree, tuple[ArrayTree, ...]]:
-        if self.place == -1:
-            return new, before
-        at = len(before) + self.place + 1
-        return last, (*before[:at], new, *before[at + 1 :])
+    def coded_like(self, like: Broadcast) -> ArrayTree:
+        """Return the shapes of what is coded of a message."""
+        return trees.shapes_of(_without_exact(self.inner.message_like(like)))
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-        """Draw what the kernel draws uncompressed, and what the compressor draws."""
-        own_key = compressor_key(rng_key, self.outer.depth)
-        message = _without_exact(self._inner.message_like(like))
-        drawn = self.outer.compressor.prepare(own_key, message, client)
-        return _Draws(self._inner.prepare(rng_key, like, client), drawn)
+        # The compressor has a key of its own, so that the kernel draws what it draws uncompressed.
+        own_key = compressor_key(rng_key, self.depth)
+        drawn = self.compressor.prepare(own_key, self.coded_like(like), client)
+        return _Draws(self.inner.prepare(rng_key, like, client), drawn)
 
     def step(
         self, draws: _Draws, broadcast: Broadcast, client_state: _Clients, client: Client
     ) -> tuple[WithExact, _Clients, StepInfo]:
-        """Return the code of the kernel's message."""
-        inner, compressor = self._inner, self.outer.compressor
+        inner, compressor = self.inner, self.compressor
         inner_code, kernel_state, info = inner.step(
             draws.kernel, broadcast, client_state.kernel, client
         )
         like = inner.message_like(trees.shapes_of(broadcast))
         memory = inner.memory(client_state.kernel)
         whole = inner.decode(inner_code, client, memory, like)
-        state = self._part(client_state.compressor, client_state.before)
+        state = _of_phase(client_state, self.number)
         code, state = compressor.encode(draws.compressor, _without_exact(whole), state, client)
         exact = _exact_parts(whole)
         info = info._replace(bits=message_bits(code) + trees.num_bits(exact))
-        after = self._with_part(state, client_state.compressor, client_state.before)
-        return WithExact(code, exact), _Clients(kernel_state, *after), info
+        return WithExact(code, exact), _moved(client_state, kernel_state, self.number, state), info
 
     def decode(
         self, code: WithExact, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
     ) -> ArrayTree:
-        """Return the message; with pooled memories also the change of the sender's."""
-        compressor, pooled = self.outer.compressor, self.outer.pooled_memory
-        whole = like.said if pooled else like
+        compressor = self.compressor
+        whole = like.message if self.pooled_memory else like
         numbers = _without_exact(whole)
         decoded = trees.cast_like(compressor.decode(code.code, sender), numbers)
         if self._copied is not None:
             decoded = trees.add(memory, decoded)
         message = _with_exact(decoded, whole, code.exact)
-        if not pooled:
+        if not self.pooled_memory:
             return message
         assert isinstance(compressor, Remembering)
         change = trees.cast_like(compressor.change(code.code, sender), numbers)
-        return _Message(importance(sender, message), change)
+        return _Pooled(importance(sender, message), change)
 
     def memory(self, client_state: _Clients) -> ArrayTree:
-        """Return the client's memory, where the server adds those of the active clients."""
         if self._copied is None:
             return ()
-        return self._copied.recall(self._part(client_state.compressor, client_state.before))
+        return self._copied.recall(_of_phase(client_state, self.number))
 
     def first_memory(self, like: Broadcast) -> ArrayTree:
-        """Return the memory with which a client begins, where the server needs a copy."""
         if self._copied is None:
             return ()
-        message = trees.shapes_of(_without_exact(self._inner.message_like(like)))
-        return self._copied.recall(self._copied.init(message))
+        return self._copied.recall(self._copied.init(self.coded_like(like)))
 
     def next_memory(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        """Move the copy of the sender's memory as the sender moved it."""
         if self._copied is None:
             return memory
         return trees.add(memory, trees.cast_like(self._copied.change(code.code, sender), memory))
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of a decoded message."""
-        whole = self._inner.message_like(like)
-        return _Message(whole, _without_exact(whole)) if self.outer.pooled_memory else whole
+        whole = self.inner.message_like(like)
+        return _Pooled(whole, _without_exact(whole)) if self.pooled_memory else whole
 
     def code_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of a code."""
-        whole, compressor = self._inner.message_like(like), self.outer.compressor
-        numbers = trees.shapes_of(_without_exact(whole))
+        compressor = self.compressor
 
         def code_of(rng_key: Array, message: ArrayTree) -> ArrayTree:
             zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
@@ -168,59 +158,31 @@ class _Coding(Phase):
             draws = compressor.prepare(rng_key, message, client)
             return compressor.encode(draws, message, compressor.init(message), client)[0]
 
-        code = jax.eval_shape(code_of, jax.eval_shape(lambda: jax.random.key(0)), numbers)
-        exact = _exact_parts(whole)
-        return WithExact(code, exact)
+        key_like = jax.eval_shape(lambda: jax.random.key(0))
+        code = jax.eval_shape(code_of, key_like, self.coded_like(like))
+        return WithExact(code, _exact_parts(self.inner.message_like(like)))
 
     def commit(self, message: ArrayTree, broadcast: Broadcast, client_state: _Clients) -> _Clients:
-        """Let the kernel keep the message as the server reads it."""
-        return client_state._replace(
-            kernel=self._inner.commit(message, broadcast, client_state.kernel)
-        )
-
-    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw what the kernel's server draws."""
-        return self._inner.prepare_server(rng_key, like)
+        kernel_state = self.inner.commit(message, broadcast, client_state.kernel)
+        return client_state._replace(kernel=kernel_state)
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        """Add the memories, where the server keeps their sum, and do as the kernel does."""
-        memory = self._part(server_state.memory, server_state.before)
-        if self.outer.pooled_memory:
-            numbers = trees.add(memory, _without_exact(total.said))
-            exact = _exact_parts(total.said)
-            total, memory = (
-                _with_exact(numbers, total.said, exact),
-                trees.add(memory, total.change),
-            )
-        moved, server, info = self._inner.aggregate(rng_key, broadcast, server_state.kernel, total)
-        memories = self._with_part(memory, server_state.memory, server_state.before)
-        return moved, _Server(server, *memories), info
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False)
-class _CodedBefore(_Coding):
-    """A phase before the kernel's own."""
-
-    compressed: "Compressed"
-    number: int = field(metadata={"static": True})
-
-    @property
-    def outer(self) -> "Compressed":
-        """The compressed kernel."""
-        return self.compressed
-
-    @property
-    def place(self) -> int:
-        """The number of the phase, counted from the end."""
-        return self.number
+        memory = _of_phase(server_state, self.number)
+        if self.pooled_memory:
+            numbers = trees.add(memory, _without_exact(total.message))
+            memory = trees.add(memory, total.change)
+            total = _with_exact(numbers, total.message, _exact_parts(total.message))
+        moved, kernel_state, info = self.inner.aggregate(
+            rng_key, broadcast, server_state.kernel, total
+        )
+        return moved, _moved(server_state, kernel_state, self.number, memory), info
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Compressed(_Coding, FederatedKernel):
+class Compressed(WrappedKernel):
     """A kernel whose messages are compressed; see `compress`."""
 
     kernel: FederatedKernel
@@ -229,36 +191,12 @@ class Compressed(_Coding, FederatedKernel):
     pooled_memory: bool = field(metadata={"static": True})
     depth: int = field(metadata={"static": True})  # compressions of the kernel itself
 
-    @property
-    def outer(self) -> "Compressed":
-        """The kernel itself."""
-        return self
-
-    @property
-    def place(self) -> int:
-        """The kernel's own phase is the last."""
-        return -1
-
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        """The kernel's, each compressed."""
-        num = len(self.kernel.before)
-        return tuple(_CodedBefore(self, i - num - 1) for i in range(num))
-
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
-        """The kernel's, not compressed."""
-        return self.kernel.setup
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """The kernel's."""
-        return self.kernel.constrain_fn
-
-    @property
-    def clients_apart(self) -> bool:
-        """The kernel's."""
-        return self.kernel.clients_apart
+    def wrapped(self) -> tuple[_Coded, ...]:
+        return tuple(
+            _Coded(phase, self.compressor, self.pooled_memory, self.depth, number)
+            for number, phase in enumerate(self.kernel.phases)
+        )
 
     def server_init(
         self,
@@ -267,35 +205,22 @@ class Compressed(_Coding, FederatedKernel):
         federation: Federation,
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, _Server]:
-        """Start as the kernel does, with memories of zero."""
-        broadcast, server = self.kernel.server_init(rng_key, position, federation, totals)
+        broadcast, kernel_state = super().server_init(rng_key, position, federation, totals)
         memories: list[ArrayTree] = []
-        for like in self._coded_like(broadcast):
+        for phase in self.wrapped:
+            like = phase.coded_like(trees.shapes_of(broadcast))
             self.compressor.check(like, federation.num_clients)
             memories.append(trees.zeros_like(like) if self.pooled_memory else ())
-        return broadcast, _Server(server, memories[-1], tuple(memories[:-1]))
+        return broadcast, _Server(kernel_state, memories[-1], tuple(memories[:-1]))
 
     def client_init(self, broadcast: Broadcast, client: Client) -> _Clients:
-        """Start as the kernel's client does, with what the compressor keeps."""
-        states = [self.compressor.init(like) for like in self._coded_like(broadcast)]
-        return _Clients(self.kernel.client_init(broadcast, client), states[-1], tuple(states[:-1]))
-
-    def _coded_like(self, broadcast: Broadcast) -> list[ArrayTree]:
-        """Return the shapes of what is coded, one entry per phase."""
         shapes = trees.shapes_of(broadcast)
-        return [
-            trees.shapes_of(_without_exact(phase.message_like(shapes)))
-            for phase in self.kernel.phases
-        ]
-
-    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw what the kernel's clients draw alike."""
-        return self.kernel.prepare_shared(rng_key, like)
+        states = [self.compressor.init(phase.coded_like(shapes)) for phase in self.wrapped]
+        kernel_state = super().client_init(broadcast, client)
+        return _Clients(kernel_state, states[-1], tuple(states[:-1]))
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
-        """Draw as the kernel does."""
-        inner = FederatedState(state.broadcast, state.server.kernel, ())
-        return self.kernel.draw(rng_key, inner)
+        return super().draw(rng_key, state._replace(server=state.server.kernel, clients=()))
 
 
 def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel:
@@ -366,7 +291,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
                 "messages by a compressor without another memory."
             )
         return compress(kernel.kernel, before.followed_by(compressor))
-    if not isinstance(kernel, Compressed) and holds_pooled_memory(kernel):
+    if holds_pooled_memory(kernel):
         raise ValueError(
             "The servers of kernels in this sequence add the memories of their clients: compress "
             "each kernel as far as you want it, then put them in a sequence."
@@ -393,14 +318,9 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
 
 def holds_pooled_memory(kernel: FederatedKernel) -> bool:
     """Return whether a server within `kernel` adds the memories of all its clients."""
-
-    def is_compressed(node: object) -> bool:
-        return isinstance(node, Compressed)
-
-    if isinstance(kernel, Compressed):
-        return kernel.pooled_memory or holds_pooled_memory(kernel.kernel)
-    nodes = jax.tree.leaves(kernel, is_leaf=is_compressed)
-    return any(isinstance(node, Compressed) and holds_pooled_memory(node) for node in nodes)
+    # What is compressed further around such a memory becomes part of it: none lies deeper.
+    nodes = jax.tree.leaves(kernel, is_leaf=lambda node: isinstance(node, Compressed))
+    return any(isinstance(node, Compressed) and node.pooled_memory for node in nodes)
 
 
 def arrived_late(total: ArrayTree) -> ArrayTree:
@@ -410,11 +330,11 @@ def arrived_late(total: ArrayTree) -> ArrayTree:
     message, while the server's sum of memories moves only after the message has arrived. So the
     change of the memories is added here.
     """
-    if not isinstance(total, _Message):
+    if not isinstance(total, _Pooled):
         return total
-    numbers = trees.add(_without_exact(total.said), total.change)
-    exact = _exact_parts(total.said)
-    return total._replace(said=_with_exact(numbers, total.said, exact))
+    message = total.message
+    numbers = trees.add(_without_exact(message), total.change)
+    return total._replace(message=_with_exact(numbers, message, _exact_parts(message)))
 
 
 def _is_exact(node: object) -> bool:
@@ -432,8 +352,7 @@ def _without_exact(message: ArrayTree) -> ArrayTree:
 
 def _with_exact(values: ArrayTree, like: ArrayTree, exact: tuple[Exact, ...]) -> ArrayTree:
     """Return `values`, of the structure of ``_without_exact(like)``, with the `exact` parts."""
-    leaves, treedef = jax.tree.flatten(like, is_leaf=_is_exact)
-    numbers, parts = iter(jax.tree.leaves(values)), iter(exact)
-    return jax.tree.unflatten(
-        treedef, [next(parts) if _is_exact(x) else next(numbers) for x in leaves]
+    parts = iter(exact)
+    return jax.tree.map(
+        lambda x, value: next(parts) if _is_exact(x) else value, like, values, is_leaf=_is_exact
     )

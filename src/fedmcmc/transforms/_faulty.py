@@ -1,10 +1,13 @@
 """Faults: clients that vanish, messages that come a round late or hold no finite number."""
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -13,20 +16,70 @@ from fedmcmc._types import (
     ArrayTree,
     Arrivals,
     Broadcast,
-    Client,
+    Cohort,
     FederatedKernel,
     FederatedState,
     Federation,
     Participation,
     Phase,
-    Sender,
-    StepInfo,
 )
 from fedmcmc.pytrees import trees
+from fedmcmc.random import fault_key
 from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
-from fedmcmc.transforms._faulty_participation import Rates, faulty_participation, rate_of, seed_of
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
 
 __all__ = ["faults"]
+
+
+class _Rates(NamedTuple):
+    """Probabilities, ``[]`` or ``[num_clients]``, or ``()`` for what never happens."""
+
+    drop: ArrayTree
+    late: ArrayTree
+    nan: ArrayTree
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class FaultyParticipation(Participation):
+    """A participation over a network with faults, whose server checks what arrives."""
+
+    inner: Participation
+    rates: _Rates
+    seed: Array  # [] uint32
+    rescale: bool = field(metadata={"static": True})
+
+    def check(self, num_clients: int) -> None:
+        self.inner.check(num_clients)
+        for name, rate in self.rates._asdict().items():
+            if not trees.is_empty(rate) and rate.ndim and rate.shape[0] != num_clients:
+                raise ValueError(
+                    f"{name} has probabilities for {rate.shape[0]} clients, but the data has "
+                    f"{num_clients} clients."
+                )
+
+    def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
+        cohort = self.inner.prepare(rng_key, num_clients)
+        if trees.is_empty(self.rates):
+            return cohort
+        keys = jax.vmap(lambda i: fault_key(rng_key, self.seed, i))(cohort.ids)
+        # All kinds are drawn, so that the draws of one kind do not depend on which others occur.
+        u = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
+        drop, late, nan = jax.tree.map(
+            lambda rate: rate[cohort.ids] if rate.ndim else rate, self.rates
+        )
+        if self.rescale:
+            arrives = math.prod(1 - rate for rate in jax.tree.leaves((drop, nan)))
+            cohort = cohort._replace(weight=cohort.weight / arrives)
+        if not trees.is_empty(drop):
+            cohort = cohort._replace(active=cohort.active & (u[:, 0] >= drop))
+        if not trees.is_empty(late):
+            cohort = cohort._replace(late=u[:, 1] < late)
+        if not trees.is_empty(nan):
+            kinds = jnp.array([jnp.nan, jnp.inf, -jnp.inf])
+            kind = kinds[jnp.minimum((3 * u[:, 3]).astype(jnp.int32), 2)]
+            cohort = cohort._replace(garbage=jnp.where(u[:, 2] < nan, kind, 0))
+        return cohort
 
 
 class _Server(NamedTuple):
@@ -34,116 +87,41 @@ class _Server(NamedTuple):
     pending: ArrayTree  # the sum of the messages that arrive in the next round
 
 
-class _Waiting(Phase):
-    """A phase of a kernel whose server keeps the late messages of the round before."""
-
-    @property
-    def inner(self) -> Phase:
-        """The phase without faults."""
-        raise NotImplementedError
-
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Draw what the kernel draws."""
-        return self.inner.prepare(rng_key, like, client)
-
-    def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
-    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Do as the kernel's client does: faults happen to what it sends."""
-        return self.inner.step(draws, broadcast, client_state, client)
-
-    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw what the kernel's server draws."""
-        return self.inner.prepare_server(rng_key, like)
-
-    def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of the kernel's messages."""
-        return self.inner.message_like(like)
-
-    def code_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of the kernel's codes."""
-        return self.inner.code_like(like)
-
-    def decode(
-        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
-    ) -> ArrayTree:
-        """Decode as the kernel does."""
-        return self.inner.decode(code, sender, memory, like)
-
-    def memory(self, client_state: ArrayTree) -> ArrayTree:
-        """Return what the kernel's server needs a copy of."""
-        return self.inner.memory(client_state)
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        """Return the kernel's first."""
-        return self.inner.first_memory(like)
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        """Move the copy as the kernel does."""
-        return self.inner.next_memory(code, sender, memory)
-
-    def commit(
-        self, message: ArrayTree, broadcast: Broadcast, client_state: ArrayTree
-    ) -> ArrayTree:
-        """Keep of a message what the kernel's client keeps."""
-        return self.inner.commit(message, broadcast, client_state)
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class _WaitingBefore(_Waiting):
-    """A phase before the kernel's own: its messages are never late."""
+class _Waiting(WrappedPhase):
+    """A phase of a kernel whose server keeps the late messages of the round before."""
 
-    phase: Phase
-
-    @property
-    def inner(self) -> Phase:
-        """The phase without faults."""
-        return self.phase
+    inner: Phase
+    is_last: bool = field(metadata={"static": True})  # messages of other phases are never late
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        """Do as the kernel's server does; pending messages go on waiting."""
-        moved, server, info = self.phase.aggregate(rng_key, broadcast, server_state.kernel, total)
-        return moved, server_state._replace(kernel=server), info
+        pending = server_state.pending
+        if self.is_last:
+            # Messages that waited are added, and those that are late now wait. A total that is no
+            # `Arrivals` holds no late messages.
+            if not isinstance(total, Arrivals):
+                total = Arrivals(total, trees.zeros_like(total))
+            total, pending = trees.add(total.now, arrived_late(pending)), total.late
+        moved, server, info = self.inner.aggregate(rng_key, broadcast, server_state.kernel, total)
+        return moved, _Server(server, pending), info
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Faulty(_Waiting, FederatedKernel):
+class Faulty(WrappedKernel):
     """A kernel over a network with faults; see `faults`."""
 
     kernel: FederatedKernel
     participation: Participation
     waits: bool = field(metadata={"static": True})  # whether a message may be late
 
-    @property
-    def inner(self) -> Phase:
-        """The kernel without faults."""
-        return self.kernel
-
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        """The kernel's."""
-        if not self.waits:
-            return self.kernel.before
-        return tuple(_WaitingBefore(phase) for phase in self.kernel.before)
-
     @cached_property
-    def setup(self) -> tuple[Phase, ...]:
-        """The kernel's."""
-        return self.kernel.setup
-
-    @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """The kernel's."""
-        return self.kernel.constrain_fn
-
-    @property
-    def clients_apart(self) -> bool:
-        """The kernel's."""
-        return self.kernel.clients_apart
+    def wrapped(self) -> tuple[Phase, ...]:
+        phases = self.kernel.phases
+        return tuple(_Waiting(x, x is phases[-1]) for x in phases) if self.waits else phases
 
     def server_init(
         self,
@@ -152,44 +130,17 @@ class Faulty(_Waiting, FederatedKernel):
         federation: Federation,
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, ArrayTree]:
-        """Start as the kernel does, with nothing pending."""
         self.participation.check(federation.num_clients)
-        broadcast, server = self.kernel.server_init(rng_key, position, federation, totals)
+        broadcast, server = super().server_init(rng_key, position, federation, totals)
         if not self.waits:
             return broadcast, server
         like = self.kernel.message_like(trees.shapes_of(broadcast))
         return broadcast, _Server(server, trees.zeros_like(like))
 
-    def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
-        """Start as the kernel's client does."""
-        return self.kernel.client_init(broadcast, client)
-
-    def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw what the kernel's clients draw alike."""
-        return self.kernel.prepare_shared(rng_key, like)
-
-    def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
-    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-        """Add the messages that waited, and let those that are late now wait.
-
-        A total that is no `Arrivals` holds no late messages.
-        """
-        if not self.waits:
-            return self.kernel.aggregate(rng_key, broadcast, server_state, total)
-        if not isinstance(total, Arrivals):
-            total = Arrivals(total, trees.zeros_like(total))
-        arrived = trees.add(total.now, arrived_late(server_state.pending))
-        moved, server, info = self.kernel.aggregate(
-            rng_key, broadcast, server_state.kernel, arrived
-        )
-        return moved, _Server(server, total.late), info
-
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
-        """Draw as the kernel does."""
         if self.waits:
             state = state._replace(server=state.server.kernel)
-        return self.kernel.draw(rng_key, state)
+        return super().draw(rng_key, state)
 
 
 def faults(
@@ -292,13 +243,63 @@ def faults(
     expect(kernel, FederatedKernel, "kernel")
     if kernel.participation.guards:
         raise ValueError("This kernel has faults already: give all of them in one call.")
-    rates = Rates(rate_of(drop, "drop"), rate_of(late, "late"), rate_of(nan, "nan"))
+    rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
     # If no message is weighted, as in a relay, the weight multiplies a gradient instead: that of a
     # client whose message arrives, which needs no rescaling. Pooled memories weight messages at
     # the client.
-    weighted = kernel.participation.weighted or holds_pooled_memory(kernel)
-    participation = faulty_participation(
-        kernel.participation, rates, seed_of(seed), rescale=bool(rescale) and weighted
+    inner = kernel.participation
+    weighted = inner.weighted or holds_pooled_memory(kernel)
+    participation = FaultyParticipation(
+        inner,
+        rates,
+        _seed(seed),
+        bool(rescale) and weighted,
+        cohort_size=inner.cohort_size,
+        weighted=inner.weighted,
+        pooled=inner.pooled,
+        silent=inner.silent,
+        drops=inner.drops or not trees.is_empty((rates.drop, rates.nan)),
+        repeats=inner.repeats,
+        guards=True,
     )
-    waits = not trees.is_empty(rates.late)
-    return Faulty(kernel, participation, waits)
+    return Faulty(kernel, participation, waits=not trees.is_empty(rates.late))
+
+
+def _rate(probability: Any, name: str) -> ArrayTree:
+    """Return a probability as a leaf, or ``()`` where it is known to be zero.
+
+    Raises
+    ------
+    ValueError
+        If it is no number in [0, 1), and no vector of such.
+    """
+    wanted = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
+    try:
+        array = jnp.asarray(probability)
+    except TypeError:
+        raise ValueError(f"{wanted}{probability!r}.") from None
+    if array.ndim > 1 or not jnp.issubdtype(array.dtype, jnp.number):
+        raise ValueError(f"{wanted}an array of shape {array.shape} and dtype {array.dtype}.")
+    array = array.astype(jnp.result_type(float))
+    if not isinstance(array, jax.core.Tracer):
+        values = np.asarray(array)
+        if not np.all((values >= 0) & (values < 1)):
+            raise ValueError(f"{wanted}{probability!r}.")
+        if not values.any():
+            return ()
+    return array
+
+
+def _seed(seed: Any) -> Array:
+    """Return a seed as a leaf, ``[]`` uint32.
+
+    Raises
+    ------
+    ValueError
+        If it is no integer that fits.
+    """
+    if not isinstance(seed, jax.core.Tracer):
+        array = np.asarray(seed)
+        if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < 2**32:
+            raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}.")
+    return jnp.asarray(seed, jnp.uint32)

@@ -1,9 +1,7 @@
 """Several kernels in one round: one after the other, on the same clients."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,186 +19,109 @@ from fedmcmc._types import (
     Federation,
     Participation,
     Phase,
-    Sender,
     StepInfo,
     as_functions,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import part_key
+from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
 
 __all__ = ["sequence"]
 
-
-class _Within(Phase):
-    """A phase of one kernel of a sequence."""
-
-    @property
-    def inner(self) -> Phase:
-        """The kernel's phase."""
-        raise NotImplementedError
-
-    @property
-    def index(self) -> int:
-        """Which of the kernels it belongs to."""
-        raise NotImplementedError
-
-    @property
-    def ends(self) -> bool:
-        """Whether it is that kernel's last, and not the sequence's."""
-        raise NotImplementedError
-
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Draw what the kernel draws, from a key of its own.
-
-        What compresses a kernel within, and the sequence, must not draw the same.
-        """
-        return self.inner.prepare(part_key(rng_key, self.index), _own(self.index, like), client)
-
-    def step(
-        self,
-        draws: ArrayTree,
-        broadcast: Broadcast,
-        client_state: tuple[ArrayTree, ...],
-        client: Client,
-    ) -> tuple[ArrayTree, tuple[ArrayTree, ...], StepInfo]:
-        """Do as the kernel's client does."""
-        i = self.index
-        code, kernel_state, info = self.inner.step(
-            draws, _own(i, broadcast), client_state[i], client
-        )
-        return code, _set(client_state, i, kernel_state), info
-
-    def decode(
-        self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
-    ) -> ArrayTree:
-        """Decode as the kernel does."""
-        return self.inner.decode(code, sender, memory, like)
-
-    def memory(self, client_state: tuple[ArrayTree, ...]) -> ArrayTree:
-        """Return what the kernel's server needs a copy of."""
-        return self.inner.memory(client_state[self.index])
-
-    def first_memory(self, like: Broadcast) -> ArrayTree:
-        """Return the kernel's first."""
-        return self.inner.first_memory(_own(self.index, like))
-
-    def next_memory(self, code: ArrayTree, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
-        """Move the copy as the kernel does."""
-        return self.inner.next_memory(code, sender, memory)
-
-    def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of the kernel's messages."""
-        return self.inner.message_like(_own(self.index, like))
-
-    def code_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of the kernel's codes."""
-        return self.inner.code_like(_own(self.index, like))
-
-    def commit(
-        self, message: ArrayTree, broadcast: Broadcast, client_state: tuple[ArrayTree, ...]
-    ) -> tuple[ArrayTree, ...]:
-        """Keep of a message what the kernel's client keeps."""
-        i = self.index
-        kernel_state = self.inner.commit(message, _own(i, broadcast), client_state[i])
-        return _set(client_state, i, kernel_state)
-
-    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw what the kernel's server draws."""
-        return self.inner.prepare_server(rng_key, _own(self.index, like))
-
-    def aggregate(
-        self,
-        rng_key: ArrayTree,
-        broadcast: Broadcast,
-        server_state: tuple[ArrayTree, ...],
-        total: ArrayTree,
-    ) -> tuple[Broadcast, tuple[ArrayTree, ...], ArrayTree]:
-        """Do as the kernel's server does."""
-        i = self.index
-        kernel_broadcast = _own(i, broadcast)
-        moved, server, info = self.inner.aggregate(
-            rng_key, kernel_broadcast, server_state[i], total
-        )
-        extra = _set(broadcast.extra, i, moved.extra)
-        moved = moved._replace(extra=extra, shared=broadcast.shared)
-        if self.ends:
-            # The round goes on: its number stays, and what was summed is of no use to the next
-            # kernel.
-            moved = moved._replace(round=broadcast.round, summed=())
-        return moved, _set(server_state, i, server), info
+PerKernel = tuple[ArrayTree, ...]
+"""One entry per kernel of a sequence."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class _WithinBefore(_Within):
-    """A phase before the last kernel's own."""
+class _Part(WrappedPhase):
+    """A phase of kernel number `index` of a sequence."""
 
-    phase: Phase
-    kernel_index: int = field(metadata={"static": True})
-    is_last: bool = field(metadata={"static": True})
+    inner: Phase
+    index: int = field(metadata={"static": True})
+    ends_kernel: bool = field(metadata={"static": True})  # with another kernel to come
 
-    @property
-    def inner(self) -> Phase:
-        """The kernel's phase."""
-        return self.phase
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        # From a key of its own: what compresses a kernel within, and what compresses the sequence,
+        # must not draw the same.
+        return self.inner.prepare(
+            part_key(rng_key, self.index), _for_kernel(self.index, like), client
+        )
 
-    @property
-    def index(self) -> int:
-        """Which of the kernels it belongs to."""
-        return self.kernel_index
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: PerKernel, client: Client
+    ) -> tuple[ArrayTree, PerKernel, StepInfo]:
+        own_state = client_state[self.index]
+        code, own_state, info = self.inner.step(
+            draws, _for_kernel(self.index, broadcast), own_state, client
+        )
+        return code, replaced(client_state, self.index, own_state), info
 
-    @property
-    def ends(self) -> bool:
-        """Whether it is that kernel's last."""
-        return self.is_last
+    def memory(self, client_state: PerKernel) -> ArrayTree:
+        return self.inner.memory(client_state[self.index])
+
+    def first_memory(self, like: Broadcast) -> ArrayTree:
+        return self.inner.first_memory(_for_kernel(self.index, like))
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        return self.inner.message_like(_for_kernel(self.index, like))
+
+    def code_like(self, like: Broadcast) -> ArrayTree:
+        return self.inner.code_like(_for_kernel(self.index, like))
+
+    def commit(
+        self, message: ArrayTree, broadcast: Broadcast, client_state: PerKernel
+    ) -> PerKernel:
+        own_state = client_state[self.index]
+        own_state = self.inner.commit(message, _for_kernel(self.index, broadcast), own_state)
+        return replaced(client_state, self.index, own_state)
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
+        return self.inner.prepare_server(rng_key, _for_kernel(self.index, like))
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: PerKernel, total: ArrayTree
+    ) -> tuple[Broadcast, PerKernel, ArrayTree]:
+        moved, own_state, info = self.inner.aggregate(
+            rng_key, _for_kernel(self.index, broadcast), server_state[self.index], total
+        )
+        extra = replaced(broadcast.extra, self.index, moved.extra)
+        moved = moved._replace(extra=extra, shared=broadcast.shared)
+        if self.ends_kernel:
+            # The round goes on: its number stays, and what was summed is of no use to the next
+            # kernel.
+            moved = moved._replace(round=broadcast.round, summed=())
+        return moved, replaced(server_state, self.index, own_state), info
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Sequence(_Within, FederatedKernel):
+class Sequence(WrappedKernel):
     """Kernels one after the other in each round; see `sequence`."""
 
     kernels: tuple[FederatedKernel, ...]
     participation: Participation
 
     @property
-    def inner(self) -> Phase:
-        """The last kernel."""
+    def kernel(self) -> FederatedKernel:  # type: ignore[override]  # a field elsewhere
+        """The last kernel, whose draws are those of the sequence."""
         return self.kernels[-1]
 
-    @property
-    def index(self) -> int:
-        """That of the last kernel."""
-        return len(self.kernels) - 1
-
-    @property
-    def ends(self) -> bool:
-        """The last phase of a sequence ends the round."""
-        return False
-
-    @property
-    def before(self) -> tuple[Phase, ...]:
-        """All phases of all kernels but the last one's own."""
-        every = [
-            _WithinBefore(phase, i, number == len(kernel.before))
+    @cached_property
+    def wrapped(self) -> tuple[Phase, ...]:
+        last = len(self.kernels) - 1
+        return tuple(
+            _Part(phase, i, i < last and phase is kernel)
             for i, kernel in enumerate(self.kernels)
-            for number, phase in enumerate(kernel.phases)
-        ]
-        return tuple(every[:-1])
+            for phase in kernel.phases
+        )
 
     @cached_property
     def setup(self) -> tuple[Phase, ...]:
-        """Those of all kernels."""
         return tuple(phase for kernel in self.kernels for phase in kernel.setup)
 
     @property
-    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """The last kernel's."""
-        return self.kernels[-1].constrain_fn
-
-    @property
     def clients_apart(self) -> bool:
-        """Whether they do in any of the kernels."""
         return any(kernel.clients_apart for kernel in self.kernels)
 
     def server_init(
@@ -209,8 +130,7 @@ class Sequence(_Within, FederatedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, tuple[ArrayTree, ...]]:
-        """Start all kernels at `position`."""
+    ) -> tuple[Broadcast, PerKernel]:
         rest, broadcasts, servers = iter(totals), [], []
         keys = jax.random.split(rng_key, len(self.kernels))
         for kernel, key in zip(self.kernels, keys, strict=True):
@@ -223,25 +143,23 @@ class Sequence(_Within, FederatedKernel):
             raise ValueError("Only the last kernel of a sequence may keep a snapshot.")
         return broadcasts[0]._replace(extra=extras), tuple(servers)
 
-    def client_init(self, broadcast: Broadcast, client: Client) -> tuple[ArrayTree, ...]:
-        """Return what the client keeps for each kernel."""
+    def client_init(self, broadcast: Broadcast, client: Client) -> PerKernel:
         return tuple(
-            kernel.client_init(_own(i, broadcast), client) for i, kernel in enumerate(self.kernels)
+            kernel.client_init(_for_kernel(i, broadcast), client)
+            for i, kernel in enumerate(self.kernels)
         )
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw what the clients of each kernel draw alike; ``()`` if none draws anything."""
         drawn = tuple(
-            kernel.prepare_shared(jax.random.fold_in(rng_key, jnp.uint32(i)), _own(i, like))
+            kernel.prepare_shared(jax.random.fold_in(rng_key, jnp.uint32(i)), _for_kernel(i, like))
             for i, kernel in enumerate(self.kernels)
         )
         return () if trees.is_empty(drawn) else drawn
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
-        """Draw as the last kernel does."""
         broadcast = state.broadcast._replace(extra=state.broadcast.extra[-1])
         last = FederatedState(broadcast, state.server[-1], ())
-        return self.kernels[-1].draw(rng_key, last)
+        return super().draw(rng_key, last)
 
 
 def sequence(*kernels: FederatedKernel) -> FederatedKernel:
@@ -306,13 +224,9 @@ def _check_same(first: Participation, other: Participation) -> None:
         )
 
 
-def _own(index: int, broadcast: Broadcast) -> Broadcast:
-    """Return the broadcast as the kernel knows it."""
+def _for_kernel(index: int, broadcast: Broadcast) -> Broadcast:
+    """Return the broadcast as kernel number `index` knows it."""
     shared = broadcast.shared
     return broadcast._replace(
         extra=broadcast.extra[index], shared=() if trees.is_empty(shared) else shared[index]
     )
-
-
-def _set(parts: tuple[Any, ...], index: int, new: Any) -> tuple[Any, ...]:
-    return (*parts[:index], new, *parts[index + 1 :])
