@@ -46,14 +46,14 @@ MUTATIONS = {
     ),
     "the prior split among clients that are averaged": (
         AVERAGING,
-        "trees.add(prior, over_weight(weight, estimate))",
-        "trees.add(trees.scale(weight, prior), over_weight(weight, estimate))",
+        "trees.add(prior, over_weight(weight, estimate(drawn, position)))",
+        "trees.add(trees.scale(weight, prior), over_weight(weight, estimate(drawn, position)))",
         HALF,
     ),
     "clients that move along their own log likelihood": (
         AVERAGING,
-        "trees.add(prior, over_weight(weight, estimate))",
-        "trees.add(prior, estimate)",
+        "trees.add(prior, over_weight(weight, estimate(drawn, position)))",
+        "trees.add(prior, estimate(drawn, position))",
         HALF,
     ),
     "a first kick that is whole": (

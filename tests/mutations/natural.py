@@ -30,57 +30,53 @@ TESTS = [
     MEMBERS,
     PA,
 ]
-RULES, PSEUDO, DELTAS = (
-    "kernels/_natural_rules.py",
-    "kernels/_pseudo_gradients.py",
-    "kernels/_deltas.py",
-)
+NATURAL, PSEUDO = "kernels/_natural.py", "kernels/_pseudo_gradients.py"
 
 MUTATIONS = {
     "a cavity that keeps the client's own site": (
-        RULES,
+        NATURAL,
         "return whole / client_state.site",
         "return whole",
         SITE,
     ),
     "a site that moves undamped": (
-        "kernels/_natural.py",
+        NATURAL,
         "damping = schedules.value(self.damping, broadcast.round)\n        site, state",
         "damping = jnp.float32(1.0)\n        site, state",
         SITE,
     ),
     "a server that moves undamped": (
-        "kernels/_natural.py",
+        NATURAL,
         "damping = schedules.value(self.damping, broadcast.round)\n        before",
         "damping = jnp.float32(1.0)\n        before",
         POWER,
     ),
     "the prior in the average site": (
-        RULES,
+        NATURAL,
         "return whole, sites ** (1 /",
         "return whole, whole ** (1 /",
         AVERAGE,
     ),
     "a power without the client's share": (
-        RULES,
-        "return whole / sites**client.share",
-        "return whole / sites ** (1 / 4)",
+        NATURAL,
+        "return whole / told[1] ** client.share",
+        "return whole / told[1] ** (1 / 4)",
         POWER,
     ),
     "sites whose messages are weighted": (
-        RULES,
+        NATURAL,
         "return replace(participation, weighted=False)",
         "return replace(participation, weighted=True)",
         COHORT,
     ),
     "a stateless cohort that stands for itself alone": (
-        RULES,
+        NATURAL,
         'if cavity in ("average", "power"):\n        return participation',
         'if cavity in ("average", "power"):\n        return replace(participation, weighted=False)',
         STATELESS,
     ),
     "the prior counted twice": (
-        "kernels/_natural.py",
+        NATURAL,
         "whole = prior * self._first_site(",
         "whole = prior * prior * self._first_site(",
         SITE,
@@ -141,8 +137,8 @@ MUTATIONS = {
     ),
     "the whole prior in every client's loss": (
         "kernels/_shared.py",
-        "prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))",
-        "prior = jax.grad(posterior.logprior_fn)(position)",
+        "prior = prior_share(client, jax.grad(self.posterior.logprior_fn)(position))",
+        "prior = jax.grad(self.posterior.logprior_fn)(position)",
         AVG,
     ),
     "clients that all count alike": (
@@ -158,13 +154,13 @@ MUTATIONS = {
         MEMBERS,
     ),
     "a covariance that shrinks by another number of samples": (
-        DELTAS,
+        PSEUDO,
         "scale = 1 + (num - 1) * summary.rho",
         "scale = 1 + num * summary.rho",
         PA,
     ),
     "an earlier solution that is not corrected": (
-        DELTAS,
+        PSEUDO,
         "solution = move - weights @ solved",
         "solution = move",
         PA,

@@ -51,16 +51,15 @@ MUTATIONS = {
         FSGLD,
     ),
     "temperature ignored": (
-        "kernels/_relay.py",
+        "kernels/_shared.py",
         "overdamped_langevin(position, gradient, noise, step_size, temperature)",
         "overdamped_langevin(position, gradient, noise, step_size)",
         HOT,
     ),
     "prior counted once per client": (
         "kernels/_relay.py",
-        "jax.grad(posterior.logprior_fn)(position), importance(client, estimate)",
-        "importance(client, jax.grad(posterior.logprior_fn)(position)), "
-        "importance(client, estimate)",
+        "trees.add(prior, importance(client, estimate(",
+        "trees.add(importance(client, prior), importance(client, estimate(",
         FSGLD,
     ),
     "one key for all rounds": (
@@ -70,8 +69,8 @@ MUTATIONS = {
         FSGLD,
     ),
     "one key for all local steps": (
-        "kernels/_relay.py",
-        "noise = realize_normals(draws_.noise, position)",
+        "kernels/_shared.py",
+        "noise = realize_normals(drawn.noise, position)",
         "noise = realize_normals(jax.tree.map(lambda z: z[0], draws.noise), position)",
         FSGLD,
     ),
@@ -241,8 +240,8 @@ MUTATIONS = {
     ),
     "a client that starts at the server's position": (
         "kernels/_consensus.py",
-        "start = (client_state.position, jnp.zeros((), jnp.float32))",
-        "start = (broadcast.position, jnp.zeros((), jnp.float32))",
+        "gradient_fn, draws, client_state.position, step_size",
+        "gradient_fn, draws, broadcast.position, step_size",
         CONSENSUS,
     ),
     "a silent client that remembers what it did not send": (

@@ -53,15 +53,12 @@ class Chain(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Whether all are."""
         return all(inner.unbiased for inner in self.compressors)
 
     def init(self, like: ArrayTree) -> ArrayTree:
-        """Return what each keeps."""
         return tuple(inner.init(like) for inner in self.compressors)
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Draw what each draws, from a key of its own."""
         keys = jax.random.split(rng_key, len(self.compressors))
         return tuple(c.prepare(keys[i], like, client) for i, c in enumerate(self.compressors))
 
@@ -78,11 +75,9 @@ class Chain(Compressor):
         return code, tuple(states)
 
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
-        """Decode as the last one does."""
         return self.compressors[-1].decode(code, sender)
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return the bound on the errors of all together."""
         # With omega the error so far and w the next one's. Unbiased next: the two errors are
         # orthogonal. Biased next: they may add up.
         omega = jnp.zeros((), jnp.float32)
@@ -95,6 +90,5 @@ class Chain(Compressor):
         return omega
 
     def check(self, like: ArrayTree, num_clients: int) -> None:
-        """Check each."""
         for inner in self.compressors:
             inner.check(like, num_clients)

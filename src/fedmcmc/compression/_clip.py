@@ -59,11 +59,9 @@ class Clip(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[Dense, ArrayTree]:
-        """Return the message, scaled down."""
         norm = trees.norm(message)
         most = self.norm.astype(norm.dtype)
         return Dense(trees.scale(jnp.where(norm > most, most / norm, 1), message)), state
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return one."""
         return jnp.ones((), jnp.float32)

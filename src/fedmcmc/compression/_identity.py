@@ -32,9 +32,7 @@ class Identity(Compressor):
     def encode(
         self, draws: ArrayTree, message: ArrayTree, state: ArrayTree, client: Client
     ) -> tuple[Dense, ArrayTree]:
-        """Return the message."""
         return Dense(message), state
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return zero."""
         return jnp.zeros((), jnp.float32)

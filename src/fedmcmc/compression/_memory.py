@@ -97,15 +97,12 @@ class Memory(Remembering):
 
     @property
     def unbiased(self) -> bool:
-        """Whether differences are compressed without bias."""
         return self.compressor.unbiased
 
     def init(self, like: ArrayTree) -> _State:
-        """Return a memory of zero, and what the compressor of differences keeps."""
         return _State(trees.zeros_like(like), self.compressor.init(like))
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Draw what the compressor of differences draws."""
         return self.compressor.prepare(rng_key, like, client)
 
     def encode(
@@ -118,15 +115,12 @@ class Memory(Remembering):
         return code, _State(trees.add(state.memory, change), inner)
 
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
-        """Return the difference."""
         return self.compressor.decode(code, sender)
 
     def recall(self, state: _State) -> ArrayTree:
-        """Return the client's memory."""
         return state.memory
 
     def change(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
-        """Return by how much a code moves its sender's memory."""
         decoded = self.compressor.decode(code, sender)
         return trees.scale(self._rate(decoded, sender), decoded)
 
@@ -140,7 +134,6 @@ class Memory(Remembering):
         return replace(self, compressor=chain(self.compressor, outer))
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return the bound on errors of differences."""
         return self.compressor.omega(like)
 
     def check(self, like: ArrayTree, num_clients: int) -> None:

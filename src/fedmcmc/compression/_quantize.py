@@ -71,7 +71,6 @@ class Quantize(Compressor):
     per_leaf: bool = field(metadata={"static": True})
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Draw 32 bits per number."""
         return random_words(rng_key, like)
 
     def encode(
@@ -100,7 +99,6 @@ class Quantize(Compressor):
         return Quantized(norm, trees.unravel(levels, message)), state
 
     def decode(self, code: Quantized | Dense, sender: Sender | Client) -> ArrayTree:
-        """Return levels times norm over their number."""
         if isinstance(code, Dense):
             return code.values
         # Whether XLA divides by a number or multiplies by its reciprocal depends on what else the
@@ -116,7 +114,6 @@ class Quantize(Compressor):
         return jax.tree.map(lambda levels: leafwise(levels, code.norm), code.levels)
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return ``min(d / s^2, sqrt(d) / s)``."""
         sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(like)]
         size = max(sizes, default=0) if self.per_leaf else sum(sizes)
         num_levels = self.num_levels
@@ -124,7 +121,6 @@ class Quantize(Compressor):
         return jnp.minimum(size / s**2, math.sqrt(size) / s)
 
     def check(self, like: ArrayTree, num_clients: int) -> None:
-        """Check that every client has a number of levels."""
         check_number(self.num_levels, "num_levels", num_clients)
 
 

@@ -67,7 +67,6 @@ class Sparsify(Compressor):
     fraction: Array
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> ArrayTree:
-        """Draw 32 bits per number."""
         return random_words(rng_key, like)
 
     def encode(
@@ -86,5 +85,4 @@ class Sparsify(Compressor):
         return Sparse(jax.tree.map(leafwise, message, realize_words(draws, message))), state
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return the odds against being sent."""
         return (1 - self.fraction) / self.fraction

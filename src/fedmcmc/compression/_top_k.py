@@ -66,7 +66,6 @@ class TopK(Compressor):
         return False
 
     def init(self, like: ArrayTree) -> ArrayTree:
-        """Return an error of zero, or nothing."""
         return trees.zeros_like(like) if self.error_feedback else ()
 
     def encode(
@@ -86,7 +85,6 @@ class TopK(Compressor):
         return Sparse(values), state
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return the fraction that is not sent."""
         size = trees.num_elements(like)
         return jnp.asarray(1 - self._num_sent(size) / max(size, 1), jnp.float32)
 

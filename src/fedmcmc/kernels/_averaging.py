@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -27,22 +28,13 @@ from fedmcmc._types import (
     Number,
     Participation,
     PerClient,
-    Phase,
     Posterior,
     StepInfo,
     as_functions,
 )
 from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
-from fedmcmc.gradients import over_weight
-from fedmcmc.kernels._shared import (
-    EstimatorKernel,
-    bits_down,
-    client_weights,
-    expect_blocks,
-    first_sums,
-    move_by_total,
-    refuse_partial_sums,
-)
+from fedmcmc.gradients import next_broadcast, over_weight
+from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -70,38 +62,24 @@ class Averaging(EstimatorKernel):
     num_local_steps: int = field(metadata={"static": True})
 
     @property
-    def before(self) -> tuple[Phase, ...]:
-        """The sum of the clients' gradients, where the estimator needs it."""
-        return first_sums(self.posterior, self.estimator)
-
-    @property
     def clients_apart(self) -> bool:
-        """Clients move by themselves."""
         return True
 
-    def server_init(
-        self,
-        rng_key: Array,
-        position: ArrayTree,
-        federation: Federation,
-        totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, ArrayTree]:
-        """Start at `position`."""
+    def first_state(
+        self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
+    ) -> ArrayTree:
         table = self.weights
-        if table is not None and table.values.shape != (federation.num_clients,):
-            raise ValueError(
-                f"weights must have shape ({federation.num_clients},), one per client, got "
-                f"{table.values.shape}."
-            )
-        # Also where the kernel was built from traced ones.
-        client_weights(None if table is None else table.values)
-        refuse_partial_sums(self.estimator, self.participation)
-        broadcast = self.first_broadcast(position, federation, sums=True)
-        self.integrator.check(broadcast.position)
-        return broadcast, ()
+        if table is not None:
+            if table.values.shape != (federation.num_clients,):
+                raise ValueError(
+                    f"weights must have shape ({federation.num_clients},), one per client, got "
+                    f"{table.values.shape}."
+                )
+            _checked_weights(table.values)  # again: the kernel may have been built of traced ones
+        self.integrator.check(position)
+        return ()
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-        """Draw the client's own momenta and its minibatches."""
         momentum_key, gradient_key = jax.random.split(rng_key)
         num, calls = self.num_local_steps, self.integrator.num_calls
         drawn = self.estimator.prepare(gradient_key, like.position, client, num * calls)
@@ -111,26 +89,21 @@ class Averaging(EstimatorKernel):
         )
 
     def prepare_shared(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw the momenta that clients have in common."""
         return self.momentum.prepare_shared(rng_key, like.position, self.num_local_steps)
 
     def step(
         self, draws: _Draws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Return how far the client came, times its weight."""
-        posterior, estimator = self.posterior, self.estimator
-        loglikelihood_fn, round_ = posterior.loglikelihood_fn, broadcast.round
-        down = bits_down(estimator, broadcast, client_state)
-        context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+        estimate, client_state, down = self.begin(broadcast, client_state, client)
+        round_ = broadcast.round
         weight = client.share if self.weights is None else self.weights.of(client)
         step_size = schedules.value(self.step_size, round_)
         heat = jnp.sqrt(schedules.value(self.temperature, round_))
         correlation = self.momentum.correlation(round_)
 
         def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
-            estimate = estimator.estimate(loglikelihood_fn, drawn, position, context, client)
-            prior = jax.grad(posterior.logprior_fn)(position)
-            return trees.add(prior, over_weight(weight, estimate))
+            prior = jax.grad(self.posterior.logprior_fn)(position)
+            return trees.add(prior, over_weight(weight, estimate(drawn, position)))
 
         def trajectory(
             carry: tuple[ArrayTree, Array], drawn: tuple[_Draws, ArrayTree]
@@ -152,19 +125,14 @@ class Averaging(EstimatorKernel):
             trajectory, first, (draws, broadcast.shared), length=num
         )
         message = trees.scale(weight, trees.subtract(position, broadcast.position))
-        info = StepInfo(
-            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-            gradient_norm=jnp.sqrt(mean_square / num),
-            local_positions=iterates,
-            bits_down=down,
-        )
+        info = report(message, mean_square / num, local_positions=iterates, bits_down=down)
         return message, client_state, info
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-        """Move the chain by the weighted mean."""
-        return move_by_total(self.estimator.reference, broadcast, total), server_state, ()
+        position = trees.add(broadcast.position, total)
+        return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
 
 
 def averaging(
@@ -238,7 +206,7 @@ def averaging(
     expect_blocks(posterior, estimator, participation)
     expect(integrator, Integrator, "integrator")
     expect(momentum, Momentum, "momentum")
-    kernel: Averaging = as_functions(
+    return as_functions(
         Averaging(
             posterior,
             estimator,
@@ -247,8 +215,28 @@ def averaging(
             momentum,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            client_weights(weights),
+            None if weights is None else PerClient(_checked_weights(weights)),
             positive_integer(num_local_steps, "num_local_steps"),
         )
     )
-    return kernel
+
+
+def _checked_weights(weights: Any) -> Array:
+    """Return weights of clients in a weighted average, ``[num_clients]``.
+
+    Raises
+    ------
+    ValueError
+        If they are not one positive number per client, or do not sum to one.
+    """
+    table = jnp.asarray(weights, jnp.result_type(float))
+    if table.ndim != 1:
+        raise ValueError(f"weights must have shape [num_clients], got shape {table.shape}.")
+    if not isinstance(table, jax.core.Tracer):
+        values = np.asarray(table, np.float64)
+        if not (np.isfinite(values).all() and values.min() > 0 and abs(values.sum() - 1) < 1e-4):
+            raise ValueError(
+                f"weights must be positive and sum to one, got a sum of {values.sum():.6g} and a "
+                f"smallest entry of {values.min():.6g}."
+            )
+    return table

@@ -29,15 +29,8 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gradients import next_broadcast, prior_share
-from fedmcmc.kernels._shared import (
-    EstimatorKernel,
-    LocalDraws,
-    bits_down,
-    expect_blocks,
-    prepare_local_steps,
-)
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -52,7 +45,7 @@ class _ClientState(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Consensus(EstimatorKernel):
+class Consensus(LocalLangevin):
     """Clients move positions of their own, tied to the server's; see `consensus`."""
 
     posterior: Posterior
@@ -63,14 +56,10 @@ class Consensus(EstimatorKernel):
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})
 
-    def server_init(
-        self,
-        rng_key: Array,
-        position: ArrayTree,
-        federation: Federation,
-        totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, Array]:
-        """Start at `position`; the server remembers the number of clients."""
+    def first_state(
+        self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
+    ) -> Array:
+        """Return the number of clients."""
         for name in ("step_size", "tolerance"):
             number = getattr(self, name)
             if isinstance(number, PerClient) and number.values.shape[0] != federation.num_clients:
@@ -78,58 +67,33 @@ class Consensus(EstimatorKernel):
                     f"{name} has {number.values.shape[0]} entries, but the data has "
                     f"{federation.num_clients} clients."
                 )
-        broadcast = self.first_broadcast(position, federation)
-        return broadcast, jnp.asarray(float(federation.num_clients))
+        return jnp.asarray(float(federation.num_clients))
 
     def client_init(self, broadcast: Broadcast, client: Client) -> _ClientState:
-        """Start where the server does."""
         return _ClientState(broadcast.position, super().client_init(broadcast, client))
-
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
-        """Draw the noise and the minibatches of all local steps."""
-        return prepare_local_steps(self.estimator, self.num_local_steps, rng_key, like, client)
 
     def step(
         self, draws: LocalDraws, broadcast: Broadcast, client_state: _ClientState, client: Client
     ) -> tuple[ArrayTree, _ClientState, StepInfo]:
-        """Move the client's position, and return how it pulls the server's."""
-        posterior, estimator = self.posterior, self.estimator
-        loglikelihood_fn = posterior.loglikelihood_fn
-        down = bits_down(estimator, broadcast, client_state.estimator)
-        context, estimator_state = estimator.start(
-            loglikelihood_fn, broadcast, client_state.estimator, client
-        )
+        estimate, estimator_state, down = self.begin(broadcast, client_state.estimator, client)
         step_size = _value(self.step_size, broadcast.round, client)
         pull = 1 / _value(self.tolerance, broadcast.round, client)
         temperature = schedules.value(self.temperature, broadcast.round)
 
-        def local_step(
-            carry: tuple[ArrayTree, Array], draws_: LocalDraws
-        ) -> tuple[tuple[ArrayTree, Array], None]:
-            position, squared_norm = carry
-            estimate = estimator.estimate(
-                loglikelihood_fn, draws_.gradient, position, context, client
-            )
-            prior = prior_share(client, jax.grad(posterior.logprior_fn)(position))
+        def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
+            gradient = estimate(drawn, position)
+            prior = prior_share(client, jax.grad(self.posterior.logprior_fn)(position))
             gap = trees.subtract(broadcast.position, position)
-            gradient = trees.add_scaled(trees.add(estimate, prior), pull, gap)
-            noise = realize_normals(draws_.noise, position)
-            position = overdamped_langevin(position, gradient, noise, step_size, temperature)
-            return (position, squared_norm + trees.squared_norm(gradient)), None
+            return trees.add_scaled(trees.add(gradient, prior), pull, gap)
 
-        num = self.num_local_steps
-        start = (client_state.position, jnp.zeros((), jnp.float32))
-        (position, squared_norm), _ = jax.lax.scan(local_step, start, draws, length=num)
-        message = trees.scale(pull, trees.subtract(position, broadcast.position))
-        info = StepInfo(
-            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-            gradient_norm=jnp.sqrt(squared_norm / num),
-            bits_down=down,
+        position, mean_square, _ = self.move(
+            gradient_fn, draws, client_state.position, step_size, temperature
         )
+        message = trees.scale(pull, trees.subtract(position, broadcast.position))
+        info = report(message, mean_square, bits_down=down)
         return message, _ClientState(position, estimator_state), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw one standard normal, shaped as the position."""
         return realize_normals(rng_key, like.position)
 
     def aggregate(
@@ -196,7 +160,7 @@ def consensus(
     """
     participation = full()
     expect_blocks(posterior, estimator, participation)
-    kernel: Consensus = as_functions(
+    return as_functions(
         Consensus(
             posterior,
             estimator,
@@ -207,7 +171,6 @@ def consensus(
             positive_integer(num_local_steps, "num_local_steps"),
         )
     )
-    return kernel
 
 
 def _number(x: Any, name: str) -> Any:

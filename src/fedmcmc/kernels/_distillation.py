@@ -32,7 +32,6 @@ class Distillation:
     average_every: int = field(metadata={"static": True})
 
     def __call__(self, rng_key: Array, mean: ArrayTree, members: ArrayTree) -> ArrayTree:
-        """Return the model made of the members and their mean."""
         num_steps = self.num_steps
         teacher = self._average_probabilities(mean, members)
         batches = None
@@ -165,7 +164,7 @@ def distillation(
         raise ValueError(
             f"average_from must be below num_steps, got {average_from} and {num_steps}."
         )
-    distiller: Distillation = as_functions(
+    return as_functions(
         Distillation(
             predict_fn,
             inputs,
@@ -176,4 +175,3 @@ def distillation(
             positive_integer(average_every, "average_every"),
         )
     )
-    return distiller

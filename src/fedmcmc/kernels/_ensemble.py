@@ -5,7 +5,7 @@ learning.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -29,19 +29,223 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import Length, Training, train, training
+from fedmcmc.dynamics import Length, Training, training
 from fedmcmc.gradients import next_broadcast
-from fedmcmc.kernels._ensembles import Ensemble
-from fedmcmc.kernels._ensembles import dirichlet_ensemble as dirichlet_ensemble
-from fedmcmc.kernels._ensembles import gaussian_ensemble as gaussian_ensemble
-from fedmcmc.kernels._shared import EstimatorKernel, bits_down, expect_blocks, mean_loss
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import schedules, trees
+from fedmcmc.random import integers_below, normals, realize_normals
 
 __all__ = ["Ensemble", "dirichlet_ensemble", "ensemble", "gaussian_ensemble"]
 
 Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
 """``(rng_key, mean, members) -> position``, members with leaves ``[num_models, *event]``."""
+
+
+class Ensemble:
+    """A distribution of models, fitted to sums over the clients' models.
+
+    A client tells its model as `moved`, how far its training took it from the broadcast position;
+    its weight is inside the message, so that whoever takes part, a mean is one of those who did.
+
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
+    """
+
+    def init(self, position: ArrayTree) -> Any:
+        """Return what is fitted before the first round.
+
+        It has a ``.mean``, the weighted mean of the clients' models.
+        """
+        raise NotImplementedError
+
+    def prepare(self, rng_key: Array) -> ArrayTree:
+        """Return all that is random in a client's message."""
+        return ()
+
+    def message(self, draws: ArrayTree, share: Array, moved: ArrayTree) -> ArrayTree:
+        """Return a client's message, to be summed over clients."""
+        raise NotImplementedError
+
+    def fit(self, position: ArrayTree, total: ArrayTree, previous: Any) -> Any:
+        """Return what is fitted to a sum, `previous` again where the weights sum to zero."""
+        raise NotImplementedError
+
+    def draw(self, rng_key: Array, fitted: Any) -> ArrayTree:
+        """Return one member."""
+        raise NotImplementedError
+
+    def members(self, rng_key: Array, fitted: Any) -> ArrayTree:
+        """Return the members that a distiller is given, leaves ``[num_models, *event]``."""
+        raise NotImplementedError
+
+
+class _Moments(NamedTuple):
+    weight: Array  # []
+    first: ArrayTree  # weight times moved
+    second: ArrayTree  # weight times moved squared
+
+
+class _Gaussian(NamedTuple):
+    mean: ArrayTree
+    scale: ArrayTree  # standard deviations
+
+    def member(self, drawn: ArrayTree) -> ArrayTree:
+        noise = realize_normals(drawn, self.mean)
+        return jax.tree.map(lambda m, s, z: m + s * z, self.mean, self.scale, noise)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class GaussianEnsemble(Ensemble):
+    """Independent normal coordinates; see `gaussian_ensemble`."""
+
+    num_models: int = field(metadata={"static": True})
+
+    def init(self, position: ArrayTree) -> _Gaussian:
+        return _Gaussian(position, trees.zeros_like(position))
+
+    def message(self, draws: ArrayTree, share: Array, moved: ArrayTree) -> _Moments:
+        """Return the client's terms of weighted moments."""
+        squares = jax.tree.map(jnp.square, moved)
+        return _Moments(jnp.asarray(share), trees.scale(share, moved), trees.scale(share, squares))
+
+    def fit(self, position: ArrayTree, total: _Moments, previous: _Gaussian) -> _Gaussian:
+        known = total.weight > 0
+        per_weight = 1 / jnp.where(known, total.weight, 1)
+        mean = trees.scale(per_weight, total.first)
+        # Rounding, or a compressor's noise, may leave a variance of zero below zero.
+        scale = jax.tree.map(
+            lambda square, m: jnp.sqrt(jnp.maximum(square - m * m, 0)),
+            trees.scale(per_weight, total.second),
+            mean,
+        )
+        return trees.select(known, _Gaussian(trees.add(position, mean), scale), previous)
+
+    def draw(self, rng_key: Array, fitted: _Gaussian) -> ArrayTree:
+        return fitted.member(rng_key)
+
+    def members(self, rng_key: Array, fitted: _Gaussian) -> ArrayTree:
+        return jax.vmap(fitted.member)(normals(rng_key, fitted.mean, self.num_models))
+
+
+def gaussian_ensemble(num_models: int = 10) -> Ensemble:
+    """Fit a normal distribution with the mean and the diagonal covariance of the clients' models.
+
+    Both are weighted by the clients' shares of the rows: ``mean = sum_i p_i w_i`` and
+    ``variance = sum_i p_i (w_i - mean)^2``, where shares are rescaled to sum to one over those
+    who take part. Members are drawn anew with every key.
+
+    Parameters
+    ----------
+    num_models
+        Members that a distiller is given.
+
+    Notes
+    -----
+    The server sees sums of first and second moments about the round's start. In float32 the
+    standard deviation of a coordinate is lost where it is below about 3e-4 of how far the mean
+    moved in the round.
+
+    Examples
+    --------
+    >>> family = gaussian_ensemble()
+    >>> total = family.message((), 0.5, jnp.array([1.0])), family.message((), 0.5, jnp.array([3.0]))
+    >>> fitted = family.fit(jnp.zeros(1), trees.add(*total), family.init(jnp.zeros(1)))
+    >>> fitted.mean.tolist(), fitted.scale.tolist()
+    ([2.0], [1.0])
+    """
+    return GaussianEnsemble(positive_integer(num_models, "num_models"))
+
+
+class _Sums(NamedTuple):
+    weight: Array  # [1 + num_models]
+    moved: ArrayTree  # leaves [1 + num_models, *event], weight times moved
+
+
+class _Members(NamedTuple):
+    mean: ArrayTree
+    models: ArrayTree  # leaves [num_models, *event]
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class DirichletEnsemble(Ensemble):
+    """Means of the clients' models with random weights; see `dirichlet_ensemble`."""
+
+    concentration: Array
+    num_models: int = field(metadata={"static": True})
+
+    def init(self, position: ArrayTree) -> _Members:
+        num = self.num_models
+        models = jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), position)
+        return _Members(position, models)
+
+    def prepare(self, rng_key: Array) -> Array:
+        """Draw the client's weight in each member."""
+        return jax.random.gamma(rng_key, self.concentration, (self.num_models,))
+
+    def message(self, draws: Array, share: Array, moved: ArrayTree) -> _Sums:
+        """Return the client's terms of the members and of the mean."""
+        # The mean is the member whose weights are not random.
+        weight = trees.cast(share, draws) * jnp.concatenate([jnp.ones_like(draws[:1]), draws])
+        return _Sums(weight, jax.tree.map(lambda x: _column(weight, x[None]) * x[None], moved))
+
+    def fit(self, position: ArrayTree, total: _Sums, previous: _Members) -> _Members:
+        """Divide by the weights, member by member."""
+        known = total.weight > 0
+        per_weight = 1 / jnp.where(known, total.weight, 1)
+
+        def leafwise(at: Array, moved: Array, mean: Array, models: Array) -> Array:
+            old = jnp.concatenate([mean[None], models])
+            new = at[None] + _column(per_weight, moved) * moved
+            return jnp.where(_column(known, old), new, old)
+
+        new = jax.tree.map(leafwise, position, total.moved, previous.mean, previous.models)
+        return _Members(jax.tree.map(lambda x: x[0], new), jax.tree.map(lambda x: x[1:], new))
+
+    def draw(self, rng_key: Array, fitted: _Members) -> ArrayTree:
+        chosen = integers_below(rng_key, jnp.asarray(self.num_models), ())
+        return jax.tree.map(lambda x: x[chosen], fitted.models)
+
+    def members(self, rng_key: Array, fitted: _Members) -> ArrayTree:
+        return fitted.models
+
+
+def _column(vector: Array, leaf: Array) -> Array:
+    return trees.cast(vector, leaf).reshape(vector.shape + (1,) * (leaf.ndim - 1))
+
+
+def dirichlet_ensemble(concentration: float | Array = 0.5, num_models: int = 10) -> Ensemble:
+    """Make members that are means of the clients' models with random weights.
+
+    Member ``m`` is ``sum_i g_im p_i w_i / sum_i g_im p_i`` with shares ``p_i`` of the rows and
+    ``g_im ~ Gamma(concentration)``, drawn by client ``i``: proportional to a Dirichlet vector.
+
+    Parameters
+    ----------
+    concentration
+        Of the symmetric Dirichlet distribution, ``alpha``. Small ones make members that are close
+        to single clients' models, large ones members close to the mean.
+    num_models
+        Members per round. A client sends one weighted model for each, and one for the mean.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> family = dirichlet_ensemble(0.5, num_models=3)
+    >>> draws = family.prepare(jax.random.key(0))
+    >>> family.message(draws, 0.5, jnp.zeros(2)).moved.shape
+    (4, 2)
+    """
+    alpha = schedules.number(concentration, "concentration", minimum=0.0, strict=True)
+    if isinstance(alpha, schedules.Scheduled):
+        raise TypeError("concentration must be a number; a schedule is not supported.")
+    return DirichletEnsemble(alpha, positive_integer(num_models, "num_models"))
 
 
 class _Draws(NamedTuple):
@@ -51,7 +255,7 @@ class _Draws(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class EnsembleKernel(EstimatorKernel):
+class EnsembleKernel(LocalTraining):
     """Clients train models, the server fits a distribution to them; see `ensemble`."""
 
     posterior: Posterior
@@ -61,19 +265,12 @@ class EnsembleKernel(EstimatorKernel):
     training: Training
     distill: Any
 
-    def server_init(
-        self,
-        rng_key: Array,
-        position: ArrayTree,
-        federation: Federation,
-        totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, ArrayTree]:
-        """Start at `position`, with an ensemble that is all there."""
-        broadcast = self.first_broadcast(position, federation)
-        return broadcast, self.family.init(broadcast.position)
+    def first_state(
+        self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
+    ) -> Any:
+        return self.family.init(position)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of what the family needs of a model."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         share = jax.ShapeDtypeStruct((), jnp.result_type(float))
 
@@ -83,37 +280,20 @@ class EnsembleKernel(EstimatorKernel):
         return jax.eval_shape(message, key, share, trees.shapes_of(like.position))
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> _Draws:
-        """Draw the minibatches of the training and what the family draws."""
         family_key, gradient_key = jax.random.split(rng_key)
-        num = self.training.length.most(client)
-        return _Draws(
-            self.estimator.prepare(gradient_key, like.position, client, num),
-            self.family.prepare(family_key),
-        )
+        gradient = super().prepare(gradient_key, like, client)
+        return _Draws(gradient, self.family.prepare(family_key))
 
     def step(
         self, draws: _Draws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Train a model, and return what the family needs of it."""
-        posterior, estimator = self.posterior, self.estimator
-        down = bits_down(estimator, broadcast, client_state)
-        gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
-        position = broadcast.position
-        trained = train(
-            self.training, gradient_fn, draws.gradient, position, client, broadcast.round
-        )
-        moved = trees.subtract(trained.position, position)
+        trained, client_state, down = self.train(draws.gradient, broadcast, client_state, client)
+        moved = trees.subtract(trained.position, broadcast.position)
         message = self.family.message(draws.family, client.share, moved)
-        info = StepInfo(
-            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-            gradient_norm=jnp.sqrt(trained.mean_square),
-            bits_down=down,
-        )
-        return message, client_state, info
+        return message, client_state, report(message, trained.mean_square, bits_down=down)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Leave the key as it is: members and distillation draw from it."""
-        return rng_key
+        return rng_key  # as it is: members and distillation draw from it
 
     def aggregate(
         self, rng_key: Array, broadcast: Broadcast, server_state: Any, total: ArrayTree
@@ -130,7 +310,6 @@ class EnsembleKernel(EstimatorKernel):
         return next_broadcast(reference, broadcast, position), fitted, ()
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
-        """Draw a member of the fitted ensemble."""
         return self.family.draw(rng_key, state.server)
 
 
@@ -209,7 +388,7 @@ def ensemble(
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
     length = Length(1, num_steps=positive_integer(num_local_steps, "num_local_steps"))
-    kernel: EnsembleKernel = as_functions(
+    return as_functions(
         EnsembleKernel(
             posterior,
             estimator,
@@ -219,4 +398,3 @@ def ensemble(
             distill,
         )
     )
-    return kernel

@@ -29,12 +29,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Preconditioner, overdamped_langevin
 from fedmcmc.gradients import client_gradient, next_broadcast, prior_share
-from fedmcmc.kernels._shared import (
-    EstimatorKernel,
-    bits_down,
-    expect_blocks,
-    sent_info,
-)
+from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -54,7 +49,7 @@ class _GradientsAt(Phase):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         message = client_gradient(self.posterior.loglikelihood_fn, self.point, client)
-        return message, client_state, sent_info(message)
+        return message, client_state, report(message, trees.squared_norm(message))
 
     def message_like(self, like: Broadcast) -> ArrayTree:
         return trees.shapes_of(self.point)
@@ -81,55 +76,42 @@ class Langevin(EstimatorKernel):
 
     @cached_property
     def setup(self) -> tuple[Phase, ...]:
-        """The sum of the clients' gradients at the center."""
         if trees.is_empty(self.centre):
             return ()
         return (_GradientsAt(self.posterior, self.centre),)
 
-    def server_init(
-        self,
-        rng_key: Array,
-        position: ArrayTree,
-        federation: Federation,
-        totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, _Server]:
-        """Start at `position`, with the gradient of the log posterior at the center."""
-        broadcast = self.first_broadcast(position, federation)
+    def first_state(
+        self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
+    ) -> _Server:
         at_centre: ArrayTree = ()
         for of_rows in totals:
             at_centre = trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))
         scales: ArrayTree = ()
         if self.preconditioner is not None:
-            scales = self.preconditioner.init(broadcast.position, federation)
-        return broadcast, _Server(at_centre, scales)
+            scales = self.preconditioner.init(position, federation)
+        return _Server(at_centre, scales)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Draw the minibatch of the round's one gradient."""
         draws = self.estimator.prepare(rng_key, like.position, client, 1)
         return jax.tree.map(lambda leaf: leaf[0], draws)
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Return the client's gradient."""
-        posterior, estimator = self.posterior, self.estimator
-        loglikelihood_fn, position = posterior.loglikelihood_fn, broadcast.position
-        down = bits_down(estimator, broadcast, client_state)
-        context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
-        message = estimator.estimate(loglikelihood_fn, draws, position, context, client)
+        estimate, client_state, down = self.begin(broadcast, client_state, client)
+        message = estimate(draws, broadcast.position)
         if self.split_prior:
-            message = trees.add(message, prior_share(client, self._prior_gradient(position)))
-        info = sent_info(message, bits_down=down)
+            prior = prior_share(client, self._prior_gradient(broadcast.position))
+            message = trees.add(message, prior)
+        info = report(message, trees.squared_norm(message), bits_down=down)
         return message, client_state, info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Draw one standard normal, shaped as the position."""
         return realize_normals(rng_key, like.position)
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: ArrayTree
     ) -> tuple[Broadcast, _Server, ArrayTree]:
-        """Take a Langevin step along the sum of gradients."""
         position = broadcast.position
         gradient = total
         if not self.split_prior:
@@ -213,7 +195,7 @@ def langevin(
         raise ValueError(f'prior must be "server" or "split", got {prior!r}.')
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
-    kernel: Langevin = as_functions(
+    return as_functions(
         Langevin(
             posterior,
             estimator,
@@ -225,4 +207,3 @@ def langevin(
             prior == "split",
         )
     )
-    return kernel

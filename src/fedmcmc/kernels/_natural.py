@@ -9,8 +9,8 @@ propagation approach, Algorithms 1, 3 and 4.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,25 +32,40 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper
+from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper, with_mean
 from fedmcmc.inference import Inference
-from fedmcmc.kernels._natural_rules import (
-    CAVITIES,
-    Approximation,
-    Server,
-    Site,
-    ascend,
-    cavity_of,
-    change_of,
-    first_site,
-    own_participation,
-    to_broadcast,
-)
 from fedmcmc.kernels._prior_site import PriorSite, prior_site
 from fedmcmc.kernels._shared import check_model
+from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["natural"]
+
+
+CAVITIES = ("site", "average", "power", "global", "none")
+
+
+class _Site(NamedTuple):
+    """What a client keeps: its site, and its optimizer's state."""
+
+    site: Gaussian
+    optimizer: ArrayTree
+
+
+class _Approximation(NamedTuple):
+    """The last proper global Gaussian, and whether there has been one, ``[]`` bool."""
+
+    gaussian: Gaussian
+    known: Array
+
+
+class _Server(NamedTuple):
+    """What the server keeps besides the broadcast."""
+
+    approximation: _Approximation
+    prior: Gaussian
+    optimizer: ArrayTree
+    num_clients: Array  # [] int32
 
 
 @register_dataclass
@@ -77,12 +92,10 @@ class Natural(FederatedKernel):
 
     @property
     def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
-        """The posterior's."""
         return self.posterior.constrain_fn
 
     @property
     def clients_apart(self) -> bool:
-        """Clients fit by themselves."""
         return True
 
     def server_init(
@@ -91,109 +104,146 @@ class Natural(FederatedKernel):
         position: ArrayTree,
         federation: Federation,
         totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, Server]:
-        """Start with the prior times the clients' first sites."""
+    ) -> tuple[Broadcast, _Server]:
         self.participation.check(federation.num_clients)
         position = jax.tree.map(trees.as_float, position)
         check_model(self.posterior, position, federation)
         self.inference.check(self.posterior, position, federation, self.structure)
         prior = self.prior.init(self.posterior, rng_key, position)
         whole = prior * self._first_site(position, jnp.asarray(federation.num_rows))
-        server = Server(
-            Approximation(whole, is_proper(whole)),
+        server = _Server(
+            _Approximation(whole, is_proper(whole)),
             prior,
             () if self.server_optimizer == () else self.server_optimizer.init(whole),
             jnp.int32(federation.num_clients),
         )
         # Clients begin where the run does, also where a prior alone has a mean (zero, for a
         # network).
-        extra = to_broadcast(self.cavity, whole, prior, server.num_clients)
+        extra = self._told(whole, prior, server.num_clients)
         return Broadcast(jnp.zeros((), jnp.int32), position, extra), server
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
-        """Start with a site about the first position, of a precision per row."""
         if not self.stateful:
             return ()
         site = self._first_site(broadcast.position, client.size)
         optimizer = self.client_optimizer
-        return Site(site, () if optimizer == () else optimizer.init(site))
+        return _Site(site, () if optimizer == () else optimizer.init(site))
 
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
+        """Return a site about `position`, of the initial precision per row."""
         per_row = schedules.value(self.initial_precision, jnp.zeros((), jnp.int32))
-        return first_site(position, num_rows, per_row, self.structure)
+        like = Gaussian.uniform(position, self.structure).precision
+        number = num_rows.astype(jnp.result_type(float)) * per_row
+        if self.structure == "dense":
+            precision = trees.cast(number, like) * jnp.eye(like.shape[0], dtype=like.dtype)
+        else:
+            precision = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), like)
+        return with_mean(position, precision, self.structure)
+
+    def _told(self, whole: Gaussian, prior: Gaussian, num_clients: Array) -> tuple[Gaussian, ...]:
+        """Return what clients are told besides the position: the global Gaussian, and all sites.
+
+        Of these a client leaves out a share, its own with ``"power"``, else the same for all.
+        """
+        if self.cavity not in ("average", "power"):
+            return (whole,)
+        sites = whole / prior
+        if self.cavity == "power":
+            return whole, sites
+        return whole, sites ** (1 / num_clients.astype(jnp.result_type(float)))
+
+    def _cavity(self, told: tuple[Gaussian, ...], client_state: Any, client: Client) -> Gaussian:
+        """Return what the client's likelihood is multiplied by."""
+        whole = told[0]
+        if self.cavity == "site":
+            return whole / client_state.site
+        if self.cavity == "average":
+            return whole / told[1]
+        if self.cavity == "power":
+            return whole / told[1] ** client.share
+        if self.cavity == "global":
+            return whole
+        return trees.zeros_like(whole)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of a change of natural parameters."""
         return trees.shapes_of(like.extra[0])
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Draw all that is random in the client's inference."""
         return self.inference.prepare(rng_key, like.position, client)
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Fit likelihood times cavity, and return the change of natural parameters."""
-        whole, *rest = broadcast.extra
-        cavity = cavity_of(self.cavity, whole, rest, client_state, client)
+        cavity = self._cavity(broadcast.extra, client_state, client)
         tilted, gradient_norm = self.inference.fit(
             self.posterior, draws, broadcast.position, cavity, client, broadcast.round
         )
-        whole_before = whole if self.cavity != "none" else client_state.site
-        change, proper = change_of(tilted, whole_before, self.max_norm, broadcast.round)
+        before = client_state.site if self.cavity == "none" else broadcast.extra[0]
+        proper = is_proper(tilted)
+        change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
+        if not trees.is_empty(self.max_norm):
+            norm = jnp.sqrt(trees.squared_norm(change))
+            limit = trees.cast(schedules.value(self.max_norm, broadcast.round), norm)
+            change = change ** jnp.minimum(1, limit / jnp.where(norm > 0, norm, 1))
         info = StepInfo(
             bits=jnp.asarray(trees.num_bits(change), jnp.int32),
             gradient_norm=gradient_norm,
             usable=proper,
-            # The position follows from the natural self.
+            # The position follows from the natural parameters.
             bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
         )
         return change, client_state, info
 
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
-        """Move the client's site by what it sent."""
         if not self.stateful:
             return client_state
         damping = schedules.value(self.damping, broadcast.round)
-        site, state = ascend(
+        site, state = _ascend(
             self.client_optimizer, damping, message, client_state.site, client_state.optimizer
         )
-        return Site(site, state)
+        return _Site(site, state)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
-        """Leave the key as it is: the prior's factor draws from it."""
-        return rng_key
+        return rng_key  # as it is: the prior's factor draws from it
 
     def aggregate(
-        self, rng_key: Array, broadcast: Broadcast, server_state: Server, total: Gaussian
-    ) -> tuple[Broadcast, Server, ArrayTree]:
-        """Multiply the approximation by the changes, and refine the prior's factor."""
+        self, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: Gaussian
+    ) -> tuple[Broadcast, _Server, ArrayTree]:
         damping = schedules.value(self.damping, broadcast.round)
         before = broadcast.extra[0]
-        whole, optimizer = ascend(
+        whole, optimizer = _ascend(
             self.server_optimizer, damping, total, before, server_state.optimizer
         )
+        approximation, num_clients = server_state.approximation, server_state.num_clients
         prior = self.prior.refine(
-            self.posterior, rng_key, server_state.prior, server_state.approximation, damping
+            self.posterior, rng_key, server_state.prior, approximation, damping
         )
         whole = whole * (prior / server_state.prior) if self.prior.moves else whole
         proper = is_proper(whole)
-        approximation = server_state.approximation
         position = trees.select(proper, whole.mean(), broadcast.position)
-        moved_approximation = Approximation(
+        approximation = _Approximation(
             trees.select(proper, whole, approximation.gaussian), proper | approximation.known
         )
-        num_clients = server_state.num_clients
-        extra = to_broadcast(self.cavity, whole, prior, num_clients)
+        extra = self._told(whole, prior, num_clients)
         moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
-        return moved, Server(moved_approximation, prior, optimizer, num_clients), proper
+        return moved, _Server(approximation, prior, optimizer, num_clients), proper
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
-        """Draw from the approximation."""
         approximation = state.server.approximation
         return trees.select(
             approximation.known, approximation.gaussian.draw(rng_key), state.broadcast.position
         )
+
+
+def _ascend(
+    optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
+) -> tuple[Gaussian, ArrayTree]:
+    """Return `q` moved along a change of its natural parameters, and the optimizer's state."""
+    if optimizer == ():
+        return q * change**damping, state
+    # Optimizers descend.
+    updates, state = trees.descend(optimizer, change ** (-1), state, q)
+    return q * updates**damping, state
 
 
 def natural(
@@ -287,10 +337,10 @@ def natural(
     if client_optimizer is not None and cavity not in ("site", "none"):
         raise ValueError(f"client_optimizer acts on sites, which cavity={cavity!r} has none of.")
     clip: Any = () if max_norm is None else schedules.number(max_norm, "max_norm", minimum=0.0)
-    kernel: Natural = as_functions(
+    return as_functions(
         Natural(
             posterior,
-            own_participation(participation, cavity),
+            _weighted_or_not(participation, cavity),
             inference,
             prior_site(prior, structure, positive_integer(num_prior_samples, "num_prior_samples")),
             schedules.number(damping, "damping", minimum=0.0, strict=True),
@@ -302,7 +352,6 @@ def natural(
             structure,
         )
     )
-    return kernel
 
 
 def _optimizer(optimizer: Any, name: str) -> Any:
@@ -314,3 +363,25 @@ def _optimizer(optimizer: Any, name: str) -> Any:
             f"{type(optimizer).__name__}."
         )
     return optimizer
+
+
+def _weighted_or_not(participation: Participation | None, cavity: str) -> Participation:
+    """Return the rule, with weights only where a cohort stands for everyone.
+
+    That is so with average sites. A site changes by just what its client sends, and a filter takes
+    in just the rows that it sees.
+
+    Raises
+    ------
+    ValueError
+        If a client that keeps a site may be drawn twice in a round.
+    """
+    participation = full() if participation is None else participation
+    if cavity in ("average", "power"):
+        return participation
+    if participation.repeats and cavity != "global":
+        raise ValueError(
+            "A client that keeps a site takes part at most once per round: use "
+            "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
+        )
+    return replace(participation, weighted=False)

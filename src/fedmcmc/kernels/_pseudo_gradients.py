@@ -6,7 +6,7 @@ pseudo-gradients that are gradients of a local posterior's Gaussian fit.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,24 +25,13 @@ from fedmcmc._types import (
     GradientEstimator,
     Number,
     Participation,
-    Phase,
     Posterior,
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import Training, train
+from fedmcmc.dynamics import Training, Visitor
 from fedmcmc.gradients import next_broadcast
-from fedmcmc.kernels._deltas import Delta
-from fedmcmc.kernels._deltas import displacement as displacement
-from fedmcmc.kernels._deltas import posterior_delta as posterior_delta
-from fedmcmc.kernels._shared import (
-    EstimatorKernel,
-    bits_down,
-    expect_blocks,
-    first_sums,
-    mean_loss,
-    refuse_partial_sums,
-)
+from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -51,6 +40,132 @@ __all__ = ["Delta", "displacement", "posterior_delta", "pseudo_gradients"]
 
 PLAIN_STEPS = optax.sgd(1.0)
 """One object, as kernels of other functions share no compilation."""
+
+
+class Delta:
+    """A pseudo-gradient, from where a client's training went.
+
+    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
+    structure (static). Its methods are pure.
+    """
+
+    def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
+        """Return what is kept of a training that starts at `position`.
+
+        It sees the windows after the burn-in, `num_samples` of them.
+        """
+        return Visitor()
+
+    def finish(self, summary: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+        """Return the pseudo-gradient, shaped as a position, of a training that ended at `last`."""
+        raise NotImplementedError
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Displacement(Delta):
+    """How far a client came; see `displacement`."""
+
+    def finish(self, summary: ArrayTree, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+        return trees.subtract(position, last)
+
+
+def displacement() -> Delta:
+    """Return where training began minus where it ended: federated averaging."""
+    return Displacement()
+
+
+class _Fit(NamedTuple):
+    """The solve so far: with `t` samples, ``(I + rho * scatter) @ delta = theta - mean``."""
+
+    mean: Array  # [d]
+    delta: Array  # [d]
+    moves: Array  # [l, d], u_t: how far sample t lies from the mean before it
+    solved: Array  # [l, d], v_t: the same, solved with the matrix before it
+    rho: Array
+
+
+def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
+    """Take sample ``t = index + 1`` in: a Sherman-Morrison step with all earlier ones."""
+    rho, moves, solved = fit.rho, fit.moves, fit.solved
+    t = (index + 1).astype(sample.dtype)
+    move = sample - fit.mean
+    # Of samples 2 .. t - 1; rows of others are zero.
+    k = jnp.arange(1, moves.shape[0] + 1, dtype=sample.dtype)
+    gains = rho * (k - 1) / k
+    inner = jnp.sum(moves * solved, axis=1)
+    weights = gains * (solved @ move) / (1 + gains * inner)
+    solution = move - weights @ solved
+    gain = rho * (t - 1) / t
+    along = move @ solution
+    step = gain * (t * (move @ fit.delta) - along) / (1 + gain * along)
+    first = index == 0
+    # The first sample is the mean, and the matrix the identity.
+    delta = jnp.where(first, theta - sample, fit.delta - (1 + step) * solution / t)
+    keep = jnp.where(first, jnp.zeros((), sample.dtype), jnp.ones((), sample.dtype))
+    return _Fit(
+        jnp.where(first, sample, fit.mean + move / t),
+        delta,
+        moves.at[index].set(keep * move),
+        solved.at[index].set(keep * solution),
+        rho,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Samples(Visitor):
+    num_samples: int
+    theta: Array  # [d], where training starts
+    rho: Array
+
+    averages: ClassVar[bool] = True
+
+    def init(self, position: ArrayTree) -> _Fit:
+        flat = jnp.zeros_like(trees.ravel(position))
+        rows = jnp.zeros((self.num_samples, *flat.shape), flat.dtype)
+        return _Fit(flat, flat, rows, rows, trees.cast(self.rho, flat))
+
+    def visit(self, summary: _Fit, index: Array, last: ArrayTree, average: ArrayTree) -> _Fit:
+        return _add_sample(summary, index, trees.ravel(average), self.theta)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class PosteriorDelta(Delta):
+    """The gradient of a Gaussian fitted to samples; see `posterior_delta`."""
+
+    shrinkage: Any
+
+    def visitor(self, num_samples: int, position: ArrayTree, round_: Array) -> Visitor:
+        """Fit the Gaussian as averages of windows come in."""
+        rho = schedules.value(self.shrinkage, round_)
+        return _Samples(num_samples, trees.ravel(position), rho)
+
+    def finish(self, summary: _Fit, position: ArrayTree, last: ArrayTree) -> ArrayTree:
+        num = summary.moves.shape[0]
+        scale = 1 + (num - 1) * summary.rho
+        return trees.cast_like(trees.unravel(scale * summary.delta, position), position)
+
+
+def posterior_delta(shrinkage: Number) -> Delta:
+    """Return the gradient of a Gaussian fitted to approximate samples of the local posterior.
+
+    The windows' averages ``x_1 .. x_l`` (iterate-averaged SGD) are taken as samples, with mean
+    ``m`` and covariance ``S``; the pseudo-gradient is ``C^{-1} (theta - m)`` with
+    ``C = r I + (1 - r) S`` and ``r = 1 / (1 + (l - 1) * shrinkage)``. It is found as samples come
+    in, in ``O(l^2 d)`` operations and ``O(l d)`` memory, without a matrix ``[d, d]``.
+
+    Parameters
+    ----------
+    shrinkage
+        The papers' ``rho``, at least zero: a number or a schedule of the round. With zero the
+        covariance is the identity: federated averaging of averaged iterates.
+
+    References
+    ----------
+    Al-Shedivat et al. (2021), Federated learning via posterior averaging, section 4 and appendix.
+    """
+    return PosteriorDelta(schedules.number(shrinkage, "shrinkage", minimum=0.0))
 
 
 class _Message(NamedTuple):
@@ -62,7 +177,7 @@ class _Message(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class PseudoGradients(EstimatorKernel):
+class PseudoGradients(LocalTraining):
     """Clients train, the server's optimizer follows their mean; see `pseudo_gradients`."""
 
     posterior: Posterior
@@ -74,59 +189,32 @@ class PseudoGradients(EstimatorKernel):
     learning_rate: Any
 
     @property
-    def before(self) -> tuple[Phase, ...]:
-        """The sum of the clients' gradients, where the estimator needs it."""
-        return first_sums(self.posterior, self.estimator)
-
-    @property
     def clients_apart(self) -> bool:
-        """Clients move by themselves."""
         return True
 
-    def server_init(
-        self,
-        rng_key: Array,
-        position: ArrayTree,
-        federation: Federation,
-        totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, ArrayTree]:
-        """Start at `position`, with the optimizer's first state."""
-        refuse_partial_sums(self.estimator, self.participation)
-        broadcast = self.first_broadcast(position, federation, sums=True)
-        return broadcast, self.optimizer.init(broadcast.position)
+    def first_state(
+        self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
+    ) -> ArrayTree:
+        return self.optimizer.init(position)
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        """Return the shapes of a weight and a weighted pseudo-gradient."""
         weight: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return _Message(Exact(weight), trees.shapes_of(like.position))
-
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        """Draw the minibatches of the training."""
-        num = self.training.length.most(client)
-        return self.estimator.prepare(rng_key, like.position, client, num)
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Train, and return the client's part of a weighted mean."""
-        posterior, estimator = self.posterior, self.estimator
-        down = bits_down(estimator, broadcast, client_state)
-        gradient_fn, client_state = mean_loss(posterior, estimator, broadcast, client_state, client)
-        position, round_, length = broadcast.position, broadcast.round, self.training.length
-        visitor = self.delta.visitor(length.num_windows - length.num_burnin, position, round_)
-        trained = train(self.training, gradient_fn, draws, position, client, round_, visitor)
+        position, length = broadcast.position, self.training.length
+        num_samples = length.num_windows - length.num_burnin
+        visitor = self.delta.visitor(num_samples, position, broadcast.round)
+        trained, client_state, down = self.train(draws, broadcast, client_state, client, visitor)
         delta = self.delta.finish(trained.kept, position, trained.position)
         finite = trees.all_finite(delta)
         weight = jnp.where(finite, client.share, 0)
         message = _Message(
             Exact(weight), trees.scale(weight, trees.select(finite, delta, trees.zeros_like(delta)))
         )
-        info = StepInfo(
-            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-            gradient_norm=jnp.sqrt(trained.mean_square),
-            usable=finite,
-            bits_down=down,
-        )
+        info = report(message, trained.mean_square, usable=finite, bits_down=down)
         return message, client_state, info
 
     def aggregate(
@@ -202,7 +290,6 @@ def pseudo_gradients(
     expect(delta, Delta, "delta")
     expect(training, Training, "training")
     rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
-    kernel: PseudoGradients = as_functions(
+    return as_functions(
         PseudoGradients(posterior, estimator, participation, delta, training, server, rate)
     )
-    return kernel

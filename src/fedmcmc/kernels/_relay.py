@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
@@ -27,25 +25,16 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import overdamped_langevin
-from fedmcmc.gradients import importance
-from fedmcmc.kernels._shared import (
-    EstimatorKernel,
-    LocalDraws,
-    bits_down,
-    expect_blocks,
-    move_by_total,
-    prepare_local_steps,
-)
+from fedmcmc.gradients import importance, next_broadcast
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.random import realize_normals
 
 __all__ = ["relay"]
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Relay(EstimatorKernel):
+class Relay(LocalLangevin):
     """Clients move the one chain in turn; see `relay`."""
 
     posterior: Posterior
@@ -55,66 +44,38 @@ class Relay(EstimatorKernel):
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})
 
-    def server_init(
-        self,
-        rng_key: Array,
-        position: ArrayTree,
-        federation: Federation,
-        totals: tuple[ArrayTree, ...],
-    ) -> tuple[Broadcast, ArrayTree]:
-        """Start at `position`."""
+    def first_state(
+        self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
+    ) -> ArrayTree:
         if (self.participation.cohort_size or federation.num_clients) != 1:
             raise ValueError(
                 "A relay hands its chain to one client per round; this cohort is larger."
             )
-        return self.first_broadcast(position, federation), ()
-
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> LocalDraws:
-        """Draw the noise and the minibatches of all local steps."""
-        return prepare_local_steps(self.estimator, self.num_local_steps, rng_key, like, client)
+        return ()
 
     def step(
         self, draws: LocalDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        """Move the chain, and return how far it came."""
-        posterior, estimator = self.posterior, self.estimator
-        loglikelihood_fn = posterior.loglikelihood_fn
-        down = bits_down(estimator, broadcast, client_state)
-        context, client_state = estimator.start(loglikelihood_fn, broadcast, client_state, client)
+        estimate, client_state, down = self.begin(broadcast, client_state, client)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
 
-        def local_step(
-            carry: tuple[ArrayTree, Array], draws_: LocalDraws
-        ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
-            position, squared_norm = carry
-            estimate = estimator.estimate(
-                loglikelihood_fn, draws_.gradient, position, context, client
-            )
-            gradient = trees.add(
-                jax.grad(posterior.logprior_fn)(position), importance(client, estimate)
-            )
-            noise = realize_normals(draws_.noise, position)
-            position = overdamped_langevin(position, gradient, noise, step_size, temperature)
-            return (position, squared_norm + trees.squared_norm(gradient)), position
+        def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
+            prior = jax.grad(self.posterior.logprior_fn)(position)
+            return trees.add(prior, importance(client, estimate(drawn, position)))
 
-        num = self.num_local_steps
-        start = (broadcast.position, jnp.zeros((), jnp.float32))
-        (position, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
-        message = trees.subtract(position, broadcast.position)
-        info = StepInfo(
-            bits=jnp.asarray(trees.num_bits(message), jnp.int32),
-            gradient_norm=jnp.sqrt(squared_norm / num),
-            local_positions=iterates,
-            bits_down=down,
+        position, mean_square, iterates = self.move(
+            gradient_fn, draws, broadcast.position, step_size, temperature
         )
+        message = trees.subtract(position, broadcast.position)
+        info = report(message, mean_square, local_positions=iterates, bits_down=down)
         return message, client_state, info
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-        """Take the chain from the client that moved it."""
-        return move_by_total(self.estimator.reference, broadcast, total), server_state, ()
+        position = trees.add(broadcast.position, total)
+        return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
 
 
 def relay(
@@ -152,7 +113,7 @@ def relay(
         On numbers out of range, and from `init` where the data does not fit.
     """
     expect_blocks(posterior, estimator, participation)
-    kernel: Relay = as_functions(
+    return as_functions(
         Relay(
             posterior,
             estimator,
@@ -162,4 +123,3 @@ def relay(
             positive_integer(num_local_steps, "num_local_steps"),
         )
     )
-    return kernel

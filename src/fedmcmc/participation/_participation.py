@@ -169,7 +169,6 @@ class Full(Participation):
     """Everyone; see `full`."""
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
-        """Return everyone, with weights of one."""
         ones = jnp.ones(num_clients)
         return Cohort(_everyone(num_clients), ones, jnp.ones(num_clients, bool))
 
@@ -182,14 +181,12 @@ class Bernoulli(Participation):
     probability: Array  # [] or [num_clients]
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
-        """Draw a coin per client."""
         p = self.probability
         probability = jnp.broadcast_to(p, (num_clients,))
         active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
         return Cohort(_everyone(num_clients), 1 / probability, active)
 
     def check(self, num_clients: int) -> None:
-        """Compare the number of probabilities with that of clients."""
         _check_length(self.probability, num_clients)
 
 
@@ -223,12 +220,10 @@ class Uniform(Participation):
     cohort_size: int = field(kw_only=True, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
-        """Draw without replacement."""
         index = distinct_integers(rng_key, jnp.asarray(num_clients), (self.cohort_size,))
         return _equal_cohort(index, num_clients)
 
     def check(self, num_clients: int) -> None:
-        """Compare the cohort with the federation."""
         if self.cohort_size > num_clients:
             raise ValueError(
                 f"A cohort of {self.cohort_size} clients cannot be drawn without replacement from "
@@ -246,7 +241,6 @@ class Categorical(Participation):
     cohort_size: int = field(kw_only=True, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
-        """Draw with replacement."""
         size, p = self.cohort_size, self.probabilities
         if isinstance(p, tuple):
             index = integers_below(rng_key, jnp.asarray(num_clients), (size,))
@@ -256,7 +250,6 @@ class Categorical(Participation):
         return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
 
     def check(self, num_clients: int) -> None:
-        """Compare the number of probabilities with that of clients."""
         if not isinstance(self.probabilities, tuple):
             _check_length(self.probabilities, num_clients)
 
