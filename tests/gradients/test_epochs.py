@@ -13,7 +13,7 @@ from fedmcmc.random import shuffle_words, shuffled
 from tests.oracles.federations import LIMIT
 from tests.support.lanes import fast_and_slow
 
-ROOM = importlib.import_module("fedmcmc.gradients._epochs")
+ROOM = importlib.import_module("fedmcmc.gradients._minibatches")
 SIZES = (7, 1, 4)
 DATA = fedmcmc.FederatedData.from_clients(
     [10.0 * i + jnp.arange(n, dtype=jnp.float32) for i, n in enumerate(SIZES)]

@@ -76,8 +76,8 @@ MUTATIONS = {
     ),
     "the first call's draws again": (
         INTEGRATORS,
-        "leaf[1:].reshape(",
-        "leaf[:-1].reshape(",
+        "x[1:].reshape(",
+        "x[:-1].reshape(",
         REUSE,
     ),
     "noise of a gradient that is not weighted": (
@@ -87,31 +87,31 @@ MUTATIONS = {
         NOISE,
     ),
     "velocities of the covariance of momenta": (
-        "dynamics/_mass_matrix.py",
+        "dynamics/_integrators.py",
         "_times(self.roots if self._is_diagonal(normals) else self.factor, normals)",
         "normals",
         MASS,
     ),
     "kicks without the inverse mass matrix": (
-        "dynamics/_mass_matrix.py",
+        "dynamics/_integrators.py",
         "return _times(self.inverse, gradient)",
         "return gradient",
         MASS,
     ),
     "a control variate without its weight": (
         "gradients/_corrections.py",
-        "trees.scale(self._share(client), broadcast.summed)",
+        "trees.scale(weight_of(client, self.shares), broadcast.summed)",
         "broadcast.summed",
         CONTROL,
     ),
     "a control variate with the share of rows for the weight": (
         "gradients/_corrections.py",
-        "trees.scale(self._share(client), broadcast.summed)",
+        "trees.scale(weight_of(client, self.shares), broadcast.summed)",
         "trees.scale(client.share, broadcast.summed)",
         CONTROL,
     ),
     "a control variate that forgets the client's own gradient": (
-        "gradients/_zero_sum.py",
+        "gradients/_corrections.py",
         "lambda g: g[0] - g[1], both)",
         "lambda g: g[0], both)",
         CONTROL,

@@ -257,13 +257,13 @@ MUTATIONS = {
         CONSENSUS,
     ),
     "a snapshot one round late": (
-        "gradients/_control_variates.py",
+        "gradients/_corrections.py",
         "trees.select(round_ % self.period == 0, position, previous)",
         "trees.select(round_ % self.period == 1, position, previous)",
         MEMORY,
     ),
     "the gradient of an old snapshot": (
-        "gradients/_control_variates.py",
+        "gradients/_corrections.py",
         "known.round != latest,",
         "known.round < 0,",
         MEMORY,

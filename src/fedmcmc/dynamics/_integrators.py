@@ -1,4 +1,4 @@
-"""Dynamics: discretized stochastic and Hamiltonian differential equations.
+"""Discretized stochastic and Hamiltonian differential equations, and their mass matrices.
 
 Positions are moved along a gradient function ``(draws, position) -> gradient`` of a log density;
 `draws` is one entry of whatever makes the gradient stochastic. Momenta appear as velocities,
@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.dynamics._mass_matrix import MassMatrix
 from fedmcmc.pytrees import trees
 
-__all__ = ["Integrator", "euler_maruyama", "half_kick", "leapfrog", "overdamped_langevin"]
+__all__ = ["Integrator", "euler_maruyama", "leapfrog", "overdamped_langevin"]
 
 GradientFn = Callable[[ArrayTree, ArrayTree], ArrayTree]
 
@@ -105,7 +105,6 @@ class EulerMaruyama(Integrator):
         noise: ArrayTree,
         step_size: Array,
     ) -> tuple[ArrayTree, ArrayTree, Array]:
-        """Take the step."""
         gradient = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
         position = overdamped_langevin(position, gradient, noise, step_size)
         return position, noise, trees.squared_norm(gradient)
@@ -114,6 +113,77 @@ class EulerMaruyama(Integrator):
 def euler_maruyama() -> Integrator:
     """One step of overdamped Langevin dynamics, `overdamped_langevin`, as an integrator."""
     return EulerMaruyama()
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class MassMatrix:
+    """An inverse mass matrix and its roots; all ``()`` for the identity.
+
+    A diagonal is a pytree shaped as a position; a dense matrix is ``[d, d]`` over the raveled
+    position. Which of the two it is shows when it meets a position, as that may be a matrix too.
+    """
+
+    inverse: ArrayTree
+    roots: ArrayTree  # of every entry, for a diagonal
+    factor: ArrayTree  # Cholesky's, of what may be a dense matrix, else ()
+
+    @classmethod
+    def of(cls, inverse_mass_matrix: ArrayTree | None) -> "MassMatrix":
+        """Build from ``None``, a diagonal or a dense matrix; `check` says whether it is one."""
+        if inverse_mass_matrix is None:
+            return cls((), (), ())
+        inverse = jax.tree.map(trees.as_float, inverse_mass_matrix)
+        factor: ArrayTree = ()
+        if (
+            isinstance(inverse, Array)
+            and inverse.ndim == 2
+            and inverse.shape[0] == inverse.shape[1]
+        ):
+            factor = jnp.linalg.cholesky(inverse)
+        return cls(inverse, jax.tree.map(jnp.sqrt, inverse), factor)
+
+    def velocity(self, normals: ArrayTree) -> ArrayTree:
+        """Return a velocity of covariance `inverse` from standard normals."""
+        return _times(self.roots if self._is_diagonal(normals) else self.factor, normals)
+
+    def acceleration(self, gradient: ArrayTree) -> ArrayTree:
+        """Return ``inverse * gradient``."""
+        return _times(self.inverse, gradient)
+
+    def check(self, position: ArrayTree) -> None:
+        """Raise `ValueError` unless the matrix fits the position and is positive definite."""
+        if trees.is_empty(self.inverse):
+            return
+        size = trees.num_elements(position)
+        concrete = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self.inverse))
+        if self._is_diagonal(position):
+            leaves = jax.tree.leaves(self.inverse)
+            if concrete and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in leaves):
+                raise ValueError("inverse_mass_matrix must be positive in every coordinate.")
+        elif trees.same_structure(self.inverse, 0) and self.inverse.shape == (size, size):
+            matrix = np.asarray(self.inverse, np.float64) if concrete else np.eye(1)
+            symmetric = np.allclose(matrix, matrix.T, rtol=1e-4)
+            if not (symmetric and np.linalg.eigvalsh(matrix).min() > 0):
+                raise ValueError("inverse_mass_matrix must be symmetric and positive definite.")
+        else:
+            raise ValueError(
+                f"inverse_mass_matrix must be shaped as the position, "
+                f"{jax.tree.map(jnp.shape, position)}, or be a matrix {(size, size)}, got "
+                f"{jax.tree.map(jnp.shape, self.inverse)}."
+            )
+
+    def _is_diagonal(self, like: ArrayTree) -> bool:
+        return trees.same_shapes(self.inverse, like)
+
+
+def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:
+    if trees.is_empty(matrix):
+        return vector
+    if trees.same_shapes(matrix, vector):
+        return jax.tree.map(lambda m, x: m.astype(x.dtype) * x, matrix, vector)
+    flat = jnp.matmul(matrix, trees.ravel(vector), precision="highest")
+    return trees.cast_like(trees.unravel(flat, vector), vector)
 
 
 @register_dataclass
@@ -127,7 +197,6 @@ class Leapfrog(Integrator):
 
     @property
     def num_calls(self) -> int:
-        """One per half kick, or one per step."""
         return 2 * self.num_steps - 1 if self.fresh else self.num_steps
 
     def move(
@@ -138,7 +207,6 @@ class Leapfrog(Integrator):
         noise: ArrayTree,
         step_size: Array,
     ) -> tuple[ArrayTree, ArrayTree, Array]:
-        """Take the steps."""
         half = jnp.asarray(step_size) / 2
         kick = self.mass.acceleration
         first = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
@@ -147,7 +215,8 @@ class Leapfrog(Integrator):
         squares = _squares(first)
         num_later = self.num_steps - 1
         if num_later:
-            later = _later_calls(draws, num_later)
+            # The draws after the first call, leaves [num_later, calls per step, ...].
+            later = jax.tree.map(lambda x: x[1:].reshape(num_later, -1, *x.shape[1:]), draws)
 
             def step(
                 carry: tuple[ArrayTree, ArrayTree, ArrayTree], drawn: ArrayTree
@@ -168,7 +237,6 @@ class Leapfrog(Integrator):
         return position, velocity, sum(sums, jnp.float32(0)) / calls
 
     def check(self, position: ArrayTree) -> None:
-        """Check the mass matrix."""
         self.mass.check(position)
 
 
@@ -182,8 +250,7 @@ def leapfrog(
 
     From ``v = root * noise``, each step is half a kick, ``v += step_size / 2 * A gradient``, a
     drift, ``x += step_size * v``, and half a kick, with ``A`` the inverse mass matrix. The half
-    kick after the last drift does not move the position and is left out; `half_kick` does it for
-    whoever keeps the velocity.
+    kick after the last drift does not move the position and is left out.
 
     Parameters
     ----------
@@ -213,33 +280,14 @@ def leapfrog(
     >>> steps = leapfrog(2)
     >>> one, draws = jnp.ones(1), ()
     >>> position, velocity, _ = steps.move(lambda _, x: -x, draws, one, 0 * one, 0.5)
-    >>> position.tolist(), half_kick(velocity, -position, 0.5).tolist()
-    ([0.53125], [-0.8203125])
+    >>> position.tolist(), velocity.tolist()
+    ([0.53125], [-0.6875])
     """
     if int(num_steps) != num_steps or num_steps < 1:
         raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
     if gradients not in ("fresh", "reuse"):
         raise ValueError(f'gradients must be "fresh" or "reuse", got {gradients!r}.')
     return Leapfrog(MassMatrix.of(inverse_mass_matrix), int(num_steps), gradients == "fresh")
-
-
-def half_kick(
-    velocity: ArrayTree,
-    gradient: ArrayTree,
-    step_size: Any,
-    inverse_mass_matrix: ArrayTree | None = None,
-) -> ArrayTree:
-    """Return ``velocity + step_size / 2 * inverse_mass_matrix * gradient``."""
-    mass = MassMatrix.of(inverse_mass_matrix)
-    return trees.add_scaled(velocity, jnp.asarray(step_size) / 2, mass.acceleration(gradient))
-
-
-def _later_calls(draws: ArrayTree, num_steps: int) -> ArrayTree:
-    """Return the draws behind the first call, leaves ``[num_steps, calls per step, ...]``."""
-    return jax.tree.map(
-        lambda leaf: leaf[1:].reshape(num_steps, -1, *leaf.shape[1:]),
-        draws,
-    )
 
 
 def _two_halves(

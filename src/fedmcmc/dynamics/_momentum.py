@@ -20,55 +20,24 @@ from fedmcmc.random import normals, realize_normals
 __all__ = ["Momentum", "independent_momentum", "shared_momentum"]
 
 
-class Momentum:
-    """How clients draw their momenta.
-
-    A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
-    structure (static). Its methods are pure.
-    """
-
-    def prepare(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
-        """Return the client's own part of `num` momenta, leaves ``[num, ...]``."""
-        return ()
-
-    def prepare_shared(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
-        """Return the part of all clients, leaves ``[num, ...]``."""
-        return ()
-
-    def correlation(self, round_: Array) -> Array:
-        """Return what `combine` is given in a round, ``[]``."""
-        raise NotImplementedError
-
-    def combine(
-        self,
-        own_normals: ArrayTree,
-        shared: ArrayTree,
-        weight: Array,
-        correlation: Array,
-        like: ArrayTree,
-    ) -> ArrayTree:
-        """Return the normals of one trajectory, from one entry of each part."""
-        raise NotImplementedError
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Correlated(Momentum):
-    """Momenta of clients that are correlated; see `shared_momentum`."""
+class Momentum:
+    """How clients draw their momenta; see `shared_momentum`."""
 
     rho: Any
     parts: Literal["both", "shared", "private"] = field(metadata={"static": True})
 
     def prepare(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
-        """Draw standard normals, where they are not all shared."""
+        """Return the client's own part of `num` momenta, leaves ``[num, ...]``."""
         return () if self.parts == "shared" else normals(rng_key, like, num)
 
     def prepare_shared(self, rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
-        """Draw standard normals, where they are not all private."""
+        """Return the part of all clients, leaves ``[num, ...]``."""
         return () if self.parts == "private" else normals(rng_key, like, num)
 
     def correlation(self, round_: Array) -> Array:
-        """Return the round's correlation."""
+        """Return what `combine` is given in a round, ``[]``."""
         return schedules.value(self.rho, round_)
 
     def combine(
@@ -79,7 +48,7 @@ class Correlated(Momentum):
         correlation: Array,
         like: ArrayTree,
     ) -> ArrayTree:
-        """Return ``sqrt(rho) * shared + sqrt((1 - rho) / weight) * own``."""
+        """Return the normals of one trajectory, from one entry of each part."""
         if self.parts == "shared":
             return realize_normals(shared, like)
         private = trees.scale(
@@ -118,10 +87,10 @@ def shared_momentum(rho: Number = 1.0) -> Momentum:
     Array([1.4142, 1.4142], dtype=float32)
     """
     if isinstance(rho, (int, float)) and rho in (0, 1):
-        return Correlated(
+        return Momentum(
             jnp.asarray(rho, jnp.result_type(float)), "shared" if rho == 1 else "private"
         )
-    return Correlated(schedules.number(rho, "rho", minimum=0.0, maximum=1.0), "both")
+    return Momentum(schedules.number(rho, "rho", minimum=0.0, maximum=1.0), "both")
 
 
 def independent_momentum() -> Momentum:

@@ -53,12 +53,10 @@ class Rms(Preconditioner):
     num_noiseless: Array
 
     def init(self, position: ArrayTree, federation: Federation) -> _State:
-        """Start with squares of one."""
         ones = jax.tree.map(jnp.ones_like, position)
         return _State(ones, jnp.asarray(float(federation.num_rows)))
 
     def update(self, gradient: ArrayTree, state: _State) -> tuple[ArrayTree, _State]:
-        """Take the gradient into the mean."""
         mean = trees.scale(1 / state.num_rows, gradient)
         square = jax.tree.map(
             lambda v, g: trees.cast(self.decay, v) * v + trees.cast(1 - self.decay, v) * g * g,
@@ -69,7 +67,6 @@ class Rms(Preconditioner):
         return metric, _State(square, state.num_rows)
 
     def temperature(self, temperature: Array, round_: Array) -> Array:
-        """Return zero in the first rounds."""
         return jnp.where(round_ < self.num_noiseless, 0.0, temperature)
 
 

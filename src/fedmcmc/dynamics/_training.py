@@ -18,7 +18,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, as_functions
-from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_an_epoch
+from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
 from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["Length", "Trained", "Training", "Visitor", "local_steps", "train", "training"]
@@ -32,7 +32,7 @@ class Length(NamedTuple):
     num_windows, num_burnin
         Windows in all, and those at the beginning of which nothing is kept.
     batch_size
-        Rows per step, where a window is an epoch; ``None`` for all of them.
+        Rows per step, which say how many steps an epoch has; ``None`` for all of them.
     num_steps
         Steps per window; ``None`` where it is an epoch.
     """
@@ -46,15 +46,14 @@ class Length(NamedTuple):
         """Return the steps per window of this client."""
         if self.num_steps is not None:
             return self.num_steps
-        return 1 if self.batch_size is None else steps_an_epoch(client.size, self.batch_size)
+        return 1 if self.batch_size is None else steps_per_epoch(client.size, self.batch_size)
 
     def most(self, client: Client) -> int:
         """Return a static bound on the client's steps in all."""
         if self.num_steps is not None:
             return self.num_windows * self.num_steps
-        rows = 1 if self.batch_size is None else self.batch_size
-        largest = 1 if self.batch_size is None else client.max_size
-        return self.num_windows * -(-largest // rows)
+        per_window = 1 if self.batch_size is None else -(-client.max_size // self.batch_size)
+        return self.num_windows * per_window
 
 
 @register_dataclass

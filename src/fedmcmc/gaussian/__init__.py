@@ -6,8 +6,10 @@ Surrogates and expectation propagation share them. They know nothing of data or 
 
 from fedmcmc.gaussian._gaussian import STRUCTURES as STRUCTURES
 from fedmcmc.gaussian._gaussian import Gaussian as Gaussian
-from fedmcmc.gaussian._sites import as_dense as as_dense
-from fedmcmc.gaussian._sites import is_proper as is_proper
-from fedmcmc.gaussian._sites import plus_precision as plus_precision
-from fedmcmc.gaussian._sites import project as project
-from fedmcmc.gaussian._sites import with_mean as with_mean
+from fedmcmc.gaussian._gaussian import as_dense as as_dense
+from fedmcmc.gaussian._gaussian import flat_precision as flat_precision
+from fedmcmc.gaussian._gaussian import from_flat as from_flat
+from fedmcmc.gaussian._gaussian import is_proper as is_proper
+from fedmcmc.gaussian._gaussian import plus_precision as plus_precision
+from fedmcmc.gaussian._gaussian import project as project
+from fedmcmc.gaussian._gaussian import with_mean as with_mean

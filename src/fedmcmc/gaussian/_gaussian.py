@@ -3,6 +3,11 @@
 ``log q(theta) = precision_mean' theta - theta' precision theta / 2 + const``. Products add,
 quotients subtract and powers scale natural parameters, so surrogates of likelihoods and the sites
 of expectation propagation are the same objects, proper or not.
+
+In expectation propagation (Guo et al. 2023, Algorithm 1) the global approximation is the product
+of the prior's site and one site per client, ``q = q_0 * prod_k q_k``. A client's cavity is
+``q / q_k``; its likelihood times the cavity is the tilted distribution, and the change of the
+global natural parameters that a Gaussian for it asks for is the client's message.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,7 +24,17 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 
-__all__ = ["STRUCTURES", "Gaussian"]
+__all__ = [
+    "STRUCTURES",
+    "Gaussian",
+    "as_dense",
+    "flat_precision",
+    "from_flat",
+    "is_proper",
+    "plus_precision",
+    "project",
+    "with_mean",
+]
 
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
 
@@ -224,13 +239,6 @@ class Gaussian:
             )
         return leaves[0].shape[0]
 
-    def one_a_client(self) -> "Gaussian":
-        """Return this with a client axis on the precision too, where one number serves all."""
-        num_clients = self.num_clients
-        if self.structure == "scaled_identity" and self.precision.ndim == 0:
-            return replace(self, precision=jnp.broadcast_to(self.precision, (num_clients,)))
-        return self
-
     def check_clients(self, position: ArrayTree, num_clients: int) -> None:
         """Raise `ValueError` unless this is one Gaussian per client, shaped as `position`."""
         wanted = jax.tree.map(lambda x: (num_clients, *jnp.shape(x)), position)
@@ -288,3 +296,74 @@ def _check_positive(variance: ArrayTree) -> None:
 
 def _shapes(tree: ArrayTree) -> Any:
     return jax.tree.map(lambda x: jnp.shape(x), tree)
+
+
+def is_proper(q: Gaussian) -> Array:
+    """Return whether `q` is finite with a positive definite precision, ``[]`` bool."""
+    finite = trees.all_finite(q)
+    if q.structure == "dense":
+        # Cholesky marks a matrix that is not positive definite by NaN.
+        return finite & jnp.all(jnp.isfinite(jnp.linalg.cholesky(q.precision)))
+    lowest = [jnp.min(leaf) > 0 for leaf in jax.tree.leaves(q.precision) if leaf.size]
+    return finite & jnp.all(jnp.array(lowest))
+
+
+def flat_precision(q: Gaussian) -> Array:
+    """Return the precision as ``[]``, ``[d]`` or ``[d, d]``, by structure."""
+    return trees.ravel(q.precision) if q.structure == "diagonal" else jnp.asarray(q.precision)
+
+
+def with_mean(mean: ArrayTree, precision: ArrayTree, structure: str) -> Gaussian:
+    """Return the Gaussian with this mean and precision."""
+    q = Gaussian(mean, precision, structure)
+    return replace(q, precision_mean=q.apply_precision(mean))
+
+
+def from_flat(mean: ArrayTree, precision: Array, structure: str) -> Gaussian:
+    """Return the Gaussian with this mean and a precision as of `flat_precision`."""
+    shaped = ravel_pytree(mean)[1](precision) if structure == "diagonal" else precision
+    return with_mean(mean, shaped, structure)
+
+
+def as_dense(q: Gaussian) -> Gaussian:
+    """Return `q` with a dense precision ``[d, d]``."""
+    if q.structure == "dense":
+        return q
+    ones = jax.tree.map(jnp.ones_like, q.precision_mean)
+    diagonal = trees.ravel(q.apply_precision(ones))
+    return Gaussian(q.precision_mean, jnp.diag(diagonal), "dense")
+
+
+def project(q: Gaussian, structure: str) -> Gaussian:
+    """Return the Gaussian of this structure with the mean of `q` and the variances nearest to its.
+
+    Moment matching, which minimizes the divergence ``KL(q || .)`` within the family: a diagonal
+    covariance keeps the variances, a scaled identity their mean.
+
+    Examples
+    --------
+    >>> q = Gaussian.from_moments(jnp.zeros(2), jnp.array([[2.0, 1.0], [1.0, 4.0]]))
+    >>> [float(1 / x) for x in project(q, "diagonal").precision.round(5)]
+    [2.0, 4.0]
+    >>> round(1 / float(project(q, "scaled_identity").precision), 5)
+    3.0
+    """
+    if q.structure == structure:
+        return q
+    if structure == "dense":
+        return as_dense(q)
+    variances = jnp.diagonal(q.covariance())
+    matched = variances if structure == "diagonal" else jnp.mean(variances)
+    return from_flat(q.mean(), 1 / matched, structure)
+
+
+def plus_precision(q: Gaussian, number: Array) -> Gaussian:
+    """Return `q` with `number` added to its precision in every direction, precision mean as it is.
+
+    The product with a Gaussian of mean zero and precision `number`.
+    """
+    if q.structure == "dense":
+        eye = jnp.eye(q.precision.shape[0], dtype=q.precision.dtype)
+        return replace(q, precision=q.precision + trees.cast(number, eye) * eye)
+    added = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), q.precision)
+    return replace(q, precision=added)

@@ -4,21 +4,23 @@ Minibatches, epochs, control variates and corrections that sum to zero over the 
 estimator sees one client at a time; the room imports data and the ground floor.
 """
 
-from fedmcmc.gradients._control_variates import fixed_point as fixed_point
-from fedmcmc.gradients._control_variates import svrg as svrg
 from fedmcmc.gradients._corrections import as_surrogates as as_surrogates
 from fedmcmc.gradients._corrections import conducive as conducive
+from fedmcmc.gradients._corrections import fixed_point as fixed_point
 from fedmcmc.gradients._corrections import scaffold as scaffold
-from fedmcmc.gradients._epochs import epochs as epochs
-from fedmcmc.gradients._epochs import offsets_of_call as offsets_of_call
-from fedmcmc.gradients._epochs import steps_an_epoch as steps_an_epoch
+from fedmcmc.gradients._corrections import svrg as svrg
 from fedmcmc.gradients._estimators import client_gradient as client_gradient
 from fedmcmc.gradients._estimators import first_reference as first_reference
 from fedmcmc.gradients._estimators import full_gradient as full_gradient
 from fedmcmc.gradients._estimators import next_broadcast as next_broadcast
 from fedmcmc.gradients._estimators import noisy as noisy
+from fedmcmc.gradients._estimators import row_terms as row_terms
+from fedmcmc.gradients._minibatches import epochs as epochs
 from fedmcmc.gradients._minibatches import for_batch_size as for_batch_size
 from fedmcmc.gradients._minibatches import minibatch as minibatch
+from fedmcmc.gradients._minibatches import offsets_of_call as offsets_of_call
+from fedmcmc.gradients._minibatches import row_size as row_size
+from fedmcmc.gradients._minibatches import steps_per_epoch as steps_per_epoch
 from fedmcmc.gradients._scaling import importance as importance
 from fedmcmc.gradients._scaling import over_weight as over_weight
 from fedmcmc.gradients._scaling import prior_share as prior_share

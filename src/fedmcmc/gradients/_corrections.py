@@ -1,11 +1,19 @@
-"""Corrections that pull each client towards the other clients and sum to zero over all of them.
+"""Corrections of gradient estimates that sum to zero over the clients, or to a known total.
 
-Both are ``estimate + share * grad log q - grad log q_client`` (`ZeroSum`). The ``q_client`` are
-Gaussians that are known from the start, or log-linear densities that are renewed every round.
+The estimate ``H_c(theta)`` of client ``c`` becomes ``H_c(theta) + share_c grad log q(theta) - grad
+log q_c(theta)``. Here ``q`` is the product of the ``q_c`` and the shares sum to one, so the
+corrections sum to zero and the sum of the estimates does not change. There are two choices of
+``q_c``:
+
+- a Gaussian (conducive gradients);
+- a log-linear density. Its slope is the client's estimate at an anchor, with the same draws. The
+  anchor is a snapshot (SVRG), the position that was broadcast (SCAFFOLD) or a fixed point. For a
+  fixed point the server may add ``grad log q`` instead of the clients (QLSD*): the corrections
+  then sum to a known total.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,49 +21,126 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import expect
+from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
+    Cached,
     Client,
     Federation,
     GradientEstimator,
     LogDensity,
     Number,
     PerClient,
+    Reference,
 )
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients._estimators import client_gradient
-from fedmcmc.gradients._zero_sum import Correction, ZeroSum
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.gradients._estimators import (
+    Derived,
+    as_weights,
+    check_weights,
+    client_gradient,
+    weight_of,
+)
+from fedmcmc.pytrees import schedules, trees, where_any
 
-__all__ = ["as_surrogates", "conducive", "scaffold"]
-
-
-class _ByShares(ZeroSum):
-    """A correction whose total is split by shares, those of rows where none are given."""
-
-    shares: PerClient | None
-
-    def _share(self, client: Client) -> Array:
-        return client.share if self.shares is None else self.shares.of(client)
-
-    def check(self, position: ArrayTree, federation: Federation) -> None:
-        super().check(position, federation)
-        if self.shares is not None and self.shares.values.shape != (federation.num_clients,):
-            raise ValueError(
-                f"shares must have shape ({federation.num_clients},), one per client, got "
-                f"{self.shares.values.shape}."
-            )
+__all__ = ["as_surrogates", "conducive", "fixed_point", "scaffold", "svrg"]
 
 
-def _as_shares(shares: Any) -> PerClient | None:
-    return None if shares is None else PerClient(jnp.asarray(shares, jnp.result_type(float)))
+class Correction(NamedTuple):
+    """What a round adds to a client's estimates; a part that is ``()`` is left out.
+
+    Attributes
+    ----------
+    slope
+        Shaped as the position: a gradient that is added as it is.
+    log_q
+        A `Gaussian`; the gradient of its logarithm is added.
+    anchor
+        A position; the estimate there, with the same draws, is subtracted.
+    """
+
+    slope: ArrayTree = ()
+    log_q: Any = ()
+    anchor: ArrayTree = ()
+
+
+class _Context(NamedTuple):
+    inner: ArrayTree
+    correction: Correction
+
+
+class ZeroSum(Derived):
+    """An estimate plus a correction, which a subclass computes.
+
+    Attributes
+    ----------
+    remembers
+        Whether clients keep a memory for their corrections. If so, a client's state is the pair
+        of its memory and the inner estimator's state; if not, the inner estimator's state alone.
+    """
+
+    remembers: ClassVar[bool] = False
+
+    def first_memory(
+        self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        """Return what a client that remembers keeps before the first round."""
+        return ()
+
+    def correction(
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
+    ) -> tuple[Correction, ArrayTree]:
+        """Return what the round adds to all estimates, and the client's new memory."""
+        raise NotImplementedError
+
+    def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
+        estimator_state = self.estimator.init(loglikelihood_fn, position, client)
+        if not self.remembers:
+            return estimator_state
+        return self.first_memory(loglikelihood_fn, position, client), estimator_state
+
+    def start(
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
+    ) -> tuple[_Context, ArrayTree]:
+        memory, estimator_state = state if self.remembers else ((), state)
+        inner, estimator_state = self.estimator.start(
+            loglikelihood_fn, broadcast, estimator_state, client
+        )
+        correction, memory = self.correction(loglikelihood_fn, broadcast, memory, client)
+        context = _Context(inner, correction)
+        return context, (memory, estimator_state) if self.remembers else estimator_state
+
+    def estimate(
+        self,
+        loglikelihood_fn: LogDensity,
+        draws: ArrayTree,
+        position: ArrayTree,
+        context: _Context,
+        client: Client,
+    ) -> ArrayTree:
+        slope, log_q, anchor = context.correction
+
+        def at(place: ArrayTree) -> ArrayTree:
+            return self.estimator.estimate(loglikelihood_fn, draws, place, context.inner, client)
+
+        if trees.is_empty(anchor):
+            gradient = at(position)
+        else:
+            # Both places in one call: linear algebra on rows is done once, on twice the columns.
+            other = trees.cast_like(anchor, position)
+            both = jax.vmap(at)(jax.tree.map(lambda a, b: jnp.stack([a, b]), position, other))
+            gradient = jax.tree.map(lambda g: g[0] - g[1], both)
+        if not trees.is_empty(slope):
+            gradient = trees.add(gradient, trees.cast_like(slope, gradient))
+        if not trees.is_empty(log_q):
+            gradient = trees.add(gradient, log_q.grad_log(position))
+        return gradient
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Conducive(_ByShares):
+class Conducive(ZeroSum):
     """Corrections from surrogates of the clients' likelihoods; see `conducive`."""
 
     estimator: GradientEstimator
@@ -68,14 +153,14 @@ class Conducive(_ByShares):
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
         """Return one Gaussian: ``alpha * (share * log q - log q_client)``."""
-        share = self._share(client)
+        share = weight_of(client, self.shares)
         log_q = self.product**share / self.surrogates.of(client)
         return Correction(log_q=log_q ** schedules.value(self.alpha, broadcast.round)), memory
 
     def check(self, position: ArrayTree, federation: Federation) -> None:
-        """Check that surrogates and shares are one per client."""
         self.surrogates.values.check_clients(position, federation.num_clients)
         super().check(position, federation)
+        check_weights("shares", self.shares, federation)
 
 
 def conducive(
@@ -113,7 +198,7 @@ def conducive(
         PerClient(surrogates),
         surrogates.sum(),
         schedules.number(alpha, "alpha"),
-        _as_shares(shares),
+        as_weights(shares),
     )
 
 
@@ -133,12 +218,16 @@ def as_surrogates(surrogates: Gaussian) -> Gaussian:
     for leaf in jax.tree.leaves(surrogates):
         if not isinstance(leaf, jax.core.Tracer) and not np.isfinite(leaf).all():
             raise ValueError("The surrogates hold NaN or infinite natural parameters.")
-    return surrogates.one_a_client()
+    num_clients = surrogates.num_clients
+    if surrogates.structure == "scaled_identity" and surrogates.precision.ndim == 0:
+        # One number serves all clients.
+        return replace(surrogates, precision=jnp.broadcast_to(surrogates.precision, (num_clients,)))
+    return surrogates
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Scaffold(_ByShares):
+class Scaffold(ZeroSum):
     """Corrections from all clients' gradients at the round's start; see `scaffold`."""
 
     estimator: GradientEstimator
@@ -146,21 +235,22 @@ class Scaffold(_ByShares):
 
     @property
     def needs_sum(self) -> bool:
-        """The clients' gradients."""
         return True
 
     def summed(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, client: Client
     ) -> ArrayTree:
-        """Return the client's gradient at the broadcast position."""
         return client_gradient(loglikelihood_fn, broadcast.position, client)
 
     def correction(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
     ) -> tuple[Correction, ArrayTree]:
-        """Return the client's share of the sum, with its own gradient subtracted."""
-        slope = trees.scale(self._share(client), broadcast.summed)
+        slope = trees.scale(weight_of(client, self.shares), broadcast.summed)
         return Correction(slope=slope, anchor=broadcast.position), memory
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        super().check(position, federation)
+        check_weights("shares", self.shares, federation)
 
 
 def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> GradientEstimator:
@@ -199,4 +289,181 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
             "This correction goes around an estimator that is not itself relative to a snapshot or "
             "to the broadcast position."
         )
-    return Scaffold(estimator, _as_shares(shares))
+    return Scaffold(estimator, as_weights(shares))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class FixedPoint(ZeroSum):
+    """Differences to the gradient at a fixed point; see `fixed_point`."""
+
+    estimator: GradientEstimator
+    centre: ArrayTree
+    centred: bool = field(metadata={"static": True})
+
+    remembers = True
+
+    def first_memory(
+        self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
+    ) -> ArrayTree:
+        return () if self.centred else client_gradient(loglikelihood_fn, self.centre, client)
+
+    def correction(
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: ArrayTree, client: Client
+    ) -> tuple[Correction, ArrayTree]:
+        return Correction(slope=memory, anchor=self.centre), memory
+
+    def check(self, position: ArrayTree, federation: Federation) -> None:
+        super().check(position, federation)
+        if not trees.same_shapes(self.centre, position):
+            raise ValueError(
+                f"centre must be shaped as the position, {jax.tree.map(jnp.shape, position)}, got "
+                f"{jax.tree.map(jnp.shape, self.centre)}."
+            )
+        leaves = jax.tree.leaves(self.centre)
+        if not all(isinstance(x, jax.core.Tracer) or np.isfinite(x).all() for x in leaves):
+            raise ValueError("centre holds NaN or infinite numbers.")
+
+
+def fixed_point(
+    estimator: GradientEstimator, centre: ArrayTree, *, centred: bool = False
+) -> GradientEstimator:
+    """Estimate the difference to the gradient at `centre`, with the same rows at both.
+
+    ``H(theta) - H(centre) + grad log p(rows | centre)``, the last term by a full pass over the
+    client's rows before the first round.
+
+    Parameters
+    ----------
+    estimator
+        Gives ``H``.
+    centre
+        Shaped as the position; best near the mode, where estimates are needed most.
+    centred
+        Leave the last term out. Each client is then off by its own gradient at the center, all
+        together by the sum of them, which whoever sums the clients must add; it is zero where the
+        center maximizes the likelihood.
+
+    References
+    ----------
+    Baker et al. (2019), Control variates for SGMCMC, eq. 5; centred, Vono et al. (2022),
+    Algorithm S1.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> estimator = fixed_point(fedmcmc.minibatch(10), jnp.zeros(3))
+    """
+    _check_no_reference(estimator, "fixed_point")
+    return FixedPoint(estimator, jax.tree.map(trees.as_float, centre), bool(centred))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Snapshot(Reference):
+    """The position at the last round that is a multiple of `period`."""
+
+    period: int = field(metadata={"static": True})
+
+    def round_of(self, round_: Array) -> Array:
+        return round_ - round_ % self.period
+
+    def update(self, round_: Array, position: ArrayTree, previous: ArrayTree) -> ArrayTree:
+        if previous is None:
+            return position
+        return trees.select(round_ % self.period == 0, position, previous)
+
+    def missing(self, broadcast: Broadcast, state: "tuple[_Memory, Any]") -> Array:
+        # In a round of refresh the snapshot is the position, which is sent anyway.
+        latest = self.round_of(broadcast.round)
+        return (state[0].sent != latest) & (broadcast.round != latest)
+
+
+class _Known(NamedTuple):
+    round: Array  # [] int32, of the snapshot, -1 for none
+    gradient: ArrayTree
+
+
+class _Memory(NamedTuple):
+    sent: Array  # [] int32, the round of the last snapshot that the client was sent, -1 for none
+    known: Cached  # of _Known
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Svrg(ZeroSum):
+    """Differences to the gradient at a snapshot; see `svrg`."""
+
+    estimator: GradientEstimator
+    refresh_every: int = field(metadata={"static": True})
+
+    remembers = True
+
+    @property
+    def reference(self) -> Snapshot:
+        return Snapshot(self.refresh_every)
+
+    def first_memory(
+        self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
+    ) -> _Memory:
+        never = jnp.full((), -1, jnp.int32)
+        return _Memory(never, Cached(_Known(never, trees.zeros_like(position))))
+
+    def correction(
+        self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: _Memory, client: Client
+    ) -> tuple[Correction, _Memory]:
+        """Compute the gradient at the snapshot where that is new."""
+        known = memory.known.value
+        latest = self.reference.round_of(broadcast.round)
+        gradient = where_any(
+            known.round != latest,
+            client_gradient,
+            known.gradient,
+            loglikelihood_fn,
+            broadcast.extra,
+            client,
+        )
+        memory = _Memory(latest, Cached(_Known(latest, gradient)))
+        return Correction(slope=gradient, anchor=broadcast.extra), memory
+
+
+def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
+    """Estimate the difference to the gradient at a snapshot, which is renewed every so often.
+
+    ``H(theta) - H(zeta) + grad log p(rows | zeta)`` with ``zeta`` the position at the last round
+    that is a multiple of `refresh_every`. The last term is a full pass over the client's rows, in
+    the first round after a refresh in which the client takes part, and in no other. (In a
+    simulation that computes everyone, as of `bernoulli`, all clients do it in the round of
+    refresh: the numbers are the same.)
+
+    Parameters
+    ----------
+    estimator
+        Gives ``H``, with the same rows at both places.
+    refresh_every
+        Rounds between snapshots.
+
+    Raises
+    ------
+    ValueError
+        If `refresh_every` is not a positive integer.
+
+    References
+    ----------
+    Johnson and Zhang (2013); Dubey et al. (2016); Algorithm 2 of Vono et al. (2022), where
+    `refresh_every` is ``l``.
+
+    Examples
+    --------
+    >>> import fedmcmc
+    >>> estimator = svrg(fedmcmc.minibatch(10), refresh_every=100)
+    """
+    refresh_every = positive_integer(refresh_every, "refresh_every")
+    _check_no_reference(estimator, "svrg")
+    return Svrg(estimator, refresh_every)
+
+
+def _check_no_reference(estimator: GradientEstimator, name: str) -> None:
+    expect(estimator, GradientEstimator, "estimator")
+    if estimator.reference is not None:
+        raise ValueError(f"{name} goes around an estimator that needs no reference of its own.")

@@ -26,12 +26,16 @@ from fedmcmc.random import normals, realize_normals
 
 __all__ = [
     "Derived",
+    "as_weights",
+    "check_weights",
     "client_gradient",
     "first_reference",
     "full_gradient",
     "next_broadcast",
     "noisy",
+    "row_terms",
     "sum_gradient",
+    "weight_of",
 ]
 
 
@@ -46,24 +50,49 @@ def sum_gradient(
     rows: ArrayTree,
     mask: Array | None = None,
 ) -> ArrayTree:
-    """Gradient of the sum of the log likelihood over `rows`, those under `mask` alone.
+    """Gradient of the sum of the log likelihood over `rows`, those under `mask` alone."""
+
+    def total(position_: ArrayTree) -> Array:
+        terms = row_terms(loglikelihood_fn, position_, rows)
+        return jnp.sum(terms if mask is None else jnp.where(mask, terms, 0))
+
+    return jax.grad(total)(position)
+
+
+def row_terms(loglikelihood_fn: LogDensity, position: ArrayTree, rows: ArrayTree) -> Array:
+    """Return the log likelihood of each row, ``[num_rows]``.
 
     Raises
     ------
     ValueError
         If the log likelihood does not return one term per row.
     """
+    terms = loglikelihood_fn(position, rows)
+    num = jax.tree.leaves(rows)[0].shape[0]
+    if terms.shape != (num,):
+        raise ValueError(
+            f"loglikelihood_fn must return one term per row, shape ({num},), got {terms.shape}."
+        )
+    return terms
 
-    def total(position_: ArrayTree) -> Array:
-        terms = loglikelihood_fn(position_, rows)
-        num = jax.tree.leaves(rows)[0].shape[0]
-        if terms.shape != (num,):
-            raise ValueError(
-                f"loglikelihood_fn must return one term per row, shape ({num},), got {terms.shape}."
-            )
-        return jnp.sum(terms if mask is None else jnp.where(mask, terms, 0))
 
-    return jax.grad(total)(position)
+def as_weights(values: Any) -> PerClient | None:
+    """Return clients' weights ``[num_clients]`` as a table; ``None`` stands for shares of rows."""
+    return None if values is None else PerClient(jnp.asarray(values, jnp.result_type(float)))
+
+
+def weight_of(client: Client, weights: PerClient | None) -> Array:
+    """Return the client's weight ``[]``."""
+    return client.share if weights is None else weights.of(client)
+
+
+def check_weights(name: str, weights: PerClient | None, federation: Federation) -> None:
+    """Raise `ValueError` unless there is one weight per client."""
+    if weights is not None and weights.values.shape != (federation.num_clients,):
+        raise ValueError(
+            f"{name} must have shape ({federation.num_clients},), one per client, got "
+            f"{weights.values.shape}."
+        )
 
 
 def first_reference(estimator: GradientEstimator, position: ArrayTree) -> ArrayTree:
@@ -90,7 +119,7 @@ class FullGradient(GradientEstimator):
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Gather the rows once, where they are few."""
+        # Rows that are few are gathered once per round.
         return (own_rows(client) if single_chunk(client) else ()), state
 
     def estimate(
@@ -101,7 +130,6 @@ class FullGradient(GradientEstimator):
         context: ArrayTree,
         client: Client,
     ) -> ArrayTree:
-        """Return the gradient."""
         if trees.is_empty(context):
             return client_gradient(loglikelihood_fn, position, client)
         return sum_gradient(loglikelihood_fn, position, *context)
@@ -113,44 +141,30 @@ def full_gradient() -> GradientEstimator:
 
 
 class Derived(GradientEstimator):
-    """An estimate derived from that of another estimator.
+    """An estimate derived from that of another, which does what a subclass leaves out."""
 
-    What a subclass leaves out is done as the other does it.
-
-    Attributes
-    ----------
-    estimator
-        The other; a field of every subclass.
-    """
-
-    estimator: GradientEstimator
+    estimator: GradientEstimator  # the other; a field of every subclass
 
     @property
     def reference(self) -> Reference | None:
-        """The other's."""
         return self.estimator.reference
 
     @property
     def needs_sum(self) -> bool:
-        """Whether the other does."""
         return self.estimator.needs_sum
 
     def init(self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
-        """Return what the other keeps."""
         return self.estimator.init(loglikelihood_fn, position, client)
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> ArrayTree:
-        """Draw what the other draws."""
         return self.estimator.prepare(rng_key, like, client, num_calls)
 
     def summed(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, client: Client
     ) -> ArrayTree:
-        """Return the other's term."""
         return self.estimator.summed(loglikelihood_fn, broadcast, client)
 
     def check(self, position: ArrayTree, federation: Federation) -> None:
-        """Check the other."""
         self.estimator.check(position, federation)
 
 
@@ -167,7 +181,6 @@ class Noisy(Derived):
     def prepare(
         self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int
     ) -> tuple[ArrayTree, ArrayTree]:
-        """Draw what the estimator draws, and the noise."""
         inner_key, noise_key = jax.random.split(rng_key)
         inner = self.estimator.prepare(inner_key, like, client, num_calls)
         return inner, normals(noise_key, like, num_calls)
@@ -179,7 +192,7 @@ class Noisy(Derived):
         context, state = self.estimator.start(loglikelihood_fn, broadcast, state, client)
         sd = schedules.value(self.scale, broadcast.round)
         if self.weighted:
-            sd = sd * (client.share if self.weights is None else self.weights.of(client))
+            sd = sd * weight_of(client, self.weights)
         return (context, sd), state
 
     def estimate(
@@ -190,19 +203,13 @@ class Noisy(Derived):
         context: tuple[ArrayTree, Array],
         client: Client,
     ) -> ArrayTree:
-        """Add the noise."""
         inner, sd = context
         gradient = self.estimator.estimate(loglikelihood_fn, draws[0], position, inner, client)
         return trees.add_scaled(gradient, sd, realize_normals(draws[1], position))
 
     def check(self, position: ArrayTree, federation: Federation) -> None:
-        """Check that the weights are one per client."""
         super().check(position, federation)
-        if self.weights is not None and self.weights.values.shape != (federation.num_clients,):
-            raise ValueError(
-                f"weights must have shape ({federation.num_clients},), one per client, got "
-                f"{self.weights.values.shape}."
-            )
+        check_weights("weights", self.weights, federation)
 
 
 def noisy(
@@ -236,6 +243,5 @@ def noisy(
     expect(estimator, GradientEstimator, "estimator")
     if weights is not None and not weighted:
         raise ValueError("noisy takes weights only with weighted=True.")
-    table = None if weights is None else PerClient(jnp.asarray(weights, jnp.result_type(float)))
     sd = schedules.number(scale, "scale", minimum=0.0)
-    return Noisy(estimator, sd, table, bool(weighted))
+    return Noisy(estimator, sd, as_weights(weights), bool(weighted))

@@ -1,4 +1,4 @@
-"""Minibatches: estimates of a client's gradient from some of its rows."""
+"""Estimates of a client's gradient from some of its rows: minibatches, at random or in epochs."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,14 +9,22 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity
 from fedmcmc.data import gather
 from fedmcmc.gradients._estimators import full_gradient, sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch
 from fedmcmc.pytrees import trees
-from fedmcmc.random import distinct_integers, integers_below
+from fedmcmc.random import distinct_integers, integers_below, shuffle_words, shuffled
 
-__all__ = ["for_batch_size", "minibatch"]
+__all__ = [
+    "epochs",
+    "for_batch_size",
+    "minibatch",
+    "offsets_of_call",
+    "row_size",
+    "steps_per_epoch",
+]
 
 MAX_PREPARED_ROWS = 2**22
 """Above this many numbers per client and round, offsets of rows are prepared instead of rows."""
@@ -39,13 +47,11 @@ class Minibatch(GradientEstimator):
     replace: bool = field(metadata={"static": True})
 
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> _Draws:
-        """Draw rows, or what makes them where they are many."""
         most = self._most_rows(client)
         if num_calls * most > MAX_PREPARED_ROWS:
             return _Draws((), (), jax.random.split(rng_key, num_calls))
         offsets = self._offsets(rng_key, client, num_calls, most)
-        row_size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(client.rows))
-        size = most * row_size
+        size = most * row_size(client.rows)
         if size > MAX_PREPARED_BATCH or num_calls * size > MAX_PREPARED_ROWS:
             return _Draws((), offsets, ())
         return _Draws(gather(client, offsets), (), ())
@@ -58,7 +64,6 @@ class Minibatch(GradientEstimator):
         context: ArrayTree,
         client: Client,
     ) -> ArrayTree:
-        """Return the scaled sum."""
         rows, offsets, key = draws
         if not trees.is_empty(key):
             offsets = self._offsets(key, client, 1, self._most_rows(client))[0]
@@ -72,7 +77,6 @@ class Minibatch(GradientEstimator):
         return rows_over_batch(client, used, sum_gradient(loglikelihood_fn, position, rows, mask))
 
     def _rows_used(self, size: Any) -> Any:
-        """Return how many rows of a client of this size a minibatch uses."""
         if isinstance(self.batch_size, int):
             return self.batch_size if self.replace else jnp.minimum(self.batch_size, size)
         # In float32 a tenth of 190 may be a little below 19.
@@ -87,7 +91,7 @@ class Minibatch(GradientEstimator):
             return int(self._rows_used(client.max_size))
 
     def _offsets(self, rng_key: Array, client: Client, num_calls: int, most: int) -> Array:
-        """Return the numbers of a client's rows in its minibatches, ``[num_calls, most]``."""
+        # The numbers of a client's rows in its minibatches, [num_calls, most].
         if not self.replace:
             take = self._rows_used(client.size)
             return distinct_integers(rng_key, client.size, (num_calls, most), take)
@@ -123,6 +127,119 @@ def minibatch(batch_size: int | float, *, replace: bool = True) -> GradientEstim
     return Minibatch(float(batch_size) if is_fraction else int(batch_size), bool(replace))
 
 
+def row_size(rows: ArrayTree) -> int:
+    """Return how many numbers a row holds."""
+    return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(rows))
+
+
 def for_batch_size(batch_size: int | float | None, *, replace: bool = True) -> GradientEstimator:
     """Return `full_gradient` for ``None``, else `minibatch`."""
     return full_gradient() if batch_size is None else minibatch(batch_size, replace=replace)
+
+
+MAX_PREPARED_OFFSETS = 2**22
+"""Above this many rows per client and round, keys of the permutations are prepared instead."""
+
+
+class _EpochDraws(NamedTuple):
+    offsets: ArrayTree  # [num_calls, batch_size], negative where there is no row, or ()
+    keys: ArrayTree  # [num_calls], of the pass, where the offsets would be too many, else ()
+    calls: ArrayTree  # [num_calls], likewise
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Epochs(GradientEstimator):
+    """Passes over the client's rows; see `epochs`."""
+
+    batch_size: int = field(metadata={"static": True})
+
+    def prepare(
+        self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int
+    ) -> _EpochDraws:
+        calls = jnp.arange(num_calls, dtype=jnp.int32)
+        passes = calls // steps_per_epoch(client.size, self.batch_size)
+        keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(passes)
+        if num_calls * self.batch_size > MAX_PREPARED_OFFSETS:
+            return _EpochDraws((), keys, calls)
+        offsets = jax.vmap(lambda key, i: offsets_of_call(self.batch_size, key, i, client))(
+            keys, calls
+        )
+        return _EpochDraws(offsets, (), ())
+
+    def estimate(
+        self,
+        loglikelihood_fn: LogDensity,
+        draws: _EpochDraws,
+        position: ArrayTree,
+        context: ArrayTree,
+        client: Client,
+    ) -> ArrayTree:
+        offsets = draws.offsets
+        if trees.is_empty(offsets):
+            offsets = offsets_of_call(self.batch_size, draws.keys, draws.calls, client)
+        mask = offsets >= 0
+        # In place of a row that is missing, the client's first: none of another client.
+        rows = gather(client, jnp.maximum(offsets, 0))
+        gradient = sum_gradient(loglikelihood_fn, position, rows, mask)
+        return rows_over_batch(client, jnp.sum(mask, dtype=jnp.int32), gradient)
+
+
+def epochs(batch_size: int) -> GradientEstimator:
+    """Use minibatches that together are all rows of the client, then again in another order.
+
+    The calls of a round pass over the client's rows: each row is in one minibatch of a pass. The
+    last minibatch of a pass holds the rows that are left. An estimate is the sum over the
+    minibatch times size over the number of its rows.
+
+    Parameters
+    ----------
+    batch_size
+        Rows per call.
+
+    Raises
+    ------
+    ValueError
+        If it is not a positive integer.
+
+    Notes
+    -----
+    Each call's estimate is unbiased up to the last minibatch of a pass, which counts as much as the
+    others with fewer rows. Calls of one round are not independent; a kernel that takes one call
+    per round uses a minibatch without replacement.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.arange(5.0)])
+    >>> estimator, client = epochs(2), data.client(0)
+    >>> draws = estimator.prepare(jax.random.key(0), jnp.array(0.0), client, 3)
+    >>> def total(position, rows):
+    ...     return position * rows
+    >>> fits = [
+    ...     estimator.estimate(total, jax.tree.map(lambda x: x[i], draws), 1.0, (), client)
+    ...     for i in range(3)
+    ... ]
+    >>> sum(float(fit) * rows / 5 for fit, rows in zip(fits, (2, 2, 1)))
+    10.0
+    """
+    return Epochs(positive_integer(batch_size, "batch_size"))
+
+
+def steps_per_epoch(size: Array | int, batch_size: int | None) -> Array:
+    """Return how many minibatches a pass over `size` rows takes; one for a `batch_size` of None."""
+    size = jnp.asarray(size, jnp.int32)
+    return jnp.ones_like(size) if batch_size is None else (size + batch_size - 1) // batch_size
+
+
+def offsets_of_call(batch_size: int, key: Array, call: Array, client: Client) -> Array:
+    """Return the numbers of the client's rows in minibatch `call`, ``[batch_size]``.
+
+    They are negative where there is no row; `key` is that of the pass which the call belongs to.
+    """
+    first = call % steps_per_epoch(client.size, batch_size) * batch_size
+    places = first + jnp.arange(batch_size, dtype=jnp.int32)
+    words = shuffle_words(key)
+    entries = shuffled(words, jnp.minimum(places, client.size - 1), client.size)
+    return jnp.where(places < client.size, entries, -1)

@@ -6,13 +6,13 @@ dynamics, gradients and the ground floor, and no kernel.
 
 from fedmcmc.inference._exact import exact_gaussian as exact_gaussian
 from fedmcmc.inference._exact import exact_mean as exact_mean
-from fedmcmc.inference._langevin import langevin_mean as langevin_mean
-from fedmcmc.inference._laplace import laplace as laplace
-from fedmcmc.inference._mcmc import mcmc as mcmc
-from fedmcmc.inference._ngvi import ngvi as ngvi
-from fedmcmc.inference._scaled_identity import scaled_identity as scaled_identity
-from fedmcmc.inference._sgd import sgd_mean as sgd_mean
-from fedmcmc.inference._shapes import from_flat as from_flat
+from fedmcmc.inference._fisher import laplace as laplace
+from fedmcmc.inference._fisher import ngvi as ngvi
+from fedmcmc.inference._means import langevin_mean as langevin_mean
+from fedmcmc.inference._means import sgd_mean as sgd_mean
+from fedmcmc.inference._moments import mcmc as mcmc
+from fedmcmc.inference._moments import scaled_identity as scaled_identity
 from fedmcmc.inference._types import Inference as Inference
 from fedmcmc.inference._types import Mean as Mean
+from fedmcmc.inference._types import Moments as Moments
 from fedmcmc.inference._types import Tilted as Tilted

@@ -12,7 +12,7 @@ from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, as_dense, project
-from fedmcmc.inference._types import Found, Inference, Mean, Tilted
+from fedmcmc.inference._types import Inference, Mean, Moments, Tilted
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import Target, as_gaussian, expand
 
@@ -49,14 +49,12 @@ class ExactGaussian(Inference):
         client: Client,
         round_: Array,
     ) -> Tilted:
-        """Multiply, and match the moments."""
         tilted, gradient_norm = _exact_tilted(posterior, position, cavity, client)
         return Tilted(project(tilted, cavity.structure), gradient_norm)
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
     ) -> None:
-        """Refuse a log likelihood that is not quadratic."""
         _check_quadratic(posterior, position, federation)
 
 
@@ -83,17 +81,13 @@ class ExactMean(Mean):
         client: Client,
         round_: Array,
         second: str | None,
-    ) -> Found:
-        """Solve for the moments."""
+    ) -> Moments:
         tilted, gradient_norm = _exact_tilted(posterior, position, cavity, client)
         mean = tilted.mean()
-        if second is None:
-            return Found(mean, (), gradient_norm)
-        covariance = tilted.covariance()
-        if second == "dense":
-            return Found(mean, covariance, gradient_norm)
-        unravel = ravel_pytree(mean)[1]
-        return Found(mean, unravel(jnp.diagonal(covariance)), gradient_norm)
+        variance: ArrayTree = () if second is None else tilted.covariance()
+        if second == "diagonal":
+            variance = ravel_pytree(mean)[1](jnp.diagonal(variance))
+        return Moments(mean, variance, gradient_norm)
 
     def check(
         self,
@@ -102,7 +96,6 @@ class ExactMean(Mean):
         federation: Federation,
         second: str | None,
     ) -> None:
-        """Refuse a log likelihood that is not quadratic."""
         _check_quadratic(posterior, position, federation)
 
 

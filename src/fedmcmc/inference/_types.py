@@ -5,9 +5,9 @@ from typing import NamedTuple
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
-from fedmcmc.gaussian import Gaussian
+from fedmcmc.gaussian import Gaussian, from_flat
 
-__all__ = ["Found", "Inference", "Mean", "Tilted"]
+__all__ = ["Fit", "Inference", "Mean", "MeanFirst", "Moments", "Tilted"]
 
 
 class Tilted(NamedTuple):
@@ -46,7 +46,7 @@ class Inference:
         """Raise `ValueError` where the inference does not fit model, rows or structure."""
 
 
-class Found(NamedTuple):
+class Moments(NamedTuple):
     """Moments of the tilted distribution.
 
     `mean` is shaped as a position; `variance` is ``()``, a tree of variances, or a covariance
@@ -77,7 +77,7 @@ class Mean:
         client: Client,
         round_: Array,
         second: str | None,
-    ) -> Found:
+    ) -> Moments:
         """Return mean and variance; the latter as `second`, ``"diagonal"``, ``"dense"`` or none.
 
         The cavity contains the factor of `with_decay`.
@@ -96,3 +96,59 @@ class Mean:
     def with_decay(self, cavity: Gaussian, client: Client, round_: Array) -> Gaussian:
         """Return the cavity times the factor of the client's likelihood that is a weight decay."""
         return cavity
+
+
+class Fit(NamedTuple):
+    """What is known of a client's fit once its mean is found.
+
+    `randomness` is what the inference prepared besides that of the search for the mean, `target`
+    the cavity with the weight decay of the mean.
+    """
+
+    posterior: Posterior
+    randomness: ArrayTree
+    moments: Moments
+    cavity: Gaussian
+    target: Gaussian
+    client: Client
+    round: Array
+
+
+class MeanFirst(Inference):
+    """An inference that first finds the mean, and then a precision, which a subclass computes."""
+
+    mean: Mean  # a field of every subclass
+
+    def precision(self, fit: Fit) -> Array:
+        """Return the tilted precision as of `flat_precision`, ``[]``, ``[d]`` or ``[d, d]``."""
+        raise NotImplementedError
+
+    def second(self, structure: str) -> str | None:
+        """Return what of the covariance the search for the mean has to return, as `Mean.find`."""
+        return None
+
+    def prepare(
+        self, rng_key: Array, like: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree]:
+        """Return what is random in the search for the mean, and in the precision."""
+        return self.mean.prepare(rng_key, like, client), ()
+
+    def fit(
+        self,
+        posterior: Posterior,
+        draws: tuple[ArrayTree, ArrayTree],
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+    ) -> Tilted:
+        target, second = self.mean.with_decay(cavity, client, round_), self.second(cavity.structure)
+        moments = self.mean.find(posterior, draws[0], position, target, client, round_, second)
+        fit = Fit(posterior, draws[1], moments, cavity, target, client, round_)
+        gaussian = from_flat(moments.mean, self.precision(fit), cavity.structure)
+        return Tilted(gaussian, moments.gradient_norm)
+
+    def check(
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
+    ) -> None:
+        self.mean.check(posterior, position, federation, self.second(structure))

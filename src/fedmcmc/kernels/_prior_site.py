@@ -10,8 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.gaussian import Gaussian
-from fedmcmc.inference import from_flat
+from fedmcmc.gaussian import Gaussian, from_flat
 from fedmcmc.pytrees import trees
 
 __all__ = ["PriorSite", "prior_site"]

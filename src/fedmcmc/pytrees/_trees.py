@@ -26,6 +26,7 @@ __all__ = [
     "num_bytes",
     "num_elements",
     "ravel",
+    "same_shapes",
     "same_structure",
     "scale",
     "select",
@@ -174,6 +175,14 @@ def same_structure(a: ArrayTree, b: ArrayTree) -> bool:
     """Return whether `a` and `b` have the same tree structure, whatever their leaves."""
     first: Any = jax.tree.structure(a)
     return bool(first == jax.tree.structure(b))
+
+
+def same_shapes(a: ArrayTree, b: ArrayTree) -> bool:
+    """Return whether `a` and `b` have the same structure and leaves of the same shapes."""
+    return same_structure(a, b) and all(
+        jnp.shape(x) == jnp.shape(y)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def first_difference(wanted: ArrayTree, actual: ArrayTree) -> str:
