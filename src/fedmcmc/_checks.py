@@ -2,7 +2,12 @@
 
 from typing import Any
 
-__all__ = ["expect", "positive_integer"]
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+__all__ = ["expect", "parts_of_one", "positive_integer"]
 
 
 def expect(value: Any, kind: type, name: str) -> None:
@@ -31,3 +36,25 @@ def positive_integer(x: Any, name: str) -> int:
     if not is_integer or x < 1:
         raise ValueError(f"{name} must be a positive integer, got {x!r}.")
     return int(x)
+
+
+def parts_of_one(x: Any, name: str) -> Array:
+    """Return `x`, ``[num_clients]``, as an array of floats.
+
+    Raises
+    ------
+    ValueError
+        If it does not hold positive numbers that sum to one, one per client.
+    """
+    parts = jnp.asarray(x, jnp.result_type(float))
+    if parts.ndim != 1:
+        raise ValueError(f"{name} must have shape [num_clients], got shape {parts.shape}.")
+    if not isinstance(parts, jax.core.Tracer):
+        # In NumPy: inside jit a comparison of concrete arrays in jax.numpy would be traced.
+        values = np.asarray(parts, np.float64)
+        if not (values.min() > 0 and abs(values.sum() - 1) < 1e-4):
+            raise ValueError(
+                f"{name} must be positive and sum to one, got a sum of {values.sum():.6g} and a "
+                f"smallest entry of {values.min():.6g}."
+            )
+    return parts

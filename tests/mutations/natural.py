@@ -65,14 +65,14 @@ MUTATIONS = {
     ),
     "sites whose messages are weighted": (
         NATURAL,
-        "return replace(participation, weighted=False)",
-        "return replace(participation, weighted=True)",
+        "participation = replace(participation, weighted=False)",
+        "participation = replace(participation, weighted=True)",
         COHORT,
     ),
     "a stateless cohort that stands for itself alone": (
         NATURAL,
-        'if cavity in ("average", "power"):\n        return participation',
-        'if cavity in ("average", "power"):\n        return replace(participation, weighted=False)',
+        'if cavity not in ("average", "power"):\n        participation',
+        "if True:\n        participation",
         STATELESS,
     ),
     "the prior counted twice": (

@@ -8,7 +8,8 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Sender
-from fedmcmc.compression._types import Compressor, Remembering
+from fedmcmc.compression._memory import Memory
+from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
 
 __all__ = ["chain"]
@@ -36,7 +37,7 @@ def chain(*compressors: Compressor) -> Compressor:
     """
     if not compressors:
         raise ValueError("chain needs at least one compressor, got none.")
-    if any(isinstance(inner, Remembering) for inner in compressors):
+    if any(isinstance(inner, Memory) for inner in compressors):
         raise ValueError(
             "chain holds a memory; write memory(chain(...), rate): the memory is of what the "
             "receiver understands."

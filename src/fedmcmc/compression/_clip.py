@@ -7,8 +7,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client
-from fedmcmc.compression._codes import Dense
-from fedmcmc.compression._types import Compressor
+from fedmcmc.compression._types import Compressor, Dense
 from fedmcmc.pytrees import schedules, trees
 
 __all__ = ["clip"]

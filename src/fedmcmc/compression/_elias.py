@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.compression._codes import Dense, Quantized, Sparse
+from fedmcmc.compression._types import Dense, Quantized, Sparse
 from fedmcmc.pytrees import trees
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Memory: a client compresses the difference between its message and what it said before."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,12 +10,11 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, PerClient, Sender
-from fedmcmc.compression._chain import chain
 from fedmcmc.compression._numbers import check_number, of_client, per_client_number
-from fedmcmc.compression._types import Compressor, Remembering
+from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
 
-__all__ = ["memory"]
+__all__ = ["Memory", "memory"]
 
 
 class _State(NamedTuple):
@@ -74,7 +73,7 @@ def memory(
     >>> round(1 / (1 + float(compressor.omega(jnp.zeros(784)))), 3)  # its rate
     0.364
     """
-    if isinstance(compressor, Remembering):
+    if isinstance(compressor, Memory):
         raise ValueError("memory goes around a compressor that has no memory of its own.")
     if rate is None and not compressor.unbiased:
         raise ValueError(
@@ -88,7 +87,7 @@ def memory(
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Memory(Remembering):
+class Memory(Compressor):
     """Differences to a memory that both sides move by its rate; see `memory`."""
 
     compressor: Compressor  # of the difference
@@ -117,21 +116,10 @@ class Memory(Remembering):
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
         return self.compressor.decode(code, sender)
 
-    def recall(self, state: _State) -> ArrayTree:
-        return state.memory
-
     def change(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
+        """Return by how much a code moves its sender's memory."""
         decoded = self.compressor.decode(code, sender)
         return trees.scale(self._rate(decoded, sender), decoded)
-
-    def followed_by(self, outer: Compressor) -> "Memory":
-        """Return the same memory around a chain, whose omega gives the rate where none is given."""
-        if self.rate is None and not outer.unbiased:
-            raise ValueError(
-                "A memory with the rate 1 / (1 + omega) cannot be followed by a biased "
-                "compressor: that rate is for unbiased ones. Give the memory a rate."
-            )
-        return replace(self, compressor=chain(self.compressor, outer))
 
     def omega(self, like: ArrayTree) -> Array:
         return self.compressor.omega(like)

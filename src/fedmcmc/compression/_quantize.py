@@ -10,10 +10,9 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, PerClient, Sender
-from fedmcmc.compression._codes import Dense, Quantized
 from fedmcmc.compression._elias import SMALLEST_NORM
 from fedmcmc.compression._numbers import check_number, of_client, per_client_number
-from fedmcmc.compression._types import Compressor
+from fedmcmc.compression._types import Compressor, Dense, Quantized
 from fedmcmc.pytrees import trees, where_any
 from fedmcmc.random import random_words, word_halves
 

@@ -9,8 +9,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client
-from fedmcmc.compression._codes import Sparse
-from fedmcmc.compression._types import Compressor
+from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import random_words, realize_words
 
@@ -44,13 +43,7 @@ def sparsify(fraction: float | Array) -> Compressor:
 
 
 def fraction_of(fraction: float | Array) -> Any:
-    """Return `fraction` as a leaf.
-
-    Raises
-    ------
-    ValueError
-        If it is outside (0, 1].
-    """
+    """Return `fraction` as a leaf, after checks."""
     q = schedules.number(fraction, "fraction", minimum=0.0, strict=True)
     if isinstance(q, schedules.Scheduled):
         raise TypeError("fraction must be a number; a schedule of the round is not supported.")

@@ -8,9 +8,8 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client
-from fedmcmc.compression._codes import Sparse
 from fedmcmc.compression._sparsify import fraction_of
-from fedmcmc.compression._types import Compressor
+from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import trees
 
 __all__ = ["top_k"]

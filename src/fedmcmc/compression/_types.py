@@ -1,10 +1,12 @@
-"""What a compressor is."""
+"""What a compressor is, and what its codes consist of before they become bit strings."""
+
+from typing import NamedTuple
 
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Sender
 
-__all__ = ["Compressor", "Remembering"]
+__all__ = ["Compressor", "Dense", "Quantized", "Sparse", "WithExact"]
 
 
 class Compressor:
@@ -53,32 +55,45 @@ class Compressor:
         """Raise `ValueError` where the compressor does not fit."""
 
 
-class Remembering(Compressor):
-    """A compressor of the difference to what both sides remember of a client's messages.
+class Dense(NamedTuple):
+    """All numbers of a message, as they are: leaves of `values` shaped as the message."""
+
+    values: ArrayTree
+
+
+class Quantized(NamedTuple):
+    """A message on a grid: ``norm * levels / num_levels``.
 
     Attributes
     ----------
-    of
-        Whose memory the server adds: ``"all"`` clients', the ``"active"`` ones', or ``None`` for
-        all of them where messages are weighted, else the active ones'; a static field.
+    norm
+        ``[]`` float32 for the whole message, or a tree of them, one per leaf that
+        holds numbers (and ``()`` for the others).
+    levels
+        int32, signed, shaped as the message; ``|levels| <= num_levels``. The receiver knows
+        ``num_levels``, so it is not sent.
     """
 
-    of: str | None
+    norm: ArrayTree
+    levels: ArrayTree
 
-    def recall(self, state: ArrayTree) -> ArrayTree:
-        """Return the client's memory."""
-        raise NotImplementedError
 
-    def change(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
-        """Return by how much a code moves its sender's memory."""
-        raise NotImplementedError
+class Sparse(NamedTuple):
+    """A message of which most numbers are zero: only the others are sent, with their places."""
 
-    def followed_by(self, outer: Compressor) -> "Remembering":
-        """Return the same memory, of messages that `outer` compresses further.
+    values: ArrayTree
 
-        Raises
-        ------
-        ValueError
-            If `outer` does not fit.
-        """
-        raise NotImplementedError
+
+class WithExact(NamedTuple):
+    """A code, and the parts of its message that cross as they are.
+
+    Attributes
+    ----------
+    code
+        A `Dense`, `Quantized` or `Sparse`.
+    exact
+        The message's `fedmcmc.Exact` parts, in its order.
+    """
+
+    code: ArrayTree
+    exact: tuple[ArrayTree, ...]

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import expect, positive_integer
+from fedmcmc._checks import expect, parts_of_one, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -75,7 +74,7 @@ class Averaging(EstimatorKernel):
                     f"weights must have shape ({federation.num_clients},), one per client, got "
                     f"{table.values.shape}."
                 )
-            _checked_weights(table.values)  # again: the kernel may have been built of traced ones
+            parts_of_one(table.values, "weights")  # checked here too if it was traced before
         self.integrator.check(position)
         return ()
 
@@ -215,28 +214,7 @@ def averaging(
             momentum,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            None if weights is None else PerClient(_checked_weights(weights)),
+            None if weights is None else PerClient(parts_of_one(weights, "weights")),
             positive_integer(num_local_steps, "num_local_steps"),
         )
     )
-
-
-def _checked_weights(weights: Any) -> Array:
-    """Return weights of clients in a weighted average, ``[num_clients]``.
-
-    Raises
-    ------
-    ValueError
-        If they are not one positive number per client, or do not sum to one.
-    """
-    table = jnp.asarray(weights, jnp.result_type(float))
-    if table.ndim != 1:
-        raise ValueError(f"weights must have shape [num_clients], got shape {table.shape}.")
-    if not isinstance(table, jax.core.Tracer):
-        values = np.asarray(table, np.float64)
-        if not (np.isfinite(values).all() and values.min() > 0 and abs(values.sum() - 1) < 1e-4):
-            raise ValueError(
-                f"weights must be positive and sum to one, got a sum of {values.sum():.6g} and a "
-                f"smallest entry of {values.min():.6g}."
-            )
-    return table

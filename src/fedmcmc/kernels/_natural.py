@@ -34,7 +34,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper, with_mean
 from fedmcmc.inference import Inference
-from fedmcmc.kernels._prior_site import PriorSite, prior_site
+from fedmcmc.kernels._prior_site import PriorSite
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -332,17 +332,37 @@ def natural(
         raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}.")
     expect(posterior, Posterior, "posterior")
     expect(inference, Inference, "inference")
-    if participation is not None:
-        expect(participation, Participation, "participation")
+    participation = full() if participation is None else participation
+    expect(participation, Participation, "participation")
     if client_optimizer is not None and cavity not in ("site", "none"):
         raise ValueError(f"client_optimizer acts on sites, which cavity={cavity!r} has none of.")
+    if participation.repeats and cavity in ("site", "none"):
+        raise ValueError(
+            "A client that keeps a site takes part at most once per round: use "
+            "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
+        )
+    # With average sites a cohort stands for everyone. A site changes by just what its client
+    # sends, and a filter takes in just the rows that it sees.
+    if cavity not in ("average", "power"):
+        participation = replace(participation, weighted=False)
+    if prior is not None:
+        if not isinstance(prior, Gaussian):
+            raise TypeError(
+                f"prior must be a fedmcmc.Gaussian or None, got {type(prior).__name__}."
+            )
+        if prior.structure != structure:
+            raise ValueError(
+                f"prior must have the structure of the approximation, {structure}, got "
+                f"{prior.structure}."
+            )
+    num_prior_samples = positive_integer(num_prior_samples, "num_prior_samples")
     clip: Any = () if max_norm is None else schedules.number(max_norm, "max_norm", minimum=0.0)
     return as_functions(
         Natural(
             posterior,
-            _weighted_or_not(participation, cavity),
+            participation,
             inference,
-            prior_site(prior, structure, positive_integer(num_prior_samples, "num_prior_samples")),
+            PriorSite(() if prior is None else prior, structure, num_prior_samples),
             schedules.number(damping, "damping", minimum=0.0, strict=True),
             _optimizer(server_optimizer, "server_optimizer"),
             _optimizer(client_optimizer, "client_optimizer"),
@@ -363,25 +383,3 @@ def _optimizer(optimizer: Any, name: str) -> Any:
             f"{type(optimizer).__name__}."
         )
     return optimizer
-
-
-def _weighted_or_not(participation: Participation | None, cavity: str) -> Participation:
-    """Return the rule, with weights only where a cohort stands for everyone.
-
-    That is so with average sites. A site changes by just what its client sends, and a filter takes
-    in just the rows that it sees.
-
-    Raises
-    ------
-    ValueError
-        If a client that keeps a site may be drawn twice in a round.
-    """
-    participation = full() if participation is None else participation
-    if cavity in ("average", "power"):
-        return participation
-    if participation.repeats and cavity != "global":
-        raise ValueError(
-            "A client that keeps a site takes part at most once per round: use "
-            "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
-        )
-    return replace(participation, weighted=False)

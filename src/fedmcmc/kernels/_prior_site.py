@@ -13,7 +13,7 @@ from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat
 from fedmcmc.pytrees import trees
 
-__all__ = ["PriorSite", "prior_site"]
+__all__ = ["PriorSite"]
 
 
 @register_dataclass
@@ -90,27 +90,6 @@ class PriorSite:
         linear = from_flat(unravel(flat), precision, structure)
         mean_part = trees.add(linear.precision_mean, unravel(gradient))
         return Gaussian(mean_part, linear.precision, structure)
-
-
-def prior_site(prior: Any, structure: str, num_samples: int) -> PriorSite:
-    """Return the rule for the prior's factor, after checks.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a prior is given that is not a `Gaussian` of this structure.
-    """
-    if prior is not None:
-        if not isinstance(prior, Gaussian):
-            raise TypeError(
-                f"prior must be a fedmcmc.Gaussian or None, got {type(prior).__name__}."
-            )
-        if prior.structure != structure:
-            raise ValueError(
-                f"prior must have the structure of the approximation, {structure}, got "
-                f"{prior.structure}."
-            )
-    return PriorSite(() if prior is None else prior, structure, num_samples)
 
 
 def _check(prior: Gaussian, position: ArrayTree) -> None:

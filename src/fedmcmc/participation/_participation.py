@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import parts_of_one
 from fedmcmc._types import Cohort, Participation
 from fedmcmc.random import distinct_integers, integers_below
 
@@ -81,8 +82,12 @@ def bernoulli(
             "supported."
         )
     p = jnp.asarray(probability, jnp.result_type(float))
-    if not isinstance(p, jax.core.Tracer) and not _between(p, 1.0):
-        raise ValueError(f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}.")
+    if not isinstance(p, jax.core.Tracer):
+        values = np.asarray(p)  # inside jit a comparison in jax.numpy would be traced
+        if not np.all((values > 0) & (values <= 1)):
+            raise ValueError(
+                f"bernoulli needs probabilities in (0, 1], got {np.asarray(probability)}."
+            )
     if rescale not in ("probability", "realised"):
         raise ValueError(f'rescale must be "probability" or "realised", got {rescale!r}.')
     if rescale == "realised":
@@ -133,16 +138,7 @@ def categorical(probabilities: Array | None = None, *, cohort_size: int = 1) -> 
     size = int(cohort_size)
     if probabilities is None:
         return Categorical(cohort_size=size, drops=False, repeats=size > 1)
-    p = jnp.asarray(probabilities, jnp.result_type(float))
-    if p.ndim != 1:
-        raise ValueError(f"probabilities must have shape [num_clients], got shape {p.shape}.")
-    if not isinstance(p, jax.core.Tracer):
-        total = float(np.sum(np.asarray(p, np.float64)))
-        if not _between(p, np.inf) or abs(total - 1.0) > 1e-4:
-            raise ValueError(
-                f"probabilities must be positive and sum to one, got a sum of {total:.6g} and a "
-                f"smallest entry of {float(np.asarray(p).min()):.6g}."
-            )
+    p = parts_of_one(probabilities, "probabilities")
     return Categorical(p, _edges(p), cohort_size=size, drops=False, repeats=size > 1)
 
 
@@ -155,12 +151,6 @@ def _edges(p: Array) -> Array:
     total = np.cumsum(np.asarray(p, np.float64))
     words = np.minimum(np.rint(total[:-1] / total[-1] * 2.0**32), 2.0**32 - 1)
     return jnp.asarray(words.astype(np.uint32))
-
-
-def _between(p: Array, most: float) -> bool:
-    # In NumPy: inside jit a comparison of concrete arrays in jax.numpy would be traced.
-    values = np.asarray(p)
-    return bool(np.all((values > 0) & (values <= most)))
 
 
 @register_dataclass

@@ -23,7 +23,7 @@ from fedmcmc._types import (
     Sender,
     StepInfo,
 )
-from fedmcmc.compression import Compressor, Remembering, WithExact, message_bits
+from fedmcmc.compression import Compressor, Memory, WithExact, chain, message_bits
 from fedmcmc.gradients import importance
 from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
@@ -82,9 +82,9 @@ class _Coded(WrappedPhase):
     number: int = field(metadata={"static": True})
 
     @property
-    def _copied(self) -> Remembering | None:
+    def _copied(self) -> Memory | None:
         """The compressor, where the server keeps copies of single clients' memories."""
-        if not isinstance(self.compressor, Remembering) or self.pooled_memory:
+        if not isinstance(self.compressor, Memory) or self.pooled_memory:
             return None
         return self.compressor
 
@@ -126,19 +126,19 @@ class _Coded(WrappedPhase):
         message = _with_exact(decoded, whole, code.exact)
         if not self.pooled_memory:
             return message
-        assert isinstance(compressor, Remembering)
+        assert isinstance(compressor, Memory)
         change = trees.cast_like(compressor.change(code.code, sender), numbers)
         return _Pooled(importance(sender, message), change)
 
     def memory(self, client_state: _Clients) -> ArrayTree:
         if self._copied is None:
             return ()
-        return self._copied.recall(_of_phase(client_state, self.number))
+        return _of_phase(client_state, self.number).memory
 
     def first_memory(self, like: Broadcast) -> ArrayTree:
         if self._copied is None:
             return ()
-        return self._copied.recall(self._copied.init(self.coded_like(like)))
+        return self._copied.init(self.coded_like(like)).memory
 
     def next_memory(self, code: WithExact, sender: Sender | Client, memory: ArrayTree) -> ArrayTree:
         if self._copied is None:
@@ -283,21 +283,27 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
             "it faults."
         )
     if isinstance(kernel, Compressed) and kernel.pooled_memory:
-        before = kernel.compressor
-        assert isinstance(before, Remembering)
-        if isinstance(compressor, Remembering):
+        memory = kernel.compressor
+        assert isinstance(memory, Memory)
+        if isinstance(compressor, Memory):
             raise ValueError(
                 "The server of this kernel adds the memories of its clients already: compress its "
                 "messages by a compressor without another memory."
             )
-        return compress(kernel.kernel, before.followed_by(compressor))
+        if memory.rate is None and not compressor.unbiased:
+            raise ValueError(
+                "A memory with the rate 1 / (1 + omega) cannot be followed by a biased "
+                "compressor: that rate is for unbiased ones. Give the memory a rate."
+            )
+        both = chain(memory.compressor, compressor)
+        return compress(kernel.kernel, replace(memory, compressor=both))
     if holds_pooled_memory(kernel):
         raise ValueError(
             "The servers of kernels in this sequence add the memories of their clients: compress "
             "each kernel as far as you want it, then put them in a sequence."
         )
     weighted = kernel.participation.weighted
-    of = compressor.of if isinstance(compressor, Remembering) else "active"
+    of = compressor.of if isinstance(compressor, Memory) else "active"
     pooled = of != "active"
     if pooled and (not weighted or kernel.participation.repeats):
         if of == "all":

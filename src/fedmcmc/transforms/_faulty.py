@@ -266,13 +266,7 @@ def faults(
 
 
 def _rate(probability: Any, name: str) -> ArrayTree:
-    """Return a probability as a leaf, or ``()`` where it is known to be zero.
-
-    Raises
-    ------
-    ValueError
-        If it is no number in [0, 1), and no vector of such.
-    """
+    """Return a probability, or one per client, as a leaf; ``()`` where it is known to be zero."""
     wanted = f"{name} must be a probability in [0, 1), or ``[num_clients]`` of them, got "
     try:
         array = jnp.asarray(probability)
@@ -291,13 +285,6 @@ def _rate(probability: Any, name: str) -> ArrayTree:
 
 
 def _seed(seed: Any) -> Array:
-    """Return a seed as a leaf, ``[]`` uint32.
-
-    Raises
-    ------
-    ValueError
-        If it is no integer that fits.
-    """
     if not isinstance(seed, jax.core.Tracer):
         array = np.asarray(seed)
         if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < 2**32:
