@@ -59,8 +59,8 @@ MUTATIONS = {
     ),
     "a power without the client's share": (
         NATURAL,
-        "return whole / told[1] ** client.share",
-        "return whole / told[1] ** (1 / 4)",
+        "return whole / extra[1] ** client.share",
+        "return whole / extra[1] ** (1 / 4)",
         POWER,
     ),
     "sites whose messages are weighted": (

@@ -28,7 +28,7 @@ def clip(norm: float | Array) -> Compressor:
 
     Notes
     -----
-    Biased, and it saves no bits by itself: in a `chain` it bounds what a client can say. The
+    Biased, and it saves no bits by itself: in a `chain` it bounds what a client can send. The
     declared ``omega = 1`` is that of a message far above the bound.
 
     Examples

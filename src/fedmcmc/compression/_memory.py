@@ -1,4 +1,4 @@
-"""Memory: a client compresses the difference between its message and what it said before."""
+"""Memory: a client compresses how its message differs from what it remembers of earlier ones."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple

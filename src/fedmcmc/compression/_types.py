@@ -10,7 +10,7 @@ __all__ = ["Compressor", "Dense", "Quantized", "Sparse", "WithExact"]
 
 
 class Compressor:
-    """A way to say a message in fewer bits.
+    """A way to write a message in fewer bits.
 
     ``C(v) = decode(encode(v))`` obeys ``E |C(v) - v|^2 <= omega |v|^2`` and, if `unbiased`,
     ``E C(v) = v`` (assumption H2 of Vono et al., 2022). Messages are compressed independently

@@ -50,9 +50,6 @@ class _Draws(NamedTuple):
 class Averaging(EstimatorKernel):
     """Clients move copies of the chain, the server averages them; see `averaging`."""
 
-    posterior: Posterior
-    estimator: GradientEstimator
-    participation: Participation
     integrator: Integrator
     momentum: Momentum
     step_size: Any

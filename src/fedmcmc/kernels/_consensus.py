@@ -23,7 +23,6 @@ from fedmcmc._types import (
     Federation,
     GradientEstimator,
     Number,
-    Participation,
     PerClient,
     Posterior,
     StepInfo,
@@ -48,9 +47,6 @@ class _ClientState(NamedTuple):
 class Consensus(LocalLangevin):
     """Clients move positions of their own, tied to the server's; see `consensus`."""
 
-    posterior: Posterior
-    estimator: GradientEstimator
-    participation: Participation
     step_size: Any
     tolerance: Any
     temperature: Any

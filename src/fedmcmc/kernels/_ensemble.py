@@ -258,9 +258,6 @@ class _Draws(NamedTuple):
 class EnsembleKernel(LocalTraining):
     """Clients train models, the server fits a distribution to them; see `ensemble`."""
 
-    posterior: Posterior
-    estimator: GradientEstimator
-    participation: Participation
     family: Ensemble
     training: Training
     distill: Any

@@ -65,9 +65,6 @@ class _Server(NamedTuple):
 class Langevin(EstimatorKernel):
     """Clients send gradients, the server moves the chain; see `langevin`."""
 
-    posterior: Posterior
-    estimator: GradientEstimator
-    participation: Participation
     step_size: Any
     temperature: Any
     centre: ArrayTree  # where the estimator's gradients are zero by convention, or ()

@@ -119,7 +119,7 @@ class Natural(FederatedKernel):
         )
         # Clients begin where the run does, also where a prior alone has a mean (zero, for a
         # network).
-        extra = self._told(whole, prior, server.num_clients)
+        extra = self._extra(whole, prior, server.num_clients)
         return Broadcast(jnp.zeros((), jnp.int32), position, extra), server
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
@@ -140,10 +140,10 @@ class Natural(FederatedKernel):
             precision = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), like)
         return with_mean(position, precision, self.structure)
 
-    def _told(self, whole: Gaussian, prior: Gaussian, num_clients: Array) -> tuple[Gaussian, ...]:
-        """Return what clients are told besides the position: the global Gaussian, and all sites.
+    def _extra(self, whole: Gaussian, prior: Gaussian, num_clients: Array) -> tuple[Gaussian, ...]:
+        """Return what is broadcast besides the position: the global Gaussian, and perhaps sites.
 
-        Of these a client leaves out a share, its own with ``"power"``, else the same for all.
+        These are all sites together with ``"power"``, and the average site with ``"average"``.
         """
         if self.cavity not in ("average", "power"):
             return (whole,)
@@ -152,15 +152,15 @@ class Natural(FederatedKernel):
             return whole, sites
         return whole, sites ** (1 / num_clients.astype(jnp.result_type(float)))
 
-    def _cavity(self, told: tuple[Gaussian, ...], client_state: Any, client: Client) -> Gaussian:
+    def _cavity(self, extra: tuple[Gaussian, ...], client_state: Any, client: Client) -> Gaussian:
         """Return what the client's likelihood is multiplied by."""
-        whole = told[0]
+        whole = extra[0]
         if self.cavity == "site":
             return whole / client_state.site
         if self.cavity == "average":
-            return whole / told[1]
+            return whole / extra[1]
         if self.cavity == "power":
-            return whole / told[1] ** client.share
+            return whole / extra[1] ** client.share
         if self.cavity == "global":
             return whole
         return trees.zeros_like(whole)
@@ -224,7 +224,7 @@ class Natural(FederatedKernel):
         approximation = _Approximation(
             trees.select(proper, whole, approximation.gaussian), proper | approximation.known
         )
-        extra = self._told(whole, prior, num_clients)
+        extra = self._extra(whole, prior, num_clients)
         moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
         return moved, _Server(approximation, prior, optimizer, num_clients), proper
 

@@ -19,27 +19,33 @@ __all__ = ["PriorSite"]
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class PriorSite:
-    """The prior's factor: as given, or found by `num_samples` draws of the approximation.
+    """The prior's factor: fixed, or found by `num_samples` draws of the approximation.
 
-    Without a given one the factor is the Gaussian whose gradient and second derivatives are those
-    of the log prior in expectation under the approximation, at which variational inference stops
-    (Bonnet and Price). For a Gaussian prior these do not depend on the draws, and it is the prior.
+    One that is found is the Gaussian whose gradient and second derivatives are those of the log
+    prior in expectation under the approximation, at which variational inference stops (Bonnet and
+    Price). For a Gaussian prior these do not depend on the draws, and it is the prior.
     """
 
-    given: Any  # a Gaussian, or ()
+    fixed: Any  # a Gaussian, or () for one that is found
     structure: str = field(metadata={"static": True})
     num_samples: int = field(metadata={"static": True})
 
     @property
     def moves(self) -> bool:
         """Whether the factor may change from round to round."""
-        return trees.is_empty(self.given)
+        return trees.is_empty(self.fixed)
 
     def init(self, posterior: Posterior, rng_key: Array, position: ArrayTree) -> Gaussian:
         """Return the factor for an approximation that is all at `position`."""
         if not self.moves:
-            _check(self.given, position)
-            return jax.tree.map(jnp.asarray, self.given)
+            wanted = Gaussian.uniform(position, self.structure)
+            if trees.shapes_of(wanted) != trees.shapes_of(self.fixed):
+                raise ValueError(
+                    f"prior must be a Gaussian over the position, shapes "
+                    f"{jax.tree.map(jnp.shape, wanted.precision_mean)}, got "
+                    f"{jax.tree.map(jnp.shape, self.fixed.precision_mean)}."
+                )
+            return jax.tree.map(jnp.asarray, self.fixed)
         return self._expected(posterior, rng_key, lambda key: position, position)
 
     def refine(
@@ -65,8 +71,8 @@ class PriorSite:
 
         def one(key: Array) -> tuple[Array, Array, Array]:
             draw_key, probe_key = jax.random.split(key)
-            flat, unravel = ravel_pytree(draw(draw_key))
-            gradient_fn = jax.grad(lambda x: posterior.logprior_fn(unravel(x)))
+            flat, unravel_draw = ravel_pytree(draw(draw_key))
+            gradient_fn = jax.grad(lambda x: posterior.logprior_fn(unravel_draw(x)))
             gradient = gradient_fn(flat)
             if structure == "dense":
                 return flat, gradient, -jax.jacfwd(gradient_fn)(flat)
@@ -78,7 +84,8 @@ class PriorSite:
         def add(i: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             return trees.add(sums, one(jax.random.fold_in(rng_key, i)))
 
-        num, zeros = self.num_samples, jnp.zeros_like(ravel_pytree(like)[0])
+        flat_like, unravel = ravel_pytree(like)
+        num, zeros = self.num_samples, jnp.zeros_like(flat_like)
         square = jnp.outer(zeros, zeros) if structure == "dense" else zeros
         sums = jax.lax.fori_loop(0, num, add, (zeros, zeros, square))
         flat, gradient, precision = trees.scale(1 / num, sums)
@@ -86,17 +93,6 @@ class PriorSite:
             precision = jnp.mean(precision)
         elif structure == "dense":
             precision = (precision + precision.T) / 2
-        unravel = ravel_pytree(like)[1]
         linear = from_flat(unravel(flat), precision, structure)
         mean_part = trees.add(linear.precision_mean, unravel(gradient))
         return Gaussian(mean_part, linear.precision, structure)
-
-
-def _check(prior: Gaussian, position: ArrayTree) -> None:
-    wanted = Gaussian.uniform(position, prior.structure)
-    if trees.shapes_of(wanted) != trees.shapes_of(prior):
-        raise ValueError(
-            f"prior must be a Gaussian over the position, shapes "
-            f"{jax.tree.map(jnp.shape, wanted.precision_mean)}, got "
-            f"{jax.tree.map(jnp.shape, prior.precision_mean)}."
-        )

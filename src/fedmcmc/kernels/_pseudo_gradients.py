@@ -171,7 +171,7 @@ def posterior_delta(shrinkage: Number) -> Delta:
 class _Message(NamedTuple):
     """A client's part of a weighted mean: what is summed is divided by the summed weights."""
 
-    weight: Exact  # [], the client's share of rows, zero where it has nothing to say
+    weight: Exact  # [], the client's share of rows, zero where training did not stay finite
     delta: ArrayTree  # weight times the pseudo-gradient
 
 
@@ -180,9 +180,6 @@ class _Message(NamedTuple):
 class PseudoGradients(LocalTraining):
     """Clients train, the server's optimizer follows their mean; see `pseudo_gradients`."""
 
-    posterior: Posterior
-    estimator: GradientEstimator
-    participation: Participation
     delta: Delta
     training: Training
     optimizer: Any

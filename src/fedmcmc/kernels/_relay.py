@@ -37,9 +37,6 @@ __all__ = ["relay"]
 class Relay(LocalLangevin):
     """Clients move the one chain in turn; see `relay`."""
 
-    posterior: Posterior
-    estimator: GradientEstimator
-    participation: Participation
     step_size: Any
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})

@@ -45,17 +45,13 @@ Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(draws of a call, position) -> gradient``."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class EstimatorKernel(FederatedKernel):
-    """A kernel whose clients estimate gradients of their log likelihoods.
-
-    Attributes
-    ----------
-    posterior, estimator
-        The model, and the estimator; fields of every subclass.
-    """
+    """A kernel whose clients estimate gradients of their log likelihoods."""
 
     posterior: Posterior
     estimator: GradientEstimator
+    participation: Participation
 
     @property
     def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:

@@ -227,7 +227,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     """Compress the messages of `kernel`.
 
     A client encodes what its step returns, the server sums what it decodes. With a memory, the
-    server adds the sum of the clients' memories, which it moves by what the clients said.
+    server adds the sum of the clients' memories, which it moves by their codes.
     `RoundInfo.bits_up` counts the bits of the codes, exactly as `fedmcmc.wire` writes them, also
     where the kernel is a centralized reference, which by itself sends nothing.
 
