@@ -14,7 +14,7 @@ from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, as_dense, project
 from fedmcmc.inference._types import Inference, Mean, Moments, Tilted
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates import Target, as_gaussian, expand
+from fedmcmc.surrogates import Target, as_gaussian
 
 __all__ = ["exact_gaussian", "exact_mean"]
 
@@ -104,7 +104,7 @@ def _exact_tilted(
 ) -> tuple[Gaussian, Array]:
     """Return likelihood times cavity for a quadratic log likelihood, dense, and its gradient."""
     flat, unravel = ravel_pytree(position)
-    gradient, precision = expand(Target(posterior, None, unravel), client, flat, dense=True)
+    gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense=True)
     dense = as_dense(cavity)
     tilted = as_gaussian(gradient, precision, flat, unravel) * dense
     total = gradient + trees.ravel(dense.grad_log(position))
@@ -137,7 +137,7 @@ def _check_quadratic(posterior: Posterior, position: ArrayTree, federation: Fede
         zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
         client = Client(rows, zero, zero + _MADE_UP, zero, one, one, _MADE_UP)
         target = Target(posterior, None, unravel)
-        first, other = (np.asarray(expand(target, client, at, dense=True)[1]) for at in places)
+        first, other = (np.asarray(target.expand(client, at, dense=True)[1]) for at in places)
     if not (np.isfinite(first).all() and np.isfinite(other).all()):
         return
     largest = np.abs(first).max(initial=0)

@@ -18,17 +18,15 @@ function   where ``grad log q_s`` is exact   a client needs
 
 A dense structure holds ``d * d`` numbers per client. A Hessian takes ``d`` products with a vector,
 each about three gradients over the client's rows, dense or diagonal; the diagonal one takes 64 of
-them at a time and builds no ``d`` by ``d`` matrix above
-256 dimensions.
+them at a time and builds no ``d`` by ``d`` matrix above 256 dimensions.
 """
 
 from fedmcmc.surrogates._analytic import analytic as analytic
-from fedmcmc.surrogates._laplace import laplace as laplace
-from fedmcmc.surrogates._mode import Mode as Mode
-from fedmcmc.surrogates._mode import mode as mode
-from fedmcmc.surrogates._newton import as_gaussian as as_gaussian
-from fedmcmc.surrogates._newton import expand as expand
+from fedmcmc.surrogates._expansions import Mode as Mode
+from fedmcmc.surrogates._expansions import laplace as laplace
+from fedmcmc.surrogates._expansions import mode as mode
+from fedmcmc.surrogates._expansions import setup_bits as setup_bits
+from fedmcmc.surrogates._expansions import taylor as taylor
 from fedmcmc.surrogates._sampled import sampled as sampled
-from fedmcmc.surrogates._setup import setup_bits as setup_bits
 from fedmcmc.surrogates._target import Target as Target
-from fedmcmc.surrogates._taylor import taylor as taylor
+from fedmcmc.surrogates._target import as_gaussian as as_gaussian

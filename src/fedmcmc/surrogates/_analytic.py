@@ -4,17 +4,15 @@ from collections.abc import Callable
 
 import jax
 from jax import Array
-from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.surrogates._arguments import check_choice
+from fedmcmc.pytrees import trees
+from fedmcmc.surrogates._arguments import check_choices
 from fedmcmc.surrogates._propriety import (
-    CHECKS,
     complain,
-    describe_curvature,
     scaled_eigen,
     singular_below,
 )
@@ -70,14 +68,18 @@ def analytic(
     >>> q.precision_mean.tolist(), q.precision.tolist()
     ([[3.0, 3.0], [0.0, 0.0]], [[3.0, 3.0], [1.0, 1.0]])
     """
-    check_choice("check", check, CHECKS)
+    check_choices(check)
     with jax.default_matmul_precision("highest"):
-        fitted, smallest, singular = _fit(Partial(statistics_fn), Partial(gaussian_fn), data)
-    if check != "ignore":
-        remedies = (
-            "taylor(posterior, data, centre) needs no proper likelihood, nor does check='ignore'."
-        )
-        complain(check, "analytic", describe_curvature(smallest, singular), data.size, remedies)
+        fitted, *measured = _fit(Partial(statistics_fn), Partial(gaussian_fn), data)
+
+    def describe(smallest: float, singular: bool) -> str | None:
+        text = "the smallest eigenvalue of the precision, in units of its diagonal, is"
+        return f"{text} {smallest:.2g}" if singular else None
+
+    remedies = (
+        "taylor(posterior, data, centre) needs no proper likelihood, nor does check='ignore'."
+    )
+    complain(check, "analytic", describe, measured, data.size, remedies)
     return fitted
 
 
@@ -92,10 +94,9 @@ def _fit(
     def one(index: Array) -> tuple[Gaussian, Array, Array]:
         client = data.client(index)
         fitted = gaussian_fn(fold(statistics_fn, client), client.size.astype(client.share.dtype))
-        if fitted.structure == "dense":
-            values = scaled_eigen(fitted.precision).values
-        else:
-            values = scaled_eigen(ravel_pytree(fitted.precision)[0]).values
+        dense = fitted.structure == "dense"
+        precision = fitted.precision if dense else trees.ravel(fitted.precision)
+        values = scaled_eigen(precision).values
         # Not <=, so that a precision that is not a number counts as singular.
         return fitted, values.min(), ~(values.min() > singular_below(values))
 

@@ -3,25 +3,22 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.pytrees import trees
 
-__all__ = [
-    "STRUCTURES",
-    "check_choice",
-    "densities",
-    "fraction",
-    "integer",
-    "start_position",
-    "step_sizes",
-    "typed_key",
-]
+__all__ = ["check_choices", "densities", "fraction", "integer", "start_position"]
 
-STRUCTURES = ("dense", "diagonal")
+_CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
+
+
+def check_choices(check: str, structure: str = "dense") -> None:
+    """Raise `ValueError` unless the two arguments are what all fits take."""
+    for name, value in {"check": check, "structure": structure}.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}.")
 
 
 def densities(posterior: Posterior) -> Posterior:
@@ -54,28 +51,3 @@ def integer(name: str, value: Any, least: int) -> int:
     if int(value) != value or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
     return int(value)
-
-
-def step_sizes(step_size: Any, num_clients: int) -> Array:
-    """Return one step size per client."""
-    steps = trees.as_float(step_size)
-    if steps.shape not in ((), (num_clients,)):
-        raise ValueError(
-            f"step_size must be a number or one per client, ({num_clients},), got {steps.shape}."
-        )
-    if not isinstance(steps, jax.core.Tracer) and not bool(jnp.all(steps > 0)):
-        raise ValueError(f"step_size must be positive, got {step_size!r}.")
-    return jnp.broadcast_to(steps, (num_clients,))
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
-
-
-def typed_key(rng_key: Any) -> Array:
-    """Return a typed key, also from the raw words of `jax.random.PRNGKey`."""
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        return rng_key
-    return jax.random.wrap_key_data(rng_key)

@@ -7,7 +7,7 @@ times.
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +17,17 @@ from jax import Array
 from fedmcmc.surrogates._target import blockwise
 
 __all__ = [
-    "CHECKS",
     "REMEDIES",
     "AtMaximum",
     "Scaled",
     "at_maximum",
     "complain",
     "describe_chain",
-    "describe_curvature",
     "describe_maximum",
     "scaled_eigen",
     "singular_below",
     "warn_shrinkage",
 ]
-
-CHECKS = ("error", "warn", "ignore")
 
 REMEDIES = (
     "Pass prior_fraction= (for example 1 / num_clients) to fit the likelihood times that power of "
@@ -132,75 +128,69 @@ def at_maximum(
     )
 
 
-def describe_maximum(measured: AtMaximum) -> list[str | None]:
-    """Return what is wrong with each client's fit, ``None`` where nothing is."""
-    complaints: list[str | None] = []
-    for smallest, singular, drop, distance, finite in zip(*map(np.asarray, measured), strict=True):
-        if not finite:
-            complaints.append("the log likelihood, its gradient or curvature is not finite")
-        elif singular:
-            complaints.append(
-                f"the smallest eigenvalue of the precision, in units of its diagonal, is "
-                f"{smallest:.2g} where the optimizer stopped: the likelihood is flat or convex"
-            )
-        elif distance > _MAX_DISTANCE:
-            complaints.append(
-                f"the optimizer stopped about {distance:.2g} standard deviations from the maximum "
-                f"(not converged: raise max_steps, or bring the coordinates to one scale)"
-            )
-        elif drop < _MIN_DROP:
-            complaints.append(
-                f"the log likelihood falls by only {drop:.2g} at {_RADIUS:g} fitted standard "
-                f"deviations on one side (a Gaussian's by {_RADIUS**2 / 2:g}): the optimizer ran "
-                f"off along a likelihood without maximum"
-            )
-        else:
-            complaints.append(None)
-    return complaints
+def describe_maximum(
+    smallest: float, singular: bool, drop: float, distance: float, finite: bool
+) -> str | None:
+    """Return what is wrong with a client's fit, ``None`` if nothing is; see `AtMaximum`."""
+    if not finite:
+        return "the log likelihood, its gradient or curvature is not finite"
+    if singular:
+        return (
+            f"the smallest eigenvalue of the precision, in units of its diagonal, is "
+            f"{smallest:.2g} where the optimizer stopped: the likelihood is flat or convex"
+        )
+    if distance > _MAX_DISTANCE:
+        return (
+            f"the optimizer stopped about {distance:.2g} standard deviations from the maximum "
+            f"(not converged: raise max_steps, or bring the coordinates to one scale)"
+        )
+    if drop < _MIN_DROP:
+        return (
+            f"the log likelihood falls by only {drop:.2g} at {_RADIUS:g} fitted standard "
+            f"deviations on one side (a Gaussian's by {_RADIUS**2 / 2:g}): the optimizer ran "
+            f"off along a likelihood without maximum"
+        )
+    return None
 
 
-def describe_curvature(smallest: Any, singular: Any) -> list[str | None]:
-    """Return what is wrong with each client's precision, ``None`` where nothing is."""
-    return [
-        None
-        if not bad
-        else f"the smallest eigenvalue of the precision, in units of its diagonal, is {value:.2g}"
-        for value, bad in zip(np.asarray(smallest), np.asarray(singular), strict=True)
-    ]
-
-
-def describe_chain(finite: Any, moved: Any, relaxations: Any) -> list[str | None]:
-    """Return what is wrong with each client's samples, ``None`` where nothing is.
+def describe_chain(finite: bool, moved: bool, relaxations: float) -> str | None:
+    """Return what is wrong with a client's samples, ``None`` if nothing is.
 
     `relaxations` is the simulated time of the samples over their largest variance. A Gaussian
     likelihood of variance ``v`` forgets in a time of ``v``, so this counts the independent pieces
     of the chain in its slowest direction; a random walk has about five whatever its length.
     """
-    complaints: list[str | None] = []
-    for good, some, number in zip(*map(np.asarray, (finite, moved, relaxations)), strict=True):
-        if not good:
-            complaints.append("the samples are not finite: lower step_size")
-        elif not some:
-            complaints.append("the samples do not move in some coordinate")
-        elif number < _MIN_RELAXATIONS:
-            complaints.append(
-                f"the samples are not stationary: the chain lasted {number:.2g} relaxation times "
-                f"of its slowest direction (a random walk shows about 5, needed are "
-                f"{_MIN_RELAXATIONS:g}): flat there, or step_size or num_samples is too small"
-            )
-        else:
-            complaints.append(None)
-    return complaints
+    if not finite:
+        return "the samples are not finite: lower step_size"
+    if not moved:
+        return "the samples do not move in some coordinate"
+    if relaxations < _MIN_RELAXATIONS:
+        return (
+            f"the samples are not stationary: the chain lasted {relaxations:.2g} relaxation times "
+            f"of its slowest direction (a random walk shows about 5, needed are "
+            f"{_MIN_RELAXATIONS:g}): flat there, or step_size or num_samples is too small"
+        )
+    return None
 
 
 def complain(
-    check: str, name: str, complaints: list[str | None], sizes: Any, remedies: str
+    check: str,
+    name: str,
+    describe: Callable[..., str | None],
+    measured: tuple[Array, ...],
+    sizes: Array,
+    remedies: str,
 ) -> None:
-    """Raise or warn, naming the first of the clients about which something is said."""
-    bad = [i for i, text in enumerate(complaints) if text is not None]
-    if not bad or check == "ignore":
+    """Raise or warn where `describe` says what is wrong with a client.
+
+    `measured` holds its arguments, each ``[num_clients]``, and `sizes` clients' numbers of rows.
+    """
+    if check == "ignore":
         return
-    sizes = np.asarray(sizes)
+    complaints = [describe(*numbers) for numbers in zip(*map(np.asarray, measured), strict=True)]
+    bad = [i for i, text in enumerate(complaints) if text is not None]
+    if not bad:
+        return
     first = "; ".join(f"client {i} ({sizes[i]} rows): {complaints[i]}" for i in bad[:3])
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     message = (
@@ -212,9 +202,8 @@ def complain(
     warnings.warn(message, stacklevel=3)
 
 
-def warn_shrinkage(amount: Any) -> None:
+def warn_shrinkage(amount: Array) -> None:
     """Warn where a singular sample covariance was regularized."""
-    amount = np.asarray(amount)
     bad = np.flatnonzero(amount > 0)
     if bad.size:
         warnings.warn(

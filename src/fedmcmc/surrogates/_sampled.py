@@ -8,25 +8,21 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, GradientEstimator, Posterior
-from fedmcmc.data import FederatedData
+from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Posterior
+from fedmcmc.data import CHUNK_ROWS, FederatedData
+from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import for_batch_size
+from fedmcmc.gradients import for_batch_size, row_size
 from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates._arguments import (
-    STRUCTURES,
-    check_choice,
+    check_choices,
     densities,
     fraction,
     integer,
     start_position,
-    step_sizes,
-    typed_key,
 )
-from fedmcmc.surrogates._chain import Chain, Moments, run_chain
-from fedmcmc.surrogates._newton import as_gaussian, prior_expansion
 from fedmcmc.surrogates._propriety import (
-    CHECKS,
     REMEDIES,
     complain,
     describe_chain,
@@ -34,9 +30,11 @@ from fedmcmc.surrogates._propriety import (
     singular_below,
     warn_shrinkage,
 )
-from fedmcmc.surrogates._target import DENSE_LIMIT, Target, over_clients
+from fedmcmc.surrogates._target import DENSE_LIMIT, Target, as_gaussian, over_clients
 
 __all__ = ["sampled"]
+
+_CHAIN_NUMBERS = 2**16  # random numbers and rows a client prepares at a time
 
 
 def sampled(
@@ -113,49 +111,136 @@ def sampled(
     >>> q.precision.shape
     (2,)
     """
-    check_choice("check", check, CHECKS)
-    check_choice("structure", structure, STRUCTURES)
+    check_choices(check, structure)
     num_samples = integer("num_samples", num_samples, 2)
     num_burnin = integer("num_burnin", num_burnin, 0)
     thinning = integer("thinning", thinning, 1)
-    steps = step_sizes(step_size, data.num_clients)
+    steps = _step_sizes(step_size, data.num_clients)
     if shrinkage is not None and not 0 <= shrinkage <= 1:
         raise ValueError(f"shrinkage must lie in [0, 1], got {shrinkage!r}.")
     position = start_position(rng_key, posterior, position)
     # A walk along no axis shows in the whole covariance only.
     small = trees.num_elements(position) <= DENSE_LIMIT
     dense = structure == "dense" or (check != "ignore" and small)
-    fitted, report = _fit(
+    fitted, measured, amounts = _fit(
         densities(posterior),
         for_batch_size(batch_size),
         data,
         position,
-        typed_key(rng_key),
+        as_key(rng_key),
         steps,
         fraction(prior_fraction),
         shrinkage,
         chain=Chain(num_samples, num_burnin, thinning, batch_size, dense),
         structure=structure,
     )
-    if check != "ignore":
-        complaints = describe_chain(report.finite, report.moved, report.relaxations)
-        complain(check, "sampled", complaints, data.size, REMEDIES)
-        if shrinkage is None:
-            warn_shrinkage(report.shrinkage)
+    complain(check, "sampled", describe_chain, measured, data.size, REMEDIES)
+    if shrinkage is None and check != "ignore":
+        warn_shrinkage(amounts)
     return fitted
 
 
-class ChainReport(NamedTuple):
-    """Of one client's chain, leaves ``[]``.
+def _step_sizes(step_size: Any, num_clients: int) -> Array:
+    """Return one step size per client."""
+    steps = trees.as_float(step_size)
+    if steps.shape not in ((), (num_clients,)):
+        raise ValueError(
+            f"step_size must be a number or one per client, ({num_clients},), got {steps.shape}."
+        )
+    if not isinstance(steps, jax.core.Tracer) and not bool(jnp.all(steps > 0)):
+        raise ValueError(f"step_size must be positive, got {step_size!r}.")
+    return jnp.broadcast_to(steps, (num_clients,))
 
-    `finite` and `moved` are bool, `relaxations` the simulated time over the largest variance,
-    `shrinkage` what the sample covariance was regularized with.
+
+class Moments(NamedTuple):
+    """Of a chain: `num` samples ``[]``, `mean` ``[d]``, `second` the sum of squares about the mean.
+
+    `second` is ``[d, d]``, or ``[d]`` for its diagonal.
     """
 
-    finite: Array
-    moved: Array
-    relaxations: Array
-    shrinkage: Array
+    num: Array
+    mean: Array
+    second: Array
+
+
+class Chain(NamedTuple):
+    """Static lengths of a local chain: a sample every `thinning` steps after `num_burnin`."""
+
+    num_samples: int
+    num_burnin: int
+    thinning: int
+    batch_size: int | None
+    dense: bool
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole chain."""
+        return self.num_burnin + self.num_samples * self.thinning
+
+
+def _run_chain(
+    target: Target,
+    estimator: GradientEstimator,
+    chain: Chain,
+    block: int,
+    rng_key: Array,
+    position: ArrayTree,
+    client: Client,
+    step_size: Array,
+) -> Moments:
+    """Run Langevin steps on a client's target, `block` at a time; return its samples' moments."""
+    loglikelihood_fn, like = target.posterior.loglikelihood_fn, trees.shapes_of(position)
+    nothing = Broadcast(jnp.zeros((), jnp.int32), position)
+    context, _ = estimator.start(loglikelihood_fn, nothing, (), client)
+
+    def step(at: ArrayTree, draws: tuple[ArrayTree, ArrayTree]) -> tuple[ArrayTree, Array]:
+        noise, rows = draws
+        gradient = estimator.estimate(loglikelihood_fn, rows, at, context, client)
+        if target.prior_fraction is not None:
+            prior = jax.grad(target.posterior.logprior_fn)(at)
+            gradient = trees.add_scaled(gradient, target.prior_fraction, prior)
+        at = overdamped_langevin(at, gradient, realize_normals(noise, like), step_size)
+        return at, ravel_pytree(at)[0]
+
+    def run_block(
+        carry: tuple[ArrayTree, Moments], number: Array
+    ) -> tuple[tuple[ArrayTree, Moments], None]:
+        noise_key, rows_key = jax.random.split(client_key(rng_key, number, client.index))
+        noise = normals(noise_key, like, block)
+        rows = estimator.prepare(rows_key, like, client, block)
+        at, iterates = jax.lax.scan(step, carry[0], (noise, rows), length=block)
+        done = number * block + jnp.arange(1, block + 1) - chain.num_burnin
+        is_kept = (
+            (done > 0) & (done % chain.thinning == 0) & (done <= chain.num_samples * chain.thinning)
+        )
+        return (at, _add_samples(carry[1], iterates, is_kept)), None
+
+    zeros = jnp.zeros_like(ravel_pytree(position)[0])
+    second = jnp.outer(zeros, zeros) if chain.dense else zeros
+    empty = Moments(jnp.zeros((), zeros.dtype), zeros, second)
+    blocks = jnp.arange(-(-chain.num_steps // block))
+    return jax.lax.scan(run_block, (position, empty), blocks)[0][1]
+
+
+def _add_samples(moments: Moments, samples: Array, is_kept: Array) -> Moments:
+    """Merge samples ``[num, d]`` where `is_kept` holds (Chan, Golub and LeVeque 1983)."""
+    is_kept = is_kept[:, None]
+    count = jnp.sum(is_kept).astype(samples.dtype)
+    mean = jnp.sum(jnp.where(is_kept, samples, 0), axis=0) / jnp.maximum(count, 1)
+    centered = jnp.where(is_kept, samples - mean[None, :], 0)
+    away = mean - moments.mean
+    total = moments.num + count
+    weight = count / jnp.maximum(total, 1)
+    if moments.second.ndim == 1:
+        second, between = jnp.sum(jnp.square(centered), axis=0), jnp.square(away)
+    else:
+        second = jnp.matmul(centered.T, centered, precision=jax.lax.Precision.HIGHEST)
+        between = jnp.outer(away, away)
+    return Moments(
+        total,
+        moments.mean + weight * away,
+        moments.second + second + moments.num * weight * between,
+    )
 
 
 @partial(jax.jit, static_argnames=("chain", "structure"))
@@ -171,55 +256,62 @@ def _fit(
     *,
     chain: Chain,
     structure: str,
-) -> tuple[Gaussian, ChainReport]:
-    """Return the Gaussians of the clients' samples, and what was seen of the chains."""
+) -> tuple[Gaussian, tuple[Array, Array, Array], Array]:
+    """Return Gaussians of the clients' samples, arguments of `describe_chain`, and shrinkages."""
     flat, unravel = ravel_pytree(position)
+    size, dense = flat.shape[0], structure == "dense"
     tilted = Target(posterior, prior_fraction, unravel)
+    row = row_size(data.rows)
+    numbers = size + (chain.batch_size or 0) * row
+    # Depends on nothing that another client could change.
+    block = max(1, min(chain.num_steps, _CHAIN_NUMBERS // max(numbers, 1)))
 
-    def one(index: Array) -> tuple[Gaussian, ChainReport]:
-        moments = run_chain(
-            tilted, estimator, chain, rng_key, position, data, index, step_size[index]
+    def one(index: Array) -> tuple[Gaussian, tuple[Array, Array, Array], Array]:
+        moments = _run_chain(
+            tilted,
+            estimator,
+            chain,
+            block,
+            rng_key,
+            position,
+            data.client(index),
+            step_size[index],
         )
-        precision, used = _precision(moments, structure == "dense", shrinkage)
-        mean, gradient = moments.mean, jnp.zeros_like(moments.mean)
+        mean, covariance = moments.mean, moments.second / (moments.num - 1)
+        variance = jnp.diagonal(covariance) if chain.dense else covariance
+        amount = jnp.zeros_like(moments.num)
+        if dense:
+            precision, amount = _regularized_inverse(covariance, moments.num, shrinkage)
+        else:
+            precision = 1 / variance
+        gradient = jnp.zeros_like(mean)
         if prior_fraction is not None:
-            prior_gradient, prior_precision = prior_expansion(tilted, mean, structure == "dense")
+            prior_gradient, prior_precision = tilted.expand_prior(mean, dense)
             gradient, precision = gradient - prior_gradient, precision - prior_precision
         fitted = as_gaussian(gradient, precision, mean, unravel)
+        finite = jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(covariance))
+        largest = jnp.linalg.eigvalsh(covariance)[-1] if chain.dense else variance.max()
         time = step_size[index] * (chain.num_samples * chain.thinning)
-        return fitted, _report(moments, time, used)
+        return fitted, (finite, jnp.all(variance > 0), time / largest), amount
 
-    return over_clients(one, data.num_clients, chain.cost(data, flat.shape[0]))
+    moment_numbers = size * size if chain.dense else size
+    cost = block * (numbers + size) + min(data.max_size, CHUNK_ROWS) * row + moment_numbers
+    return over_clients(one, data.num_clients, cost)
 
 
-def _precision(moments: Moments, dense: bool, shrinkage: Array | None) -> tuple[Array, Array]:
-    """Invert the sample covariance, regularized where it is singular; return also the amount."""
-    covariance = moments.second / (moments.num - 1)
-    if not dense:
-        variance = covariance if covariance.ndim == 1 else jnp.diagonal(covariance)
-        return 1 / variance, jnp.zeros_like(moments.num)
+def _regularized_inverse(
+    covariance: Array, num: Array, shrinkage: Array | None
+) -> tuple[Array, Array]:
+    """Invert a covariance of `num` samples, regularized if it is singular; return the amount."""
     scale, values, vectors = scaled_eigen(covariance)
     assert vectors is not None
     if shrinkage is None:
         size = values.shape[0]
         singular = values.min() <= singular_below(values)
-        amount = jnp.where(singular, size / (size + moments.num), 0)
+        amount = jnp.where(singular, size / (size + num), 0)
     else:
         amount = trees.cast(shrinkage, values)
     # In units of its diagonal, the diagonal of a covariance is the identity.
     values = (1 - amount) * values + amount
     inverse = jnp.matmul(vectors / values[None, :], vectors.T, precision=jax.lax.Precision.HIGHEST)
     return inverse / jnp.outer(scale, scale), amount
-
-
-def _report(moments: Moments, time: Array, shrinkage: Array) -> ChainReport:
-    covariance = moments.second / (moments.num - 1)
-    full = covariance.ndim == 2
-    variance = jnp.diagonal(covariance) if full else covariance
-    largest = jnp.linalg.eigvalsh(covariance)[-1] if full else variance.max()
-    return ChainReport(
-        jnp.all(jnp.isfinite(moments.mean)) & jnp.all(jnp.isfinite(covariance)),
-        jnp.all(variance > 0),
-        time / largest,
-        shrinkage,
-    )

@@ -1,35 +1,39 @@
-"""One client's log density over raveled positions, and maps over all clients.
+"""One client's log density over raveled positions: expansions, maxima, and maps over clients.
 
 Everything works on raveled positions ``[d]``, for one client; `over_clients` maps it over all.
 """
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.data import CHUNK_ROWS, FederatedData, fold
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import row_size, row_terms
 from fedmcmc.pytrees import trees
 
 __all__ = [
+    "BLOCK",
     "DENSE_LIMIT",
+    "Maximum",
     "Target",
+    "as_gaussian",
     "blockwise",
-    "change",
     "client_cost",
+    "maximize",
     "over_clients",
-    "row_size",
-    "value_and_gradient",
 ]
 
 DENSE_LIMIT = 256
-"""Up to this many dimensions a matrix ``[d, d]`` a client may be built to check a fit."""
+"""Up to this many dimensions a matrix ``[d, d]`` per client may be built to check a fit."""
+BLOCK = 64
+"""Directions treated at a time: of Hessian-vector products, and in which a maximum is measured."""
 
-_BLOCK = 64  # Hessian-vector products taken at a time
 _BUDGET = 2**26  # numbers that all clients treated at a time may take
 
 
@@ -44,35 +48,145 @@ class Target(NamedTuple):
     prior_fraction: Array | None
     unravel: Callable[[Array], ArrayTree]
 
+    def terms(self, flat: Array, rows: ArrayTree) -> Array:
+        """Return the log likelihood of each row, ``[num]``."""
+        return row_terms(self.posterior.loglikelihood_fn, self.unravel(flat), rows)
+
     def rows(self, flat: Array, rows: ArrayTree, mask: Array) -> Array:
         """Return the log likelihood of the rows where `mask` holds, ``[]``."""
         return jnp.sum(jnp.where(mask, self.terms(flat, rows), 0))
-
-    def terms(self, flat: Array, rows: ArrayTree) -> Array:
-        """Return the log likelihood of each row, ``[num]``."""
-        terms = self.posterior.loglikelihood_fn(self.unravel(flat), rows)
-        num = jax.tree.leaves(rows)[0].shape[0]
-        if terms.shape != (num,):
-            raise ValueError(
-                f"loglikelihood_fn must return one term per row, shape ({num},), got {terms.shape}."
-            )
-        return terms
 
     def prior(self, flat: Array) -> Array:
         """Return the prior's part, ``[]``."""
         log_prior = self.posterior.logprior_fn(self.unravel(flat))
         return trees.cast(self.prior_fraction, log_prior) * log_prior
 
+    def value_and_gradient(self, client: Client, flat: Array) -> tuple[Array, Array]:
+        """Return the target at `flat` ``[]`` and its gradient ``[d]``."""
+        total = fold(
+            lambda rows, mask: jax.value_and_grad(lambda x: self.rows(x, rows, mask))(flat), client
+        )
+        if self.prior_fraction is None:
+            return total
+        value, gradient = jax.value_and_grad(self.prior)(flat)
+        return total[0] + value.astype(total[0].dtype), total[1] + gradient
 
-def value_and_gradient(target: Target, client: Client, flat: Array) -> tuple[Array, Array]:
-    """Return the target at `flat` ``[]`` and its gradient ``[d]``."""
-    total = fold(
-        lambda rows, mask: jax.value_and_grad(lambda x: target.rows(x, rows, mask))(flat), client
+    def expand(self, client: Client, flat: Array, dense: bool) -> tuple[Array, Array]:
+        """Return the gradient ``[d]`` and minus the Hessian, ``[d, d]`` or its diagonal ``[d]``."""
+        gradient = self.value_and_gradient(client, flat)[1]
+        curvature = fold(
+            lambda rows, mask: _curvature(lambda x: self.rows(x, rows, mask), flat, dense), client
+        )
+        if self.prior_fraction is not None:
+            curvature = curvature + _curvature(self.prior, flat, dense)
+        return gradient, curvature
+
+    def expand_prior(self, flat: Array, dense: bool) -> tuple[Array, Array]:
+        """Return gradient and minus Hessian of the prior's part alone, as `expand`."""
+        return jax.grad(self.prior)(flat), _curvature(self.prior, flat, dense)
+
+    def change(self, client: Client, flat: Array, shift: Array) -> Array:
+        """Return the target at ``flat + shift`` minus that at `flat`, summed row by row."""
+
+        def rows_change(rows: ArrayTree, mask: Array) -> Array:
+            terms = self.terms(flat + shift, rows) - self.terms(flat, rows)
+            return jnp.sum(jnp.where(mask, terms, 0))
+
+        total = fold(rows_change, client)
+        if self.prior_fraction is None:
+            return total
+        return total + (self.prior(flat + shift) - self.prior(flat)).astype(total.dtype)
+
+
+def _curvature(fn: Callable[[Array], Array], flat: Array, dense: bool) -> Array:
+    size = flat.shape[0]
+
+    def column(i: Array) -> Array:
+        tangent = jnp.zeros_like(flat).at[i].set(1)
+        product = -jax.jvp(jax.grad(fn), (flat,), (tangent,))[1]
+        return product if dense else product[i]
+
+    # One block of Hessian-vector products at a time: no [d, d] is held for a diagonal.
+    columns = blockwise(column, size, BLOCK)
+    return (columns + columns.T) / 2 if dense else columns
+
+
+def as_gaussian(
+    gradient: Array, precision: Array, flat: Array, unravel: Callable[[Array], ArrayTree]
+) -> Gaussian:
+    """Return the Gaussian whose log density has this gradient and minus Hessian at `flat`."""
+    if precision.ndim == 1:
+        return Gaussian(unravel(gradient + precision * flat), unravel(precision), "diagonal")
+    # At full precision also where an accelerator would round the factors of a product.
+    product = jnp.matmul(precision, flat, precision=jax.lax.Precision.HIGHEST)
+    return Gaussian(unravel(gradient + product), precision, "dense")
+
+
+class Maximum(NamedTuple):
+    """Where an ascent ended.
+
+    `flat` ``[d]``; `num_steps` and `num_evaluations` ``[]`` int32 (of value and gradient together);
+    `gain` ``[]``, twice what a full step from where the last one began promised, in nats;
+    `gradient` ``[d]``.
+    """
+
+    flat: Array
+    num_steps: Array
+    num_evaluations: Array
+    gain: Array
+    gradient: Array
+
+
+def maximize(
+    fn: Callable[[Array], tuple[Array, Array]], flat: Array, max_steps: Array, tolerance: Array
+) -> Maximum:
+    """Ascend by the L-BFGS of optax until a step promises less than `tolerance`.
+
+    `fn` returns value and gradient. The promise is that of the whole quasi-Newton step, so a line
+    search that gets stuck does not pass for arrival.
+    """
+
+    def loss(x: Array) -> Array:
+        # fn holds loops of dynamic length, which reverse mode cannot enter; its own gradient is
+        # put in their place.
+        at = jax.lax.stop_gradient(x)
+        value, gradient = fn(at)
+        return -(value + jax.lax.stop_gradient(gradient) @ (x - at))
+
+    # The two parts of optax.lbfgs, apart because the step before the line search is needed.
+    quasi_newton = optax.scale_by_lbfgs()
+    line_search = optax.scale_by_zoom_linesearch(
+        max_linesearch_steps=20, initial_guess_strategy="one"
     )
-    if target.prior_fraction is None:
-        return total
-    value, gradient = jax.value_and_grad(target.prior)(flat)
-    return total[0] + value.astype(total[0].dtype), total[1] + gradient
+
+    def body(carry: tuple[Maximum, Array, Any]) -> tuple[Maximum, Array, Any]:
+        now, value, (memory, search) = carry
+        slope = -now.gradient
+        # optax adds an int32 to an int64 in here, which strict promotion forbids in x64.
+        with jax.numpy_dtype_promotion("standard"):
+            step, memory = quasi_newton.update(slope, memory, now.flat)
+        updates, search = line_search.update(
+            -step, search, now.flat, value=value, grad=slope, value_fn=loss
+        )
+        evaluations = jnp.asarray(search.info.num_linesearch_steps, jnp.int32)
+        now = Maximum(
+            optax.apply_updates(now.flat, updates),
+            now.num_steps + 1,
+            now.num_evaluations + evaluations,
+            jnp.abs(slope @ step),
+            -search.grad,
+        )
+        return now, search.value, (memory, search)
+
+    def unfinished(carry: tuple[Maximum, Array, Any]) -> Array:
+        now = carry[0]
+        return (now.num_steps < max_steps) & (now.gain > tolerance)
+
+    value, gradient = fn(flat)
+    one = jnp.ones((), jnp.int32)
+    begin = Maximum(flat, 0 * one, one, jnp.full((), jnp.inf, flat.dtype), gradient)
+    start = (begin, -value.astype(flat.dtype), (quasi_newton.init(flat), line_search.init(flat)))
+    return jax.lax.while_loop(unfinished, body, start)[0]
 
 
 def blockwise(fn: Callable[[Array], ArrayTree], num: int, block: int) -> ArrayTree:
@@ -96,23 +210,5 @@ def over_clients(fn: Callable[[Array], ArrayTree], num_clients: int, cost: int) 
 
 def client_cost(data: FederatedData, size: int) -> int:
     """Return about how many numbers second derivatives of one client take."""
-    chunk = min(data.max_size, CHUNK_ROWS)
-    return chunk * (row_size(data) + min(size, _BLOCK)) + size * min(size, _BLOCK)
-
-
-def change(target: Target, client: Client, flat: Array, shift: Array) -> Array:
-    """Return the target at ``flat + shift`` minus that at `flat`, summed row by row."""
-
-    def rows_change(rows: ArrayTree, mask: Array) -> Array:
-        terms = target.terms(flat + shift, rows) - target.terms(flat, rows)
-        return jnp.sum(jnp.where(mask, terms, 0))
-
-    total = fold(rows_change, client)
-    if target.prior_fraction is None:
-        return total
-    return total + (target.prior(flat + shift) - target.prior(flat)).astype(total.dtype)
-
-
-def row_size(data: FederatedData) -> int:
-    """Return how many numbers a row holds."""
-    return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(data.rows))
+    chunk, block = min(data.max_size, CHUNK_ROWS), min(size, BLOCK)
+    return chunk * (row_size(data.rows) + block) + size * block
