@@ -59,20 +59,10 @@ class Length(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Training:
-    """An optimizer and how long it runs; its state starts anew in every round.
+    """An optimizer and how long it runs; its state starts anew in every round."""
 
-    Attributes
-    ----------
-    optimizer
-        As from optax.
-    learning_rate
-        Multiplies its updates: a number, or a schedule of the round.
-    length
-        Static.
-    """
-
-    optimizer: Any
-    learning_rate: Any
+    optimizer: Any  # as from optax
+    learning_rate: Any  # multiplies the updates; a number, or a schedule of the round
     length: Length = field(metadata={"static": True})
 
 
@@ -80,14 +70,9 @@ class Visitor:
     """What is kept of an optimizer's path: nothing, unless a subclass says otherwise.
 
     A visitor is made within a round and lives no longer.
-
-    Attributes
-    ----------
-    averages
-        Whether `visit` is given averages.
     """
 
-    averages: ClassVar[bool] = False
+    averages: ClassVar[bool] = False  # whether `visit` is given averages
 
     def init(self, position: ArrayTree) -> ArrayTree:
         """Return what is kept before the first window."""
@@ -187,20 +172,9 @@ def train(
 ) -> Trained:
     """Train from `position`, and let `visitor` see the windows.
 
-    Parameters
-    ----------
-    settings
-        Optimizer and length.
-    gradient_fn
-        ``(draws of a step, position) -> gradient`` of what is minimized.
-    draws
-        Leaves ``[num_steps, ...]`` with at least as many steps as the client takes, or ``()``.
-    position
-        Where training starts.
-    client
-        Whose rows; its size may determine the number of steps.
-    round_
-        ``[]``, for schedules.
+    `gradient_fn` maps one step's draws and a position to the gradient of what is minimized. `draws`
+    has leaves ``[num_steps, ...]``, of at least as many steps as the client takes, or is ``()``.
+    `round_` is for schedules.
     """
     visitor = Visitor() if visitor is None else visitor
     length, optimizer = settings.length, settings.optimizer

@@ -126,14 +126,11 @@ class Gaussian:
                     f"{smallest:.3g}."
                 )
 
-        def one(mean_: ArrayTree, matrix_: Array) -> tuple[ArrayTree, Array]:
-            flat, unravel = ravel_pytree(mean_)
+        def one(mean_: ArrayTree, matrix_: Array) -> "Gaussian":
             precision = jnp.linalg.inv(matrix_)
-            precision = (precision + precision.T) / 2
-            return unravel(precision @ flat), precision
+            return with_mean(mean_, (precision + precision.T) / 2, "dense")
 
-        eta, precision = (jax.vmap(one) if batched else one)(mean, matrix)
-        return cls(eta, precision, "dense")
+        return (jax.vmap(one) if batched else one)(mean, matrix)
 
     @classmethod
     def uniform(cls, like: ArrayTree, structure: str = "diagonal") -> "Gaussian":
@@ -200,10 +197,7 @@ class Gaussian:
         """Return the covariance over the raveled position, ``[d, d]``."""
         if self.structure == "dense":
             return jnp.linalg.inv(self.precision)
-        flat, _ = ravel_pytree(
-            self.apply_precision(jax.tree.map(jnp.ones_like, self.precision_mean))
-        )
-        return jnp.diag(1 / flat)
+        return jnp.diag(1 / _diagonal(self))
 
     def draw(self, rng_key: Array) -> ArrayTree:
         """Draw a position; meaningful where the precision is positive definite."""
@@ -325,13 +319,16 @@ def from_flat(mean: ArrayTree, precision: Array, structure: str) -> Gaussian:
     return with_mean(mean, shaped, structure)
 
 
+def _diagonal(q: Gaussian) -> Array:
+    """Return the diagonal ``[d]`` of a precision that is not dense."""
+    return trees.ravel(q.apply_precision(jax.tree.map(jnp.ones_like, q.precision_mean)))
+
+
 def as_dense(q: Gaussian) -> Gaussian:
     """Return `q` with a dense precision ``[d, d]``."""
     if q.structure == "dense":
         return q
-    ones = jax.tree.map(jnp.ones_like, q.precision_mean)
-    diagonal = trees.ravel(q.apply_precision(ones))
-    return Gaussian(q.precision_mean, jnp.diag(diagonal), "dense")
+    return Gaussian(q.precision_mean, jnp.diag(_diagonal(q)), "dense")
 
 
 def project(q: Gaussian, structure: str) -> Gaussian:

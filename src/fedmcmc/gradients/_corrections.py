@@ -48,26 +48,11 @@ __all__ = ["as_surrogates", "conducive", "fixed_point", "scaffold", "svrg"]
 
 
 class Correction(NamedTuple):
-    """What a round adds to a client's estimates; a part that is ``()`` is left out.
+    """What a round adds to a client's estimates; a part that is ``()`` is left out."""
 
-    Attributes
-    ----------
-    slope
-        Shaped as the position: a gradient that is added as it is.
-    log_q
-        A `Gaussian`; the gradient of its logarithm is added.
-    anchor
-        A position; the estimate there, with the same draws, is subtracted.
-    """
-
-    slope: ArrayTree = ()
-    log_q: Any = ()
-    anchor: ArrayTree = ()
-
-
-class _Context(NamedTuple):
-    inner: ArrayTree
-    correction: Correction
+    slope: ArrayTree = ()  # shaped as the position, a gradient that is added as it is
+    log_q: Any = ()  # a `Gaussian`; the gradient of its logarithm is added
+    anchor: ArrayTree = ()  # a position; the estimate there, with the same draws, is subtracted
 
 
 class ZeroSum(Derived):
@@ -102,27 +87,27 @@ class ZeroSum(Derived):
 
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
-    ) -> tuple[_Context, ArrayTree]:
+    ) -> tuple[tuple[ArrayTree, Correction], ArrayTree]:
         memory, estimator_state = state if self.remembers else ((), state)
         inner, estimator_state = self.estimator.start(
             loglikelihood_fn, broadcast, estimator_state, client
         )
         correction, memory = self.correction(loglikelihood_fn, broadcast, memory, client)
-        context = _Context(inner, correction)
-        return context, (memory, estimator_state) if self.remembers else estimator_state
+        state = (memory, estimator_state) if self.remembers else estimator_state
+        return (inner, correction), state
 
     def estimate(
         self,
         loglikelihood_fn: LogDensity,
         draws: ArrayTree,
         position: ArrayTree,
-        context: _Context,
+        context: tuple[ArrayTree, Correction],
         client: Client,
     ) -> ArrayTree:
-        slope, log_q, anchor = context.correction
+        inner, (slope, log_q, anchor) = context
 
         def at(place: ArrayTree) -> ArrayTree:
-            return self.estimator.estimate(loglikelihood_fn, draws, place, context.inner, client)
+            return self.estimator.estimate(loglikelihood_fn, draws, place, inner, client)
 
         if trees.is_empty(anchor):
             gradient = at(position)

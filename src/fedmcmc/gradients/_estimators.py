@@ -60,13 +60,7 @@ def sum_gradient(
 
 
 def row_terms(loglikelihood_fn: LogDensity, position: ArrayTree, rows: ArrayTree) -> Array:
-    """Return the log likelihood of each row, ``[num_rows]``.
-
-    Raises
-    ------
-    ValueError
-        If the log likelihood does not return one term per row.
-    """
+    """Return the log likelihood of each row, ``[num_rows]``; any other shape is an error."""
     terms = loglikelihood_fn(position, rows)
     num = jax.tree.leaves(rows)[0].shape[0]
     if terms.shape != (num,):

@@ -81,18 +81,9 @@ def fisher(
 ) -> Array:
     """Return the mean over rows of squared gradients, outcomes drawn once per row from the model.
 
-    Unbiased for the Fisher information of a row, which is minus the expected second derivative.
-
-    Parameters
-    ----------
-    offsets
-        ``[batch_size]``, which of the client's rows, negative for none; all of them by default, a
-        few at a time.
-
-    Returns
-    -------
-    Array
-        ``[d]``, or ``[d, d]`` where `dense`.
+    Unbiased for the Fisher information of a row, which is minus the expected second derivative:
+    ``[d]``, or ``[d, d]`` where `dense`. `offsets` ``[batch_size]`` says which of the client's rows
+    are used, negative for none; by default all of them are, a few at a time.
     """
     flat, unravel = ravel_pytree(position)
     resample_fn, loglikelihood_fn = posterior.resample_fn, posterior.loglikelihood_fn
@@ -215,7 +206,7 @@ def ngvi(
         How the tilted mean is found.
     num_steps, num_epochs
         Either steps, on all rows or on minibatches drawn with replacement; or passes over the
-        rows, a step a minibatch, as in the released code.
+        rows, one step per minibatch, as in the released code.
     num_samples
         Positions per step.
     decay

@@ -28,6 +28,10 @@ from fedmcmc.random import normals, realize_normals
 __all__ = ["langevin_mean", "sgd_mean"]
 
 
+Descent = Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree]
+"""``(gradient of the tilted log density, noise, position) -> what the optimizer descends``."""
+
+
 class _Randomness(NamedTuple):
     rows: ArrayTree  # of the gradients
     noise: ArrayTree  # of a chain's steps, else ()
@@ -40,13 +44,8 @@ class SampleMean(Mean):
     estimator: GradientEstimator
     training: Training
 
-    def descent(
-        self, cavity: Gaussian, client: Client, round_: Array
-    ) -> Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree]:
-        """Return ``(gradient, noise, position) -> what the optimizer descends``.
-
-        `gradient` is that of the tilted log density.
-        """
+    def descent(self, cavity: Gaussian, client: Client, round_: Array) -> Descent:
+        """Return what a subclass makes of gradients."""
         raise NotImplementedError
 
     def find(
@@ -202,9 +201,7 @@ class SgdMean(SampleMean):
         num = self.training.length.most(client)
         return _Randomness(self.estimator.prepare(rng_key, like, client, num), ())
 
-    def descent(
-        self, cavity: Gaussian, client: Client, round_: Array
-    ) -> Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree]:
+    def descent(self, cavity: Gaussian, client: Client, round_: Array) -> Descent:
         per_row = -1 / client.size.astype(client.share.dtype)
         metric: Any = None
         if not trees.is_empty(self.row_curvature):
@@ -275,9 +272,7 @@ class LangevinMean(SampleMean):
         rows = self.estimator.prepare(gradient_key, like, client, num)
         return _Randomness(rows, normals(noise_key, like, num))
 
-    def descent(
-        self, cavity: Gaussian, client: Client, round_: Array
-    ) -> Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree]:
+    def descent(self, cavity: Gaussian, client: Client, round_: Array) -> Descent:
         # A step of size h along minus the gradient and sqrt(2 / h) normals moves by sqrt(2 h)
         # normals.
         scale = jnp.sqrt(2 / schedules.value(self.step_size, round_))

@@ -174,13 +174,7 @@ def clipped(values: Array, num_sds: float | None) -> Array:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Return a number of standard deviations for `clipped`.
-
-    Raises
-    ------
-    ValueError
-        If it is not positive.
-    """
+    """Return a number of standard deviations for `clipped`, which must be positive."""
     if clip is not None and not (isinstance(clip, int | float) and clip > 0):
         raise ValueError(f"clip must be a positive number of standard deviations, got {clip!r}.")
     return None if clip is None else float(clip)

@@ -201,10 +201,7 @@ def blockwise(fn: Callable[[Array], ArrayTree], num: int, block: int) -> ArrayTr
 
 
 def over_clients(fn: Callable[[Array], ArrayTree], num_clients: int, cost: int) -> ArrayTree:
-    """Return ``fn(index)`` of every client, leaves ``[num_clients, ...]``.
-
-    As many clients at a time as fit, where one takes about `cost` numbers.
-    """
+    """Return ``fn(index)`` of every client, stacked; one client takes about `cost` numbers."""
     return blockwise(fn, num_clients, max(1, _BUDGET // max(cost, 1)))
 
 
