@@ -148,10 +148,10 @@ def test_small_parts_give_the_same():
 def test_parts_grow_with_the_memory(monkeypatch):
     sizes = []
 
-    def kept(self, points, seeds, at, *rest):
+    def kept(self, where, at, *rest):
         if at == 0:
-            sizes.append((len(points), len(seeds)))
-        return put(self, points, seeds, at, *rest)
+            sizes.append([len(np.unique(indices)) for indices in where])
+        return put(self, where, at, *rest)
 
     put = sweeps.Results.put
     monkeypatch.setattr(sweeps.Results, "put", kept)
@@ -355,7 +355,7 @@ def test_functions_made_anew_warn():
 
 def test_large_models_on_a_cpu_run_one_after_another(monkeypatch):
     assert run().modes == ("vmapped",)
-    monkeypatch.setattr(sys.modules["fedmcmc.sweeps._parts"], "LARGE_BYTES", 7)
+    monkeypatch.setattr(sys.modules["fedmcmc.sweeps._runs"], "LARGE_BYTES", 7)
     expected = "sequential" if jax.default_backend() == "cpu" else "vmapped"
     assert run().modes == (expected,)
 

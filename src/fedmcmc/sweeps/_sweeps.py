@@ -1,30 +1,30 @@
 """`sweep`: one kernel at every point of a grid, for several seeds, in as few programs as can be."""
 
+import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc._types import ArrayTree, FederatedKernel
+from fedmcmc._types import ArrayTree, FederatedKernel, as_functions
 from fedmcmc.data import FederatedData
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import as_key
 from fedmcmc.rounds import Collect
 from fedmcmc.runs import check_counts, check_data
-from fedmcmc.sweeps._grids import Grid, group, make_kernels, read_grid
-from fedmcmc.sweeps._parts import Group, group_of, run_group
-from fedmcmc.sweeps._results import Results, Settings, xarray
+from fedmcmc.sweeps._runs import Group, Results, Settings, alike, run_group
 from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
 
-__all__ = ["Sweep", "sweep"]
-
 MODES = ("auto", "sequential", "vmapped")
+RESERVED = ("seed", "chain", "draw", "round")
+"""Names of other dimensions and coordinates of a sweep's results."""
 
 
 def sweep(
@@ -66,7 +66,7 @@ def sweep(
     data, position, num_rounds, num_burnin, thinning, num_chains, collect
         As those of `fedmcmc.sample`, the same at every point.
     num_seeds
-        Seeds a point.
+        Seeds per point.
     mode
         ``"sequential"`` runs point after point and seed after seed. ``"vmapped"`` runs many at a
         time in one program, which draws what is random in a round once for all points wherever it
@@ -117,7 +117,10 @@ def sweep(
     >>> [row["step_size"] for row in table], list(table[0])
     ([0.01, 0.02, 0.04], ['step_size', 'statistic', 'mean', 'sd', 'seeds'])
     """
-    xarray()
+    try:
+        import xarray  # noqa: F401
+    except ImportError as error:
+        raise ImportError('sweep needs xarray: pip install "fedmcmc[arviz]".') from error
     check_data(data)
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
@@ -130,23 +133,31 @@ def sweep(
         num_chains=num_chains,
         max_bytes=max_bytes,
     )
-    points = read_grid(grid)
-    kernels = make_kernels(kernel_fn, points, num_rounds)
-    settings = Settings(
-        as_key(rng_key),
-        position,
-        num_seeds,
-        num_chains,
-        num_rounds,
-        num_burnin,
-        thinning,
-        collect,
-        max_bytes,
-    )
-    groups = [group_of(indices, kernels, data, settings) for indices in group(kernels)]
-    _check_same_draws(points, groups)
-    results = Results(len(kernels), settings, [some.shapes for some in groups])
-    results.check_names(points)
+    if not isinstance(grid, Mapping):
+        raise TypeError(f"grid must be a mapping of names to values, got {type(grid).__name__}.")
+    by_label = {name: _by_label(name, values) for name, values in grid.items()}
+    points = _product(by_label)
+    arguments = _product({name: values.values() for name, values in by_label.items()})
+    kernels = [
+        _kernel_at(point, kernel_fn, own, num_rounds)
+        for point, own in zip(points, arguments, strict=True)
+    ]
+    # The keys of every seed's chains as `sample` makes them.
+    seed_keys = [jax.random.fold_in(as_key(rng_key), seed) for seed in range(num_seeds)]
+    fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = jnp.stack([fold_in(key, jnp.arange(num_chains)) for key in seed_keys])
+    settings = Settings(keys, position, num_rounds, num_burnin, thinning, collect, max_bytes)
+    groups = [
+        Group(indices, [kernels[i] for i in indices], data, settings) for indices in alike(kernels)
+    ]
+    for other in groups[1:]:
+        difference = trees.first_difference(groups[0].shapes.draw, other.shapes.draw)
+        if difference:
+            raise ValueError(
+                f"All points must keep draws of the same shapes: at "
+                f"{_describe(points[other.points[0]])}, {difference} as at {_describe(points[0])}."
+            )
+    results = Results(by_label, groups, settings)
     modes = []
     total = num_rounds * num_seeds * len(kernels)
     with tqdm(total=total, unit="round", disable=not progress) as bar:
@@ -154,7 +165,7 @@ def sweep(
             for some in groups:
                 vmapped = mode == "vmapped" or (mode == "auto" and some.faster_together)
                 modes.append("vmapped" if vmapped else "sequential")
-                run_group(some, settings, results, bar, vmapped=vmapped)
+                run_group(some, results, bar, vmapped=vmapped)
         except KeyboardInterrupt:
             warnings.warn(
                 "Interrupted; returning what was kept before. Sweep.dataset.num_rounds says how "
@@ -163,18 +174,64 @@ def sweep(
                 stacklevel=2,
             )
     constrain_fn = kernels[0].constrain_fn if collect is None else None
-    return Sweep(results, points, tuple(modes), constrain_fn)
+    return Sweep(results, tuple(modes), constrain_fn)
 
 
-def _check_same_draws(grid: Grid, groups: Sequence[Group]) -> None:
-    for other in groups[1:]:
-        difference = trees.first_difference(groups[0].shapes.draw, other.shapes.draw)
-        if difference:
-            places = [grid.describe(g.indices[0]) for g in (other, groups[0])]
-            raise ValueError(
-                f"All points must keep draws of the same shapes: at {places[0]}, {difference} as "
-                f"at {places[1]}."
+def _by_label(name: Any, values: Any) -> dict[Any, Any]:
+    """Return the values of a name of the grid by their labels, which name them in results."""
+    if not (isinstance(name, str) and name.isidentifier()) or name in RESERVED:
+        raise ValueError(
+            f"A name of the grid must be an argument of kernel_fn, and none of "
+            f"{', '.join(RESERVED)}; got {name!r}."
+        )
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise TypeError(f"The values of {name} must be a sequence or a mapping, got {values!r}.")
+    if len(values) == 0:
+        raise ValueError(f"There must be at least one value of {name}.")
+    labels = [np.asarray(x).item() if np.ndim(x) == 0 else x for x in values]
+    for x in labels:
+        if not isinstance(x, bool | int | float | str):
+            raise TypeError(
+                f"A value of {name} is neither a number nor a string ({x!r}): give a mapping of "
+                f"labels to values."
             )
+    if len({isinstance(x, str) for x in labels}) > 1:
+        labels = [str(x) for x in labels]
+    labels = np.asarray(labels).tolist()
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"The values of {name} must differ, got {labels}.")
+    all_values = values.values() if isinstance(values, Mapping) else values
+    return dict(zip(labels, all_values, strict=True))
+
+
+def _product(grid: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    """Return all points, in the order of nested loops, last name fastest."""
+    return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+
+
+def _describe(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={label}" for name, label in point.items()) or "the only point"
+
+
+def _kernel_at(
+    point: Mapping[str, Any],
+    kernel_fn: Callable[..., FederatedKernel],
+    arguments: Mapping[str, Any],
+    num_rounds: int,
+) -> FederatedKernel:
+    """Build a point's kernel with the values of its schedules; errors name the point."""
+    try:
+        kernel = kernel_fn(**arguments)
+        if not isinstance(kernel, FederatedKernel):
+            raise TypeError(
+                f"kernel_fn must return a FederatedKernel, got {type(kernel).__name__}."
+            )
+        # A power of two, so that another number of rounds runs the same program.
+        num_tabulated = 2 ** (num_rounds - 1).bit_length()
+        return schedules.tabulate(as_functions(kernel), 0, num_tabulated, num_rounds)
+    except (ValueError, TypeError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"At {_describe(point)}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -184,11 +241,10 @@ class Sweep:
     Attributes
     ----------
     modes
-        One entry a program, ``"sequential"`` or ``"vmapped"``.
+        One entry per program, ``"sequential"`` or ``"vmapped"``.
     """
 
     _results: Results = field(repr=False)
-    _grid: Grid = field(repr=False)
     modes: tuple[str, ...]
     _constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
 
@@ -196,14 +252,14 @@ class Sweep:
     def dataset(self) -> Any:
         """Everything that was kept, an `xarray.Dataset`.
 
-        Draws, one variable a leaf (``theta`` where a position is one array), and what is in
+        Draws, one variable per leaf (``theta`` where a position is one array), and what is in
         `Samples.info` have dimensions the names of the grid, ``seed``, ``chain`` and ``draw``,
         draws then those of the leaf. `diverged`, `num_rounds`, `total_bits_up` and
-        `total_bits_down` have one number a chain (a part of a sweep ends where all its chains
+        `total_bits_down` have one number per chain (a part of a sweep ends where all its chains
         diverged). Draws are unconstrained. From the round on in
         which a chain turned non-finite, and where a run was interrupted, all is NaN.
         """
-        return self._results.dataset(self._grid, self._results.draws)
+        return self._results.dataset(self._results.draws)
 
     @property
     def diverged(self) -> Any:
@@ -218,13 +274,11 @@ class Sweep:
         """`dataset` with draws in the user's parameters."""
         if self._constrain_fn is None:
             return self.dataset
-        draws = self._results.draws
-        num_axes = self._results.there.ndim
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[num_axes:]), draws)
-        flat = jax.jit(jax.vmap(self._constrain_fn))(flat)
-        lead = self._results.there.shape
-        draws = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*lead, *leaf.shape[1:]), flat)
-        return self._results.dataset(self._grid, draws)
+        constrain = self._constrain_fn
+        for _ in range(4):  # points, seeds, chains, draws
+            constrain = jax.vmap(constrain)
+        draws = jax.tree.map(np.asarray, jax.jit(constrain)(self._results.draws))
+        return self._results.dataset(draws)
 
     def summary(self, fn: Statistics | None = None) -> list[dict[str, Any]]:
         """Return statistics of the draws at every point: their mean and sd over seeds.
@@ -239,27 +293,24 @@ class Sweep:
 
         Returns
         -------
-        One row (a dict) a point and statistic: the point's settings, ``statistic``, ``mean``,
+        One row (a dict) per point and statistic: the point's settings, ``statistic``, ``mean``,
         ``sd`` (over seeds, NaN for one) and ``seeds``, how many of them it is of: those without a
         chain that diverged or was interrupted. ``pandas.DataFrame(rows)`` makes it a table.
         """
         results = self._results
-        complete = np.asarray(results.there.all(axis=(2, 3)))
+        ran = results.num_rounds == results.settings.num_rounds
+        complete = (ran & (results.first_bad < 0)).all(axis=2)
         rows = []
-        for i, point in enumerate(self._grid.labelled_points()):
-            found = [
-                dict(
-                    (fn or default_statistics)(
-                        jax.tree.map(lambda x, i=i, s=s: x[i, s], results.draws)
-                    )
-                )
-                for s in np.flatnonzero(complete[i])
-            ]
-            rows.append((point, found))
+        for i, point in enumerate(_product(results.grid)):
+            of_seeds = []
+            for s in np.flatnonzero(complete[i]):
+                draws = jax.tree.map(lambda leaf, i=i, s=s: leaf[i, s], results.draws)
+                of_seeds.append(dict((fn or default_statistics)(draws)))
+            rows.append((point, of_seeds))
         return tabulate_seeds(rows)
 
     def plot(self, fn: Statistics | None = None, *, x: str | None = None) -> Any:
-        """Draw `summary` as one figure: a panel a statistic, error bars of one sd over seeds.
+        """Draw `summary` as one figure: a panel per statistic, error bars of one sd over seeds.
 
         Parameters
         ----------
@@ -280,4 +331,4 @@ class Sweep:
         ImportError
             If matplotlib is not installed (``pip install "fedmcmc[plots]"``).
         """
-        return draw_table(self.summary(fn), list(self._grid.names), x)
+        return draw_table(self.summary(fn), list(self._results.grid), x)

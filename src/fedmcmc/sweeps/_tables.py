@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import worst
 from fedmcmc.records import named_leaves
-
-__all__ = ["Statistics", "default_statistics", "draw_table", "tabulate_seeds"]
 
 Statistics = Callable[[ArrayTree], Mapping[str, float]]
 
@@ -23,30 +21,27 @@ def default_statistics(draws: ArrayTree) -> dict[str, float]:
 
     `draws` has leaves ``[num_chains, num_draws, *event]``.
     """
-    moments: dict[str, dict[str, float]] = {"mean": {}, "sd": {}}
-    num_chains = 1
-    for name, leaf in named_leaves(draws).items():
-        num_chains = leaf.shape[0]
-        values = np.asarray(leaf, float).reshape(-1, *leaf.shape[2:])
-        for index in np.ndindex(values.shape[1:]):
-            one = values[(slice(None), *index)]
-            full = name + (f"[{', '.join(map(str, index))}]" if index else "")
-            moments["mean"][full], moments["sd"][full] = float(one.mean()), float(one.std())
-    found = {f"{kind} of {name}": v for kind in moments for name, v in moments[kind].items()}
-    if num_chains > 1:
-        found["largest R-hat"], found["smallest ESS"] = worst(draws)
-    return found
+    statistics = {}
+    for kind, moment in (("mean", np.mean), ("sd", np.std)):
+        for name, leaf in named_leaves(draws).items():
+            values = moment(np.asarray(leaf, float), axis=(0, 1))
+            for index in np.ndindex(values.shape):
+                place = f"[{', '.join(map(str, index))}]" if index else ""
+                statistics[f"{kind} of {name}{place}"] = float(values[index])
+    if jax.tree.leaves(draws)[0].shape[0] > 1:
+        statistics["largest R-hat"], statistics["smallest ESS"] = worst(draws)
+    return statistics
 
 
 def tabulate_seeds(
     points: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, float]]]],
 ) -> list[dict[str, Any]]:
-    """Return one row a point and statistic, from every point's statistics of every seed."""
-    names = list(dict.fromkeys(name for _, found in points for seed in found for name in seed))
+    """Return one row per point and statistic, from every point's statistics of every seed."""
+    names = dict.fromkeys(name for _, seeds in points for seed in seeds for name in seed)
     rows = []
-    for point, found in points:
+    for point, seeds in points:
         for name in names:
-            values = np.asarray([seed[name] for seed in found if name in seed], float)
+            values = np.asarray([seed[name] for seed in seeds if name in seed], float)
             rows.append(
                 {
                     **point,
@@ -62,7 +57,7 @@ def tabulate_seeds(
 def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str | None) -> Any:
     """Return a figure of rows of `tabulate_seeds`, whose points are told by `names`."""
     try:
-        figure_module = import_module("matplotlib.figure")
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('plot needs matplotlib: pip install "fedmcmc[plots]".') from error
     if x is None:
@@ -73,7 +68,7 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
     statistics = list(dict.fromkeys(row["statistic"] for row in rows))[:MOST_PANELS]
     columns = max(min(len(statistics), 3), 1)
     height = max(-(-len(statistics) // columns), 1)
-    figure = figure_module.Figure(figsize=(4 * columns, 3 * height), layout="constrained")
+    figure = Figure(figsize=(4 * columns, 3 * height), layout="constrained")
     panels = figure.subplots(height, columns, squeeze=False).ravel()
     for panel in panels[len(statistics) :]:
         panel.set_visible(False)
@@ -84,7 +79,7 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
                 label = ", ".join(f"{n}={row[n]}" for n in names if n != x)
                 lines.setdefault(label, []).append(row)
         for label, line in lines.items():
-            at = [row[x] for row in line] if x else [""]
+            at: list[Any] = [row[x] for row in line] if x else [""]
             panel.errorbar(
                 at,
                 [row["mean"] for row in line],
@@ -94,18 +89,14 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
                 markersize=3,
                 capsize=2,
             )
-            _set_scale(panel, at)
+            if not all(isinstance(v, int | float) for v in at):
+                continue
+            if min(at) > 0 and max(at) >= 10 * min(at):  # step sizes, spaced by factors
+                panel.set_xscale("log")
+            else:
+                panel.locator_params(axis="x", nbins=4)
+                panel.ticklabel_format(axis="x", scilimits=(-2, 4))
         panel.set(xlabel=x or "", title=name)
         if len(lines) > 1:
             panel.legend(fontsize="small")
     return figure
-
-
-def _set_scale(panel: Any, at: Sequence[Any]) -> None:
-    if not all(isinstance(v, int | float) for v in at):
-        return
-    if min(at) > 0 and max(at) >= 10 * min(at):  # step sizes and the like, spaced by factors
-        panel.set_xscale("log")
-    else:
-        panel.locator_params(axis="x", nbins=4)
-        panel.ticklabel_format(axis="x", scilimits=(-2, 4))
