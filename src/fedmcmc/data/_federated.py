@@ -14,8 +14,6 @@ from fedmcmc._types import ArrayTree, Client, Federation
 from fedmcmc.data._rows import as_row_type, check_finite, count_rows, gathered, joined, starts_of
 from fedmcmc.pytrees import trees
 
-__all__ = ["CHUNK_ROWS", "FederatedData", "fold", "gather", "own_rows", "single_chunk"]
-
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
 

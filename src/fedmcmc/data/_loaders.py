@@ -12,8 +12,6 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data._federated import FederatedData
 from fedmcmc.data._rows import as_row_type, check_finite, count_rows, joined, starts_of
 
-__all__ = ["ClientLoader"]
-
 
 @dataclass(frozen=True)
 class ClientLoader:

@@ -9,15 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = [
-    "dirichlet",
-    "disjoint_labels",
-    "dominant_label",
-    "iid",
-    "pachinko",
-    "quantity_skew",
-]
-
 
 def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
     """Split rows at random into parts whose sizes differ by at most one.

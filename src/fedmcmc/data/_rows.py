@@ -9,8 +9,6 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 
-__all__ = ["as_row_type", "check_finite", "count_rows", "gathered", "joined", "starts_of"]
-
 CHECKED_ROWS = 2**16
 """Rows of which a check for NaN makes a table at a time."""
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 
-__all__ = ["StoppingRule", "Verdict", "rhat_below"]
-
 
 class Verdict(NamedTuple):
     """Whether to stop, and the figures that say so."""

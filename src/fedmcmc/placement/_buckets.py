@@ -5,8 +5,6 @@ import numpy as np
 
 from fedmcmc.rounds import Buckets
 
-__all__ = ["by_size", "cheapest_ends"]
-
 
 def by_size(sizes: np.ndarray, num_buckets: int) -> Buckets:
     """Group clients of these sizes ``[num_clients]`` so that padding costs least."""

@@ -16,12 +16,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedmcmc.placement._processes import agreed, is_first
+from fedmcmc.placement._processes import agreed as agreed
+from fedmcmc.placement._processes import is_first as is_first
 from fedmcmc.rounds import AXIS, CHAINS
 
-__all__ = ["agreed", "initialize", "is_first", "leave", "mesh"]
-
-SAID = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
+CONNECTION = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
 """Settings that say how to find the other processes, or that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -43,20 +42,20 @@ def initialize(**settings: Any) -> None:
     ValueError
         If what the launcher sets is incomplete.
     """
-    given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
-    if given[COUNT] is None and given[INDEX] is None:
-        if SAID & settings.keys() or _of_a_cluster():
+    launched = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
+    if launched[COUNT] is None and launched[INDEX] is None:
+        if CONNECTION & settings.keys() or _of_a_cluster():
             _connect(**settings)
         return
-    missing = [name for name, value in given.items() if value is None]
+    missing = [name for name, value in launched.items() if value is None]
     if missing:
-        raise ValueError(f"{', '.join(missing)} must be set as well, got {given}.")
-    told = {
-        "coordinator_address": given[ADDRESS],
-        "num_processes": int(str(given[COUNT])),
-        "process_id": int(str(given[INDEX])),
+        raise ValueError(f"{', '.join(missing)} must be set as well, got {launched}.")
+    connection = {
+        "coordinator_address": launched[ADDRESS],
+        "num_processes": int(str(launched[COUNT])),
+        "process_id": int(str(launched[INDEX])),
     }
-    _connect(**told | settings)
+    _connect(**connection | settings)
 
 
 def _connect(**settings: Any) -> None:

@@ -10,8 +10,6 @@ from jax.sharding import Mesh
 
 from fedmcmc.rounds import AXIS, Buckets, Layout, Part
 
-__all__ = ["balanced", "layout_of"]
-
 
 def balanced(
     sizes: np.ndarray, num_devices: int, loads: Sequence[int] | None = None

@@ -14,8 +14,6 @@ from fedmcmc.placement._buckets import by_size
 from fedmcmc.placement._stores import HostStore
 from fedmcmc.rounds import AXIS, CHAINS, Arrangement
 
-__all__ = ["TOTALS", "Placement", "check_fits"]
-
 TOTALS = ("gather", "psum")
 
 

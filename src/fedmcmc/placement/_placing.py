@@ -15,8 +15,6 @@ from fedmcmc.placement._layouts import layout_of
 from fedmcmc.placement._processes import all_equal, put
 from fedmcmc.rounds import AXIS, Arrangement, Layout
 
-__all__ = ["Placed", "place"]
-
 
 class Placed(NamedTuple):
     """Data of a run over a mesh."""

@@ -16,17 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import is_key
 
-__all__ = [
-    "agreed",
-    "all_equal",
-    "combined",
-    "is_first",
-    "on_host",
-    "on_words",
-    "put",
-    "several",
-]
-
 
 def several() -> bool:
     """Return whether other processes take part."""
@@ -90,10 +79,10 @@ def combined(words: np.ndarray) -> np.ndarray:
     return result
 
 
-def on_words(fn: Callable[[Any], Array]) -> Callable[[Any], Array]:
+def on_words(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `fn`, applied to the words of typed keys and to other arrays as they are."""
 
-    def one(leaf: Any) -> Array:
+    def one(leaf: Any) -> Any:
         if not is_key(leaf):
             return fn(leaf)
         words = fn(jax.random.key_data(leaf))
@@ -119,21 +108,16 @@ def on_host(tree: ArrayTree, mesh: Mesh) -> ArrayTree:
     Typed keys stay typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    impls = {i: jax.random.key_impl(leaf) for i, leaf in enumerate(leaves) if is_key(leaf)}
-    words = [jax.random.key_data(leaf) if i in impls else leaf for i, leaf in enumerate(leaves)]
     apart = [
         i
-        for i, leaf in enumerate(words)
+        for i, leaf in enumerate(leaves)
         if isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     ]
     if apart:
-        everywhere = _replicate(mesh)([words[i] for i in apart])
+        everywhere = _replicate(mesh)([leaves[i] for i in apart])
         for i, leaf in zip(apart, everywhere, strict=True):
-            words[i] = leaf
-    host: list[Any] = [np.asarray(leaf) for leaf in words]
-    for i, impl in impls.items():
-        host[i] = jax.random.wrap_key_data(host[i], impl=impl)
-    return jax.tree.unflatten(treedef, host)
+            leaves[i] = leaf
+    return jax.tree.unflatten(treedef, map(on_words(np.asarray), leaves))
 
 
 @cache

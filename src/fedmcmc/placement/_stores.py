@@ -11,8 +11,6 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedState
 
-__all__ = ["HostStore"]
-
 _CHUNK_BYTES = 2**26
 
 

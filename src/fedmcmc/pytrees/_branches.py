@@ -10,8 +10,6 @@ from jax.custom_batching import custom_vmap
 
 from fedmcmc._types import ArrayTree, as_functions
 
-__all__ = ["largest_of_batch", "where_any"]
-
 
 def where_any(
     condition: Array,
@@ -53,17 +51,15 @@ def where_any(
 
     @run.def_vmap
     def run_batched(axis_size: int, in_batched: Any, *arguments: Any) -> tuple[ArrayTree, Any]:
-        axes = jax.tree.map(lambda batched: 0 if batched else None, in_batched)
-        condition, otherwise, operands = (
-            # An entry that is not mapped over is repeated, except the operands: rows and
-            # positions that all share stay shared.
-            _repeat(arguments[0], in_batched[0], axis_size),
-            _repeat(arguments[1], in_batched[1], axis_size),
-            arguments[2],
-        )
+        def repeated(leaf: Array, is_batched: bool) -> Array:
+            return leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *jnp.shape(leaf)))
 
-        mapped = jax.vmap(compute, in_axes=axes[2], axis_size=axis_size)
-        result = where_any(condition, mapped, otherwise, *operands)
+        # What is not mapped over is repeated, except the operands: rows and positions that all
+        # share stay shared.
+        condition, otherwise = jax.tree.map(repeated, arguments[:2], tuple(in_batched[:2]))
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, in_batched[2])
+        mapped = jax.vmap(compute, in_axes=axes, axis_size=axis_size)
+        result = where_any(condition, mapped, otherwise, *arguments[2])
         return result, jax.tree.map(lambda leaf: True, result)
 
     return run(jnp.asarray(condition), otherwise, as_functions(operands))
@@ -92,10 +88,3 @@ def _largest_of_batch(axis_size: int, in_batched: list[bool], number: Array) -> 
 
 def _column(condition: Array, leaf: Array) -> Array:
     return condition.reshape(condition.shape + (1,) * (leaf.ndim - condition.ndim))
-
-
-def _repeat(tree: ArrayTree, batched: Any, axis_size: int) -> ArrayTree:
-    def leafwise(leaf: Array, is_batched: bool) -> Array:
-        return leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *jnp.shape(leaf)))
-
-    return jax.tree.map(leafwise, tree, batched)

@@ -17,8 +17,6 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree
 
-__all__ = ["canonical", "holds_convolution"]
-
 _CONVOLUTION = "conv_general_dilated"
 
 

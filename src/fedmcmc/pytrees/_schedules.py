@@ -18,8 +18,6 @@ from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Number
 
-__all__ = ["Scheduled", "Tabulated", "number", "tabulate", "value"]
-
 
 class Range(NamedTuple):
     """Which numbers are in order, and what they are called; bounds of ``None`` are none."""
@@ -30,7 +28,7 @@ class Range(NamedTuple):
     maximum: float | None
 
     def check(self, number: float, where: str = "") -> None:
-        """Raise `ValueError` unless `given` is finite and within the bounds."""
+        """Raise `ValueError` unless `number` is finite and within the bounds."""
         low, high = self.minimum, self.maximum
         too_small = low is not None and (number <= low if self.strict else number < low)
         if not math.isfinite(number) or too_small or (high is not None and number > high):
@@ -45,7 +43,7 @@ class Scheduled:
     """A schedule as the user gave it, ``round -> []``, and the range its values must lie in."""
 
     fn: Callable[[Array], Array] = field(metadata={"static": True})
-    range: "Range" = field(metadata={"static": True})
+    range: Range = field(metadata={"static": True})
 
 
 @register_dataclass
@@ -119,15 +117,10 @@ def tabulate(
     def table(leaf: Any) -> Any:
         if isinstance(leaf, Scheduled):
             values = jax.vmap(lambda r: jnp.asarray(leaf.fn(r), jnp.result_type(float)))(rounds)
-            _check_values(leaf, values[:num_used], first)
+            if not isinstance(values, jax.core.Tracer):
+                for i, x in enumerate(np.asarray(values[:num_used], float)):
+                    leaf.range.check(float(x), f" in round {first + i}")
             return Tabulated(values, jnp.asarray(first, jnp.int32))
         return leaf
 
     return jax.tree.map(table, tree, is_leaf=lambda x: isinstance(x, Scheduled))
-
-
-def _check_values(schedule: Scheduled, values: Array, first: int) -> None:
-    if isinstance(values, jax.core.Tracer):
-        return
-    for i, given in enumerate(np.asarray(values, float)):
-        schedule.range.check(float(given), f" in round {first + i}")

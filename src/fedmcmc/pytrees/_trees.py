@@ -10,35 +10,6 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree
 
-__all__ = [
-    "add",
-    "add_scaled",
-    "all_finite",
-    "as_float",
-    "cast",
-    "cast_like",
-    "descend",
-    "element_names",
-    "first_difference",
-    "is_empty",
-    "norm",
-    "num_bits",
-    "num_bytes",
-    "num_elements",
-    "ravel",
-    "same_shapes",
-    "same_structure",
-    "scale",
-    "select",
-    "shapes_of",
-    "squared_norm",
-    "strong",
-    "subtract",
-    "unravel",
-    "widen",
-    "zeros_like",
-]
-
 
 def cast(number: Any, leaf: Array) -> Array:
     """Return `number` in the dtype of `leaf`."""
@@ -267,8 +238,5 @@ def num_bits(tree: ArrayTree) -> int:
 
     Integers (a round number, a seed) steer a round and are not counted.
     """
-    return sum(
-        8 * leaf.dtype.itemsize * math.prod(leaf.shape)
-        for leaf in jax.tree.leaves(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    )
+    leaves = jax.tree.leaves(tree)
+    return 8 * num_bytes([leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)])

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["NUM_WORDS", "shuffle_words", "shuffled"]
-
 _NUM_SWAPS = 32
 NUM_WORDS = 2 * _NUM_SWAPS
 """Random words that make a permutation."""

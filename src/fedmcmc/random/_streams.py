@@ -15,29 +15,6 @@ from jax import Array
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
 
-__all__ = [
-    "as_key",
-    "client_key",
-    "cohort_key",
-    "compressor_key",
-    "distinct_integers",
-    "draw_key",
-    "exchange_key",
-    "fault_key",
-    "init_key",
-    "integers_below",
-    "normals",
-    "part_key",
-    "random_words",
-    "realize_normals",
-    "realize_words",
-    "server_key",
-    "shared_key",
-    "start_key",
-    "stream_key",
-    "word_halves",
-]
-
 _SERVER = 2**32 - 1
 _COHORT = 2**32 - 2
 _DRAW = 2**32 - 3

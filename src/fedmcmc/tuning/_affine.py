@@ -12,8 +12,6 @@ from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
 
-__all__ = ["affine_map", "lyapunov"]
-
 NOT_AFFINE = (
     "predict_bias needs a kernel whose round moves the position by an affine map of position and "
     "normals, and keeps nothing else: not one that compresses messages or refreshes snapshots."

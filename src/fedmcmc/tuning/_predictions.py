@@ -22,8 +22,6 @@ from fedmcmc.gradients import as_surrogates
 from fedmcmc.pytrees import trees
 from fedmcmc.tuning._affine import affine_map, lyapunov
 
-__all__ = ["Prediction", "predict_bias"]
-
 MAX_DIMENSION = 512
 NEWTON_STEPS = 20
 
@@ -41,8 +39,6 @@ class Prediction(NamedTuple):
     spectral_radius
         Of the map of a round: what is left of a distance from the stationary mean after a round. At
         one or above, the kernel diverges.
-    bias, spread
-        ``[d]``, error of the means in posterior sds, and sds over those of the posterior.
     names
         What the coordinates of the raveled position are called.
     """
@@ -142,13 +138,15 @@ def predict_bias(
         )
     surrogates.check_clients(position, data.num_clients)
     kernel = as_functions(kernel)
-    posterior = _posterior_of(kernel)
+    posteriors = [x for x in jax.tree.leaves(kernel, is_leaf=_is_posterior) if _is_posterior(x)]
+    if not posteriors:
+        raise ValueError("This kernel holds no posterior whose clients could be approximated.")
     eta, precision = _dense(surrogates)
-    mode, prior = _mode(posterior, eta.sum(0), precision.sum(0), position)
+    mode, prior = _mode(posteriors[0], eta.sum(0), precision.sum(0), position)
     model = Posterior(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
-    kernel = _with_posterior(kernel, model)
+    kernel = jax.tree.map(lambda x: model if _is_posterior(x) else x, kernel, is_leaf=_is_posterior)
     on_position, shift, noise = affine_map(kernel, _one_row_each(data), mode, round_)
     radius = float(np.abs(np.linalg.eigvals(on_position)).max())
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
@@ -164,21 +162,6 @@ def predict_bias(
 
 def _is_posterior(node: Any) -> bool:
     return isinstance(node, Posterior)
-
-
-def _posterior_of(kernel: FederatedKernel) -> Posterior:
-    posteriors = [x for x in jax.tree.leaves(kernel, is_leaf=_is_posterior) if _is_posterior(x)]
-    if not posteriors:
-        raise ValueError("This kernel holds no posterior whose clients could be approximated.")
-    posterior: Posterior = posteriors[0]
-    return posterior
-
-
-def _with_posterior(kernel: FederatedKernel, posterior: Posterior) -> FederatedKernel:
-    replaced: FederatedKernel = jax.tree.map(
-        lambda x: posterior if _is_posterior(x) else x, kernel, is_leaf=_is_posterior
-    )
-    return replaced
 
 
 def _dense(surrogates: Gaussian) -> tuple[Array, Array]:

@@ -11,12 +11,11 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient, over_weight
 from fedmcmc.pytrees import trees
-
-__all__ = ["Smoothness", "estimate_smoothness", "inverse_sqrt_schedule", "suggest_step_size"]
 
 
 class Smoothness(NamedTuple):
@@ -75,8 +74,7 @@ def estimate_smoothness(
     >>> round(found.largest, 4), round(found.smallest, 4)
     (9.0, 9.0)
     """
-    if int(num_steps) != num_steps or num_steps < 1:
-        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
+    num_steps = positive_integer(num_steps, "num_steps")
     position = jax.tree.map(trees.as_float, position)
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if shares.shape != (data.num_clients,):
@@ -100,7 +98,7 @@ def _curvatures(
     num_steps: int,
 ) -> tuple[Array, Array]:
     flat, unravel = ravel_pytree(position)
-    clients = data.client(jnp.arange(data.num_clients))
+    clients = data.everyone()
     axes = (0, data.client_axes())
 
     def loss_gradient(x: Array, weight: Array, client: Client) -> Array:
@@ -196,18 +194,21 @@ def suggest_step_size(
     """
     if isinstance(smoothness, Smoothness):
         smoothness = smoothness.largest
-    arguments = dict(
+    _check_positive(
         smoothness=smoothness,
         dimension=dimension,
         num_integration_steps=num_integration_steps,
         num_local_steps=num_local_steps,
         tolerance=tolerance,
     )
-    for name, number in arguments.items():
-        if not (np.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be a positive number, got {number!r}.")
     squared_length = 4 * tolerance / (num_local_steps * smoothness * math.sqrt(dimension))
     return math.sqrt(min(squared_length, 1 / smoothness)) / num_integration_steps
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not (np.isfinite(number) and number > 0):
+            raise ValueError(f"{name} must be a positive number, got {number!r}.")
 
 
 def inverse_sqrt_schedule(step_size: float, decay_rounds: float) -> Callable[[Array], Array]:
@@ -234,9 +235,7 @@ def inverse_sqrt_schedule(step_size: float, decay_rounds: float) -> Callable[[Ar
     >>> [round(float(schedule(r)), 3) for r in (0, 300)]
     [0.1, 0.05]
     """
-    for name, number in (("step_size", step_size), ("decay_rounds", decay_rounds)):
-        if not (np.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be a positive number, got {number!r}.")
+    _check_positive(step_size=step_size, decay_rounds=decay_rounds)
 
     def schedule(round_: Array) -> Array:
         return step_size / jnp.sqrt(1 + jnp.asarray(round_, float) / decay_rounds)
