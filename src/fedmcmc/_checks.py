@@ -5,9 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
-__all__ = ["expect", "parts_of_one", "positive_integer"]
+__all__ = ["expect", "expect_optimizer", "parts_of_one", "positive_integer"]
 
 
 def expect(value: Any, kind: type, name: str) -> None:
@@ -19,6 +20,13 @@ def expect(value: Any, kind: type, name: str) -> None:
         raise TypeError(
             f"{name} must be a fedmcmc.{room}{kind.__name__}, got {type(value).__name__}."
         )
+
+
+def expect_optimizer(value: Any, name: str, *, or_none: bool = False) -> None:
+    """Raise `TypeError` unless `value` is an optimizer of optax, or None where that is allowed."""
+    if not (isinstance(value, optax.GradientTransformation) or (or_none and value is None)):
+        wanted = "an optax.GradientTransformation" + " or None" * or_none
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}.")
 
 
 def positive_integer(x: Any, name: str) -> int:

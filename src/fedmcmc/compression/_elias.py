@@ -15,15 +15,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.compression._types import Dense, Quantized, Sparse
 from fedmcmc.pytrees import trees
 
-__all__ = [
-    "FLAG_BITS",
-    "NORM_BITS",
-    "SMALLEST_NORM",
-    "as_vectors",
-    "code_length",
-    "gap_lengths",
-    "message_bits",
-]
+__all__ = ["SMALLEST_NORM", "as_vectors", "code_length", "gap_lengths", "message_bits"]
 
 NORM_BITS = 32
 FLAG_BITS = 1

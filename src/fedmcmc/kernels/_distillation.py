@@ -10,7 +10,7 @@ import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import positive_integer
+from fedmcmc._checks import expect_optimizer, positive_integer
 from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below
@@ -153,10 +153,7 @@ def distillation(
             "inputs must hold arrays of one and the same positive length, got shapes "
             f"{[leaf.shape for leaf in jax.tree.leaves(inputs)]}."
         )
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"optimizer must be an optax.GradientTransformation, got {type(optimizer).__name__}."
-        )
+    expect_optimizer(optimizer, "optimizer")
     num_steps = positive_integer(num_steps, "num_steps")
     if average_from != 0:
         average_from = positive_integer(average_from, "average_from")

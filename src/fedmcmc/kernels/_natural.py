@@ -3,9 +3,6 @@
 The global approximation is a Gaussian ``q``. A client fits a Gaussian to its likelihood times a
 cavity, and sends how much the global natural parameters are to change for it: that change is the
 message, so that the server only ever sums, and any compressor applies.
-
-Source: Guo et al. (2023), Federated learning as variational inference: a scalable expectation
-propagation approach, Algorithms 1, 3 and 4.
 """
 
 from collections.abc import Callable
@@ -18,7 +15,7 @@ import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import expect, positive_integer
+from fedmcmc._checks import expect, expect_optimizer, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -324,7 +321,8 @@ def natural(
 
     References
     ----------
-    Guo et al. (2023), Algorithms 1, 3 and 4.
+    Guo et al. (2023), Federated learning as variational inference: a scalable expectation
+    propagation approach, Algorithms 1, 3 and 4.
     """
     if cavity not in CAVITIES:
         raise ValueError(f"cavity must be one of {CAVITIES}, got {cavity!r}.")
@@ -334,6 +332,8 @@ def natural(
     expect(inference, Inference, "inference")
     participation = full() if participation is None else participation
     expect(participation, Participation, "participation")
+    expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
+    expect_optimizer(client_optimizer, "client_optimizer", or_none=True)
     if client_optimizer is not None and cavity not in ("site", "none"):
         raise ValueError(f"client_optimizer acts on sites, which cavity={cavity!r} has none of.")
     if participation.repeats and cavity in ("site", "none"):
@@ -364,22 +364,11 @@ def natural(
             inference,
             PriorSite(() if prior is None else prior, structure, num_prior_samples),
             schedules.number(damping, "damping", minimum=0.0, strict=True),
-            _optimizer(server_optimizer, "server_optimizer"),
-            _optimizer(client_optimizer, "client_optimizer"),
+            () if server_optimizer is None else server_optimizer,
+            () if client_optimizer is None else client_optimizer,
             schedules.number(initial_precision, "initial_precision", minimum=0.0),
             clip,
             cavity,
             structure,
         )
     )
-
-
-def _optimizer(optimizer: Any, name: str) -> Any:
-    if optimizer is None:
-        return ()
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"{name} must be an optax.GradientTransformation or None, got "
-            f"{type(optimizer).__name__}."
-        )
-    return optimizer

@@ -14,7 +14,7 @@ import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import expect
+from fedmcmc._checks import expect, expect_optimizer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -276,12 +276,8 @@ def pseudo_gradients(
     ValueError
         On numbers out of range, and from `init` where they do not fit the data.
     """
+    expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
     server = PLAIN_STEPS if server_optimizer is None else server_optimizer
-    if not isinstance(server, optax.GradientTransformation):
-        raise TypeError(
-            "server_optimizer must be an optax.GradientTransformation or None, got "
-            f"{type(server).__name__}."
-        )
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
     expect(delta, Delta, "delta")
