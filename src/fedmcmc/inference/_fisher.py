@@ -302,7 +302,8 @@ class Ngvi(FisherInference):
         else:
             number = schedules.value(self.initial, fit.round)
             first = flat_precision(plus_precision(trees.zeros_like(fit.target), number))
-        num_steps = self.length.num_windows * self.length.steps(client)
+        epoch = steps_per_epoch(client.size, self.length.batch_size)
+        num_steps = self.length.num_steps or self.length.num_windows * epoch
         return size * jax.lax.fori_loop(0, num_steps, step, first)
 
     def _offsets(self, rows_key: Array, passes: Array, i: Array, client: Client) -> Array | None:
