@@ -123,7 +123,7 @@ def test_quantity_skew_follows_its_concentration():
         ),
         (lambda: partition.dominant_label(KEY, LABELS, 7, 1.5), r"proportion must lie in \[0, 1\]"),
         (lambda: partition.disjoint_labels(KEY, LABELS, 11), "there are only 10"),
-        (lambda: partition.disjoint_labels(KEY, LABELS[:, None], 2), "labels must be one a row"),
+        (lambda: partition.disjoint_labels(KEY, LABELS[:, None], 2), "labels must be one per row"),
         (lambda: partition.quantity_skew(KEY, 10, 2, -1.0), "concentration must be positive"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_mesh_of_one_device_changes_nothing():
 @pytest.mark.parametrize(
     ("sizes", "load", "message"),
     [
-        ([], None, "one integer a client"),
+        ([], None, "one integer per client"),
         ([1.5], None, "dtype float64"),
         ([2, 0], None, "client 1 has none"),
         ([2, -1], None, "must not be negative"),

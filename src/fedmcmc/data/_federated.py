@@ -54,7 +54,7 @@ class FederatedData:
     def from_clients(
         cls, clients: Sequence[ArrayTree], *, allow_nonfinite: bool = False
     ) -> "FederatedData":
-        """Build from one pytree of rows a client, leaves ``[n_c, ...]``.
+        """Build from one pytree of rows per client, leaves ``[n_c, ...]``.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class FederatedData:
             clients disagree about structure or row shapes, or (unless `allow_nonfinite`) a float
             is not finite.
         """
-        return cls._from_sorted(*joined(clients), allow_nonfinite)
+        return from_sorted(*joined(clients), allow_nonfinite)
 
     @classmethod
     def from_arrays(
@@ -74,7 +74,7 @@ class FederatedData:
         num_clients: int | None = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
-        """Build from rows in any order, leaves ``[num_rows, ...]``, and an integer id a row.
+        """Build from rows in any order, leaves ``[num_rows, ...]``, and one integer id per row.
 
         Ids run from 0 to ``num_clients - 1`` (by default the largest id), each with at least one
         row. The order of rows within a client is kept.
@@ -89,7 +89,7 @@ class FederatedData:
         num_rows = count_rows(leaves, "the data")
         if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
-                f"client_ids must be one integer a row, shape ({num_rows},), got shape "
+                f"client_ids must be one integer per row, shape ({num_rows},), got shape "
                 f"{ids.shape} and dtype {ids.dtype}."
             )
         count = int(ids.max()) + 1 if num_clients is None else num_clients
@@ -99,24 +99,7 @@ class FederatedData:
             )
         order = np.argsort(ids, kind="stable")
         rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
-        return cls._from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
-
-    @classmethod
-    def _from_sorted(
-        cls, rows: ArrayTree, sizes: np.ndarray, allow_nonfinite: bool
-    ) -> "FederatedData":
-        start = starts_of(sizes)
-        rows = jax.tree_util.tree_map_with_path(as_row_type, rows)
-        if not allow_nonfinite:
-            check_finite(rows, start)
-        return cls(
-            # Shares memory with the host where it can; the arrays are nobody else's.
-            rows=jax.tree.map(jax.device_put, rows),
-            start=jnp.asarray(start, jnp.int32),
-            size=jnp.asarray(sizes, jnp.int32),
-            share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
-            max_size=int(sizes.max()),
-        )
+        return from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
 
     @property
     def num_clients(self) -> int:
@@ -188,14 +171,39 @@ class FederatedData:
 
     def pooled(self) -> "FederatedData":
         """Return the same rows as those of a single client."""
-        total = jax.tree.leaves(self.rows)[0].shape[0]
         return FederatedData(
             self.rows,
             jnp.zeros(1, jnp.int32),
-            jnp.full(1, total, jnp.int32),
+            jnp.full(1, self.num_rows, jnp.int32),
             jnp.ones(1, self.share.dtype),
-            total,
+            self.num_rows,
         )
+
+
+def from_sorted(
+    rows: ArrayTree,
+    sizes: np.ndarray,
+    allow_nonfinite: bool,
+    clients: Sequence[int] | None = None,
+) -> FederatedData:
+    """Return data of clients of these `sizes`, whose rows lie one client after the other.
+
+    Where `clients` are given, the rows are theirs alone, and `start` says nothing of the others.
+    """
+    clients = range(len(sizes)) if clients is None else clients
+    start = np.zeros(len(sizes), np.int32)
+    start[clients] = begin = starts_of(sizes[clients])
+    rows = jax.tree_util.tree_map_with_path(as_row_type, rows)
+    if not allow_nonfinite:
+        check_finite(rows, begin, clients)
+    return FederatedData(
+        # Shares memory with the host where it can; the arrays are nobody else's.
+        rows=jax.tree.map(jax.device_put, rows),
+        start=jnp.asarray(start),
+        size=jnp.asarray(sizes, jnp.int32),
+        share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
+        max_size=int(sizes.max()),
+    )
 
 
 def single_chunk(client: Client) -> bool:

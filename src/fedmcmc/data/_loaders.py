@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.data._federated import FederatedData
-from fedmcmc.data._rows import as_row_type, check_finite, count_rows, joined, starts_of
+from fedmcmc.data._federated import FederatedData, from_sorted
+from fedmcmc.data._rows import count_rows, joined, starts_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ClientLoader:
         sizes = np.asarray(self.sizes)
         if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu":
             raise ValueError(
-                f"sizes must be one integer a client, got shape {sizes.shape} and dtype "
+                f"sizes must be one integer per client, got shape {sizes.shape} and dtype "
                 f"{sizes.dtype}."
             )
         if not callable(self.load_fn):
@@ -74,21 +73,8 @@ class ClientLoader:
         The latter know the sizes of all, but `start` says nothing of the others.
         """
         ids = [int(i) for i in (range(self.num_clients) if clients is None else clients)]
-        sizes = np.asarray(self.sizes)
-        rows, own = joined([self._loaded(i) for i in ids], ids)
-        rows = jax.tree_util.tree_map_with_path(as_row_type, rows)
-        begin = starts_of(own)
-        if not self.allow_nonfinite:
-            check_finite(rows, begin, ids)
-        start = np.zeros(len(sizes), np.int32)
-        start[ids] = begin
-        return FederatedData(
-            rows=jax.tree.map(jax.device_put, rows),
-            start=jnp.asarray(start),
-            size=jnp.asarray(sizes, jnp.int32),
-            share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
-            max_size=int(sizes.max()),
-        )
+        rows, _ = joined([self._loaded(i) for i in ids], ids)
+        return from_sorted(rows, np.asarray(self.sizes), self.allow_nonfinite, ids)
 
     def _loaded(self, client: int) -> Any:
         rows = self.load_fn(client)

@@ -1,6 +1,6 @@
 """Rows to clients: the splits that federated experiments are run on.
 
-Every function returns one client id a row, for `fedmcmc.FederatedData.from_arrays`. The split is
+Every function returns one client id per row, for `fedmcmc.FederatedData.from_arrays`. The split is
 a function of the key alone: a NumPy generator is seeded with the key's words, on the host.
 """
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from fedmcmc._checks import positive_integer
 
 
 def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
@@ -18,7 +20,7 @@ def iid(rng_key: jax.Array, num_rows: int, num_clients: int) -> np.ndarray:
     rng_key
         A JAX key.
     num_rows, num_clients
-        At least one row a client.
+        At least one row per client.
 
     Returns
     -------
@@ -89,8 +91,7 @@ def dirichlet(
     ((100,), [0, 1, 2, 3])
     """
     classes, labels = _check_labels(labels, num_clients)
-    if not concentration > 0:
-        raise ValueError(f"concentration must be positive, got {concentration!r}.")
+    _check_positive(concentration=concentration)
     if min_rows * num_clients > labels.size or min_rows < 1:
         raise ValueError(
             f"min_rows must be at least 1 and fit {labels.size} rows over {num_clients} clients, "
@@ -102,9 +103,7 @@ def dirichlet(
         for label in range(len(classes)):
             rows = rng.permutation(np.flatnonzero(labels == label))
             shares = rng.dirichlet(np.full(num_clients, concentration))
-            ids[rows] = np.repeat(
-                np.arange(num_clients, dtype=np.int32), _round_shares(shares, rows.size)
-            )
+            ids[rows] = _repeated_ids(_round_shares(shares, rows.size))
         if np.bincount(ids, minlength=num_clients).min() >= min_rows:
             return ids
     raise ValueError(
@@ -162,14 +161,14 @@ def dominant_label(
         ids[pool[: wanted.sum()]] = np.repeat(clients, wanted)
     rest = rng.permutation(np.flatnonzero(ids < 0))
     missing = sizes - np.bincount(ids[ids >= 0], minlength=num_clients)
-    ids[rest] = np.repeat(np.arange(num_clients, dtype=np.int32), missing)
+    ids[rest] = _repeated_ids(missing)
     return ids
 
 
 def disjoint_labels(rng_key: jax.Array, labels: Any, num_clients: int) -> np.ndarray:
     """Split so that no two clients share a label: labels are dealt out in random order.
 
-    The numbers of labels a client differ by at most one; all rows of a label go together.
+    The numbers of labels per client differ by at most one; all rows of a label go together.
 
     Parameters
     ----------
@@ -256,12 +255,9 @@ def pachinko(
         raise ValueError(
             f"labels and groups must have equal lengths, got {labels.size} and {groups.size}."
         )
-    for name, number in (
-        ("group_concentration", group_concentration),
-        ("label_concentration", label_concentration),
-    ):
-        if not number > 0:
-            raise ValueError(f"{name} must be positive, got {number!r}.")
+    _check_positive(
+        group_concentration=group_concentration, label_concentration=label_concentration
+    )
     pairs = np.unique(np.stack([labels, groups]), axis=1)
     if pairs.shape[1] != len(classes):
         twice = classes[pairs[0][:-1][np.diff(pairs[0]) == 0][0]]
@@ -305,7 +301,7 @@ def quantity_skew(
     rng_key
         A JAX key.
     num_rows, num_clients
-        At least one row a client.
+        At least one row per client.
     concentration
         Of the Dirichlet distribution of the clients' shares; small values make sizes differ.
 
@@ -323,18 +319,21 @@ def quantity_skew(
     (100, True)
     """
     _check_counts(num_rows, num_clients)
-    if not concentration > 0:
-        raise ValueError(f"concentration must be positive, got {concentration!r}.")
+    _check_positive(concentration=concentration)
     rng = _generator(rng_key)
     shares = rng.dirichlet(np.full(num_clients, concentration))
     sizes = 1 + _round_shares(shares, num_rows - num_clients)
-    return rng.permutation(np.repeat(np.arange(num_clients, dtype=np.int32), sizes))
+    return rng.permutation(_repeated_ids(sizes))
 
 
 def _generator(rng_key: jax.Array) -> np.random.Generator:
     typed = jax.numpy.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     words = np.asarray(jax.random.key_data(rng_key) if typed else rng_key)
     return np.random.default_rng(words.ravel().astype(np.uint32))
+
+
+def _repeated_ids(sizes: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
 
 def _round_shares(shares: np.ndarray, total: int) -> np.ndarray:
@@ -348,16 +347,21 @@ def _equal_sizes(num_rows: int, num_clients: int) -> np.ndarray:
 
 
 def _check_counts(num_rows: int, num_clients: int) -> None:
-    for name, count in (("num_rows", num_rows), ("num_clients", num_clients)):
-        if int(count) != count or count < 1:
-            raise ValueError(f"{name} must be a positive integer, got {count!r}.")
+    positive_integer(num_rows, "num_rows")
+    positive_integer(num_clients, "num_clients")
     if num_rows < num_clients:
         raise ValueError(f"{num_rows} rows cannot give each of {num_clients} clients one row.")
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number > 0:
+            raise ValueError(f"{name} must be positive, got {number!r}.")
 
 
 def _check_labels(labels: Any, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise ValueError(f"labels must be one a row, shape (num_rows,), got {labels.shape}.")
+        raise ValueError(f"labels must be one per row, shape (num_rows,), got {labels.shape}.")
     _check_counts(labels.size, num_clients)
     return np.unique(labels, return_inverse=True)

@@ -88,19 +88,18 @@ def _finite_rows(leaf: np.ndarray) -> np.ndarray:
     return np.concatenate([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in parts])
 
 
-def check_finite(rows: ArrayTree, start: np.ndarray, ids: Sequence[int] | None = None) -> None:
-    """Raise `ValueError` if a float is not finite; the message names clients by `ids`."""
+def check_finite(rows: ArrayTree, start: np.ndarray, ids: Sequence[int]) -> None:
+    """Raise `ValueError` if a float is not finite; `start` says where the rows of `ids` begin."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
         if np.issubdtype(leaf.dtype, np.inexact):
             finite = _finite_rows(leaf)
             if not finite.all():
                 bad = np.flatnonzero(~finite)
                 place = int(np.searchsorted(start, bad[0], side="right")) - 1
-                client = place if ids is None else ids[place]
                 name = jax.tree_util.keystr(path) or "the rows"
                 raise ValueError(
                     f"{bad.size} rows hold NaN or infinite values in {name}, first row "
-                    f"{bad[0] - start[place]} of client {client}. Drop or impute them, or pass "
+                    f"{bad[0] - start[place]} of client {ids[place]}. Drop or impute them, or pass "
                     f"allow_nonfinite=True if the model handles them."
                 )
 

@@ -101,7 +101,7 @@ def _check_alike(own: FederatedData) -> None:
     if not all_equal(zlib.crc32(str(shapes).encode()) >> 1):
         raise ValueError(
             "The clients of all processes need rows of one structure, shape and type; those of "
-            f"this process are {shapes} a row."
+            f"this process are {shapes} per row."
         )
 
 

@@ -29,7 +29,7 @@ class HostStore:
     Parameters
     ----------
     directory
-        Where to keep the states, one memory-mapped ``.npy`` file a leaf; in memory if ``None``.
+        Where to keep the states, one memory-mapped ``.npy`` file per leaf; in memory if ``None``.
         Created if missing; must hold no states of another run.
     device_bytes
         How much of the device's memory the states of coming cohorts may take. More rounds then run

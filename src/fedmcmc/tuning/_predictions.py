@@ -65,7 +65,7 @@ class Prediction(NamedTuple):
         if not self.spectral_radius < 1:
             return (
                 f"Predicted from Gaussian approximations and exact gradients: the kernel diverges "
-                f"(spectral radius {self.spectral_radius:.4g} a round); take a smaller step size."
+                f"(spectral radius {self.spectral_radius:.4g} per round); take a smaller step size."
             )
         worst = np.abs(self.bias).argmax()
         return (
