@@ -10,12 +10,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates._arguments import check_choices
-from fedmcmc.surrogates._propriety import (
-    complain,
-    scaled_eigen,
-    singular_below,
-)
+from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._target import client_cost, over_clients
 
 __all__ = ["analytic"]
@@ -68,7 +63,7 @@ def analytic(
     >>> q.precision_mean.tolist(), q.precision.tolist()
     ([[3.0, 3.0], [0.0, 0.0]], [[3.0, 3.0], [1.0, 1.0]])
     """
-    check_choices(check)
+    checks.choices(check)
     with jax.default_matmul_precision("highest"):
         fitted, *measured = _fit(Partial(statistics_fn), Partial(gaussian_fn), data)
 
@@ -79,7 +74,7 @@ def analytic(
     remedies = (
         "taylor(posterior, data, centre) needs no proper likelihood, nor does check='ignore'."
     )
-    complain(check, "analytic", describe, measured, data.size, remedies)
+    checks.complain(check, "analytic", describe, measured, data.size, remedies)
     return fitted
 
 
@@ -96,8 +91,8 @@ def _fit(
         fitted = gaussian_fn(fold(statistics_fn, client), client.size.astype(client.share.dtype))
         dense = fitted.structure == "dense"
         precision = fitted.precision if dense else trees.ravel(fitted.precision)
-        values = scaled_eigen(precision).values
+        values = checks.scaled_eigen(precision).values
         # Not <=, so that a precision that is not a number counts as singular.
-        return fitted, values.min(), ~(values.min() > singular_below(values))
+        return fitted, values.min(), ~(values.min() > checks.singular_below(values))
 
     return over_clients(one, data.num_clients, client_cost(data, 1))

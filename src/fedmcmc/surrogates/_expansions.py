@@ -13,20 +13,7 @@ from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates._arguments import (
-    check_choices,
-    densities,
-    fraction,
-    integer,
-    start_position,
-)
-from fedmcmc.surrogates._propriety import (
-    REMEDIES,
-    AtMaximum,
-    at_maximum,
-    complain,
-    describe_maximum,
-)
+from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._target import (
     BLOCK,
     DENSE_LIMIT,
@@ -82,17 +69,17 @@ def taylor(
     >>> q.precision.ravel().tolist(), q.precision_mean.tolist()
     ([4.0, 8.0], [4.0, 0.0])
     """
-    check_choices(check, structure)
+    checks.choices(check, structure)
     centre = jax.tree.map(trees.as_float, centre)
     with jax.default_matmul_precision("highest"):
-        fitted, finite = _expand_at(densities(posterior), data, centre, structure=structure)
+        fitted, finite = _expand_at(checks.densities(posterior), data, centre, structure=structure)
 
     def describe(finite: bool) -> str | None:
         text = "the log likelihood's gradient or Hessian at the center is not finite"
         return None if finite else text
 
     remedies = "Pass another center, or drop such rows."
-    complain(check, "taylor", describe, (finite,), data.size, remedies)
+    checks.complain(check, "taylor", describe, (finite,), data.size, remedies)
     return fitted
 
 
@@ -168,22 +155,22 @@ def laplace(
     >>> q.precision.ravel().tolist(), q.precision_mean.tolist()
     ([4.0, 8.0], [4.0, 0.0])
     """
-    check_choices(check, structure)
-    max_steps = integer("max_steps", max_steps, 1)
-    position = start_position(rng_key, posterior, position)
+    checks.choices(check, structure)
+    max_steps = checks.integer("max_steps", max_steps, 1)
+    position = checks.start_position(rng_key, posterior, position)
     with jax.default_matmul_precision("highest"):
         fitted, measured = _expand_at_maxima(
-            densities(posterior),
+            checks.densities(posterior),
             data,
             position,
-            fraction(prior_fraction),
+            checks.fraction(prior_fraction),
             max_steps,
             tolerance,
             structure=structure,
             measure=check != "ignore",
         )
     if measured is not None:
-        complain(check, "laplace", describe_maximum, measured, data.size, REMEDIES)
+        checks.complain(check, "laplace", checks.describe_maximum, measured, data.size)
     return fitted
 
 
@@ -198,7 +185,7 @@ def _expand_at_maxima(
     *,
     structure: str,
     measure: bool,
-) -> tuple[Gaussian, AtMaximum | None]:
+) -> tuple[Gaussian, checks.AtMaximum | None]:
     """Return the expansions at the clients' maxima, and what was measured there."""
     start, unravel = ravel_pytree(position)
     size = start.shape[0]
@@ -207,7 +194,7 @@ def _expand_at_maxima(
     # A diagonal hides most flat directions, so small problems are measured by the whole Hessian.
     dense = structure == "dense" or (measure and size <= DENSE_LIMIT)
 
-    def one(index: Array) -> tuple[Gaussian, AtMaximum | None]:
+    def one(index: Array) -> tuple[Gaussian, checks.AtMaximum | None]:
         client = data.client(index)
         maximum = maximize(
             lambda flat: tilted.value_and_gradient(client, flat), start, max_steps, tolerance
@@ -220,7 +207,7 @@ def _expand_at_maxima(
         if prior_fraction is not None:
             prior_gradient, prior_precision = tilted.expand_prior(maximum.flat, dense)
             gradient, precision = gradient + prior_gradient, precision + prior_precision
-        measured = at_maximum(
+        measured = checks.at_maximum(
             lambda shift: tilted.change(client, maximum.flat, shift),
             gradient,
             precision,
@@ -287,10 +274,12 @@ def mode(
     >>> round(float(surrogates.mode(posterior, data, jnp.array(3.0)).position), 4)
     0.5
     """
-    max_steps = integer("max_steps", max_steps, 1)
+    max_steps = checks.integer("max_steps", max_steps, 1)
     position = jax.tree.map(trees.as_float, position)
     with jax.default_matmul_precision("highest"):
-        position, maximum = _ascend(densities(posterior), data, position, max_steps, tolerance)
+        position, maximum = _ascend(
+            checks.densities(posterior), data, position, max_steps, tolerance
+        )
     norm = jnp.linalg.norm(maximum.gradient)
     if not np.isfinite(maximum.gain) or not np.isfinite(norm):
         raise ValueError(

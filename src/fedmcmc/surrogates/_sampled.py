@@ -15,21 +15,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import for_batch_size, row_size
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, normals, realize_normals
-from fedmcmc.surrogates._arguments import (
-    check_choices,
-    densities,
-    fraction,
-    integer,
-    start_position,
-)
-from fedmcmc.surrogates._propriety import (
-    REMEDIES,
-    complain,
-    describe_chain,
-    scaled_eigen,
-    singular_below,
-    warn_shrinkage,
-)
+from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._target import DENSE_LIMIT, Target, as_gaussian, over_clients
 
 __all__ = ["sampled"]
@@ -111,32 +97,32 @@ def sampled(
     >>> q.precision.shape
     (2,)
     """
-    check_choices(check, structure)
-    num_samples = integer("num_samples", num_samples, 2)
-    num_burnin = integer("num_burnin", num_burnin, 0)
-    thinning = integer("thinning", thinning, 1)
+    checks.choices(check, structure)
+    num_samples = checks.integer("num_samples", num_samples, 2)
+    num_burnin = checks.integer("num_burnin", num_burnin, 0)
+    thinning = checks.integer("thinning", thinning, 1)
     steps = _step_sizes(step_size, data.num_clients)
     if shrinkage is not None and not 0 <= shrinkage <= 1:
         raise ValueError(f"shrinkage must lie in [0, 1], got {shrinkage!r}.")
-    position = start_position(rng_key, posterior, position)
+    position = checks.start_position(rng_key, posterior, position)
     # A walk along no axis shows in the whole covariance only.
     small = trees.num_elements(position) <= DENSE_LIMIT
     dense = structure == "dense" or (check != "ignore" and small)
     fitted, measured, amounts = _fit(
-        densities(posterior),
+        checks.densities(posterior),
         for_batch_size(batch_size),
         data,
         position,
         as_key(rng_key),
         steps,
-        fraction(prior_fraction),
+        checks.fraction(prior_fraction),
         shrinkage,
         chain=Chain(num_samples, num_burnin, thinning, batch_size, dense),
         structure=structure,
     )
-    complain(check, "sampled", describe_chain, measured, data.size, REMEDIES)
+    checks.complain(check, "sampled", checks.describe_chain, measured, data.size)
     if shrinkage is None and check != "ignore":
-        warn_shrinkage(amounts)
+        checks.warn_shrinkage(amounts)
     return fitted
 
 
@@ -303,11 +289,11 @@ def _regularized_inverse(
     covariance: Array, num: Array, shrinkage: Array | None
 ) -> tuple[Array, Array]:
     """Invert a covariance of `num` samples, regularized if it is singular; return the amount."""
-    scale, values, vectors = scaled_eigen(covariance)
+    scale, values, vectors = checks.scaled_eigen(covariance)
     assert vectors is not None
     if shrinkage is None:
         size = values.shape[0]
-        singular = values.min() <= singular_below(values)
+        singular = values.min() <= checks.singular_below(values)
         amount = jnp.where(singular, size / (size + num), 0)
     else:
         amount = trees.cast(shrinkage, values)

@@ -1,33 +1,41 @@
-"""Is a fitted likelihood a proper density? Measurements made beside a fit, and what to say.
+"""Checks of what goes into a fit, and of whether what comes out of it is a proper density.
 
-All measurements are free of scale: a curvature is judged against the other curvatures after each
-coordinate is put in units of its own, a change of the log density in nats, a chain in relaxation
-times.
+What is measured beside a fit is free of scale: a curvature is judged against the other curvatures
+after each coordinate is put in units of its own, a change of the log density in nats, a chain in
+relaxation times.
 """
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._target import blockwise
 
 __all__ = [
-    "REMEDIES",
     "AtMaximum",
     "Scaled",
     "at_maximum",
+    "choices",
     "complain",
+    "densities",
     "describe_chain",
     "describe_maximum",
+    "fraction",
+    "integer",
     "scaled_eigen",
     "singular_below",
+    "start_position",
     "warn_shrinkage",
 ]
+
+_CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
 
 REMEDIES = (
     "Pass prior_fraction= (for example 1 / num_clients) to fit the likelihood times that power of "
@@ -43,6 +51,45 @@ _MAX_DISTANCE = 0.1  # standard deviations between where an optimizer stopped an
 # percent of chains), while 3000 samples at the settings of the FSGLD paper's first experiment, a
 # proper Gaussian, last 30 relaxation times.
 _MIN_RELAXATIONS = 20.0
+
+
+def choices(check: str, structure: str = "dense") -> None:
+    """Raise `ValueError` unless the two arguments are what all fits take."""
+    for name, value in {"check": check, "structure": structure}.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}.")
+
+
+def densities(posterior: Posterior) -> Posterior:
+    """Return what fits use of a posterior, so that the rest cannot ask for another compilation."""
+    return as_functions(Posterior(posterior.logprior_fn, posterior.loglikelihood_fn))
+
+
+def start_position(rng_key: Array, posterior: Posterior, position: ArrayTree) -> ArrayTree:
+    """Return `position`, or where the posterior says to start."""
+    if position is None:
+        if posterior.init_fn is None:
+            raise ValueError(
+                "This posterior has no init_fn that would say where to start: pass position=."
+            )
+        position = posterior.init_fn(rng_key)
+    return jax.tree.map(trees.as_float, position)
+
+
+def fraction(prior_fraction: Any) -> Any:
+    """Return a fraction of the prior, ``None`` for zero."""
+    if isinstance(prior_fraction, jax.core.Tracer):
+        return prior_fraction
+    if not np.isfinite(prior_fraction) or prior_fraction < 0:
+        raise ValueError(f"prior_fraction must be zero or positive, got {prior_fraction!r}.")
+    return float(prior_fraction) if prior_fraction else None
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """Return an integer argument that is at least `least`."""
+    if int(value) != value or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    return int(value)
 
 
 class Scaled(NamedTuple):
@@ -179,7 +226,7 @@ def complain(
     describe: Callable[..., str | None],
     measured: tuple[Array, ...],
     sizes: Array,
-    remedies: str,
+    remedies: str = REMEDIES,
 ) -> None:
     """Raise or warn where `describe` says what is wrong with a client.
 
