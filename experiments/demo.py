@@ -50,6 +50,7 @@ class Config:
     ep_rounds: int = 50
     ep_samples: int = 2_000
     nuts_draws: int = 5_000
+    cpu_devices: int = 2  # cores that runs are spread over, where JAX runs on a CPU
     out: str = "results/demo"
 
 
@@ -103,6 +104,7 @@ def run_federated(
             num_burnin=config.num_burnin,
             thinning=config.thinning,
             num_chains=config.num_chains,
+            placement=fedmcmc.Placement.over_devices(config.num_chains),
         )
         bits = sum(int(draws[name].totals[way].sum()) for way in ("bits_up", "bits_down"))
         if name == "FSGLD":
@@ -130,7 +132,12 @@ def run_propagation(
         damping=lambda round_: 1 / (2 + 0.5 * round_),
     )
     samples = fedmcmc.sample(
-        jax.random.key(config.seed), kernel, data, mode.position, num_rounds=config.ep_rounds
+        jax.random.key(config.seed),
+        kernel,
+        data,
+        mode.position,
+        num_rounds=config.ep_rounds,
+        placement=fedmcmc.Placement.over_devices(),
     )
     state = jax.tree.map(lambda leaf: leaf[0], samples.state)
     keys = jax.random.split(jax.random.key(config.seed + 2), (4, config.nuts_draws))
@@ -232,6 +239,7 @@ def draw_figures(all_draws: dict[str, dict[str, np.ndarray]], out: Path) -> None
 def main(arguments: list[str]) -> None:
     """Run the demo and print its table."""
     config = parse(arguments)
+    jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     begun = time.perf_counter()
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)

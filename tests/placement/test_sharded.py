@@ -17,7 +17,12 @@ from tests.contracts.tables import KERNELS
 assert jax.device_count() == 2
 everywhere = fedmcmc.Placement.over_devices()
 one_by_one = fedmcmc.Placement.over_devices(clients_at_a_time=1)
-assert everywhere.mesh.size == 2 and str(one_by_one) == "2 devices, clients one by one"
+words = "2 devices (clients over 2), clients one by one"
+assert everywhere.mesh.size == 2 and str(one_by_one) == words
+chains = fedmcmc.Placement.over_devices(num_chains=4)
+assert str(chains) == "2 devices (chains over 2), clients together"
+assert chains.mesh.shape == {"chains": 2, "clients": 1}
+assert fedmcmc.Placement.over_devices(num_chains=3) == everywhere
 
 def run(kernel, num_chains, placement=None):
     return fedmcmc.sample(
@@ -28,11 +33,11 @@ def run(kernel, num_chains, placement=None):
 # Three clients on two devices: one has a place for a client and none in it.
 name, num_chains = sys.argv[1], int(sys.argv[2])
 kernel = KERNELS[name](POSITIONS["nested"], Given())
-one, two, alone = (
-    run(kernel, num_chains, placement)
-    for placement in (None, everywhere, one_by_one)
+apart = fedmcmc.Placement.over_devices(num_chains)
+one, *others = (
+    run(kernel, num_chains, placement) for placement in (None, everywhere, one_by_one, apart)
 )
-for other in (two, alone):
+for other in others:
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, one.draws, other.draws)
     jax.tree.map(close, one.state, other.state)

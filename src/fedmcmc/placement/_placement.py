@@ -1,5 +1,6 @@
 """The user's object: where the clients and chains of a run lie, and how they are computed."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,6 +93,7 @@ class Placement:
     @classmethod
     def over_devices(
         cls,
+        num_chains: int = 1,
         *,
         totals: Literal["gather", "psum"] = "gather",
         clients_at_a_time: int | None = None,
@@ -105,19 +107,31 @@ class Placement:
 
         Parameters
         ----------
+        num_chains
+            Chains of the run. They are spread first, as they need nothing of one another: over as
+            many devices as divide both numbers. Each chain's clients are spread over the others.
         totals, clients_at_a_time, num_buckets
             As of `Placement`.
+
+        Raises
+        ------
+        ValueError
+            If `num_chains` is not positive.
 
         Examples
         --------
         >>> import fedmcmc
-        >>> print(fedmcmc.Placement.over_devices(clients_at_a_time=1))
+        >>> print(fedmcmc.Placement.over_devices(num_chains=4, clients_at_a_time=1))
         one device, clients one by one
         """
-        devices = jax.local_devices()
+        num_chains, devices = positive_integer(num_chains, "num_chains"), jax.local_devices()
         if len(devices) == 1:
             return cls(clients_at_a_time=clients_at_a_time, num_buckets=num_buckets)
-        mesh = Mesh(np.asarray(devices), (AXIS,))
+        chains = math.gcd(num_chains, len(devices))
+        if chains == 1:
+            mesh = Mesh(np.asarray(devices), (AXIS,))
+        else:
+            mesh = Mesh(np.asarray(devices).reshape(chains, -1), (CHAINS, AXIS))
         return cls(mesh, totals, clients_at_a_time, num_buckets)
 
     def arrangement(self, data: FederatedData | ClientLoader) -> Arrangement:
@@ -155,11 +169,14 @@ class Placement:
 
     def __str__(self) -> str:
         """Say in words where a run is."""
-        size = 1 if self.mesh is None else self.mesh.size
+        where = "one device"
+        if self.mesh is not None and self.mesh.size > 1:
+            spread = [f"{name} over {num}" for name, num in self.mesh.shape.items() if num > 1]
+            where = f"{self.mesh.size} devices ({', '.join(spread)})"
         at_a_time = {None: "clients together", 1: "clients one by one"}.get(
             self.clients_at_a_time, f"{self.clients_at_a_time} clients at a time"
         )
-        words = ["one device" if size == 1 else f"{size} devices", at_a_time]
+        words = [where, at_a_time]
         if self.num_buckets not in (None, 1):
             words.append(f"at most {self.num_buckets} groups by size")
         if self.totals != "gather":
