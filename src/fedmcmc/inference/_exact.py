@@ -90,11 +90,7 @@ class ExactMean(Mean):
         return Moments(mean, variance, gradient_norm)
 
     def check(
-        self,
-        posterior: Posterior,
-        position: ArrayTree,
-        federation: Federation,
-        second: str | None,
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None
     ) -> None:
         _check_quadratic(posterior, position, federation)
 

@@ -76,11 +76,7 @@ class SampleMean(Mean):
         return Moments(trained.kept.mean, variance, jnp.sqrt(trained.mean_square))
 
     def check(
-        self,
-        posterior: Posterior,
-        position: ArrayTree,
-        federation: Federation,
-        second: str | None,
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None
     ) -> None:
         if second is not None and self._num_samples < 2:
             raise ValueError("A variance of samples takes num_samples of at least 2, got 1.")

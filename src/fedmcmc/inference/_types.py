@@ -85,11 +85,7 @@ class Mean:
         raise NotImplementedError
 
     def check(
-        self,
-        posterior: Posterior,
-        position: ArrayTree,
-        federation: Federation,
-        second: str | None,
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None
     ) -> None:
         """Raise `ValueError` where the search does not fit model or rows."""
 
