@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
 
@@ -229,8 +230,7 @@ class Leapfrog(Integrator):
                 return (position, velocity, trees.add(squares, own)), None
 
             start = (position, velocity, squares)
-            moved, _ = jax.lax.scan(step, start, later, length=num_later)
-            position, velocity, squares = moved
+            (position, velocity, squares), _ = jax.lax.scan(step, start, later, length=num_later)
         leaves = jax.tree.leaves(draws)
         calls = leaves[0].shape[0] if leaves else self.num_steps
         sums = (jnp.sum(x).astype(jnp.float32) for x in jax.tree.leaves(squares))
@@ -283,11 +283,10 @@ def leapfrog(
     >>> position.tolist(), velocity.tolist()
     ([0.53125], [-0.6875])
     """
-    if int(num_steps) != num_steps or num_steps < 1:
-        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
+    num_steps = positive_integer(num_steps, "num_steps")
     if gradients not in ("fresh", "reuse"):
         raise ValueError(f'gradients must be "fresh" or "reuse", got {gradients!r}.')
-    return Leapfrog(MassMatrix.of(inverse_mass_matrix), int(num_steps), gradients == "fresh")
+    return Leapfrog(MassMatrix.of(inverse_mass_matrix), num_steps, gradients == "fresh")
 
 
 def _two_halves(

@@ -30,12 +30,17 @@ MAX_PREPARED_ROWS = 2**22
 """Above this many numbers per client and round, offsets of rows are prepared instead of rows."""
 MAX_PREPARED_BATCH = 2**12
 """Above this many numbers per minibatch, likewise: gathering large batches early only copies."""
+MAX_PREPARED_OFFSETS = 2**22
+"""Above this many rows per client and round, keys of the permutations are prepared instead."""
 
 
-class _Draws(NamedTuple):
-    rows: ArrayTree  # leaves [num_calls, batch_size, ...], or () where only offsets are prepared
-    offsets: ArrayTree  # [num_calls, batch_size], or () where rows or keys are prepared
-    keys: ArrayTree  # [num_calls] where even the offsets would be too many, else ()
+class _Randomness(NamedTuple):
+    """Which rows the calls of a round use: rows, or offsets if these are too many, or keys."""
+
+    rows: ArrayTree = ()  # leaves [num_calls, batch_size, ...]
+    offsets: ArrayTree = ()  # [num_calls, batch_size], in epochs negative where there is no row
+    keys: ArrayTree = ()  # [num_calls]; in epochs those of the passes
+    calls: ArrayTree = ()  # [num_calls], beside the keys of epochs
 
 
 @register_dataclass
@@ -46,25 +51,27 @@ class Minibatch(GradientEstimator):
     batch_size: int | float = field(metadata={"static": True})  # a float is a fraction
     replace: bool = field(metadata={"static": True})
 
-    def prepare(self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int) -> _Draws:
+    def prepare(
+        self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int
+    ) -> _Randomness:
         most = self._most_rows(client)
         if num_calls * most > MAX_PREPARED_ROWS:
-            return _Draws((), (), jax.random.split(rng_key, num_calls))
+            return _Randomness(keys=jax.random.split(rng_key, num_calls))
         offsets = self._offsets(rng_key, client, num_calls, most)
         size = most * row_size(client.rows)
         if size > MAX_PREPARED_BATCH or num_calls * size > MAX_PREPARED_ROWS:
-            return _Draws((), offsets, ())
-        return _Draws(gather(client, offsets), (), ())
+            return _Randomness(offsets=offsets)
+        return _Randomness(rows=gather(client, offsets))
 
     def estimate(
         self,
         loglikelihood_fn: LogDensity,
-        draws: _Draws,
+        draws: _Randomness,
         position: ArrayTree,
         context: ArrayTree,
         client: Client,
     ) -> ArrayTree:
-        rows, offsets, key = draws
+        rows, offsets, key, _ = draws
         if not trees.is_empty(key):
             offsets = self._offsets(key, client, 1, self._most_rows(client))[0]
         if trees.is_empty(rows):
@@ -137,16 +144,6 @@ def for_batch_size(batch_size: int | float | None, *, replace: bool = True) -> G
     return full_gradient() if batch_size is None else minibatch(batch_size, replace=replace)
 
 
-MAX_PREPARED_OFFSETS = 2**22
-"""Above this many rows per client and round, keys of the permutations are prepared instead."""
-
-
-class _EpochDraws(NamedTuple):
-    offsets: ArrayTree  # [num_calls, batch_size], negative where there is no row, or ()
-    keys: ArrayTree  # [num_calls], of the pass, where the offsets would be too many, else ()
-    calls: ArrayTree  # [num_calls], likewise
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Epochs(GradientEstimator):
@@ -156,21 +153,21 @@ class Epochs(GradientEstimator):
 
     def prepare(
         self, rng_key: Array, like: ArrayTree, client: Client, num_calls: int
-    ) -> _EpochDraws:
+    ) -> _Randomness:
         calls = jnp.arange(num_calls, dtype=jnp.int32)
         passes = calls // steps_per_epoch(client.size, self.batch_size)
         keys = jax.vmap(lambda i: jax.random.fold_in(rng_key, i))(passes)
         if num_calls * self.batch_size > MAX_PREPARED_OFFSETS:
-            return _EpochDraws((), keys, calls)
+            return _Randomness(keys=keys, calls=calls)
         offsets = jax.vmap(lambda key, i: offsets_of_call(self.batch_size, key, i, client))(
             keys, calls
         )
-        return _EpochDraws(offsets, (), ())
+        return _Randomness(offsets=offsets)
 
     def estimate(
         self,
         loglikelihood_fn: LogDensity,
-        draws: _EpochDraws,
+        draws: _Randomness,
         position: ArrayTree,
         context: ArrayTree,
         client: Client,
