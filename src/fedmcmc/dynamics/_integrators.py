@@ -19,8 +19,6 @@ from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
 
-__all__ = ["Integrator", "euler_maruyama", "leapfrog", "overdamped_langevin"]
-
 GradientFn = Callable[[ArrayTree, ArrayTree], ArrayTree]
 
 

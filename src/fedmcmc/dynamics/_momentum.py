@@ -17,8 +17,6 @@ from fedmcmc._types import ArrayTree, Number
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
-__all__ = ["Momentum", "independent_momentum", "shared_momentum"]
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,6 @@ from jax.tree_util import register_dataclass
 from fedmcmc._types import ArrayTree, Federation
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["Preconditioner", "rms"]
-
 
 class Preconditioner:
     """A positive scale for each coordinate of a Langevin step.

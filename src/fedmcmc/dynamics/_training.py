@@ -21,8 +21,6 @@ from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, as_func
 from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["Length", "Trained", "Training", "Visitor", "local_steps", "train", "training"]
-
 
 class Length(NamedTuple):
     """How long a client trains: windows of an epoch, or of so many steps.

@@ -24,18 +24,6 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 
-__all__ = [
-    "STRUCTURES",
-    "Gaussian",
-    "as_dense",
-    "flat_precision",
-    "from_flat",
-    "is_proper",
-    "plus_precision",
-    "project",
-    "with_mean",
-]
-
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
 
 

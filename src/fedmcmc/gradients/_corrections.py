@@ -44,8 +44,6 @@ from fedmcmc.gradients._estimators import (
 )
 from fedmcmc.pytrees import schedules, trees, where_any
 
-__all__ = ["as_surrogates", "conducive", "fixed_point", "scaffold", "svrg"]
-
 
 class Correction(NamedTuple):
     """What a round adds to a client's estimates; a part that is ``()`` is left out."""

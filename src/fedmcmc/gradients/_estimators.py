@@ -24,20 +24,6 @@ from fedmcmc.data import fold, own_rows, single_chunk
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
-__all__ = [
-    "Derived",
-    "as_weights",
-    "check_weights",
-    "client_gradient",
-    "first_reference",
-    "full_gradient",
-    "next_broadcast",
-    "noisy",
-    "row_terms",
-    "sum_gradient",
-    "weight_of",
-]
-
 
 def client_gradient(loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
     """Gradient of the sum of the client's log likelihood over all its rows."""

@@ -17,15 +17,6 @@ from fedmcmc.gradients._scaling import rows_over_batch
 from fedmcmc.pytrees import trees
 from fedmcmc.random import distinct_integers, integers_below, shuffle_words, shuffled
 
-__all__ = [
-    "epochs",
-    "for_batch_size",
-    "minibatch",
-    "offsets_of_call",
-    "row_size",
-    "steps_per_epoch",
-]
-
 MAX_PREPARED_ROWS = 2**22
 """Above this many numbers per client and round, offsets of rows are prepared instead of rows."""
 MAX_PREPARED_BATCH = 2**12

@@ -12,8 +12,6 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Client, Sender
 from fedmcmc.pytrees import trees
 
-__all__ = ["importance", "over_weight", "prior_share", "rows_over_batch"]
-
 
 def rows_over_batch(client: Client, batch_size: Array | int, gradient: ArrayTree) -> ArrayTree:
     """Scale a sum over `batch_size` of the client's rows to a sum over all of them."""

@@ -16,8 +16,6 @@ from fedmcmc.inference._types import Inference, Mean, Moments, Tilted
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import Target, as_gaussian
 
-__all__ = ["exact_gaussian", "exact_mean"]
-
 _MADE_UP = 8  # rows of which the second derivatives are compared
 
 

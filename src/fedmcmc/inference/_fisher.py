@@ -20,8 +20,6 @@ from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below
 
-__all__ = ["laplace", "ngvi"]
-
 _BUDGET = 2**22  # numbers that the gradients of rows treated together may take
 _MOST_ROWS = 256
 

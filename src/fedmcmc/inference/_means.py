@@ -25,9 +25,6 @@ from fedmcmc.inference._types import Mean, Moments
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
-__all__ = ["langevin_mean", "sgd_mean"]
-
-
 Descent = Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree]
 """``(gradient of the tilted log density, noise, position) -> what the optimizer descends``."""
 

@@ -13,8 +13,6 @@ from fedmcmc.gaussian import flat_precision, plus_precision
 from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["checked_clip", "clipped", "in_structure", "mcmc", "scaled_identity"]
-
 
 def scaled_identity(
     mean: Mean,

@@ -7,8 +7,6 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat
 
-__all__ = ["Fit", "Inference", "Mean", "MeanFirst", "Moments", "Tilted"]
-
 
 class Tilted(NamedTuple):
     """A Gaussian for the tilted distribution, and the gradients' root mean square ``[]``."""

@@ -13,8 +13,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._target import client_cost, over_clients
 
-__all__ = ["analytic"]
-
 
 def analytic(
     statistics_fn: Callable[[ArrayTree, Array], ArrayTree],

@@ -18,23 +18,6 @@ from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates._target import blockwise
 
-__all__ = [
-    "AtMaximum",
-    "Scaled",
-    "at_maximum",
-    "choices",
-    "complain",
-    "densities",
-    "describe_chain",
-    "describe_maximum",
-    "fraction",
-    "integer",
-    "scaled_eigen",
-    "singular_below",
-    "start_position",
-    "warn_shrinkage",
-]
-
 _CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
 
 REMEDIES = (

@@ -25,8 +25,6 @@ from fedmcmc.surrogates._target import (
     over_clients,
 )
 
-__all__ = ["Mode", "laplace", "mode", "setup_bits", "taylor"]
-
 
 def taylor(
     posterior: Posterior,

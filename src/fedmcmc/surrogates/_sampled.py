@@ -18,8 +18,6 @@ from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._target import DENSE_LIMIT, Target, as_gaussian, over_clients
 
-__all__ = ["sampled"]
-
 _CHAIN_NUMBERS = 2**16  # random numbers and rows a client prepares at a time
 
 

@@ -17,18 +17,6 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import row_size, row_terms
 from fedmcmc.pytrees import trees
 
-__all__ = [
-    "BLOCK",
-    "DENSE_LIMIT",
-    "Maximum",
-    "Target",
-    "as_gaussian",
-    "blockwise",
-    "client_cost",
-    "maximize",
-    "over_clients",
-]
-
 DENSE_LIMIT = 256
 """Up to this many dimensions a matrix ``[d, d]`` per client may be built to check a fit."""
 BLOCK = 64
