@@ -17,6 +17,7 @@ import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from fedmcmc._checks import expect_optimizer
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, as_functions
 from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
 from fedmcmc.pytrees import schedules, trees
@@ -109,10 +110,7 @@ def training(
     ValueError
         On numbers out of range.
     """
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"{name} must be an optax.GradientTransformation, got {type(optimizer).__name__}."
-        )
+    expect_optimizer(optimizer, name)
     rate = schedules.number(learning_rate, "learning_rate", minimum=0.0, strict=True)
     settings: Training = as_functions(Training(optimizer, rate, length))
     return settings
