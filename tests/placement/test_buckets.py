@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.placement._buckets import cheapest_ends
+from fedmcmc.placement._layouts import cheapest_ends
 from tests.support.lanes import fast_and_slow
 
 SIZES = (40, 3, 5, 4, 41, 90, 7)

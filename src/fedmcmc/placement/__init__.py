@@ -5,10 +5,10 @@ and how rounds arrange clients, and knows no kernel.
 """
 
 from fedmcmc.placement import _distributed as distributed
-from fedmcmc.placement._buckets import by_size as by_size
 from fedmcmc.placement._distributed import ADDRESS as ADDRESS
 from fedmcmc.placement._distributed import COUNT as COUNT
 from fedmcmc.placement._distributed import INDEX as INDEX
+from fedmcmc.placement._layouts import by_size as by_size
 from fedmcmc.placement._layouts import layout_of as layout_of
 from fedmcmc.placement._placement import Placement as Placement
 from fedmcmc.placement._placement import check_fits as check_fits

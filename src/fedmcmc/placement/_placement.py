@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import FederatedKernel
 from fedmcmc.data import ClientLoader, FederatedData
-from fedmcmc.placement._buckets import by_size
+from fedmcmc.placement._layouts import by_size
 from fedmcmc.placement._stores import HostStore
 from fedmcmc.rounds import AXIS, CHAINS, Arrangement
 

@@ -15,15 +15,26 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    Posterior,
+    as_functions,
+)
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
-from fedmcmc.pytrees import trees
-from fedmcmc.tuning._affine import affine_map, lyapunov
+from fedmcmc.pytrees import is_key, trees
+from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
 
 MAX_DIMENSION = 512
 NEWTON_STEPS = 20
+NOT_AFFINE = (
+    "predict_bias needs a kernel whose round moves the position by an affine map of position and "
+    "normals, and keeps nothing else: not one that compresses messages or refreshes snapshots."
+)
 
 
 class Prediction(NamedTuple):
@@ -147,7 +158,7 @@ def predict_bias(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
     kernel = jax.tree.map(lambda x: model if _is_posterior(x) else x, kernel, is_leaf=_is_posterior)
-    on_position, shift, noise = affine_map(kernel, _one_row_each(data), mode, round_)
+    on_position, shift, noise = _affine_map(kernel, _one_row_each(data), mode, round_)
     radius = float(np.abs(np.linalg.eigvals(on_position)).max())
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
@@ -155,7 +166,7 @@ def predict_bias(
     covariance = np.full((size, size), np.nan)
     if radius < 1:
         mean = np.linalg.solve(np.eye(size) - on_position, shift)
-        covariance = lyapunov(on_position, noise)
+        covariance = _lyapunov(on_position, noise)
     names = tuple(trees.element_names(position))
     return Prediction(mean, covariance, target_mean, np.linalg.inv(total), radius, names)
 
@@ -218,3 +229,83 @@ def _one_row_each(data: FederatedData) -> FederatedData:
     """Return clients of one row, their number, with the shares of `data`."""
     ids = np.arange(data.num_clients, dtype=np.int32)
     return replace(FederatedData.from_arrays(ids, ids), share=data.share)
+
+
+def _affine_map(
+    kernel: FederatedKernel, data: FederatedData, position: ArrayTree, round_: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ``(A, b, V)`` of a round, ``position' = A position + b + N(0, V)``."""
+    participation = kernel.participation
+    if participation.pooled:
+        raise ValueError("predict_bias needs a federated kernel, not one on pooled rows.")
+    if participation.cohort_size is not None or participation.drops:
+        raise ValueError("predict_bias needs a kernel in whose rounds every client takes part.")
+    key, number = jax.random.key(0), jnp.asarray(round_, jnp.int32)
+    state = kernel.init(key, position, data)
+    state = state._replace(broadcast=state.broadcast._replace(round=number))
+    cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
+    if any(map(is_key, jax.tree.leaves(draws.server))):
+        # It draws from a key, and not as a normal that is added.
+        raise ValueError(NOT_AFFINE)
+    if any(map(is_key, jax.tree.leaves(draws))):
+        raise ValueError("The draws of a round are too many to be predicted.")
+    given = (kernel, data, state, cohort, draws)
+    # Clients of one row, an integer, have no other numbers among their draws than normals.
+    x, normals = trees.ravel(position), list(filter(_is_normal, jax.tree.leaves(draws)))
+    zero = trees.zeros_like(normals)
+    try:
+        (on_position, on_normals), _ = _jacobians(x, zero, *given)
+    except ValueError as error:  # of what has no derivative, as a quantizer's integers
+        raise ValueError(NOT_AFFINE) from error
+    a = np.asarray(on_position, np.float64)
+    b = np.asarray(_after(x, zero, *given)[0], np.float64) - a @ np.asarray(x)
+    columns = [np.asarray(leaf, np.float64).reshape(x.size, -1) for leaf in on_normals]
+    z = [np.asarray(leaf).ravel() for leaf in normals]
+    # Elsewhere the round must be what the map says, and keep nothing.
+    moved, states = _after(x + 1.0, normals, *given)
+    expected = a @ (np.asarray(x) + 1.0) + b
+    expected = expected + sum(c @ v for c, v in zip(columns, z, strict=True))
+    pairs = zip(
+        jax.tree.leaves(states), jax.tree.leaves((state.server, state.clients)), strict=True
+    )
+    keeps_nothing = all(np.array_equal(new, old) for new, old in pairs)
+    error_size = np.abs(np.asarray(moved) - expected).max()
+    if not keeps_nothing or error_size > 1e-3 * (1 + np.abs(expected).max()):
+        raise ValueError(NOT_AFFINE)
+    return a, b, np.asarray(sum(c @ c.T for c in columns)) + np.zeros_like(a)
+
+
+def _is_normal(leaf: Array) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _run(
+    x: Array,
+    normals: list[Array],
+    kernel: FederatedKernel,
+    data: FederatedData,
+    state: FederatedState,
+    cohort: Cohort,
+    draws: RoundDraws,
+) -> tuple[Array, tuple[ArrayTree, ArrayTree]]:
+    """Run a round from position `x` with these `normals`; return the position and the states."""
+    rest = iter(normals)
+    draws = jax.tree.map(lambda leaf: next(rest) if _is_normal(leaf) else leaf, draws)
+    broadcast = state.broadcast
+    position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
+    start = state._replace(broadcast=broadcast._replace(position=position))
+    moved, _ = run_round(kernel, data, start, cohort, draws)
+    return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
+
+
+_after = jax.jit(_run)
+_jacobians = jax.jit(jax.jacrev(_run, argnums=(0, 1), has_aux=True))
+
+
+def _lyapunov(a: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return ``sum_k a^k v a^k'``, by doubling."""
+    total, power = v, a
+    while np.abs(power).max() > 1e-18:
+        total = total + power @ total @ power.T
+        power = power @ power
+    return (total + total.T) / 2
