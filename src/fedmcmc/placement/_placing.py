@@ -130,10 +130,5 @@ def _laid_out(
 
     rest = (starts, own.size, own.share)
     start, size_, share = put(rest, layout.mesh, PartitionSpec())
-    return replace(
-        own,
-        rows=jax.tree.map(spread, own.rows),
-        start=start,
-        size=size_,
-        share=share,
-    )
+    rows = jax.tree.map(spread, own.rows)
+    return replace(own, rows=rows, start=start, size=size_, share=share)

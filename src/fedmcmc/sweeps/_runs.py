@@ -148,13 +148,13 @@ class Results:
             return np.zeros((*lead, len(self.kept_rounds), *shape.shape), shape.dtype)
 
         self.draws = jax.tree.map(empty, groups[0].shapes.draw)
-        self.info: dict[str, np.ndarray] = {}
-        # Kernels differ in what they report (lost clients): the points of each name.
-        self.reported: dict[str, list[int]] = {}
-        for some in groups:
-            for name in [name for name in some.shapes.info if name != "round"]:
-                self.info.setdefault(name, empty(some.shapes.info[name]))
-                self.reported.setdefault(name, []).extend(some.points)
+        reports = [some.shapes.info for some in groups]
+        self.info = {name: empty(shape) for info in reports for name, shape in info.items()}
+        del self.info["round"]  # a coordinate
+        for name, leaf in self.info.items():
+            if not all(name in info for info in reports):
+                # Kernels differ in what they report (lost clients): NaN where they do not.
+                self.info[name] = np.full_like(leaf, np.nan, _type_with_nan(leaf))
         taken = [*named_leaves(self.draws), *self.info, *TOTALS]
         for name in {*grid, "seed", "chain", "draw"}.intersection(taken):
             raise ValueError(f"{name} is a name of the grid and of what runs keep: rename one.")
@@ -190,24 +190,24 @@ class Results:
         def add(name: str, leaf: np.ndarray, there: np.ndarray) -> None:
             if not there.all():
                 there = there.reshape(*there.shape, *[1] * (leaf.ndim - there.ndim))
-                missing = np.asarray(np.nan, np.result_type(leaf.dtype, np.float32))
-                leaf = np.where(there, leaf, missing)
+                leaf = np.where(there, leaf, np.asarray(np.nan, _type_with_nan(leaf)))
             dims = (*self.grid, "seed", "chain", "draw")
             event = (f"{name}_dim_{i}" for i in range(leaf.ndim - 4))
             leaf = leaf.reshape(*sizes, *leaf.shape[1:])
             kept[name] = (*dims[: leaf.ndim], *event), leaf
 
-        for name, leaf in named_leaves(draws).items():
+        for name, leaf in (named_leaves(draws) | self.info).items():
             add(name, leaf, there)
-        for name, leaf in self.info.items():
-            reported = np.isin(np.arange(len(leaf)), self.reported[name])
-            add(name, leaf, there & reported[:, None, None, None])
         totals = (self.first_bad, self.num_rounds, self.bits[..., 0], self.bits[..., 1])
         for name, leaf in zip(TOTALS, totals, strict=True):
             add(name, leaf, np.array(True))
         coords: dict[str, Any] = {name: list(labels) for name, labels in self.grid.items()}
         coords |= dict(zip(("seed", "chain", "draw"), map(np.arange, there.shape[1:]), strict=True))
         return xarray.Dataset(kept, coords | {"round": ("draw", self.kept_rounds)})
+
+
+def _type_with_nan(leaf: np.ndarray) -> np.dtype:
+    return np.result_type(leaf.dtype, np.float32)
 
 
 def run_group(group: Group, results: Results, bar: Any, *, vmapped: bool) -> None:
