@@ -294,7 +294,7 @@ def _run(
     broadcast = state.broadcast
     position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
     start = state._replace(broadcast=broadcast._replace(position=position))
-    moved, _ = run_round(kernel, data, start, cohort, draws)
+    moved, _ = run_round(kernel, data, TOGETHER, start, cohort, draws)
     return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
 
 
