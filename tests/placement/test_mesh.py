@@ -63,7 +63,7 @@ def test_a_layout_says_where_rows_and_states_are():
     mesh = jax.make_mesh((1,), ("clients",))
     layout, clients, starts = layout_of(sizes, mesh, "gather")
     assert clients == [[0, 1, 2, 3, 4]] and starts.tolist() == [0, 3, 4, 8, 9]
-    assert layout.block == layout.num_rows == 14 and layout.per_device == 5
+    assert layout.block == 14 and layout.per_device == 5
     np.testing.assert_array_equal(layout.places[layout.slots], np.arange(5))
 
 

@@ -107,7 +107,6 @@ def layout_of(
         mesh=Mesh(mesh.devices, mesh.axis_names),
         per_device=first,
         block=max(int(sizes[own].sum()) for own in clients),
-        num_rows=int(sizes.sum()),
         totals=totals,
     )
     return layout, clients, starts

@@ -40,7 +40,7 @@ class Buckets:
     place
         ``[num_clients]`` int32, where each client stands in `order`.
     bounds
-        Static, one ``(end, max_size)`` a bucket: it holds ``order[previous end:end]``.
+        Static, one ``(end, max_size)`` per bucket: it holds ``order[previous end:end]``.
     """
 
     order: Array
@@ -98,8 +98,8 @@ class Layout:
         ``[num_clients]`` int32, the slot of each client.
     parts
         Which slots are computed together.
-    mesh, per_device, block, num_rows
-        Static: the devices, slots and rows of each, rows of all clients.
+    mesh, per_device, block
+        Static: the devices, and slots and rows of each.
     totals
         Static: how messages are summed, ``"gather"`` or ``"psum"``.
     """
@@ -111,7 +111,6 @@ class Layout:
     mesh: Mesh = field(metadata={"static": True})
     per_device: int = field(metadata={"static": True})
     block: int = field(metadata={"static": True})
-    num_rows: int = field(metadata={"static": True})
     totals: str = field(metadata={"static": True})
 
     @property
