@@ -15,30 +15,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial, register_dataclass, register_static
 
-__all__ = [
-    "ArrayTree",
-    "Arrivals",
-    "Broadcast",
-    "Client",
-    "Cohort",
-    "Exact",
-    "FederatedKernel",
-    "FederatedState",
-    "Federation",
-    "GradientEstimator",
-    "LogDensity",
-    "Number",
-    "Participation",
-    "PerClient",
-    "Phase",
-    "Posterior",
-    "Reference",
-    "Sender",
-    "Static",
-    "StepInfo",
-    "as_functions",
-]
-
 ArrayTree = Any
 """Any pytree of arrays."""
 

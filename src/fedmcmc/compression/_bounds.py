@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["bound_bits"]
-
 LOGARITHMS = {"log2": np.log2, "natural": np.log}
 
 

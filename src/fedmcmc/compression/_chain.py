@@ -12,8 +12,6 @@ from fedmcmc.compression._memory import Memory
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
 
-__all__ = ["chain"]
-
 
 def chain(*compressors: Compressor) -> Compressor:
     """Compress by each in turn; what is sent is the last one's code.

@@ -10,8 +10,6 @@ from fedmcmc._types import ArrayTree, Client
 from fedmcmc.compression._types import Compressor, Dense
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["clip"]
-
 
 def clip(norm: float | Array) -> Compressor:
     """Scale a message down to at most this Euclidean norm, over all leaves.

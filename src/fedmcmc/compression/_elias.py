@@ -15,8 +15,6 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.compression._types import Dense, Quantized, Sparse
 from fedmcmc.pytrees import trees
 
-__all__ = ["SMALLEST_NORM", "as_vectors", "code_length", "gap_lengths", "message_bits"]
-
 NORM_BITS = 32
 FLAG_BITS = 1
 # Smaller norms are subnormal numbers, which some backends take for zero and others do not.

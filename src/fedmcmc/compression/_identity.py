@@ -9,8 +9,6 @@ from jax.tree_util import register_dataclass
 from fedmcmc._types import ArrayTree, Client
 from fedmcmc.compression._types import Compressor, Dense
 
-__all__ = ["identity"]
-
 
 def identity() -> Compressor:
     """Send a message as it is; ``omega = 0``.

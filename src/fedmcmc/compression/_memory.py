@@ -14,8 +14,6 @@ from fedmcmc.compression._numbers import check_number, of_client, per_client_num
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees
 
-__all__ = ["Memory", "memory"]
-
 
 class _State(NamedTuple):
     memory: ArrayTree

@@ -9,8 +9,6 @@ from jax import Array
 
 from fedmcmc._types import Client, PerClient, Sender
 
-__all__ = ["check_number", "of_client", "per_client_number"]
-
 
 def of_client(number: Any, client: Client | Sender) -> Array:
     """Return a number that all clients share, or this client's own."""

@@ -16,8 +16,6 @@ from fedmcmc.compression._types import Compressor, Dense, Quantized
 from fedmcmc.pytrees import trees, where_any
 from fedmcmc.random import random_words, word_halves
 
-__all__ = ["quantize"]
-
 MAX_LEVELS = 2**23
 """Above this many levels a level would have more bits than a float32."""
 

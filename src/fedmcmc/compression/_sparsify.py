@@ -13,8 +13,6 @@ from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import random_words, realize_words
 
-__all__ = ["fraction_of", "sparsify"]
-
 
 def sparsify(fraction: float | Array) -> Compressor:
     """Send each number with probability `fraction`, divided by it, and zero otherwise.

@@ -12,8 +12,6 @@ from fedmcmc.compression._sparsify import fraction_of
 from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import trees
 
-__all__ = ["top_k"]
-
 
 def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:
     """Send the largest `fraction` of a message's numbers, at least one.

@@ -6,8 +6,6 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Sender
 
-__all__ = ["Compressor", "Dense", "Quantized", "Sparse", "WithExact"]
-
 
 class Compressor:
     """A way to write a message in fewer bits.

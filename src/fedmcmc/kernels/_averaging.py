@@ -37,8 +37,6 @@ from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["averaging"]
-
 
 class _Draws(NamedTuple):
     momentum: ArrayTree  # leaves [num_local_steps, ...], or () where all of it is shared

@@ -34,8 +34,6 @@ from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
 
-__all__ = ["consensus"]
-
 
 class _ClientState(NamedTuple):
     position: ArrayTree

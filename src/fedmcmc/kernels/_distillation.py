@@ -15,8 +15,6 @@ from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below
 
-__all__ = ["distillation"]
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,6 @@ from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below, normals, realize_normals
 
-__all__ = ["Ensemble", "dirichlet_ensemble", "ensemble", "gaussian_ensemble"]
-
 Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
 """``(rng_key, mean, members) -> position``, members with leaves ``[num_models, *event]``."""
 

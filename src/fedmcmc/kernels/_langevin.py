@@ -34,8 +34,6 @@ from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
 
-__all__ = ["langevin"]
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)

@@ -36,9 +36,6 @@ from fedmcmc.kernels._shared import check_model
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["natural"]
-
-
 CAVITIES = ("site", "average", "power", "global", "none")
 
 

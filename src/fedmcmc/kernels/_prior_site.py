@@ -13,8 +13,6 @@ from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat
 from fedmcmc.pytrees import trees
 
-__all__ = ["PriorSite"]
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)

@@ -35,9 +35,6 @@ from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["Delta", "displacement", "posterior_delta", "pseudo_gradients"]
-
-
 PLAIN_STEPS = optax.sgd(1.0)
 """One object, as kernels of other functions share no compilation."""
 

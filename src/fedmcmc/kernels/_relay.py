@@ -29,8 +29,6 @@ from fedmcmc.gradients import importance, next_broadcast
 from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.pytrees import schedules, trees
 
-__all__ = ["relay"]
-
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)

@@ -28,16 +28,6 @@ from fedmcmc.gradients import first_reference, prior_share
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
-__all__ = [
-    "EstimatorKernel",
-    "LocalDraws",
-    "LocalLangevin",
-    "LocalTraining",
-    "check_model",
-    "expect_blocks",
-    "report",
-]
-
 PROBE_ROWS = 11
 """Rows of which a model is asked for the shapes: a size that a position hardly has."""
 

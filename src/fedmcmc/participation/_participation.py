@@ -13,8 +13,6 @@ from fedmcmc._checks import parts_of_one
 from fedmcmc._types import Cohort, Participation
 from fedmcmc.random import distinct_integers, integers_below
 
-__all__ = ["bernoulli", "categorical", "cohorts_of", "full", "pooled", "uniform"]
-
 
 def full() -> Participation:
     """Every client, every round.

@@ -12,19 +12,6 @@ from jax.tree_util import register_dataclass
 from fedmcmc._types import FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 
-__all__ = [
-    "AXIS",
-    "CHAINS",
-    "TOGETHER",
-    "Arrangement",
-    "Buckets",
-    "Layout",
-    "Part",
-    "Places",
-    "arranged",
-    "state_specs",
-]
-
 AXIS, CHAINS = "clients", "chains"
 
 

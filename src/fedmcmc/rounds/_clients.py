@@ -27,8 +27,6 @@ from fedmcmc.rounds._arrangement import AXIS, Arrangement, Layout, Part
 from fedmcmc.rounds._messages import guarded, kept_by_all, sum_of
 from fedmcmc.rounds._phases import Prepared, client_step, prepare_client
 
-__all__ = ["Group", "Task", "all_states", "groups_of", "own_states", "prepare_group", "run_task"]
-
 
 class Group(NamedTuple):
     """Clients of a cohort that are computed together."""

@@ -9,8 +9,6 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Arrivals, Cached, Cohort, Participation
 from fedmcmc.pytrees import trees
 
-__all__ = ["guarded", "kept_by_all", "sum_of"]
-
 
 def kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
     """Return the new states of active clients, and of the others the old ones but for caches."""

@@ -25,21 +25,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, cohort_key, exchange_key, server_key, shared_key
 from fedmcmc.rounds._messages import guarded, sum_of
 
-__all__ = [
-    "Prepared",
-    "Received",
-    "client_step",
-    "code_like",
-    "cohort_of",
-    "first_memories",
-    "nothing_received",
-    "prepare_client",
-    "prepare_server",
-    "prepare_shared",
-    "receive",
-    "server_step",
-]
-
 
 class Prepared(NamedTuple):
     """What is random in a step, drawn ahead: what a phase's `prepare` or `prepare_server` made."""

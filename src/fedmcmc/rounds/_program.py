@@ -39,19 +39,6 @@ from fedmcmc.rounds._arrangement import (
 from fedmcmc.rounds._simulate import RoundDraws, RoundInfo, prepare_round, run_round
 from fedmcmc.streaming import Accumulator
 
-__all__ = [
-    "Collect",
-    "Kept",
-    "Plan",
-    "Program",
-    "Records",
-    "Segment",
-    "Streams",
-    "first_found",
-    "run_rounds",
-    "run_segment",
-]
-
 PREPARED_BYTES = 2**22
 """Memory for the draws of the rounds that are prepared ahead, all chains together."""
 MAX_BLOCK = 1024

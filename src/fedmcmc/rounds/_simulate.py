@@ -31,8 +31,6 @@ from fedmcmc.rounds._clients import (
 from fedmcmc.rounds._phases import Prepared, prepare_server, prepare_shared, server_step
 from fedmcmc.rounds._starts import initialize
 
-__all__ = ["RoundInfo", "Simulation", "simulate"]
-
 
 class RoundInfo(NamedTuple):
     """What happened in one round.

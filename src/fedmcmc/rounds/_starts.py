@@ -13,8 +13,6 @@ from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._arrangement import TOGETHER, Arrangement
 
-__all__ = ["initialize", "total_of_clients"]
-
 TABLE_BYTES = 2**26
 """Memory for the terms of some clients."""
 

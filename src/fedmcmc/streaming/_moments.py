@@ -12,8 +12,6 @@ from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.streaming._types import Accumulator, Transform, transformed
 
-__all__ = ["Moments", "moments", "pool"]
-
 STRUCTURES = ("diagonal", "dense")
 
 

@@ -14,8 +14,6 @@ from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.streaming._types import Accumulator
 
-__all__ = ["Calibration", "calibration", "predictive"]
-
 Predict = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(position, batch) -> predictions``, leaves ``[batch_size, ...]``."""
 

@@ -13,8 +13,6 @@ from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.random import streams
 from fedmcmc.streaming._types import Accumulator, Transform, transformed
 
-__all__ = ["Stored", "reservoir", "thinned"]
-
 
 class Stored(NamedTuple):
     """Some draws out of many.

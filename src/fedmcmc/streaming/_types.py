@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from fedmcmc._types import ArrayTree
 
-__all__ = ["Accumulator", "Transform", "transformed"]
-
 Transform = Callable[[ArrayTree], ArrayTree]
 """``draw -> pytree``, what is accumulated of a draw."""
 

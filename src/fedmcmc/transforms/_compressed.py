@@ -29,8 +29,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import compressor_key
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
 
-__all__ = ["arrived_late", "compress", "holds_pooled_memory"]
-
 
 class _Draws(NamedTuple):
     kernel: ArrayTree

@@ -28,8 +28,6 @@ from fedmcmc.random import fault_key
 from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
 
-__all__ = ["faults"]
-
 
 class _Rates(NamedTuple):
     """Probabilities, ``[]`` or ``[num_clients]``, or ``()`` for what never happens."""

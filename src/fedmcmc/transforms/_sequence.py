@@ -26,8 +26,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import part_key
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase, replaced
 
-__all__ = ["sequence"]
-
 PerKernel = tuple[ArrayTree, ...]
 """One entry per kernel of a sequence."""
 

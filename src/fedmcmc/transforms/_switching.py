@@ -11,8 +11,6 @@ from fedmcmc._types import FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.random import as_key
 
-__all__ = ["switch"]
-
 
 def switch(
     kernel: FederatedKernel,

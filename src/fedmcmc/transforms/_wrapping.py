@@ -18,8 +18,6 @@ from fedmcmc._types import (
     StepInfo,
 )
 
-__all__ = ["WrappedKernel", "WrappedPhase", "replaced"]
-
 
 class WrappedPhase(Phase):
     """A phase that does as another does, but for what a subclass changes.
