@@ -117,7 +117,7 @@ def bench_clients() -> None:
     seconds = compare(work)
     base = seconds["10 clients"]
     for name, s in seconds.items():
-        print(row(f"same rows a client, {name}", rounds / s, "rounds/s", s / base, "goal: 1.1"))
+        print(row(f"same rows per client, {name}", rounds / s, "rounds/s", s / base, "goal: 1.1"))
 
 
 def _draws(kernel, data, start, rounds):

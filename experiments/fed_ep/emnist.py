@@ -15,7 +15,7 @@ SHOWS_TABLE = True
 TITLE = "Table 6: EMNIST"
 PAPER = """
 EMNIST's digits and letters by writer, 3400 clients, a network with two convolutions (1.2 million
-parameters; its dropout is left out here: a likelihood has none), 100 clients a round, 20 epochs,
+parameters; its dropout is left out here: a likelihood has none), 100 clients per round, 20 epochs,
 200 rounds of FedAvg, 500 rounds in all; only FedSEP, which reaches 86.5 % sooner than FedPA or as
 soon. How the published `alpha_cov` of 5e-3 splits into the two numbers of the released code is not
 known; at full size L and V are not scaled here. MNIST's settings are those of its settings file.

@@ -60,7 +60,7 @@ def introduction(metrics: dict[str, Any]) -> str:
     settings = metrics["settings"]
     return (
         f"{metrics['data']}; {settings['model']}, {metrics['num_parameters']:,} parameters. "
-        f"{settings['cohort_size']} clients a round, {settings['num_epochs']} epochs, "
+        f"{settings['cohort_size']} clients per round, {settings['num_epochs']} epochs, "
         f"{settings['num_burnin']} rounds of FedAvg, {settings['num_rounds']} rounds in all, "
         f"{seeds(settings)}. Accuracies in percent: best running means of "
         f"{settings['best_window']} rounds (sd over seeds); rounds until a running mean of "

@@ -92,7 +92,7 @@ class Config:
             kept = max(num // self.thinning, 1)
             require(
                 self.num_draws % kept == 0,
-                f"num_draws must be a multiple of the {kept} draws a round of num_local_steps="
+                f"num_draws must be a multiple of the {kept} draws per round of num_local_steps="
                 f"{num}",
                 self.num_draws,
             )

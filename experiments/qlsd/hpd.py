@@ -34,7 +34,7 @@ class Run(NamedTuple):
             "sd": self.potential.std(),
             "eta": _threshold(self.potential, 0.01),
             "eta, published": _threshold(self.potential, PUBLISHED_ALPHA),
-            "bits a round": self.bits_up,
+            "bits per round": self.bits_up,
         }
         return {name: float(value) for name, value in found.items()}
 
@@ -135,7 +135,7 @@ def row(
         "s.e. there": middle.standard_error,
         "sign": "+" if middle.signed > 0 else "-",
         "paper: error": published[0],
-        "bits a round": run.bits_up,
+        "bits per round": run.bits_up,
         "efficiency": plain_bits / run.bits_up,
         "by bound, log2": bounds[0],
         "by bound, ln": bounds[1],

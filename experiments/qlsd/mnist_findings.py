@@ -106,7 +106,7 @@ def commentary(metrics: dict[str, Any]) -> str:
         text += "Negative log likelihood without and with variance reduction and memory: "
         text += "; ".join(
             f"{100 * found[plain]['nnll']:.3g} and {100 * found[plus]['nnll']:.3g} (paper "
-            f"{TABLE_S2[plain][3]} and {TABLE_S2[plus][3]}) with {clients} clients a round"
+            f"{TABLE_S2[plain][3]} and {TABLE_S2[plus][3]}) with {clients} clients per round"
             for (plain, plus), clients in zip(pairs, ("all", settings["num_active"]), strict=True)
         )
         text += "."

@@ -68,7 +68,7 @@ def mala(
         ``gamma`` of ``theta - gamma grad U + sqrt(2 gamma) Z``: where the warm-up starts, or what
         is used where ``num_warmup=0``.
     num_warmup, num_draws, thinning
-        Steps dropped; draws kept a chain; steps a draw.
+        Steps dropped; draws kept per chain; steps per draw.
     scale
         ``[d, d]`` or ``[d]``: the chain runs in ``z`` with ``theta = scale @ z`` (or
         ``scale * z``) on raveled positions, which preconditions by ``scale @ scale'``.

@@ -211,7 +211,7 @@ def test_digits_from_settings_to_report(tmp_path, monkeypatch):
     # What shares the reference's noise is closer to it than the reference to itself.
     assert rows["QLSD++, 8 bits"]["HPD error"] < rows["QLSD++, 2 bits"]["HPD error"]
     assert rows["QLSD++, 8 bits"]["HPD error"] < 0.2 * rows[digits.FLOOR]["HPD error"]
-    assert metrics["reference"]["bits a round"] == 3 * 32 * 160
+    assert metrics["reference"]["bits per round"] == 3 * 32 * 160
     assert rows["FSGLD"]["efficiency"] == 3 and rows["DG-SGLD"]["efficiency"] == 1
     said = digits.commentary(metrics)
     assert f"{rows['QLSD++, 2 bits']['efficiency']:.3g}" in said

@@ -1,6 +1,6 @@
 """Families of kernels: what a client does, what the server does, where both start.
 
-One family a file, and the pieces that several families share. A kernel knows nothing of devices,
+One family per file, and the pieces that several families share. A kernel knows nothing of devices,
 chunks, files or processes; it is built of blocks and fits, and imports no transform.
 """
 
