@@ -87,7 +87,7 @@ def synthetic(
     federation = fedmcmc.FederatedData.from_arrays(sentences(topic), ids)
     text = (
         f"Made up: {num_clients:,} users with {len(ids):,} sentences of {length} words "
-        f"({sizes.min()} to {sizes.max()} a user), {num_words:,} words, {num_tags} tags, "
+        f"({sizes.min()} to {sizes.max()} per user), {num_words:,} words, {num_tags} tags, "
         f"{num_test:,} sentences of other users for testing"
     )
     return Federation(federation, sentences(held_out), text)
