@@ -6,14 +6,14 @@ TESTS = [PIECES]
 MUTATIONS = {
     "totals before a checkpoint forgotten": (
         "runs/_run.py",
-        "self.totals, self.stopped = saved.totals, saved.stopped",
-        "self.stopped = saved.stopped",
+        "self.progress = saved._replace(",
+        "self.progress = saved._replace(totals=progress.totals,",
         PIECES,
     ),
     "a run goes on from the checkpoint's round in the first state": (
         "runs/_run.py",
-        "self._restore(saved.state)",
-        "",
+        "state=executor.lay_out(saved.state),",
+        "state=progress.state,",
         PIECES,
     ),
 }

@@ -242,7 +242,7 @@ def test_calls_have_one_number_alone_and_in_several_processes(monkeypatch, tmp_p
 
 
 def test_a_run_of_several_processes_within_an_except_block_saves_its_end(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedmcmc.runs._mesh_run.several", lambda: True)
+    monkeypatch.setattr("fedmcmc.runs._executors.several", lambda: True)
     checkpoint = fedmcmc.Checkpoint(tmp_path)
     try:
         raise RuntimeError("the caller's own")
@@ -258,7 +258,8 @@ def test_processes_meet_after_the_checkpoint_of_a_run_that_turned_non_finite(mon
         met.append(checkpoint.exists)
         return number
 
-    monkeypatch.setattr("fedmcmc.runs._mesh_run.agreed", agreed)
+    monkeypatch.setattr("fedmcmc.runs._executors.several", lambda: True)
+    monkeypatch.setattr("fedmcmc.runs._run.agreed", agreed)
     posterior = fedmcmc.Posterior(lambda t: -(t**2), lambda t, x: -((x - t) ** 2))
     data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
     with pytest.raises(fedmcmc.NonFiniteError):

@@ -15,7 +15,6 @@ import fedmcmc
 from fedmcmc._types import Broadcast, FederatedKernel, StepInfo, as_functions
 from fedmcmc.pytrees._convolutions import canonical, holds_convolution
 from fedmcmc.rounds import _program as _segments
-from fedmcmc.runs import _run
 
 LAYOUTS = {
     1: [("NCH", "OIH", "NCH")],
@@ -336,12 +335,12 @@ def traced_segment(loglikelihood, collect=None):
     data = fedmcmc.FederatedData.from_clients(rows())
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.vmap(lambda key: kernel.init(key, jnp.zeros((2, 3)), data))(keys)
-    work = _run.Run(kernel, data, keys, _run.Keeping(collect), state)
     plan = _segments.Plan(*map(jnp.int32, (0, 4, 0, 1, 0)))
-    options = dict(block=2, capacity=4, canonical=work.canonical)
     program = fedmcmc.rounds.Program(kernel, data, fedmcmc.rounds.TOGETHER, collect)
+    canonical = program.needs_canonical(keys, state)
+    options = dict(block=2, capacity=4, canonical=canonical)
     traced = _segments.run_segment.trace(program, keys, state, plan, {}, {}, **options)
-    return work.canonical, traced.jaxpr
+    return canonical, traced.jaxpr
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="Convolutions are rewritten on CPU.")

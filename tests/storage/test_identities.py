@@ -6,7 +6,7 @@ import pytest
 import fedmcmc
 from fedmcmc._types import as_functions
 from fedmcmc.pytrees import schedules
-from fedmcmc.storage._descriptions import describe
+from fedmcmc.storage._identity import describe
 from tests.storage.small_run import kernel, run
 from tests.support import killed_run
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import fedmcmc
-from fedmcmc.records import MemoryKeeper
+from fedmcmc.records import Draws, MemoryRecorder
 from fedmcmc.rounds import Kept
 from fedmcmc.storage import _saving
 from tests.storage.small_run import numbers, run
@@ -23,10 +23,10 @@ def test_they_are_skipped_and_counted(tmp_path, monkeypatch):
 
     save = _saving.Saver.save
 
-    def saves(saver, saved, keeper, *, wait):
+    def saves(saver, progress, *, wait):
         if wait:  # at the end of the run
             disk.set()
-        save(saver, saved, keeper, wait=wait)
+        save(saver, progress, wait=wait)
 
     monkeypatch.setattr(_saving, "write_part", slow)
     monkeypatch.setattr(_saving.Saver, "save", saves)
@@ -43,12 +43,13 @@ def test_they_are_skipped_and_counted(tmp_path, monkeypatch):
 def test_draws_that_no_part_holds():
     """Whatever pieces they came in, and whether or not they were joined since."""
     shapes = Kept(jax.ShapeDtypeStruct((), np.int32), {"round": jax.ShapeDtypeStruct((), np.int32)})
-    keeper = MemoryKeeper(shapes, 1)
+    recorder, draws = MemoryRecorder(shapes, 1), Draws()
     for first, last in ((0, 3), (3, 4), (4, 9)):
         rounds = np.arange(first, last, dtype=np.int32)[None]
-        keeper.append(Kept(rounds, {"round": rounds}))
-    for _ in range(2):
-        for num_saved in (0, 2, 3, 4, 8, 9):
-            unsaved = keeper.unsaved(num_saved)
+        draws = recorder.add(draws, Kept(rounds, {"round": rounds}))
+    joined = Draws(0, (recorder.all(draws),))
+    for held in (draws, joined):
+        for num_saved in (0, 2, 3, 4, 8):
+            unsaved = held.after(num_saved)
             assert unsaved.draw[0].tolist() == list(range(num_saved, 9))
-        assert keeper.all().draw.shape == (1, 9)
+        assert held.num_draws == 9 and recorder.all(held).draw.shape == (1, 9)

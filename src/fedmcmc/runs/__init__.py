@@ -3,11 +3,8 @@
 A run calls the rounds' program and never a kernel. Everything below may be imported.
 """
 
-from fedmcmc.runs._errors import NonFiniteError as NonFiniteError
 from fedmcmc.runs._pace import pace_of as pace_of
 from fedmcmc.runs._run import BUFFER_BYTES as BUFFER_BYTES
-from fedmcmc.runs._run import Keeping as Keeping
-from fedmcmc.runs._run import Run as Run
 from fedmcmc.runs._sample import local_positions as local_positions
 from fedmcmc.runs._sample import sample as sample
 from fedmcmc.runs._starts import check_counts as check_counts
@@ -15,3 +12,4 @@ from fedmcmc.runs._starts import check_data as check_data
 from fedmcmc.runs._starts import chosen as chosen
 from fedmcmc.runs._starts import start as start
 from fedmcmc.runs._starts import start_positions as start_positions
+from fedmcmc.runs._watch import NonFiniteError as NonFiniteError

@@ -1,7 +1,6 @@
 """`sample`: run a kernel on data and keep draws."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,9 +18,8 @@ from fedmcmc.placement import Placement, check_fits, is_first, several
 from fedmcmc.random import as_key
 from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
-from fedmcmc.runs._given import Given, on_mesh, on_one_device
-from fedmcmc.runs._run import Keeping
-from fedmcmc.runs._starts import check_counts, check_data
+from fedmcmc.runs._run import Run, Settings
+from fedmcmc.runs._starts import Start, check_counts, check_data
 from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts, owned
 
 __all__ = ["local_positions", "sample"]
@@ -150,39 +148,38 @@ def sample(
         checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
     else:
         checkpoint = checkpoint_of_call(checkpoint)
-    keeping = _keeping(collect, record, checkpoint, until)
-    # Before anything on a disk is touched.
-    with owned(checkpoint):
-        if checkpoint is not None and is_first() and checkpoint.claims(keeping.draws_to, sites):
-            keeping = keeping._replace(replaces_files=True)
-        by_client, hands_on = isinstance(data, ClientLoader), hands_on_interrupts(checkpoint)
-        keeping = keeping._replace(by_client=by_client, hands_on_interrupts=hands_on)
-        given = Given(kernel, keys, keeping, position, state, until, surrogates)
-        if placement.mesh is not None:
-            run = on_mesh(given, data, placement)
-        else:
-            if isinstance(data, ClientLoader):
-                data = data.load()
-            run = on_one_device(given, data, placement)
-        where = str(run.chosen_placement())
-        with tqdm(total=most, unit="round", desc=where, disable=not progress) as bar, alone():
-            return run.go(num_burnin, most, thinning, bar)
-
-
-def _keeping(
-    collect: Collect | None,
-    record: Record,
-    checkpoint: Checkpoint | None,
-    until: StoppingRule | None,
-) -> Keeping:
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise TypeError(
             f"checkpoint must be a fedmcmc.Checkpoint(directory), got {type(checkpoint).__name__}."
         )
     if until is not None and (record.draws_to is not None or not record.keep_draws):
         raise ValueError("until= judges draws in memory: not with draws_to= or keep_draws=False.")
-    path = None if record.draws_to is None else Path(record.draws_to)
-    return Keeping(collect, dict(record.streams), record.keep_draws, path, checkpoint)
+    # Before anything on a disk is touched.
+    with owned(checkpoint):
+        has_checkpoint = checkpoint is not None
+        replaces_files = (
+            checkpoint is not None and is_first() and checkpoint.claims(record.draws_to, sites)
+        )
+        start = Start(
+            kernel, keys, collect, position, state, surrogates, has_checkpoint, replaces_files
+        )
+        begin = start.on_one_device if placement.mesh is None else start.on_mesh
+        executor, first, rows = begin(data, placement)
+        settings = Settings(
+            num_rounds=most,
+            num_burnin=num_burnin,
+            thinning=thinning,
+            record=record,
+            until=until,
+            placement=placement,
+            checkpoint=checkpoint,
+            replaces_files=replaces_files,
+            hands_on_interrupts=hands_on_interrupts(checkpoint),
+        )
+        run = Run(executor, first, rows, keys, settings)
+        where = str(run.chosen_placement())
+        with tqdm(total=most, unit="round", desc=where, disable=not progress) as bar, alone():
+            return run.go(bar)
 
 
 def _check_no_files(*written: Any) -> None:

@@ -1,20 +1,25 @@
-"""Where runs start: checks of what is given, first states, and how clients are computed."""
+"""How runs start: checks of arguments, first states, and the executor that a placement takes."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
-from fedmcmc.data import FederatedData
-from fedmcmc.placement import combined
+from fedmcmc.data import ClientLoader, FederatedData
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.placement import Placement, combined, is_first, place
 from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
-from fedmcmc.rounds import TOGETHER, Arrangement, initialize
+from fedmcmc.rounds import TOGETHER, Arrangement, Collect, Program, initialize
+from fedmcmc.runs._executors import Executor, MeshDevices, OneDevice, StoredClients
+from fedmcmc.storage import digest_of_rows
+from fedmcmc.tuning import predict_bias
 
-__all__ = ["check_counts", "check_data", "check_state", "chosen", "start", "start_positions"]
+__all__ = ["Start", "check_counts", "check_data", "chosen", "start", "start_positions"]
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
 """From so many clients per round and bytes of positions on, a CPU takes them one by one."""
@@ -129,3 +134,97 @@ def chosen(
     size = clients * trees.num_bytes(positions) // len(keys)
     large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
     return replace(arrangement, clients_at_a_time=1) if large else arrangement
+
+
+class Start(NamedTuple):
+    """What a run starts from; see `fedmcmc.sample`."""
+
+    kernel: FederatedKernel
+    keys: Array  # [num_chains]
+    collect: Collect | None
+    position: ArrayTree
+    state: FederatedState | None
+    surrogates: Gaussian | None
+    has_checkpoint: bool
+    replaces_files: bool  # of an attempt that died
+
+    def on_one_device(
+        self, data: FederatedData | ClientLoader, placement: Placement
+    ) -> tuple[Executor, Any, str]:
+        """Return the executor of a run without a mesh, the state there, the digest of the rows."""
+        kernel, keys, position, state = self.kernel, self.keys, self.position, self.state
+        by_client = isinstance(data, ClientLoader)
+        if isinstance(data, ClientLoader):
+            data = data.load()
+        pooled, store = kernel.participation.pooled, placement.client_store
+        rows = data.pooled() if pooled else data
+        arrangement = TOGETHER if pooled else placement.arrangement(data)
+        if state is not None:
+            check_state(kernel, rows, keys, state, arrangement)
+            if store is not None:
+                state = store.adopt(state, replace_files=self.replaces_files)
+        elif store is None:
+            state = start(kernel, rows, keys, position, arrangement)
+        else:
+            state = store.start(
+                lambda ids: start(kernel, rows, keys, position, replace(arrangement, members=ids)),
+                rows.num_clients,
+                replace_files=self.replaces_files,
+            )
+        self._print_prediction(data, state)
+        arrangement = chosen(kernel, rows.num_clients, arrangement, keys, state.broadcast.position)
+        program = Program(kernel, rows, arrangement, self.collect)
+        digest = self._digest(rows, np.arange(rows.num_clients) if by_client else None)
+        state = jax.tree.map(trees.strong, state)
+        if store is None or trees.is_empty(state.clients):
+            executor: Executor = OneDevice(program, keys, state)
+        else:
+            executor = StoredClients(program, keys, state, store)
+        return executor, executor.lay_out(state), digest
+
+    def on_mesh(
+        self, data: FederatedData | ClientLoader, placement: Placement
+    ) -> tuple[Executor, Any, str]:
+        """Return the executor of a run over a mesh, the state there, the digest of the rows.
+
+        Raises
+        ------
+        ValueError
+            If surrogates are to predict from rows that no process has whole.
+        """
+        kernel, keys, state = self.kernel, self.keys, self.state
+        by_client = isinstance(data, ClientLoader)
+        assert placement.mesh is not None
+        if self.surrogates is not None and by_client:
+            raise ValueError(
+                "surrogates= predicts from all rows, which a ClientLoader has in no one place."
+            )
+        arrangement = placement.arrangement(data)
+        placed = place(data, arrangement, placement.mesh, placement.totals)
+        if state is None:
+            ids, state = placed.ids, start(kernel, placed.own, keys, self.position, placed.start)
+        else:
+            ids = np.arange(data.num_clients)
+            check_state(kernel, placed.own, keys, state, arrangement)
+        if isinstance(data, FederatedData):
+            self._print_prediction(data, state)
+        arrangement = chosen(kernel, data.num_clients, arrangement, keys, state.broadcast.position)
+        on_devices = replace(placed.arrangement, clients_at_a_time=arrangement.clients_at_a_time)
+        # Now, so that this process's rows need not be kept beside those on the devices.
+        digest = self._digest(placed.own, placed.ids if by_client else None)
+        state = jax.tree.map(trees.strong, state)
+        executor = MeshDevices(
+            Program(kernel, placed.data, on_devices, self.collect),
+            Program(kernel, placed.plain, arrangement, self.collect),
+            keys,
+            state,
+        )
+        return executor, executor.lay_out(state, ids), digest
+
+    def _print_prediction(self, data: FederatedData, state: FederatedState) -> None:
+        if self.surrogates is not None and is_first():
+            first = int(np.asarray(state.broadcast.round)[0])
+            print(predict_bias(self.kernel, data, self.surrogates, round_=first))
+
+    def _digest(self, rows: FederatedData, clients: np.ndarray | None) -> str:
+        return digest_of_rows(rows, clients) if self.has_checkpoint else ""

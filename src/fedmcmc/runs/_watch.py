@@ -1,4 +1,4 @@
-"""What a run warns of at its end, and the error of one that turned non-finite."""
+"""What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
 import warnings
 from typing import Any
@@ -7,16 +7,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import FederatedState
+from fedmcmc._types import Broadcast
 from fedmcmc.records import Samples
-from fedmcmc.runs._errors import NonFiniteError
 
-__all__ = ["largest", "non_finite", "warn_excluded", "warn_grown", "warn_lost", "warn_unreached"]
+__all__ = [
+    "NonFiniteError",
+    "largest",
+    "non_finite",
+    "warn_excluded",
+    "warn_grown",
+    "warn_lost",
+    "warn_unreached",
+]
 
 GROWN = 1e6
 """Positions that many times larger than where they began (or than one) make a run suspicious."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
+
+
+class NonFiniteError(FloatingPointError):
+    """The state of a chain turned infinite or not-a-number.
+
+    Attributes
+    ----------
+    samples
+        The `fedmcmc.Samples` kept before the first non-finite round.
+    round
+        The first non-finite round.
+    chains
+        The chains that are not finite.
+    """
+
+    def __init__(self, message: str, samples: Samples, round_: int, chains: list[int]) -> None:
+        super().__init__(message)
+        self.samples = samples
+        self.round = round_
+        self.chains = chains
 
 
 def warn_lost(info: dict[str, np.ndarray]) -> None:
@@ -61,9 +88,9 @@ def warn_unreached(stopped: dict[str, Any]) -> None:
     )
 
 
-def largest(state: FederatedState) -> float:
+def largest(broadcast: Broadcast) -> float:
     """Return the largest absolute coordinate of all chains' positions."""
-    leaves = jax.tree.leaves(state.broadcast.position)
+    leaves = jax.tree.leaves(broadcast.position)
     return max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
 
 

@@ -6,15 +6,14 @@ records, and no run.
 """
 
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint
-from fedmcmc.storage._digests import digest as digest
-from fedmcmc.storage._digests import digests_of_clients as digests_of_clients
+from fedmcmc.storage._checkpoints import alone as alone
+from fedmcmc.storage._checkpoints import checkpoint_of_call as checkpoint_of_call
+from fedmcmc.storage._checkpoints import ending_programs as ending_programs
+from fedmcmc.storage._checkpoints import hands_on_interrupts as hands_on_interrupts
+from fedmcmc.storage._checkpoints import resumable as resumable
 from fedmcmc.storage._files import CheckpointError as CheckpointError
+from fedmcmc.storage._identity import digest_of_rows as digest_of_rows
 from fedmcmc.storage._identity import fingerprint as fingerprint
 from fedmcmc.storage._owner import owned as owned
-from fedmcmc.storage._resuming import alone as alone
-from fedmcmc.storage._resuming import checkpoint_of_call as checkpoint_of_call
-from fedmcmc.storage._resuming import ending_programs as ending_programs
-from fedmcmc.storage._resuming import hands_on_interrupts as hands_on_interrupts
-from fedmcmc.storage._resuming import resumable as resumable
-from fedmcmc.storage._saving import Saved as Saved
+from fedmcmc.storage._saving import Progress as Progress
 from fedmcmc.storage._saving import Saver as Saver

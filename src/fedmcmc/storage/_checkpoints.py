@@ -1,19 +1,31 @@
-"""Checkpoints: a killed run goes on from its last checkpoint, with the same draws to the bit."""
+"""What a user says of checkpoints: `Checkpoint` for one run, `resumable` for a program of many."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedmcmc._checks import positive_integer
 from fedmcmc.storage._files import (
+    BEFORE,
+    RUN,
     CheckpointError,
     DamagedFileError,
     read_record,
     write_record,
 )
-from fedmcmc.storage._manifest import BEFORE, RUN
 
-__all__ = ["Checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "alone",
+    "checkpoint_of_call",
+    "ending_programs",
+    "hands_on_interrupts",
+    "resumable",
+]
 
 CLAIMS = "files.json"
 """Files of the run outside of the directory."""
@@ -94,7 +106,7 @@ class Checkpoint:
         """Whether the directory holds a checkpoint."""
         return any((Path(self.directory) / name).exists() for name in (RUN, BEFORE))
 
-    def claims(self, *paths: Path | None) -> bool:
+    def claims(self, *paths: str | Path | None) -> bool:
         """Return whether files at `paths` are this run's, and note them as its own if they are new.
 
         The note is written before the files, since a process may die after it made them and before
@@ -105,7 +117,7 @@ class Checkpoint:
         CheckpointError
             If the record of such files is damaged.
         """
-        files = [str(path.absolute()) for path in paths if path is not None]
+        files = [str(Path(path).absolute()) for path in paths if path is not None]
         record = Path(self.directory) / CLAIMS
         try:
             known = read_record(record)["files"] if record.exists() else []
@@ -120,3 +132,120 @@ class Checkpoint:
             Path(self.directory).mkdir(parents=True, exist_ok=True)
             write_record(record, {"files": files})
         return False
+
+
+class _OfCall(Checkpoint):
+    # Later calls would otherwise start from the few draws of an interrupted one, and be saved so.
+    hands_on_interrupts: ClassVar[bool] = True
+
+    @property
+    def advice(self) -> str:
+        folder = Path(self.directory)
+        return (
+            f"This is call {int(folder.name)} of `sample` in fedmcmc.resumable, which knows calls "
+            "by their order: make the same calls with the same settings, or delete "
+            f"{folder.parent} to start anew."
+        )
+
+
+_CALLS: ContextVar[Iterator[Checkpoint] | None] = ContextVar("fedmcmc_resumable", default=None)
+"""The checkpoints of the next calls in `resumable`."""
+_ENDING: ContextVar[bool] = ContextVar("fedmcmc_ending_programs", default=False)
+
+
+@contextmanager
+def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def resumable(
+    directory: str | Path,
+    *,
+    every_rounds: int | None = None,
+    every_seconds: float | None = None,
+) -> Iterator[None]:
+    """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
+
+    If the program is killed, start it again with the same command. Finished calls are then read
+    back from ``directory/0001``, ``directory/0002``, ...; the call that was killed goes on from
+    its checkpoint; later calls start. Each returns what it would have returned in an uninterrupted
+    program, to the last bit. The calls must come in the same order: a call that finds the
+    checkpoint of another one is refused.
+
+    Three kinds of calls get no checkpoint here and are not counted: those with a `checkpoint` of
+    their own, those made within another call (by a rule of `until`), and those in other threads.
+    An interrupt (Ctrl-C) makes the call write a checkpoint and then ends the program, not just the
+    call.
+
+    Parameters
+    ----------
+    directory
+        Created if missing. Delete it once the results are safe.
+    every_rounds, every_seconds
+        Of each call's `fedmcmc.Checkpoint`.
+
+    Notes
+    -----
+    `draws_to` and the directory of a `HostStore` must be the same in every attempt, as for any
+    run with a checkpoint. Whatever the program does between calls is done again. The directory
+    holds the draws of all calls and the last two states of each.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(4)])
+    >>> def program():
+    ...     return [
+    ...         fedmcmc.sample(
+    ...             jax.random.key(0), fedmcmc.lsd(posterior, step_size=step_size), data, 0.0,
+    ...             num_rounds=100, progress=False,
+    ...         )
+    ...         for step_size in (0.01, 0.02)
+    ...     ]
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with fedmcmc.resumable(folder.name, every_seconds=60):
+    ...     first = program()
+    >>> with fedmcmc.resumable(folder.name, every_seconds=60):
+    ...     again = program()  # runs no round
+    >>> [bool((a.draws == b.draws).all()) for a, b in zip(first, again)]
+    [True, True]
+    >>> folder.cleanup()
+    """
+    first = _OfCall(directory, every_rounds, every_seconds)
+    calls = (replace(first, directory=Path(directory) / f"{call:04d}") for call in count(1))
+    with _having(_CALLS, calls):
+        yield
+
+
+def checkpoint_of_call(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Return the `checkpoint` argument of a call, or else the one of its place in `resumable`."""
+    calls = _CALLS.get()
+    return next(calls) if checkpoint is None and calls is not None else checkpoint
+
+
+def alone() -> AbstractContextManager[None]:
+    """Hide `resumable` from calls within a call: how many there are depends on interruptions."""
+    return _having(_CALLS, None)
+
+
+def ending_programs() -> AbstractContextManager[None]:
+    """Let an interrupt (Ctrl-C) end the whole program within, as in `resumable`, not one call.
+
+    For programs that would otherwise take the draws of an interrupted run for those of a whole one.
+    """
+    return _having(_ENDING, True)
+
+
+def hands_on_interrupts(checkpoint: Checkpoint | None) -> bool:
+    """Return whether an interrupt in a call with this checkpoint is to end the program."""
+    return _ENDING.get() or (checkpoint is not None and checkpoint.hands_on_interrupts)
