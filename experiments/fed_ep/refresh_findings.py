@@ -13,8 +13,8 @@ PAPER = """
 El Mekkaoui et al. (2021) fit FSGLD's surrogates once, before the run, each client alone, and leave
 open whether refreshing them during the run would help. The sites of expectation propagation are
 surrogates of the same form that are refreshed by design: a client refits its own Gaussian where the
-others' say that the posterior lies. This study takes logistic regression on few rows per client, most
-of one label (breast cancer data, which scikit-learn ships): a client alone hardly bounds the
+others' say that the posterior lies. This study takes logistic regression on few rows per client,
+most of one label (breast cancer data, which scikit-learn ships): a client alone hardly bounds the
 coefficients. Surrogates are, with dense precisions: Laplace's at each client's own maximum under
 the prior; FedEP's sites after so many rounds (after one: the moments of each likelihood under the
 prior, which is a fit of each client alone as well); and second-order expansions at the common mode.

@@ -41,8 +41,8 @@ class Config(networks.Settings):
         A file (``.npy``, or text with commas) of the published HMC's probabilities
         ``[num_test, 10]`` for all test images in their order; empty for an HMC of ours.
     hmc_chains, hmc_steps, hmc_warmup, hmc_draws
-        Of that: chains, leapfrog steps per draw, and draws dropped and kept per chain. The published
-        one takes tens of thousands of leapfrog steps per draw.
+        Of that: chains, leapfrog steps per draw, and draws dropped and kept per chain. The
+        published one takes tens of thousands of leapfrog steps per draw.
     """
 
     num_rounds: int = 20_000

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from fedmcmc.streaming import Accumulator
 
-__all__ = ["Record"]
-
 
 @dataclass(frozen=True)
 class Record:

@@ -11,8 +11,6 @@ from fedmcmc.pytrees import num_bytes
 from fedmcmc.records._samples import named_leaves
 from fedmcmc.rounds import Kept
 
-__all__ = ["Draws", "MemoryRecorder", "Recorder", "ZarrReader", "ZarrRecorder"]
-
 CHUNK_BYTES = 2**22
 """Of an array's draws, in one file of a Zarr store."""
 

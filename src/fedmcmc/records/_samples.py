@@ -11,8 +11,6 @@ from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import trees
 
-__all__ = ["Samples"]
-
 ONE_DEVICE = Placement()
 
 

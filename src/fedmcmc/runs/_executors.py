@@ -22,8 +22,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import streams
 from fedmcmc.rounds import CHAINS, Program, Segment, state_specs
 
-__all__ = ["Executor", "MeshDevices", "OneDevice", "StoredClients"]
-
 RunSegment = Callable[[Program, Array, FederatedState], Segment]
 """``(program, keys, state) -> segment``: all of a segment but where its arguments lie."""
 

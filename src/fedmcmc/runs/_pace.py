@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["Pace", "pace_of"]
-
 MAX_SEGMENT = 2**14
 """Rounds in a segment at most."""
 SEGMENT_SECONDS = 0.5

@@ -38,8 +38,6 @@ from fedmcmc.runs._watch import (
 )
 from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint
 
-__all__ = ["Run", "Settings"]
-
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
 

@@ -22,8 +22,6 @@ from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import Start, check_counts, check_data
 from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts, owned
 
-__all__ = ["local_positions", "sample"]
-
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
     """Collect all local iterates of the round, leaves ``[num_local_steps, *event]``.

@@ -19,8 +19,6 @@ from fedmcmc.runs._executors import Executor, MeshDevices, OneDevice, StoredClie
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
 
-__all__ = ["Start", "check_counts", "check_data", "chosen", "start", "start_positions"]
-
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
 """From so many clients per round and bytes of positions on, a CPU takes them one by one."""
 

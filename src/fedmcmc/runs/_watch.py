@@ -10,16 +10,6 @@ import numpy as np
 from fedmcmc._types import Broadcast
 from fedmcmc.records import Samples
 
-__all__ = [
-    "NonFiniteError",
-    "largest",
-    "non_finite",
-    "warn_excluded",
-    "warn_grown",
-    "warn_lost",
-    "warn_unreached",
-]
-
 GROWN = 1e6
 """Positions that many times larger than where they began (or than one) make a run suspicious."""
 MOST_LOST = 0.5

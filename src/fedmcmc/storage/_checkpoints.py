@@ -18,15 +18,6 @@ from fedmcmc.storage._files import (
     write_record,
 )
 
-__all__ = [
-    "Checkpoint",
-    "alone",
-    "checkpoint_of_call",
-    "ending_programs",
-    "hands_on_interrupts",
-    "resumable",
-]
-
 CLAIMS = "files.json"
 """Files of the run outside of the directory."""
 

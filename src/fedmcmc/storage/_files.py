@@ -21,22 +21,6 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 from fedmcmc.pytrees import is_key
 
-__all__ = [
-    "BEFORE",
-    "RUN",
-    "CheckpointError",
-    "DamagedFileError",
-    "Manifest",
-    "Part",
-    "arrays_of",
-    "changed_versions",
-    "read_part",
-    "read_record",
-    "versions",
-    "write_part",
-    "write_record",
-]
-
 RUN, BEFORE = "run.json", "run-before.json"
 """The last manifest of a directory, and the one before it."""
 CHECKSUM, LABEL = "checksum", "run"

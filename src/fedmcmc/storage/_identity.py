@@ -24,8 +24,6 @@ from fedmcmc.pytrees import is_key, schedules
 from fedmcmc.rounds import Program, Streams
 from fedmcmc.streaming import Accumulator
 
-__all__ = ["describe", "differences", "digest_of_identity", "digest_of_rows", "fingerprint"]
-
 SCHEDULED_ROUNDS = 64
 """Rounds in which schedules are compared."""
 ROWS, START, NUMBERS = "rows of the data", "start", "numbers of the kernel"

@@ -25,8 +25,6 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["OWNER", "owned"]
-
 OWNER = "owner.json"
 HELD = (errno.EACCES, errno.EAGAIN)
 _DIRECTORIES: set[tuple[int, str]] = set()

@@ -27,8 +27,6 @@ from fedmcmc.storage._files import (
 )
 from fedmcmc.storage._identity import differences, digest_of_identity
 
-__all__ = ["Progress", "Saver"]
-
 
 class Progress(NamedTuple):
     """Where a run is, and what it has: all of it of one round."""
