@@ -224,7 +224,7 @@ def test_averaged_iterates_have_their_exact_law(dim):
             return jnp.asarray(hessian, jnp.float32) @ position + sd * drawn
 
         start = jnp.zeros(dim)
-        return train(settings, gradient_fn, draws, start, client, jnp.int32(0), Keep).kept
+        return train(settings, gradient_fn, draws, start, client, jnp.int32(0), Keep).summary
 
     averages = np.asarray(jax.jit(jax.vmap(run))(noise), float)
     for window in range(2):

@@ -87,10 +87,10 @@ class Visitor:
 
 
 class Trained(NamedTuple):
-    """Where training ended, what the visitor kept, and the gradients' mean square ``[]``."""
+    """Where training ended, the visitor's summary, and the gradients' mean square ``[]``."""
 
     position: ArrayTree
-    kept: ArrayTree
+    summary: ArrayTree
     mean_square: Array
 
 

@@ -69,8 +69,8 @@ class SampleMean(Mean):
             self.training, gradient_fn, draws, position, client, round_, _Welford(second)
         )
         divisor = max(self._num_samples - 1, 1)
-        variance = jax.tree.map(lambda leaf: leaf / divisor, trained.kept.scatter)
-        return Moments(trained.kept.mean, variance, jnp.sqrt(trained.mean_square))
+        variance = jax.tree.map(lambda leaf: leaf / divisor, trained.summary.scatter)
+        return Moments(trained.summary.mean, variance, jnp.sqrt(trained.mean_square))
 
     def check(
         self, posterior: Posterior, position: ArrayTree, federation: Federation, second: str | None

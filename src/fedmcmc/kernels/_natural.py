@@ -29,7 +29,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper, with_mean
+from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper, plus_precision, with_mean
 from fedmcmc.inference import Inference
 from fedmcmc.kernels._prior_site import PriorSite
 from fedmcmc.kernels._shared import check_model
@@ -126,13 +126,9 @@ class Natural(FederatedKernel):
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
         """Return a site about `position`, of the initial precision per row."""
         per_row = schedules.value(self.initial_precision, jnp.zeros((), jnp.int32))
-        like = Gaussian.uniform(position, self.structure).precision
         number = num_rows.astype(jnp.result_type(float)) * per_row
-        if self.structure == "dense":
-            precision = trees.cast(number, like) * jnp.eye(like.shape[0], dtype=like.dtype)
-        else:
-            precision = jax.tree.map(lambda leaf: leaf + trees.cast(number, leaf), like)
-        return with_mean(position, precision, self.structure)
+        centered = plus_precision(Gaussian.uniform(position, self.structure), number)
+        return with_mean(position, centered.precision, self.structure)
 
     def _extra(self, whole: Gaussian, prior: Gaussian, num_clients: Array) -> tuple[Gaussian, ...]:
         """Return what is broadcast besides the position: the global Gaussian, and perhaps sites.

@@ -202,7 +202,7 @@ class PseudoGradients(LocalTraining):
         num_samples = length.num_windows - length.num_burnin
         visitor = self.delta.visitor(num_samples, position, broadcast.round)
         trained, client_state, down = self.train(draws, broadcast, client_state, client, visitor)
-        delta = self.delta.finish(trained.kept, position, trained.position)
+        delta = self.delta.finish(trained.summary, position, trained.position)
         finite = trees.all_finite(delta)
         weight = jnp.where(finite, client.share, 0)
         message = _Message(
