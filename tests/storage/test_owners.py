@@ -93,12 +93,12 @@ def test_a_second_call_in_one_process_is_refused(tmp_path):
 
 def test_a_run_that_failed_owns_nothing(tmp_path):
     with pytest.raises(ValueError, match="draws_to"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedmcmc.runs._sample.Start.on_one_device", fails)
+        patch.setattr("fedmcmc.runs._sample.begin", fails)
         run(tmp_path, 30)
     run(tmp_path, 30)
 
 
-def fails(*_):
+def fails(*_, **__):
     raise ValueError("draws_to")
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.placement import agreed
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.records._samples import named_leaves
 from fedmcmc.rounds import Kept
@@ -60,7 +61,7 @@ class MemoryRecorder:
         return _joined(draws.parts) if draws.parts else none
 
     def check(self, draws: Draws) -> None:
-        """Accept the draws of a checkpoint, which has all."""
+        """Do nothing: a checkpoint holds all draws."""
 
 
 class ZarrRecorder:
@@ -124,6 +125,7 @@ class ZarrRecorder:
         """Write the last chunk; return the arrays, which read from disk what is taken of them."""
         if draws.parts:
             self._write(draws.num_stored, _joined(draws.parts))
+        agreed(0.0)  # other processes of the run wait for this before they read
         return self.arrays
 
     def check(self, draws: Draws) -> None:
@@ -151,6 +153,7 @@ class ZarrReader:
         """Return the store's arrays, once they are written."""
         import zarr
 
+        agreed(0.0)
         group: Any = zarr.open_group(self.path, mode="r")
         return _arrays(self.shapes, lambda kind, name, leaf: group[f"{kind}/{name}"])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedmcmc._types import ArrayTree, FederatedState, Participation
-from fedmcmc.placement import HostStore, on_host, on_words, put, read, several, write
+from fedmcmc.placement import HostStore, Placed, on_host, on_words, put, read, several, write
 from fedmcmc.pytrees import trees
 from fedmcmc.random import streams
 from fedmcmc.rounds import CHAINS, Program, Segment, state_specs
@@ -26,8 +26,8 @@ RunSegment = Callable[[Program, Array, FederatedState], Segment]
 """``(program, keys, state) -> segment``: all of a segment but where its arguments lie."""
 
 
-class Executor(Protocol):
-    """Where the segments of a run are computed.
+class OneDevice:
+    """All rows and states lie on the device that JAX takes by itself.
 
     Attributes
     ----------
@@ -49,33 +49,6 @@ class Executor(Protocol):
         Whether a gathered state changes while the run goes on.
     """
 
-    plain: Program
-    program: Program
-    table_shapes: FederatedState
-    shapes: FederatedState
-    longest: int | None
-    shared: bool
-    in_place: bool
-
-    def run(self, segment: RunSegment, state: Any, at: int, stop: int) -> Segment:
-        """Run rounds ``[at, stop)`` from a state that was laid out."""
-
-    def lay_out(self, state: FederatedState) -> Any:
-        """Take the state of all clients, in their own order, to where it is computed with."""
-
-    def gather(self, state: Any) -> FederatedState:
-        """Return a state as it was before `lay_out`."""
-
-    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
-        """Take arrays with a leading chain axis to where they are computed with."""
-
-    def to_host(self, tree: ArrayTree) -> ArrayTree:
-        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
-
-
-class OneDevice:
-    """All rows and states lie on the device that JAX takes by itself."""
-
     longest: int | None = None
     shared = in_place = False
 
@@ -85,36 +58,43 @@ class OneDevice:
         self.shapes = self.table_shapes = trees.shapes_but_keys(state)
 
     def run(self, segment: RunSegment, state: Any, at: int, stop: int) -> Segment:
+        """Run rounds ``[at, stop)`` from a state that was laid out."""
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState) -> Any:
+        """Take the state of all clients, in their own order, to where it is computed with."""
         return jax.tree.map(jnp.asarray, state)
 
     def gather(self, state: Any) -> Any:
+        """Return a state as it was before `lay_out`."""
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
+        """Take arrays with a leading chain axis to where they are computed with."""
         return jax.tree.map(jnp.asarray, tree)
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
 
 class MeshDevices:
     """Clients' rows and states lie on the devices of a mesh that compute with them.
 
-    A checkpoint holds what that of one device does, so another mesh can go on from it.
+    A checkpoint holds what that of one device does, so another mesh can go on from it. Attributes
+    and methods are those of `OneDevice`; `state` has this process's clients.
     """
 
     longest: int | None = None
     in_place = False
 
-    def __init__(
-        self, program: Program, plain: Program, keys: Array, state: FederatedState
-    ) -> None:
-        layout = program.arrangement.layout
+    def __init__(self, placed: Placed, plain: Program, keys: Array, state: FederatedState) -> None:
+        layout = placed.arrangement.layout
         assert layout is not None
-        self.program, self.plain, self.shared, self.mesh = program, plain, several(), layout.mesh
+        self.plain, self.shared, self.mesh = plain, several(), layout.mesh
+        at_a_time = plain.arrangement.clients_at_a_time
+        arrangement = replace(placed.arrangement, clients_at_a_time=at_a_time)
+        self.program = replace(plain, data=placed.data, arrangement=arrangement)
         self.places, self.slots = np.asarray(layout.places), np.asarray(layout.slots)
         self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
@@ -189,8 +169,9 @@ class StoredClients:
     a run with all states there; only the table in which it looks up states is shorter, and
     `Arrangement.slots` says where a client's state lies in it.
 
-    Between segments ``state.clients`` is `_Returned`, which is written to the store when that is
-    next read or gathered, as often as it may be: an interrupt leaves no state of another round.
+    Attributes and methods are those of `OneDevice`. Between segments ``state.clients`` is
+    `_Returned`. It is written to the store when that is next read or gathered, as often as that may
+    be, so an interrupt leaves no state of another round.
     """
 
     shared = False
@@ -285,6 +266,9 @@ class StoredClients:
 
     def to_host(self, tree: ArrayTree) -> ArrayTree:
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
+
+
+Executor = OneDevice | MeshDevices | StoredClients
 
 
 @partial(jax.jit, static_argnames=("num_rounds", "num_clients"))

@@ -19,7 +19,7 @@ from fedmcmc.random import as_key
 from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._run import Run, Settings
-from fedmcmc.runs._starts import Start, check_counts, check_data
+from fedmcmc.runs._starts import begin, check_counts, check_data
 from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts, owned
 
 
@@ -154,15 +154,21 @@ def sample(
         raise ValueError("until= judges draws in memory: not with draws_to= or keep_draws=False.")
     # Before anything on a disk is touched.
     with owned(checkpoint):
-        has_checkpoint = checkpoint is not None
         replaces_files = (
             checkpoint is not None and is_first() and checkpoint.claims(record.draws_to, sites)
         )
-        start = Start(
-            kernel, keys, collect, position, state, surrogates, has_checkpoint, replaces_files
+        executor, first, rows = begin(
+            kernel,
+            data,
+            keys,
+            placement,
+            collect=collect,
+            position=position,
+            state=state,
+            surrogates=surrogates,
+            has_checkpoint=checkpoint is not None,
+            replaces_files=replaces_files,
         )
-        begin = start.on_one_device if placement.mesh is None else start.on_mesh
-        executor, first, rows = begin(data, placement)
         settings = Settings(
             num_rounds=most,
             num_burnin=num_burnin,

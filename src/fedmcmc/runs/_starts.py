@@ -1,7 +1,7 @@
 """How runs start: checks of arguments, first states, and the executor that a placement takes."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -134,95 +134,66 @@ def chosen(
     return replace(arrangement, clients_at_a_time=1) if large else arrangement
 
 
-class Start(NamedTuple):
-    """What a run starts from; see `fedmcmc.sample`."""
+def begin(
+    kernel: FederatedKernel,
+    data: FederatedData | ClientLoader,
+    keys: Array,
+    placement: Placement,
+    *,
+    collect: Collect | None,
+    position: ArrayTree,
+    state: FederatedState | None,
+    surrogates: Gaussian | None,
+    has_checkpoint: bool,
+    replaces_files: bool,
+) -> tuple[Executor, Any, str]:
+    """Return the executor of a run, the first state there, and the digest of the rows if needed.
 
-    kernel: FederatedKernel
-    keys: Array  # [num_chains]
-    collect: Collect | None
-    position: ArrayTree
-    state: FederatedState | None
-    surrogates: Gaussian | None
-    has_checkpoint: bool
-    replaces_files: bool  # of an attempt that died
-
-    def on_one_device(
-        self, data: FederatedData | ClientLoader, placement: Placement
-    ) -> tuple[Executor, Any, str]:
-        """Return the executor of a run without a mesh, the state there, the digest of the rows."""
-        kernel, keys, position, state = self.kernel, self.keys, self.position, self.state
-        by_client = isinstance(data, ClientLoader)
-        if isinstance(data, ClientLoader):
-            data = data.load()
-        pooled, store = kernel.participation.pooled, placement.client_store
-        rows = data.pooled() if pooled else data
-        arrangement = TOGETHER if pooled else placement.arrangement(data)
-        if state is not None:
-            check_state(kernel, rows, keys, state, arrangement)
-            if store is not None:
-                state = store.adopt(state, replace_files=self.replaces_files)
-        elif store is None:
-            state = start(kernel, rows, keys, position, arrangement)
-        else:
-            state = store.start(
-                lambda ids: start(kernel, rows, keys, position, replace(arrangement, members=ids)),
-                rows.num_clients,
-                replace_files=self.replaces_files,
-            )
-        self._print_prediction(data, state)
-        arrangement = chosen(kernel, rows.num_clients, arrangement, keys, state.broadcast.position)
-        program = Program(kernel, rows, arrangement, self.collect)
-        digest = self._digest(rows, np.arange(rows.num_clients) if by_client else None)
-        state = jax.tree.map(trees.strong, state)
-        if store is None or trees.is_empty(state.clients):
-            executor: Executor = OneDevice(program, keys, state)
-        else:
-            executor = StoredClients(program, keys, state, store)
-        return executor, executor.lay_out(state), digest
-
-    def on_mesh(
-        self, data: FederatedData | ClientLoader, placement: Placement
-    ) -> tuple[Executor, Any, str]:
-        """Return the executor of a run over a mesh, the state there, the digest of the rows.
-
-        Raises
-        ------
-        ValueError
-            If surrogates are to predict from rows that no process has whole.
-        """
-        kernel, keys, state = self.kernel, self.keys, self.state
-        by_client = isinstance(data, ClientLoader)
-        assert placement.mesh is not None
-        if self.surrogates is not None and by_client:
+    Raises
+    ------
+    ValueError
+        If surrogates are to predict from rows that no process has whole.
+    """
+    mesh, store, by_client = placement.mesh, placement.client_store, isinstance(data, ClientLoader)
+    if mesh is not None:
+        if surrogates is not None and by_client:
             raise ValueError(
                 "surrogates= predicts from all rows, which a ClientLoader has in no one place."
             )
         arrangement = placement.arrangement(data)
-        placed = place(data, arrangement, placement.mesh, placement.totals)
-        if state is None:
-            ids, state = placed.ids, start(kernel, placed.own, keys, self.position, placed.start)
-        else:
-            ids = np.arange(data.num_clients)
-            check_state(kernel, placed.own, keys, state, arrangement)
-        if isinstance(data, FederatedData):
-            self._print_prediction(data, state)
-        arrangement = chosen(kernel, data.num_clients, arrangement, keys, state.broadcast.position)
-        on_devices = replace(placed.arrangement, clients_at_a_time=arrangement.clients_at_a_time)
-        # Now, so that this process's rows need not be kept beside those on the devices.
-        digest = self._digest(placed.own, placed.ids if by_client else None)
-        state = jax.tree.map(trees.strong, state)
-        executor = MeshDevices(
-            Program(kernel, placed.data, on_devices, self.collect),
-            Program(kernel, placed.plain, arrangement, self.collect),
-            keys,
-            state,
+        placed = place(data, arrangement, mesh, placement.totals)
+        rows, own, ids, first = placed.plain, placed.own, placed.ids, placed.start
+    else:
+        data = data.load() if isinstance(data, ClientLoader) else data
+        pooled = kernel.participation.pooled
+        first = arrangement = TOGETHER if pooled else placement.arrangement(data)
+        rows = own = data.pooled() if pooled else data
+        ids = np.arange(rows.num_clients)
+    # Now, so that rows that lie on devices need not be kept beside these.
+    digest = digest_of_rows(own, ids if by_client else None) if has_checkpoint else ""
+    if state is not None:
+        check_state(kernel, own, keys, state, arrangement)
+        ids = np.arange(rows.num_clients)
+        if store is not None:
+            state = store.adopt(state, replace_files=replaces_files)
+    elif store is None:
+        state = start(kernel, own, keys, position, first)
+    else:
+        state = store.start(
+            lambda ids: start(kernel, own, keys, position, replace(first, members=ids)),
+            rows.num_clients,
+            replace_files=replaces_files,
         )
-        return executor, executor.lay_out(state, ids), digest
-
-    def _print_prediction(self, data: FederatedData, state: FederatedState) -> None:
-        if self.surrogates is not None and is_first():
-            first = int(np.asarray(state.broadcast.round)[0])
-            print(predict_bias(self.kernel, data, self.surrogates, round_=first))
-
-    def _digest(self, rows: FederatedData, clients: np.ndarray | None) -> str:
-        return digest_of_rows(rows, clients) if self.has_checkpoint else ""
+    if surrogates is not None and isinstance(data, FederatedData) and is_first():
+        round_ = int(np.asarray(state.broadcast.round)[0])
+        print(predict_bias(kernel, data, surrogates, round_=round_))
+    arrangement = chosen(kernel, rows.num_clients, arrangement, keys, state.broadcast.position)
+    program = Program(kernel, rows, arrangement, collect)
+    state = jax.tree.map(trees.strong, state)
+    if mesh is not None:
+        mesh_devices = MeshDevices(placed, program, keys, state)
+        return mesh_devices, mesh_devices.lay_out(state, ids), digest
+    executor: Executor = OneDevice(program, keys, state)
+    if store is not None and not trees.is_empty(state.clients):
+        executor = StoredClients(program, keys, state, store)
+    return executor, executor.lay_out(state), digest
