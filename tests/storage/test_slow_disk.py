@@ -8,7 +8,7 @@ import numpy as np
 
 import fedmcmc
 from fedmcmc.records import Draws, MemoryRecorder
-from fedmcmc.rounds import Kept
+from fedmcmc.rounds import RoundRecord
 from fedmcmc.storage import _saving
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
@@ -42,11 +42,13 @@ def test_they_are_skipped_and_counted(tmp_path, monkeypatch):
 
 def test_draws_that_no_part_holds():
     """Whatever pieces they came in, and whether or not they were joined since."""
-    shapes = Kept(jax.ShapeDtypeStruct((), np.int32), {"round": jax.ShapeDtypeStruct((), np.int32)})
+    shapes = RoundRecord(
+        jax.ShapeDtypeStruct((), np.int32), {"round": jax.ShapeDtypeStruct((), np.int32)}
+    )
     recorder, draws = MemoryRecorder(shapes, 1), Draws()
     for first, last in ((0, 3), (3, 4), (4, 9)):
         rounds = np.arange(first, last, dtype=np.int32)[None]
-        draws = recorder.add(draws, Kept(rounds, {"round": rounds}))
+        draws = recorder.add(draws, RoundRecord(rounds, {"round": rounds}))
     joined = Draws(0, (recorder.all(draws),))
     for held in (draws, joined):
         for num_saved in (0, 2, 3, 4, 8):

@@ -10,7 +10,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.placement import agreed
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.records._samples import named_leaves
-from fedmcmc.rounds import Kept
+from fedmcmc.rounds import RoundRecord
 
 CHUNK_BYTES = 2**22
 """Of an array's draws, in one file of a Zarr store."""
@@ -25,14 +25,14 @@ class Draws(NamedTuple):
     """
 
     num_stored: int = 0  # per chain, the first draws, which a store holds
-    parts: tuple[Kept, ...] = ()  # the draws after these, leaves [num_chains, n, ...]
+    parts: tuple[RoundRecord, ...] = ()  # the draws after these, leaves [num_chains, n, ...]
 
     @property
     def num_draws(self) -> int:
         """Draws per chain."""
         return self.num_stored + sum(map(_num, self.parts))
 
-    def after(self, num: int) -> Kept:
+    def after(self, num: int) -> RoundRecord:
         """Return all but the first `num` draws, of which a store holds none."""
         parts, first = [], self.num_stored
         for part in self.parts:
@@ -46,14 +46,14 @@ class Draws(NamedTuple):
 class MemoryRecorder:
     """Keeps draws in memory; `shapes` are those of one draw of one chain."""
 
-    def __init__(self, shapes: Kept, num_chains: int) -> None:
+    def __init__(self, shapes: RoundRecord, num_chains: int) -> None:
         self.shapes, self.num_chains = shapes, num_chains
 
-    def add(self, draws: Draws, new: Kept) -> Draws:
+    def add(self, draws: Draws, new: RoundRecord) -> Draws:
         """Return `draws` with `new` ones, leaves ``[num_chains, n, ...]``."""
         return Draws(draws.num_stored, (*draws.parts, new))
 
-    def all(self, draws: Draws) -> Kept:
+    def all(self, draws: Draws) -> RoundRecord:
         """Return all draws, leaves ``[num_chains, num_draws, ...]``."""
         none = jax.tree.map(
             lambda s: np.zeros((self.num_chains, 0, *s.shape), s.dtype), self.shapes
@@ -72,7 +72,7 @@ class ZarrRecorder:
     """
 
     def __init__(
-        self, path: Path, shapes: Kept, num_chains: int, *, resume: bool, replace: bool
+        self, path: Path, shapes: RoundRecord, num_chains: int, *, resume: bool, replace: bool
     ) -> None:
         try:
             import zarr
@@ -104,7 +104,7 @@ class ZarrRecorder:
 
         self.arrays = _arrays(shapes, array)
 
-    def add(self, draws: Draws, new: Kept) -> Draws:
+    def add(self, draws: Draws, new: RoundRecord) -> Draws:
         """Return `draws` with `new` ones; the chunks that are full are written."""
         draws = Draws(draws.num_stored, (*draws.parts, new))
         full = (draws.num_draws - draws.num_stored) // self.chunk * self.chunk
@@ -115,13 +115,13 @@ class ZarrRecorder:
         rest = jax.tree.map(np.copy, _sliced(whole, slice(full, None)))
         return Draws(draws.num_stored + full, (rest,))
 
-    def _write(self, first: int, draws: Kept) -> None:
+    def _write(self, first: int, draws: RoundRecord) -> None:
         last = first + _num(draws)
         for array, leaf in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(draws), strict=True):
             array.resize((array.shape[0], last, *array.shape[2:]))
             array[:, first:last] = np.asarray(leaf)
 
-    def all(self, draws: Draws) -> Kept:
+    def all(self, draws: Draws) -> RoundRecord:
         """Write the last chunk; return the arrays, which read from disk what is taken of them."""
         if draws.parts:
             self._write(draws.num_stored, _joined(draws.parts))
@@ -142,14 +142,14 @@ class ZarrRecorder:
 class ZarrReader:
     """Reads the draws that another process of the run writes to a Zarr store."""
 
-    def __init__(self, path: Path, shapes: Kept) -> None:
+    def __init__(self, path: Path, shapes: RoundRecord) -> None:
         self.path, self.shapes = path, shapes
 
-    def add(self, draws: Draws, new: Kept) -> Draws:
+    def add(self, draws: Draws, new: RoundRecord) -> Draws:
         """Return `draws` with `new` ones, which are counted and forgotten."""
         return Draws(draws.num_draws + _num(new))
 
-    def all(self, draws: Draws) -> Kept:
+    def all(self, draws: Draws) -> RoundRecord:
         """Return the store's arrays, once they are written."""
         import zarr
 
@@ -164,25 +164,25 @@ class ZarrReader:
 Recorder = MemoryRecorder | ZarrRecorder | ZarrReader
 
 
-def _num(part: Kept) -> int:
+def _num(part: RoundRecord) -> int:
     return next(iter(part.info.values())).shape[1]
 
 
-def _sliced(part: Kept, draws: slice) -> Kept:
-    sliced: Kept = jax.tree.map(lambda leaf: leaf[:, draws], part)
+def _sliced(part: RoundRecord, draws: slice) -> RoundRecord:
+    sliced: RoundRecord = jax.tree.map(lambda leaf: leaf[:, draws], part)
     return sliced
 
 
-def _joined(parts: Any) -> Kept:
-    joined: Kept = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+def _joined(parts: Any) -> RoundRecord:
+    joined: RoundRecord = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
     return joined
 
 
-def _arrays(shapes: Kept, array: Any) -> Kept:
+def _arrays(shapes: RoundRecord, array: Any) -> RoundRecord:
     """Return ``array(group, name, shape)`` of each leaf of what a round keeps."""
 
     def group(kind: str, tree: ArrayTree) -> ArrayTree:
         leaves = [array(kind, name, leaf) for name, leaf in named_leaves(tree).items()]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
-    return Kept(group("posterior", shapes.draw), group("sample_stats", shapes.info))
+    return RoundRecord(group("posterior", shapes.draw), group("sample_stats", shapes.info))

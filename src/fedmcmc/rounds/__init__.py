@@ -22,14 +22,14 @@ from fedmcmc.rounds._phases import nothing_received as nothing_received
 from fedmcmc.rounds._phases import receive as receive
 from fedmcmc.rounds._phases import server_step as server_step
 from fedmcmc.rounds._program import PREPARED_BYTES as PREPARED_BYTES
+from fedmcmc.rounds._program import Accumulators as Accumulators
 from fedmcmc.rounds._program import Collect as Collect
-from fedmcmc.rounds._program import Kept as Kept
 from fedmcmc.rounds._program import Plan as Plan
 from fedmcmc.rounds._program import Program as Program
 from fedmcmc.rounds._program import Records as Records
+from fedmcmc.rounds._program import RoundRecord as RoundRecord
 from fedmcmc.rounds._program import Segment as Segment
-from fedmcmc.rounds._program import Streams as Streams
-from fedmcmc.rounds._program import first_found as first_found
+from fedmcmc.rounds._program import first_accumulator_states as first_accumulator_states
 from fedmcmc.rounds._program import run_rounds as run_rounds
 from fedmcmc.rounds._program import run_segment as run_segment
 from fedmcmc.rounds._simulate import RoundDraws as RoundDraws

@@ -45,7 +45,7 @@ MAX_BLOCK = 1024
 """Rounds prepared ahead at most."""
 
 Collect = Callable[[FederatedState, RoundInfo], ArrayTree]
-Streams = dict[str, Accumulator]
+Accumulators = dict[str, Accumulator]
 
 
 class Plan(NamedTuple):
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     num_kept: Array  # draws kept in earlier segments
 
 
-class Kept(NamedTuple):
+class RoundRecord(NamedTuple):
     """What is kept of a round."""
 
     draw: ArrayTree
@@ -91,10 +91,11 @@ class Segment(NamedTuple):
     """What a segment returns, every leaf with a leading chain axis."""
 
     state: FederatedState
-    kept: Kept  # leaves [capacity + 1, ...]; the last slot takes what is not kept; empty if none is
+    # Leaves [capacity + 1, ...]; the last slot takes what is not kept; empty if none is.
+    records: RoundRecord
     bits: Array  # [2, 2] uint32, rows in units of 2**32 and of 1, columns up and down
     first_bad: Array  # [] int32, the first non-finite round, or -1
-    found: dict[str, ArrayTree]  # the accumulators' states
+    accumulator_states: dict[str, ArrayTree]  # the accumulators' states
 
 
 @register_dataclass
@@ -124,12 +125,12 @@ class Program:
         return int(min(max(num_bytes // max(size, 1), 1), MAX_BLOCK))
 
     def traced_round(self, keys: Array, state: FederatedState) -> Any:
-        """Return the trace of one round of one chain: its `jaxpr`, and the shapes of its `Kept`."""
+        """Return the trace of one round of one chain: its `jaxpr`, and the shapes of its record."""
         return _run_first.trace(self, keys, state)
 
-    def kept_shapes(self, keys: Array, state: FederatedState) -> Kept:
+    def record_shapes(self, keys: Array, state: FederatedState) -> RoundRecord:
         """Return the shapes of what one round of one chain keeps."""
-        shapes: Kept = self.traced_round(keys, state).out_info
+        shapes: RoundRecord = self.traced_round(keys, state).out_info
         return shapes
 
     def needs_canonical(self, keys: Array, state: FederatedState) -> bool:
@@ -150,7 +151,7 @@ class Program:
 
     def run(
         self, rng_key: Array, state: FederatedState, cohort: Cohort, draws: RoundDraws
-    ) -> tuple[FederatedState, RoundInfo, Kept]:
+    ) -> tuple[FederatedState, RoundInfo, RoundRecord]:
         """Run a round that was prepared, and return what is kept of it besides."""
         state, info = run_round(self.kernel, self.data, self.arrangement, state, cohort, draws)
         if self.collect is None:
@@ -161,7 +162,7 @@ class Program:
         figures = {name: getattr(info, name) for name in names}
         counts = {"num_lost": info.num_lost, "num_excluded": info.num_excluded}
         figures |= {name: count for name, count in counts.items() if not trees.is_empty(count)}
-        return state, info, Kept(draw, figures)
+        return state, info, RoundRecord(draw, figures)
 
 
 # Never run: traced for their shapes, and jit remembers the trace.
@@ -172,13 +173,15 @@ def _prepare_first(program: Program, keys: Array, state: FederatedState) -> Arra
 
 
 @jax.jit
-def _run_first(program: Program, keys: Array, state: FederatedState) -> Kept:
+def _run_first(program: Program, keys: Array, state: FederatedState) -> RoundRecord:
     key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
     prepared = program.prepare(key, first.broadcast, first.broadcast.round)
     return program.run(key, first, *prepared)[2]
 
 
-def first_found(shapes: Kept, num_chains: int, accumulators: Streams) -> dict[str, ArrayTree]:
+def first_accumulator_states(
+    shapes: RoundRecord, num_chains: int, accumulators: Accumulators
+) -> dict[str, ArrayTree]:
     """Return the accumulators' first states, leaves ``[num_chains, ...]``."""
     zeros = trees.zeros_like(shapes.draw)
     first = {name: accumulator.init(zeros) for name, accumulator in accumulators.items()}
@@ -284,7 +287,7 @@ def run_rounds(
     keep_from = first if keep_from is None else jnp.asarray(keep_from, jnp.int32)
     program = Program(kernel, data, arrangement, collect)
     chains: tuple[Array, FederatedState] = jax.tree.map(lambda leaf: leaf[None], (key, state))
-    shapes = program.kept_shapes(*chains)
+    shapes = program.record_shapes(*chains)
     thinning = jnp.asarray(thinning, jnp.int32)
     num_kept = jnp.maximum(first - keep_from, 0) // thinning
     plan = Plan(first, first + num_rounds, keep_from, thinning, num_kept)
@@ -293,8 +296,8 @@ def run_rounds(
     if program.needs_canonical(*chains):
         program, run = program.one_by_one(), convolutions.canonical(run)
     segment: Segment = run(program, plan, {}, shapes, key, state, {})
-    kept = jax.tree.map(lambda leaf: leaf[:-1], segment.kept)
-    return segment.state, Records(kept.draw, kept.info, segment.first_bad, segment.bits)
+    records = jax.tree.map(lambda leaf: leaf[:-1], segment.records)
+    return segment.state, Records(records.draw, records.info, segment.first_bad, segment.bits)
 
 
 @partial(jax.jit, static_argnames=("block", "capacity", "canonical"))
@@ -303,8 +306,8 @@ def run_segment(
     keys: Array,
     state: FederatedState,
     plan: Plan,
-    accumulators: Streams,
-    found: dict[str, ArrayTree],
+    accumulators: Accumulators,
+    accumulator_states: dict[str, ArrayTree],
     *,
     block: int,
     capacity: int,
@@ -312,14 +315,14 @@ def run_segment(
 ) -> Segment:
     """Run the rounds of `plan` for all chains.
 
-    `keys`, `state` and `found`, the states of the `accumulators`, have a leading chain axis. A
-    `capacity` of zero keeps no draws. With `canonical`, which `Program.needs_canonical` tells,
-    convolutions are rewritten, and clients and chains run one after the other.
+    `keys`, `state` and `accumulator_states` have a leading chain axis. A `capacity` of zero keeps
+    no draws. With `canonical`, which `Program.needs_canonical` tells, convolutions are rewritten,
+    and clients and chains run one after the other.
 
     Where the arrangement has a layout, each device of its mesh runs its own chains and clients.
     """
     run = partial(_run_chains, block=block, capacity=capacity, canonical=canonical)
-    arguments = (program, keys, state, plan, accumulators, found)
+    arguments = (program, keys, state, plan, accumulators, accumulator_states)
     layout = program.arrangement.layout
     if layout is None:
         return run(*arguments)
@@ -345,32 +348,32 @@ def _run_chains(
     keys: Array,
     state: FederatedState,
     plan: Plan,
-    accumulators: Streams,
-    found: dict[str, ArrayTree],
+    accumulators: Accumulators,
+    accumulator_states: dict[str, ArrayTree],
     *,
     block: int,
     capacity: int,
     canonical: bool,
 ) -> Segment:
-    shapes = program.kept_shapes(keys, state) if capacity else Kept((), {})
+    shapes = program.record_shapes(keys, state) if capacity else RoundRecord((), {})
     if canonical:
         program = program.one_by_one()  # batched over positions, convolutions become grouped ones
     chain = partial(_run_chain, program, plan, accumulators, shapes, block=block, capacity=capacity)
     if canonical:
         run = convolutions.canonical(chain)
-        return jax.lax.map(lambda arguments: run(*arguments), (keys, state, found))
+        return jax.lax.map(lambda arguments: run(*arguments), (keys, state, accumulator_states))
     if keys.shape[0] == 1:
         # An axis of length one costs a fifth of the speed on small models.
-        only = chain(keys[0], *jax.tree.map(lambda leaf: leaf[0], (state, found)))
+        only = chain(keys[0], *jax.tree.map(lambda leaf: leaf[0], (state, accumulator_states)))
         return jax.tree.map(lambda leaf: leaf[None], only)
-    return jax.vmap(chain)(keys, state, found)
+    return jax.vmap(chain)(keys, state, accumulator_states)
 
 
 def _run_chain(
     program: Program,
     plan: Plan,
-    accumulators: Streams,
-    shapes: Kept,
+    accumulators: Accumulators,
+    shapes: RoundRecord,
     key: Array,
     start: FederatedState,
     before: dict[str, ArrayTree],
@@ -379,9 +382,9 @@ def _run_chain(
     capacity: int,
 ) -> Segment:
     """Run the rounds of `plan` for one chain; `shapes` are those of what a round keeps."""
-    kept = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
+    records = jax.tree.map(lambda s: jnp.zeros((capacity + 1, *s.shape), s.dtype), shapes)
     none = jnp.full((), -1, jnp.int32)
-    first = Segment(start, kept, jnp.zeros((2, 2), jnp.uint32), none, before)
+    first = Segment(start, records, jnp.zeros((2, 2), jnp.uint32), none, before)
 
     def run_block(b: Array, carry: Segment) -> Segment:
         begin = jnp.asarray(b * block, jnp.int32)  # a loop that is not compiled counts in Python
@@ -403,7 +406,7 @@ def _run_chain(
 def _advance(
     program: Program,
     plan: Plan,
-    accumulators: Streams,
+    accumulators: Accumulators,
     capacity: int,
     key: Array,
     round_: Array,
@@ -416,30 +419,32 @@ def _advance(
     state, info, new = program.run(key, carry.state._replace(broadcast=broadcast), *prepared)
     ahead = round_ - plan.keep_from
     keeps = (ahead >= 0) & ((ahead + 1) % plan.thinning == 0)
-    kept = carry.kept
+    records = carry.records
     if capacity:
         slot = jnp.where(keeps, ahead // plan.thinning - plan.num_kept, capacity)
-        kept = jax.tree.map(lambda buffer, value: buffer.at[slot].set(value), kept, new)
-    found = carry.found
+        records = jax.tree.map(lambda buffer, value: buffer.at[slot].set(value), records, new)
+    accumulator_states = carry.accumulator_states
     if accumulators:
         # All chains are in the same round, so that this stays a branch under `vmap`.
-        found = jax.lax.cond(
+        accumulator_states = jax.lax.cond(
             keeps,
             lambda before: _take_in(accumulators, key, round_, ahead // plan.thinning, new, before),
             lambda before: before,
-            found,
+            accumulator_states,
         )
     bits = _add_bits(carry.bits, info.bits_up, info.bits_down)
     bad = (carry.first_bad < 0) & ~trees.all_finite(state.broadcast)
-    return Segment(state, kept, bits, jnp.where(bad, round_, carry.first_bad), found)
+    return Segment(
+        state, records, bits, jnp.where(bad, round_, carry.first_bad), accumulator_states
+    )
 
 
 def _take_in(
-    accumulators: Streams,
+    accumulators: Accumulators,
     rng_key: Array,
     round_: Array,
     index: Array,
-    new: Kept,
+    new: RoundRecord,
     before: dict[str, ArrayTree],
 ) -> dict[str, ArrayTree]:
     """Return the accumulators' states with one draw more."""

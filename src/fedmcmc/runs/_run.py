@@ -24,7 +24,14 @@ from fedmcmc.records import (
     ZarrReader,
     ZarrRecorder,
 )
-from fedmcmc.rounds import Kept, Plan, Program, Segment, first_found, run_segment
+from fedmcmc.rounds import (
+    Plan,
+    Program,
+    RoundRecord,
+    Segment,
+    first_accumulator_states,
+    run_segment,
+)
 from fedmcmc.runs._executors import Executor
 from fedmcmc.runs._pace import pace_of
 from fedmcmc.runs._watch import (
@@ -83,7 +90,7 @@ class Run:
         # used, and a run that goes on need not have one for round 0.
         tabulated = schedules.tabulate(self.kernel, 0, 1, 0)
         plain, like = replace(executor.plain, kernel=tabulated), executor.table_shapes
-        shapes = plain.kept_shapes(keys, like)
+        shapes = plain.record_shapes(keys, like)
         self.canonical = plain.needs_canonical(keys, like)
         self.pace = pace_of(plain.block_length(keys, like))
         if executor.longest is not None:
@@ -97,13 +104,13 @@ class Run:
         self.progress = Progress(
             self.first,
             state,
-            executor.lay_out_chains(first_found(shapes, len(keys), self.accumulators)),
+            executor.lay_out_chains(first_accumulator_states(shapes, len(keys), self.accumulators)),
             {"bits_up": zero, "bits_down": zero, "rounds": zero},
             Draws(),
             {},
         )
 
-    def _recorder(self, shapes: Kept) -> Recorder:
+    def _recorder(self, shapes: RoundRecord) -> Recorder:
         path, checkpoint = self.settings.record.draws_to, self.settings.checkpoint
         if path is None:
             return MemoryRecorder(shapes, len(self.keys))
@@ -307,15 +314,15 @@ class Run:
         up, down = (high * 2**32 + low).T
         new = {"bits_up": up, "bits_down": down, "rounds": stop - at}
         draws, num = progress.draws, self._num_kept(stop) - self._num_kept(at)
-        if segment.kept.info and num:
+        if segment.records.info and num:
             # Sliced on the host: on the device each number of draws would compile a program of its
             # own. Copied, so that slots without a draw are not kept alive.
-            kept = jax.tree.map(lambda leaf: leaf[:, :num].copy(), to_host(segment.kept))
-            draws = self.recorder.add(draws, kept)
+            records = jax.tree.map(lambda leaf: leaf[:, :num].copy(), to_host(segment.records))
+            draws = self.recorder.add(draws, records)
         self.progress = Progress(
             stop,
             segment.state,
-            segment.found,
+            segment.accumulator_states,
             {name: total + new[name] for name, total in progress.totals.items()},
             draws,
             progress.stopped,

@@ -21,7 +21,7 @@ from fedmcmc._types import ArrayTree, FederatedState, Static
 from fedmcmc.data import FederatedData
 from fedmcmc.placement import combined
 from fedmcmc.pytrees import is_key, schedules
-from fedmcmc.rounds import Program, Streams
+from fedmcmc.rounds import Accumulators, Program
 from fedmcmc.streaming import Accumulator
 
 SCHEDULED_ROUNDS = 64
@@ -40,7 +40,7 @@ def fingerprint(
     rows: str,
     keys: Array,
     state: FederatedState,
-    accumulators: Streams,
+    accumulators: Accumulators,
     accumulator_states: dict[str, ArrayTree],
 ) -> dict[str, Any]:
     """Return a digest of each thing that a run's draws depend on, by what it is called.

@@ -92,7 +92,7 @@ class Group:
         arrangement = chosen(kernel, data.num_clients, TOGETHER, keys, state.broadcast.position)
         self.points, self.kernels = points, kernels
         self.program = Program(kernel, data, arrangement, settings.collect)
-        self.shapes = self.program.kept_shapes(keys, state)
+        self.shapes = self.program.record_shapes(keys, state)
         self.canonical = self.program.needs_canonical(keys, state)
         # On accelerators always. On a CPU it is about twice as fast for small models, but of
         # larger ones anything between half and twice as fast, depending on the model
@@ -162,19 +162,19 @@ class Results:
             doubled = sorted({name for name in taken if taken.count(name) > 1})
             raise ValueError(f"Draws cannot be called {', '.join(doubled)}: runs keep such, too.")
 
-    def put(self, where: Any, at: int, stop: int, records: Any) -> None:
+    def put(self, where: Any, at: int, stop: int, segment: Any) -> None:
         """Store rounds ``[at, stop)`` of the points and seeds at the indices `where`."""
         slots = slice(self.settings.num_kept(at), self.settings.num_kept(stop))
 
         def store(everything: np.ndarray, new: np.ndarray) -> None:
             everything[(*where, slice(None), slots)] = new[:, :, :, : slots.stop - slots.start]
 
-        jax.tree.map(store, self.draws, records.kept.draw)
-        for name in self.info.keys() & records.kept.info.keys():
-            store(self.info[name], records.kept.info[name])
+        jax.tree.map(store, self.draws, segment.records.draw)
+        for name in self.info.keys() & segment.records.info.keys():
+            store(self.info[name], segment.records.info[name])
         before = self.first_bad[where]
-        self.first_bad[where] = np.where(before < 0, records.first_bad, before)
-        high, low = np.moveaxis(records.bits.astype(np.int64), -2, 0)
+        self.first_bad[where] = np.where(before < 0, segment.first_bad, before)
+        high, low = np.moveaxis(segment.bits.astype(np.int64), -2, 0)
         self.bits[where] += high * 2**32 + low
         self.num_rounds[where] = stop
 
@@ -270,8 +270,8 @@ def _run_part(
         begun = time.perf_counter()
         static = dict(block=pace.block, capacity=capacity, canonical=group.canonical)
         segment = run(program, keys, state, plan, {}, {}, **static)
-        records = jax.tree.map(by_run, segment._replace(state=(), found={}))
-        results.put(where, at, stop, records)
+        by_runs = jax.tree.map(by_run, segment._replace(state=(), accumulator_states={}))
+        results.put(where, at, stop, by_runs)
         length = pace.next_length(length, stop - at, time.perf_counter() - begun)
         bar.update((stop - at) * num_runs)
         state, at = segment.state, stop
