@@ -1,7 +1,6 @@
 """A run on the host: one compiled program, called in segments so that draws leave the device."""
 
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from fedmcmc.runs._watch import (
     NonFiniteError,
     largest,
     non_finite,
+    warn,
     warn_excluded,
     warn_grown,
     warn_lost,
@@ -151,11 +151,10 @@ class Run:
         """Return what was kept, and warn of what a user might not see in it."""
         until, progress = self.settings.until, self.progress
         if interrupted:
-            warnings.warn(
+            warn(
                 f"Interrupted in or after round {progress.round}; returning what was kept before. "
                 "Go on with sample(..., state=samples.state).",
-                RuntimeWarning,
-                stacklevel=5,
+                depth=5,
             )
         if until is not None and not progress.stopped.get("reached"):
             rounds = progress.round - self.first

@@ -1,7 +1,6 @@
 """`sample`: run a kernel on data and keep draws."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,14 +134,23 @@ def sample(
         )
     kernel = as_functions(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
-    placement = _placement(placement, mesh)
+    both = mesh is not None and placement is not None
+    placement = Placement(mesh=mesh) if placement is None else placement
+    expect(placement, Placement, "placement")
+    if both:
+        raise ValueError("Give mesh= or placement=, and not both: Placement(mesh=mesh, ...).")
     record = Record() if record is None else record
     expect(record, Record, "record")
     check_fits(placement, kernel, num_chains)
     client_store = placement.client_store
     sites = None if client_store is None else client_store.directory
     if several() and placement.mesh is None:
-        _check_no_files(checkpoint, record.draws_to, sites)
+        if any(x is not None for x in (checkpoint, record.draws_to, sites)):
+            raise ValueError(
+                "Each process of this run would write the same files (checkpoint, draws_to, those "
+                "of the store): give mesh=, over which they share one run, or leave these out "
+                "where there can be no mesh (pooled rows, a client_store)."
+            )
         checkpoint_of_call(None)  # counted: later calls have the numbers that they have alone
     else:
         checkpoint = checkpoint_of_call(checkpoint)
@@ -184,27 +192,6 @@ def sample(
         where = str(run.chosen_placement())
         with tqdm(total=most, unit="round", desc=where, disable=not progress) as bar, alone():
             return run.go(bar)
-
-
-def _check_no_files(*written: Any) -> None:
-    """Raise if every process would write the same files, as each has a run of its own."""
-    if any(x is not None for x in written):
-        raise ValueError(
-            "Each process of this run would write the same files (checkpoint, draws_to, those of "
-            "the store): give mesh=, over which they share one run, or leave these out where there "
-            "can be no mesh (pooled rows, a client_store)."
-        )
-
-
-def _placement(placement: Any, mesh: Any) -> Placement:
-    """Return where the run lies, from the argument and its shorthand."""
-    if placement is None:
-        return Placement(mesh=mesh)
-    expect(placement, Placement, "placement")
-    if mesh is not None:
-        raise ValueError("Give mesh= or placement=, and not both: Placement(mesh=mesh, ...).")
-    chosen: Placement = placement
-    return chosen
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

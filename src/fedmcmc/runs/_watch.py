@@ -36,18 +36,21 @@ class NonFiniteError(FloatingPointError):
         self.chains = chains
 
 
+def warn(message: str, *, depth: int = 6) -> None:
+    """Warn of a line of the user's, `depth` calls from here: of `sample`, where `Run.go` ends."""
+    warnings.warn(message, RuntimeWarning, stacklevel=depth)
+
+
 def warn_lost(info: dict[str, np.ndarray]) -> None:
     """Warn where most clients sent nothing, which draws and positions need not show."""
     lost, active = info.get("num_lost", np.zeros(0)).sum(), info["num_active"].sum()
     if lost > MOST_LOST * active:
-        warnings.warn(
+        warn(
             f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
             "Gaussian that is not proper, or numbers that are not finite), so that these clients "
             "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
             "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
             "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
-            RuntimeWarning,
-            stacklevel=6,
         )
 
 
@@ -56,13 +59,11 @@ def warn_excluded(info: dict[str, np.ndarray]) -> None:
     excluded = info.get("num_excluded", np.zeros(0)).sum()
     sent = excluded + info["num_active"].sum()
     if excluded > MOST_LOST * sent:
-        warnings.warn(
+        warn(
             f"{excluded / sent:.0%} of the messages of the kept rounds were left out because they "
             "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
             "step size is too large for this posterior, or a log density or gradient is not finite "
             "there.",
-            RuntimeWarning,
-            stacklevel=6,
         )
 
 
@@ -70,11 +71,9 @@ def warn_unreached(stopped: dict[str, Any]) -> None:
     """Warn that a run ended without what its rule asked for."""
     figures = {k: v for k, v in stopped.items() if isinstance(v, float)}
     found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
-    warnings.warn(
+    warn(
         f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({found}). Go on with "
         f"sample(..., state=samples.state).",
-        RuntimeWarning,
-        stacklevel=6,
     )
 
 
@@ -87,13 +86,11 @@ def largest(broadcast: Broadcast) -> float:
 def warn_grown(before: float, after: float) -> None:
     """Warn where a run went far away without a number that is not finite."""
     if after > GROWN * max(before, 1.0):
-        warnings.warn(
+        warn(
             f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
             "parameters of this model are that large, steps are too large for it and the draws are "
             "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
             "rows a client also row_curvature=).",
-            RuntimeWarning,
-            stacklevel=6,
         )
 
 

@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
-from fedmcmc.streaming._types import Accumulator, Transform, transformed
+from fedmcmc.streaming._types import Accumulator, Transform, first_mean, transformed
 
 STRUCTURES = ("diagonal", "dense")
 
@@ -93,14 +93,11 @@ def moments(
 
 
 def _init(fn: Any, dense: Static[bool], draw: ArrayTree) -> _State:
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros_like(trees.widen(trees.as_float(leaf))), transformed(fn, draw)
-    )
-    squares = zeros
-    if dense.value:
-        flat = trees.ravel(zeros)
-        squares = jnp.outer(flat, flat)
-    return _State(zeros, zeros, squares)
+    zeros = first_mean(transformed(fn, draw))
+    if not dense.value:
+        return _State(zeros, zeros, zeros)
+    flat = trees.ravel(zeros)
+    return _State(zeros, zeros, jnp.outer(flat, flat))
 
 
 def _update(

@@ -12,7 +12,7 @@ from jax.tree_util import Partial
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static, as_functions
 from fedmcmc.pytrees import trees
-from fedmcmc.streaming._types import Accumulator
+from fedmcmc.streaming._types import Accumulator, first_mean
 
 Predict = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(position, batch) -> predictions``, leaves ``[batch_size, ...]``."""
@@ -63,9 +63,7 @@ def predictive(predict_fn: Predict, batch: ArrayTree) -> Accumulator:
 
 
 def _predictive_init(predict_fn: Any, batch: ArrayTree, draw: ArrayTree) -> ArrayTree:
-    return jax.tree.map(
-        lambda leaf: jnp.zeros_like(trees.widen(trees.as_float(leaf))), predict_fn(draw, batch)
-    )
+    return first_mean(predict_fn(draw, batch))
 
 
 def _predictive_update(

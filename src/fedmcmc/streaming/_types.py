@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from fedmcmc._types import ArrayTree
+from fedmcmc.pytrees import trees
 
 Transform = Callable[[ArrayTree], ArrayTree]
 """``draw -> pytree``, what is accumulated of a draw."""
@@ -33,3 +37,8 @@ class Accumulator(NamedTuple):
 def transformed(fn: Any, draw: ArrayTree) -> ArrayTree:
     """Return ``fn(draw)``, the draw itself for ``fn = ()``."""
     return draw if fn == () else fn(draw)
+
+
+def first_mean(like: ArrayTree) -> ArrayTree:
+    """Return zeros in which a mean of numbers like these loses few digits: at least float32."""
+    return jax.tree.map(lambda leaf: jnp.zeros_like(trees.widen(trees.as_float(leaf))), like)
