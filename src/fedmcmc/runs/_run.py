@@ -97,8 +97,8 @@ class Run:
             self.pace = self.pace._replace(longest=min(self.pace.longest, executor.longest))
         self.recorder = self._recorder(shapes)
         self.saver: Saver | None = None
-        self.broadcast = executor.to_host(state.broadcast)
-        self.first = int(self.broadcast.round[0])
+        broadcast = executor.to_host(state.broadcast)
+        self.first, self.largest_at_start = int(broadcast.round[0]), largest(broadcast)
         self.keep_from = self.first + settings.num_burnin
         zero = np.zeros(len(keys), np.int64)
         self.progress = Progress(
@@ -165,7 +165,7 @@ class Run:
         if self.settings.record.draws_to is None:
             warn_lost(samples.info)
             warn_excluded(samples.info)
-        warn_grown(largest(self.broadcast), largest(samples.state.broadcast))
+        warn_grown(self.largest_at_start, largest(samples.state.broadcast))
         return samples
 
     def _resume(self, end: int) -> None:
@@ -178,7 +178,7 @@ class Run:
             executor.plain,
             self.rows,
             self.keys,
-            executor.shapes._replace(broadcast=self.broadcast),
+            executor.shapes._replace(broadcast=executor.to_host(progress.state.broadcast)),
             self.accumulators,
             progress.accumulator_states,
         )
