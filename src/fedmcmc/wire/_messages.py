@@ -10,6 +10,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 from fedmcmc.compression import SMALLEST_NORM, Dense, Quantized, Sparse, WithExact, as_vectors
 from fedmcmc.wire._bits import (
+    Reader,
     as_words,
     big_endian,
     float_bits,
@@ -17,9 +18,6 @@ from fedmcmc.wire._bits import (
     num_omega_bits,
     omega_bits,
 )
-from fedmcmc.wire._reader import Reader
-
-__all__ = ["decode", "encode"]
 
 Code = Dense | Quantized | Sparse
 """What is written bit by bit; every other tree is written number by number."""
@@ -62,9 +60,9 @@ def encode(code: ArrayTree) -> bytes:
     if not isinstance(code, Code):
         return _plain_bytes(code)
     _check(code)
+    if isinstance(code, Dense):
+        return _plain_bytes(code.values)
     host = jax.tree.map(np.asarray, code)
-    if isinstance(host, Dense):
-        return b"".join(map(big_endian, jax.tree.leaves(host.values)))
     if isinstance(host, Sparse):
         parts = _sparse_bits(jax.tree.leaves(host.values))
     else:
@@ -133,13 +131,13 @@ def decode(data: bytes, like: ArrayTree) -> ArrayTree:
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(numbers)]
     reader = Reader(data, f"{type(like).__name__} numbers of shapes {shapes}")
     code: Code
-    if isinstance(like, Dense):
-        code = Dense(_read_all(reader, like.values))
-    elif isinstance(like, Sparse):
-        read = _read_some if reader.flags(1)[0] else _read_all
-        code = Sparse(read(reader, like.values))
-    else:
+    if isinstance(like, Quantized):
         code = _read_quantized(reader, like)
+    else:
+        size = sum(map(math.prod, shapes))
+        is_sparse = isinstance(like, Sparse) and reader.bits(1)[0]
+        places = reader.places(size) if is_sparse else np.arange(size)
+        code = type(like)(_read_floats(reader, places, like.values))
     reader.finish()
     return code
 
@@ -240,38 +238,28 @@ def _read_quantized(reader: Reader, like: Quantized) -> Quantized:
 
 
 def _read_levels(reader: Reader, levels: np.ndarray) -> None:
-    if reader.flags(1)[0]:
+    if reader.bits(1)[0]:
         places = reader.places(levels.size)
-        negative = reader.flags(places.size)
+        negative = reader.bits(places.size)
         sizes = reader.omega(places.size)
     else:
         every = reader.omega(levels.size) - 1
         places = np.flatnonzero(every)
-        negative = reader.flags(places.size)
+        negative = reader.bits(places.size)
         sizes = every[places]
     if sizes.size and sizes.max() > np.iinfo(np.int32).max:
         reader.fail("a level of it does not fit int32")
     levels[places] = np.where(negative, -sizes.view(np.int32), sizes.view(np.int32))
 
 
-def _read_all(reader: Reader, like: ArrayTree) -> ArrayTree:
-    def read(leaf: Any) -> np.ndarray:
-        return reader.floats(math.prod(leaf.shape), np.dtype(leaf.dtype)).reshape(leaf.shape)
-
-    return jax.tree.map(read, like)
-
-
-def _read_some(reader: Reader, like: ArrayTree) -> ArrayTree:
-    places = reader.places(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)))
+def _read_floats(reader: Reader, places: np.ndarray, like: ArrayTree) -> ArrayTree:
     begin = 0
 
     def read(leaf: Any) -> np.ndarray:
         nonlocal begin
         values = np.zeros(math.prod(leaf.shape), leaf.dtype)
-        places_here = places[
-            np.searchsorted(places, begin) : np.searchsorted(places, begin + values.size)
-        ]
-        values[places_here - begin] = reader.floats(places_here.size, values.dtype)
+        first, last = np.searchsorted(places, (begin, begin + values.size))
+        values[places[first:last] - begin] = reader.floats(int(last - first), values.dtype)
         begin += values.size
         return values.reshape(leaf.shape)
 
