@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Node", "Tracer"]
-
 _INLINED = {
     "checkpoint",
     "closed_call",

@@ -1,9 +1,9 @@
-"""Flax modules of either interface as two functions: `init` of a key, `apply` of a position."""
+"""Flax modules of either interface, and the entries of the rows that they read."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.data import FederatedData
+from fedmcmc.interop._rows import checked_rows, client_rows
 
-__all__ = ["Network", "Shapes", "check_call", "read_module"]
-
+Column = str | int
 Options = tuple[tuple[str, Hashable], ...]
 Shapes = tuple[tuple[Any, tuple[tuple[tuple[int, ...], np.dtype], ...]], ...]
 """Hashable shapes of one row of each input: tree structure, and shape and dtype of each leaf."""
@@ -21,14 +22,17 @@ Shapes = tuple[tuple[Any, tuple[tuple[tuple[int, ...], np.dtype], ...]], ...]
 
 @dataclass(frozen=True)
 class Linen:
-    """A linen module. Modules that are equal share compilations where they can be hashed."""
+    """A linen module; `key` is what makes two of them equal, so that they share compilations."""
 
     module: Any = field(compare=False)
     options: Options
     key: Hashable
 
     def init(self, rng_key: Array, shapes: Shapes) -> ArrayTree:
-        inputs = _one_row(shapes)
+        inputs = [
+            jax.tree.unflatten(treedef, [jnp.zeros((1, *shape), dtype) for shape, dtype in leaves])
+            for treedef, leaves in shapes
+        ]
         return self.module.init({"params": rng_key}, *inputs, **dict(self.options)).get("params")
 
     def apply(self, position: ArrayTree, inputs: tuple[ArrayTree, ...]) -> ArrayTree:
@@ -184,8 +188,61 @@ def _has_state(what: str) -> ValueError:
     )
 
 
-def _one_row(shapes: Shapes) -> tuple[ArrayTree, ...]:
-    return tuple(
-        jax.tree.unflatten(treedef, [jnp.zeros((1, *shape), dtype) for shape, dtype in leaves])
-        for treedef, leaves in shapes
-    )
+@dataclass(frozen=True)
+class Columns:
+    """Keys of the rows: of the module's arguments and of the outcome."""
+
+    inputs: tuple[Column, ...]
+    outcome: Any
+
+    @classmethod
+    def of(cls, inputs: Column | Sequence[Column], outcome: Column | None) -> "Columns":
+        return cls((inputs,) if isinstance(inputs, (str, int)) else tuple(inputs), outcome)
+
+    def read(self, example: ArrayTree | FederatedData) -> Any:
+        """Return the rows of an example after checking them and their keys."""
+        rows = client_rows(example)
+        if not isinstance(rows, dict) and type(rows) is not tuple:
+            raise TypeError(
+                f"Rows must be a dict or a tuple of arrays for inputs and outcomes, got "
+                f"{type(rows).__name__}."
+            )
+        rows = checked_rows(rows, "rows")
+        known = list(rows) if isinstance(rows, dict) else list(range(len(rows)))
+        for name, key in [*(("inputs", key) for key in self.inputs), ("outcome", self.outcome)]:
+            if key not in known:
+                raise ValueError(
+                    f"{name}={key!r} is not among the keys of the rows, {known}. Rows of other "
+                    f"keys need the arguments inputs and outcome."
+                )
+        if not isinstance(rows[self.outcome], np.ndarray):
+            raise ValueError(f"outcome={self.outcome!r} must be one array of the rows.")
+        return rows
+
+    def arguments(self, rows: Any) -> tuple[ArrayTree, ...]:
+        return tuple(rows[key] for key in self.inputs)
+
+    def input_shapes(self, rows: Any) -> Shapes:
+        flat = [jax.tree.flatten(tree) for tree in self.arguments(rows)]
+        return tuple((treedef, tuple((x.shape[1:], x.dtype) for x in xs)) for xs, treedef in flat)
+
+    def replace_outcome(self, rows: Any, drawn: Array) -> ArrayTree:
+        drawn = drawn.astype(rows[self.outcome].dtype)
+        if isinstance(rows, dict):
+            return {**rows, self.outcome: drawn}
+        return tuple(drawn if i == self.outcome else x for i, x in enumerate(rows))
+
+
+class Setup(NamedTuple):
+    """A network and the columns that it reads."""
+
+    network: Network
+    columns: Columns
+
+    def outputs(self, position: ArrayTree, rows: Any) -> ArrayTree:
+        return self.network.apply(position, self.columns.arguments(rows))
+
+    def real_outputs(self, position: ArrayTree, rows: Any) -> Array:
+        # In float32 or better: half precision is too coarse for log densities.
+        outputs: Any = self.outputs(position, rows)
+        return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))

@@ -2,25 +2,69 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, as_functions
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.interop._numpyro_model import from_numpyro
-from fedmcmc.interop._numpyro_state import FederatedMCMCState, checked_position, federated_data
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, streams
-from fedmcmc.rounds import simulate
+from fedmcmc.rounds import RoundInfo, simulate
 from fedmcmc.tuning import predict_bias
 
-__all__ = ["FederatedMCMCKernel", "FederatedMCMCState"]
+
+class FederatedMCMCState(NamedTuple):
+    """State of one chain; with vectorized chains every leaf has a leading chain axis.
+
+    Attributes
+    ----------
+    i
+        ``[]`` int32, rounds so far.
+    z
+        The draw, a dict of unconstrained latent sites.
+    federated
+        `FederatedState` of the kernel.
+    num_active, bits_up, bits_down, gradient_norm
+        ``[]``, of the last round, as in `fedmcmc.RoundInfo`.
+    diverging
+        ``[]`` bool, whether the draw is not finite, and so no draw after it: the step size is too
+        large (`fedmcmc.sample` stops there).
+    rng_key
+        The key of the chain. It stays as it is, since a round's numbers are a function of the key
+        and of the round.
+    """
+
+    i: Array
+    z: ArrayTree
+    federated: FederatedState
+    num_active: Array
+    bits_up: Array
+    bits_down: Array
+    gradient_norm: Array
+    diverging: Array
+    rng_key: Array
+
+
+def _federated_data(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> FederatedData:
+    """Return the one argument of ``MCMC.run``, or raise `ValueError`."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], FederatedData):
+        arguments = [type(arg).__name__ for arg in args] + [f"{name}=" for name in kwargs or {}]
+        raise ValueError(
+            f"run(rng_key, data) takes one FederatedData and nothing else, got {arguments}. "
+            f"Bind other arguments of the model with functools.partial."
+        )
+    return args[0]
+
+
+def _numbers(info: RoundInfo) -> tuple[Array, Array, Array, Array]:
+    return info.num_active, info.bits_up, info.bits_down, info.gradient_norm
 
 
 def _warn_lost(num_rounds: Array) -> None:
@@ -31,11 +75,6 @@ def _warn_lost(num_rounds: Array) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-
-
-def _say_if_lost(lost: Array, num_rounds: Array) -> None:
-    """Warn where `lost` holds; one condition for all chains, so that other rounds pay nothing."""
-    jax.lax.cond(lost, lambda i: jax.debug.callback(_warn_lost, i), lambda i: None, num_rounds)
 
 
 class FederatedMCMCKernel(MCMCKernel):
@@ -101,14 +140,7 @@ class FederatedMCMCKernel(MCMCKernel):
     """
 
     sample_field = "z"
-    default_fields = (
-        "z",
-        "num_active",
-        "bits_up",
-        "bits_down",
-        "gradient_norm",
-        "diverging",
-    )
+    default_fields = ("z", "num_active", "bits_up", "bits_down", "gradient_norm", "diverging")
 
     def __init__(
         self,
@@ -125,9 +157,6 @@ class FederatedMCMCKernel(MCMCKernel):
         self._kernel_fn = kernel_fn
         self._example = example
         self._options: dict[str, Any] = dict(init_radius=init_radius, check_rows=check_rows)
-        self._forget()
-
-    def _forget(self) -> None:
         self._structure: Any = None
         self._posterior: Posterior | None = None
         self._kernel: FederatedKernel | None = None
@@ -157,7 +186,7 @@ class FederatedMCMCKernel(MCMCKernel):
     ) -> FederatedMCMCState:
         """Return the state of a chain, or of a batch of chains for a batch of keys."""
         del num_warmup
-        data = federated_data(model_args, model_kwargs)
+        data = _federated_data(model_args, model_kwargs)
         self._prepare(data)
         if self._surrogates is not None and not isinstance(rng_key, jax.core.Tracer):
             print(predict_bias(self._built()[1], data, self._surrogates))
@@ -192,20 +221,26 @@ class FederatedMCMCKernel(MCMCKernel):
         if init_params is None:
             position = init_fn(place_key)
         else:
-            position = checked_position(init_params, jax.eval_shape(init_fn, place_key))
+            like = jax.eval_shape(init_fn, place_key)
+            shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (init_params, like))
+            if shapes != expected:
+                raise ValueError(
+                    f"init_params holds the unconstrained latent sites of a chain, with shapes "
+                    f"{expected}; got {shapes}."
+                )
+            position = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), init_params, like)
         state = simulate(kernel, data).init(position, init_key)
         # No round has run yet; the fields of the next one tell the types.
         info = jax.eval_shape(simulate(kernel, data).step, as_key(rng_key), state)[1]
+        numbers: tuple[Array, Array, Array, Array]
+        numbers = jax.tree.map(lambda number: jnp.zeros((), number.dtype), _numbers(info))
         return FederatedMCMCState(
             jnp.zeros((), jnp.int32),
             position,
             state,
-            jnp.zeros((), info.num_active.dtype),
-            jnp.zeros((), info.bits_up.dtype),
-            jnp.zeros((), info.bits_down.dtype),
-            jnp.zeros((), info.gradient_norm.dtype),
-            ~trees.all_finite(position),
-            rng_key,
+            *numbers,
+            diverging=~trees.all_finite(position),
+            rng_key=rng_key,
         )
 
     def sample(
@@ -215,7 +250,7 @@ class FederatedMCMCKernel(MCMCKernel):
         model_kwargs: dict[str, Any] | None,
     ) -> FederatedMCMCState:
         """Run one round of communication."""
-        return self._step(state, federated_data(model_args, model_kwargs))
+        return self._step(state, _federated_data(model_args, model_kwargs))
 
     def _step(self, state: FederatedMCMCState, data: FederatedData) -> FederatedMCMCState:
         if state.i.ndim == 0:
@@ -224,7 +259,12 @@ class FederatedMCMCKernel(MCMCKernel):
             # All chains are in the same round; without a chain axis of its own, a condition on the
             # round stays one for all of them.
             moved = jax.vmap(lambda one: self._round(state.i[0], one, data))(state)
-        _say_if_lost(jnp.any(moved.diverging & ~state.diverging), jnp.max(moved.i))
+        # One condition for all chains, so that other rounds pay nothing.
+        is_lost = jnp.any(moved.diverging & ~state.diverging)
+        num_rounds = jnp.max(moved.i)
+        jax.lax.cond(
+            is_lost, lambda i: jax.debug.callback(_warn_lost, i), lambda i: None, num_rounds
+        )
         return moved
 
     def _round(
@@ -241,12 +281,9 @@ class FederatedMCMCKernel(MCMCKernel):
             round_ + 1,
             draw,
             federated,
-            info.num_active,
-            info.bits_up,
-            info.bits_down,
-            info.gradient_norm,
-            ~trees.all_finite(draw),
-            state.rng_key,
+            *_numbers(info),
+            diverging=~trees.all_finite(draw),
+            rng_key=state.rng_key,
         )
 
     def _built(self) -> tuple[Posterior, FederatedKernel]:

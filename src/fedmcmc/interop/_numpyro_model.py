@@ -13,15 +13,12 @@ from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_structure import Structure, find_structure
+from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
 from fedmcmc.pytrees import trees
-
-__all__ = ["from_numpyro"]
 
 START_ROWS = 256
 """Rows of the example with which a start is checked to be finite."""
 MAX_STARTS = 100
-ROW_TOLERANCE = 1e-3
-"""Largest relative change of a row's log likelihood with the other rows of its batch."""
 
 Position = dict[str, Array]
 
@@ -106,7 +103,7 @@ def from_numpyro(
     >>> sorted(posterior.init_fn(jax.random.key(0)))
     ['scale', 'slope']
     """
-    rows = _example_rows(example)
+    rows = checked_rows(client_rows(example), "one client's rows")
     try:
         structure = find_structure(model, rows)
     except (TypeError, jax.errors.JAXTypeError) as error:
@@ -118,19 +115,6 @@ def from_numpyro(
     return posterior
 
 
-def _example_rows(example: ArrayTree | FederatedData) -> ArrayTree:
-    tree = example.client_rows(0) if isinstance(example, FederatedData) else example
-    shapes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
-    if len(shapes) != 1 or shapes & {(), (0,)}:
-        raise ValueError(
-            f"example must hold one client's rows, arrays with the same number of rows (at least "
-            f"one) on their first axis; got shapes {[np.shape(x) for x in jax.tree.leaves(tree)]}."
-        )
-    # NumPy arrays in the dtypes that rows have inside of kernels: functions that hold them can be
-    # traced anywhere.
-    return jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), tree)
-
-
 def _call(rows: ArrayTree) -> str:
     if isinstance(rows, dict):
         return f"keyword arguments {list(rows)}"
@@ -139,15 +123,12 @@ def _call(rows: ArrayTree) -> str:
     return "one positional argument"
 
 
-def _first(rows: ArrayTree, count: int) -> ArrayTree:
-    return jax.tree.map(lambda leaf: leaf[:count], rows)
-
-
 def _build(
     model: Callable[..., Any], structure: Structure, rows: ArrayTree, radius: float
 ) -> Posterior:
     # The prior and the transformations do not depend on rows, yet the model wants some.
-    any_row, start_rows = _first(rows, 1), _first(rows, START_ROWS)
+    any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
+    start_rows = jax.tree.map(lambda leaf: leaf[:START_ROWS], rows)
 
     def trace(position: Position, batch: ArrayTree) -> dict[str, dict[str, Any]]:
         if position.keys() != structure.shapes.keys():
@@ -159,7 +140,8 @@ def _build(
 
     def logprior_fn(position: Position) -> Array:
         sites = trace(position, any_row)
-        return _sum([jnp.sum(tracing.log_prob(sites[name])) for name in structure.prior])
+        terms = [jnp.sum(tracing.log_prob(sites[name])) for name in structure.prior]
+        return sum(terms[1:], terms[0])
 
     def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
         sites = trace(position, batch)
@@ -167,7 +149,7 @@ def _build(
         for name, axis in structure.likelihood.items():
             term = tracing.log_prob(sites[name])
             terms.append(jnp.sum(term, axis=[i for i in range(term.ndim) if i != axis]))
-        return _sum(terms)
+        return sum(terms[1:], terms[0])
 
     def resample_fn(rng_key: Array, position: Position, batch: ArrayTree) -> ArrayTree:
         leaves, treedef = jax.tree.flatten(batch)
@@ -194,21 +176,10 @@ def _build(
     )
 
 
-def _sum(terms: list[Array]) -> Array:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
-
-
 def _starts(
     log_density: Callable[[Position], Array], shapes: dict[str, tuple[int, ...]], radius: float
 ) -> Callable[[Array], Position]:
     origin = {name: np.zeros(shape, jnp.result_type(float)) for name, shape in shapes.items()}
-
-    def draw(rng_key: Array) -> Position:
-        flat, unravel = ravel_pytree(origin)
-        return unravel(jax.random.uniform(rng_key, flat.shape, flat.dtype, -radius, radius))
 
     @jax.jit
     def init_fn(rng_key: Array) -> Position:
@@ -217,7 +188,9 @@ def _starts(
             return ~finite & (attempt < MAX_STARTS)
 
         def again(state: tuple[Array, Array, Position]) -> tuple[Array, Array, Position]:
-            position = draw(jax.random.fold_in(rng_key, state[0]))
+            key = jax.random.fold_in(rng_key, state[0])
+            flat, unravel = ravel_pytree(origin)
+            position = unravel(jax.random.uniform(key, flat.shape, flat.dtype, -radius, radius))
             finite = trees.all_finite(jax.value_and_grad(log_density)(position))
             return state[0] + 1, finite, position
 

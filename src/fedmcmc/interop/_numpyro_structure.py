@@ -9,23 +9,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from numpyro import distributions as dist
+from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
-from fedmcmc.interop._numpyro_checks import (
-    abstract_start,
-    check_global,
-    check_sites,
-    row_shapes,
-    start_at,
-)
-
-__all__ = ["Structure", "find_structure"]
 
 COUNTS = (11, 13)
 """Numbers of rows to trace with; any two that no model writes down."""
 _ROWS, _PARAMS = "rows", "params"
+
+Facts = dict[str, dict[str, Any]]
+"""What can be said about each site without a position."""
 
 
 class Structure(NamedTuple):
@@ -59,17 +55,16 @@ class _Outputs(NamedTuple):
     log_prob: dict[str, Node]
     shape: dict[str, tuple[int, ...]]
     value: dict[str, list[Node]]
-    observed: dict[str, bool]
     drawable: dict[str, bool]
 
 
 def find_structure(model: Callable[..., Any], rows: ArrayTree) -> Structure:
     """Sort the sites of `model`, or raise a `ValueError` that names the site that does not fit."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
-    trace = abstract_start(model, row_shapes(rows, num_rows))
-    check_sites(trace)
-    first, second = (start_at(model, rows, count, num_rows, trace) for count in COUNTS)
-    check_global(first, second)
+    trace = _abstract_start(model, _row_shapes(rows, num_rows))
+    _check_sites(trace)
+    first, second = (_start_at(model, rows, count, num_rows, trace) for count in COUNTS)
+    _check_global(first, second)
     shapes = {name: site["shape"] for name, site in first.items() if site["latent"]}
     if not shapes:
         raise ValueError("The model has no latent site: there is nothing to sample.")
@@ -94,7 +89,7 @@ def _outputs(
     params: dict[str, Any],
     tracer: Tracer,
 ) -> _Outputs:
-    observed, drawable = {}, {}
+    drawable = {}
 
     def run(position: ArrayTree, params: ArrayTree, rows: ArrayTree) -> Any:
         values, log_probs = {}, {}
@@ -103,19 +98,20 @@ def _outputs(
                 values[name] = site["value"]
             if site["type"] == "sample":
                 log_probs[name] = tracing.log_prob(site)
-                observed[name] = site["is_observed"]
                 # A tempered likelihood is not the density of what `sample` would draw.
-                drawable[name] = not tracing.is_factor(site) and _is_one(site["scale"])
+                scale = site["scale"]
+                is_one = scale is None or (isinstance(scale, (int, float)) and scale == 1)
+                drawable[name] = is_one and not tracing.is_factor(site)
         return values, log_probs
 
     position = _position_shapes(shapes)
-    arguments = (position, params, row_shapes(rows, count))
+    arguments = (position, params, _row_shapes(rows, count))
     closed, (values, log_probs) = jax.make_jaxpr(run, return_shape=True)(*arguments)
     nodes = iter(tracer.outputs(closed, _labels(*arguments)))
     value = {name: [next(nodes) for _ in jax.tree.leaves(v)] for name, v in values.items()}
     log_prob = {name: next(nodes) for name in log_probs}
     shape = {name: struct.shape for name, struct in log_probs.items()}
-    return _Outputs(log_prob, shape, value, observed, drawable)
+    return _Outputs(log_prob, shape, value, drawable)
 
 
 def _position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -133,10 +129,6 @@ def _labels(*groups: ArrayTree) -> list[tuple[Any, frozenset]]:
     return labels
 
 
-def _is_one(scale: Any) -> bool:
-    return scale is None or (isinstance(scale, (int, float)) and scale == 1)
-
-
 def _flags(nodes: list[Node]) -> frozenset:
     return frozenset().union(*(node.flags for node in nodes))
 
@@ -148,7 +140,11 @@ def _sort(
     jacobians = {tracing.jacobian_name(name): name for name in shapes}
     prior, likelihood = [], {}
     for name, node in first.log_prob.items():
-        _check_params(name, node)
+        if _PARAMS in node.flags:
+            raise ValueError(
+                f"Site {name!r} depends on a numpyro.param, which has no prior and would not be "
+                f"sampled. Make it a numpyro.sample site (random_flax_module for networks)."
+            )
         latent = jacobians.get(name, name)
         same = node == second.log_prob[name] and not node.flags
         if latent in shapes:
@@ -166,14 +162,6 @@ def _sort(
     if not likelihood:
         raise ValueError("The model has no observed site that depends on rows: pass it obs=.")
     return tuple(prior), likelihood
-
-
-def _check_params(name: str, node: Node) -> None:
-    if _PARAMS in node.flags:
-        raise ValueError(
-            f"Site {name!r} depends on a numpyro.param, which has no prior and would not be "
-            f"sampled. Make it a numpyro.sample site (random_flax_module for networks)."
-        )
 
 
 def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...]) -> int:
@@ -210,7 +198,7 @@ def _outcomes(
         trace = tracing.trace_at(model, rows, position)
         return {name: tracing.draw_site(jax.random.key(0), trace[name]) for name in leaf_of}
 
-    arguments = (_position_shapes(shapes), row_shapes(rows, COUNTS[0]))
+    arguments = (_position_shapes(shapes), _row_shapes(rows, COUNTS[0]))
     try:
         closed, drawn = jax.make_jaxpr(draws, return_shape=True)(*arguments)
     except NotImplementedError:  # a distribution that cannot be drawn from
@@ -220,13 +208,7 @@ def _outcomes(
         return None
     nodes = tracer.outputs(closed, _labels(arguments[0], (), arguments[1]))
     needs = {name: node.flags for name, node in zip(drawn, nodes, strict=True)}
-    return _in_order(leaf_of, needs)
-
-
-def _in_order(
-    leaf_of: dict[str, int], needs: dict[str, frozenset]
-) -> tuple[tuple[str, int], ...] | None:
-    """Order sites so that each is drawn after the outcomes that its distribution looks at."""
+    # Each site is drawn after the outcomes that its distribution looks at.
     waiting, ordered = dict(leaf_of), []
     while waiting:
         ready = [name for name in waiting if not needs[name] & set(waiting.values())]
@@ -234,3 +216,112 @@ def _in_order(
             return None
         ordered.append((ready[0], waiting.pop(ready[0])))
     return tuple(ordered)
+
+
+def _row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
+
+
+def _abstract_start(model: Callable[..., Any], shapes: ArrayTree) -> Facts:
+    """Trace abstractly without a position; return plain facts about each site."""
+    facts: Facts = {}
+
+    def run(rows: ArrayTree) -> dict[str, Any]:
+        params = {}
+        for name, site in tracing.start_trace(model, rows).items():
+            facts[name] = _facts(site)
+            if site["type"] == "param":
+                params[name] = site["value"]
+            elif facts[name]["observed"]:
+                # A value that does not fit its distribution fails here.
+                tracing.log_prob(site)
+        return params
+
+    for name, value in jax.eval_shape(run, shapes).items():
+        facts[name]["value"] = value
+    return facts
+
+
+def _facts(site: dict[str, Any]) -> dict[str, Any]:
+    facts = {
+        "type": site["type"],
+        "latent": tracing.is_latent(site),
+        "observed": site["type"] == "sample" and site["is_observed"],
+        "discrete": False,
+        "plates": {frame.name: frame.size for frame in site.get("cond_indep_stack", ())},
+    }
+    if site["type"] == "plate":
+        size, subsample_size = site["args"]
+        facts["size"] = size
+        facts["subsampled"] = subsample_size not in (None, size) or len(site["value"]) != size
+    if facts["latent"]:
+        facts["discrete"] = site["fn"].support.is_discrete
+        facts["delta"] = isinstance(site["fn"], dist.Delta)
+        if not facts["discrete"]:
+            transform = biject_to(site["fn"].support)
+            facts["shape"] = tuple(transform.inverse_shape(jnp.shape(site["value"])))
+    return facts
+
+
+def _check_sites(trace: Facts) -> None:
+    for name, site in trace.items():
+        if site["type"] == "mutable":
+            raise ValueError(
+                f"Site {name!r} is mutable state; a posterior is a function of its position alone."
+            )
+        if site.get("subsampled"):
+            raise ValueError(
+                f"Plate {name!r} subsamples its rows. Write the model for all the rows it is "
+                f"given: kernels draw the minibatches (batch_size=...) and rescale them."
+            )
+        if site["discrete"]:
+            raise ValueError(
+                f"Latent site {name!r} is discrete, which a gradient-based sampler cannot move. "
+                f"Sum it out of the model, for instance with a mixture distribution, or observe it."
+            )
+        if site.get("delta"):
+            raise ValueError(
+                f"Latent site {name!r} has a delta distribution; use numpyro.deterministic."
+            )
+
+
+def _start_at(
+    model: Callable[..., Any], rows: ArrayTree, count: int, num_rows: int, trace: Facts
+) -> Facts:
+    try:
+        other = _abstract_start(model, _row_shapes(rows, count))
+    except Exception as error:
+        plates = [n for n, site in trace.items() if site.get("size") == num_rows]
+        inside = [n for n, s in trace.items() if s["latent"] and set(s["plates"]) & set(plates)]
+        if inside:
+            raise _local_latent(inside[0], plates) from error
+        raise ValueError(
+            f"The model runs on {num_rows} rows but not on {count}. It must run on any number of "
+            f"rows, for kernels pass it minibatches and clients of all sizes: take sizes from the "
+            f"rows' shapes" + (f" (plate {plates[0]!r} has size {num_rows})." if plates else ".")
+        ) from error
+    if other.keys() != trace.keys():
+        raise ValueError(
+            f"The sites of the model change with the number of rows: "
+            f"{sorted(other.keys() ^ trace.keys())}. A model over rows has sites with a row axis, "
+            f"not one site per row."
+        )
+    return other
+
+
+def _local_latent(name: str, plates: list[str]) -> ValueError:
+    where = f"lies in the data plate {plates[0]!r}" if plates else "grows with the number of rows"
+    return ValueError(
+        f"Latent site {name!r} {where}: it would be a parameter a row, and a client's rows never "
+        f"leave it. Make it global (outside of the plate, indexed by a group id a row), sum it "
+        f"out, or, if it is an outcome, pass it as obs=."
+    )
+
+
+def _check_global(first: Facts, second: Facts) -> None:
+    for name, site in first.items():
+        if site["latent"]:
+            other = second[name]
+            plates = [p for p, n in site["plates"].items() if other["plates"].get(p) != n]
+            if plates or site["shape"] != other["shape"]:
+                raise _local_latent(name, plates)

@@ -14,16 +14,6 @@ from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree
 
-__all__ = [
-    "call_model",
-    "draw_site",
-    "is_factor",
-    "jacobian_name",
-    "log_prob",
-    "start_trace",
-    "trace_at",
-]
-
 Trace = dict[str, dict[str, Any]]
 
 
@@ -78,12 +68,12 @@ def _trace(model: Callable[..., Any], rows: ArrayTree, place: Callable[[Any], An
     return trace
 
 
-def _is_latent(site: dict[str, Any]) -> bool:
+def is_latent(site: dict[str, Any]) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
 def _place_at_zero(site: dict[str, Any]) -> Array | None:
-    if not _is_latent(site) or site["fn"].support.is_discrete or site["value"] is not None:
+    if not is_latent(site) or site["fn"].support.is_discrete or site["value"] is not None:
         return None
     transform = biject_to(site["fn"].support)
     shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
@@ -96,7 +86,7 @@ def _place(
     name = site["name"]
     if site["type"] == "param":
         return params.get(name)
-    if not _is_latent(site) or name not in position:
+    if not is_latent(site) or name not in position:
         return None
     fn, unconstrained = site["fn"], position[name]
     transform = biject_to(fn.support)

@@ -13,10 +13,24 @@ from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, Posterior, Static, as_functions
 from fedmcmc.data import FederatedData
-from fedmcmc.interop._flax_likelihood import LIKELIHOODS, check_name
-from fedmcmc.interop._flax_module import Network, Shapes, check_call, read_module
-from fedmcmc.interop._flax_prior import logprior, positive, prior_scales
-from fedmcmc.interop._flax_rows import Column, Columns, check_rows, check_terms, example_rows
+from fedmcmc.interop._flax_densities import (
+    LIKELIHOODS,
+    check_name,
+    check_rows,
+    check_terms,
+    logprior,
+    positive,
+    prior_scales,
+)
+from fedmcmc.interop._flax_module import (
+    Column,
+    Columns,
+    Network,
+    Setup,
+    Shapes,
+    check_call,
+    read_module,
+)
 
 __all__ = ["from_flax", "predictive"]
 
@@ -99,15 +113,14 @@ def from_flax(
     (5, 3)
     """
     network = read_module(module, options)
-    rows = example_rows(example)
     columns = Columns.of(inputs, outcome)
-    columns.check(rows)
+    rows = columns.read(example)
     shapes = columns.input_shapes(rows)
     position, outputs = check_call(network, shapes, columns.arguments(rows))
     numbers = _read_likelihood(likelihood, noise_scale, rows[outcome].shape[1:])
-    setup = Static((network, columns))
+    setup = Static(Setup(network, columns))
     if callable(likelihood):
-        terms, draw = Partial(_given_terms, setup, as_functions(likelihood)), None
+        terms, draw = Partial(_custom_terms, setup, as_functions(likelihood)), None
     else:
         LIKELIHOODS[likelihood].check(outputs, rows[outcome])
         terms = Partial(_terms, setup, Static(likelihood), numbers)
@@ -157,48 +170,50 @@ def predictive(
     """
     if likelihood is not None:
         check_name(likelihood)
-    columns = Columns.of(inputs, None)
-    return Partial(_predict, Static((read_module(module, options), columns)), Static(likelihood))
-
-
-Setup = Static[tuple[Network, Columns]]
+    setup = Setup(read_module(module, options), Columns.of(inputs, None))
+    return Partial(_predict, Static(setup), Static(likelihood))
 
 
 def _terms(
-    setup: Setup, name: Static[Name], numbers: tuple[Array, ...], position: ArrayTree, batch: Any
+    setup: Static[Setup],
+    name: Static[Name],
+    numbers: tuple[Array, ...],
+    position: ArrayTree,
+    batch: Any,
 ) -> Array:
-    network, columns = setup.value
-    outputs = network.apply(position, columns.arguments(batch))
-    terms = LIKELIHOODS[name.value].term(outputs, batch[columns.outcome], *numbers)
+    outputs = setup.value.real_outputs(position, batch)
+    outcome = batch[setup.value.columns.outcome]
+    terms = LIKELIHOODS[name.value].term(outputs, outcome, *numbers)
     return jnp.sum(terms, axis=tuple(range(1, terms.ndim)))
 
 
-def _given_terms(
-    setup: Setup, likelihood: Callable[..., Array], position: ArrayTree, batch: Any
+def _custom_terms(
+    setup: Static[Setup], likelihood: Callable[..., Array], position: ArrayTree, batch: Any
 ) -> Array:
-    network, columns = setup.value
-    return likelihood(network.apply(position, columns.arguments(batch)), batch)
+    return likelihood(setup.value.outputs(position, batch), batch)
 
 
 def _resample(
-    setup: Setup,
+    setup: Static[Setup],
     name: Static[Name],
     numbers: tuple[Array, ...],
     rng_key: Array,
     position: ArrayTree,
     batch: Any,
 ) -> ArrayTree:
-    network, columns = setup.value
-    outputs = network.apply(position, columns.arguments(batch))
+    columns = setup.value.columns
+    outputs = setup.value.real_outputs(position, batch)
     shape = batch[columns.outcome].shape
-    drawn = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *numbers)
-    return columns.replace_outcome(batch, drawn)
+    outcome = LIKELIHOODS[name.value].draw(rng_key, outputs, shape, *numbers)
+    return columns.replace_outcome(batch, outcome)
 
 
-def _predict(setup: Setup, name: Static[Name | None], position: ArrayTree, batch: Any) -> ArrayTree:
-    network, columns = setup.value
-    outputs = network.apply(position, columns.arguments(batch))
-    return outputs if name.value is None else LIKELIHOODS[name.value].mean(outputs)
+def _predict(
+    setup: Static[Setup], name: Static[Name | None], position: ArrayTree, batch: Any
+) -> ArrayTree:
+    if name.value is None:
+        return setup.value.outputs(position, batch)
+    return LIKELIHOODS[name.value].mean(setup.value.real_outputs(position, batch))
 
 
 @jax.jit

@@ -1,0 +1,31 @@
+"""The rows of an example, which show what a model is given."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.data import FederatedData
+
+ROW_TOLERANCE = 1e-3
+"""Largest relative change of a row's log likelihood with the other rows of its batch."""
+
+
+def client_rows(example: ArrayTree | FederatedData) -> Any:
+    return example.client_rows(0) if isinstance(example, FederatedData) else example
+
+
+def checked_rows(rows: ArrayTree, description: str) -> Any:
+    """Return the rows as NumPy arrays in the dtypes that JAX gives them inside of kernels.
+
+    Functions that hold NumPy arrays can be traced anywhere.
+    """
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(rows)]
+    if len({shape[:1] for shape in shapes}) != 1 or shapes[0][:1] in ((), (0,)):
+        raise ValueError(
+            f"example must hold {description}, arrays with the same number of rows (at least one) "
+            f"on their first axis; got shapes {shapes}."
+        )
+    arrays = jax.tree.map(np.asarray, rows)
+    return jax.tree.map(lambda x: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)), arrays)
