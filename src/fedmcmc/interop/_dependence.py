@@ -54,15 +54,7 @@ class Tracer:
         return node
 
     def outputs(self, closed: Any, inputs: Sequence[tuple[Hashable, frozenset]]) -> list[Node]:
-        """Return a `Node` for each output of a closed jaxpr.
-
-        Parameters
-        ----------
-        closed
-            What `jax.make_jaxpr` returns.
-        inputs
-            A label and flags for each flat input.
-        """
+        """Return the `Node` of each output of a closed jaxpr, given labels and flags of the inputs."""
         return self._walk(closed.jaxpr, closed.consts, self.inputs(inputs))
 
     def _node(self, key: Hashable, flags: frozenset) -> Node:

@@ -117,7 +117,15 @@ def from_flax(
     rows = columns.read(example)
     shapes = columns.input_shapes(rows)
     position, outputs = check_call(network, shapes, columns.arguments(rows))
-    numbers = _read_likelihood(likelihood, noise_scale, rows[outcome].shape[1:])
+    if not callable(likelihood):
+        check_name(likelihood)
+    numbers: tuple[Array, ...] = ()
+    if likelihood == "gaussian":
+        if noise_scale is None:
+            raise ValueError("likelihood='gaussian' needs a noise_scale.")
+        numbers = (positive(noise_scale, rows[outcome].shape[1:], "noise_scale"),)
+    elif noise_scale is not None:
+        raise ValueError(f"noise_scale belongs to likelihood='gaussian', not {likelihood!r}.")
     setup = Static(Setup(network, columns))
     if callable(likelihood):
         terms, draw = Partial(_custom_terms, setup, as_functions(likelihood)), None
@@ -220,18 +228,3 @@ def _predict(
 def _init(setup: Static[tuple[Network, Shapes]], rng_key: Array) -> ArrayTree:
     network, shapes = setup.value
     return network.init(rng_key, shapes)
-
-
-def _read_likelihood(
-    likelihood: Any, noise_scale: Any, event: tuple[int, ...]
-) -> tuple[Array, ...]:
-    """Return the likelihood's numbers, for outcomes of shape `event` per row."""
-    if not callable(likelihood):
-        check_name(likelihood)
-    if likelihood != "gaussian":
-        if noise_scale is not None:
-            raise ValueError(f"noise_scale belongs to likelihood='gaussian', not {likelihood!r}.")
-        return ()
-    if noise_scale is None:
-        raise ValueError("likelihood='gaussian' needs a noise_scale.")
-    return (positive(noise_scale, event, "noise_scale"),)

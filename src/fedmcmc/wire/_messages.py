@@ -185,12 +185,9 @@ def _check(code: Any) -> None:
                 raise ValueError(f"A message's levels must be int32, got {leaf.dtype}.")
 
 
-def _gaps(places: np.ndarray) -> np.ndarray:
-    return np.diff(places, prepend=-1).astype(np.uint32)
-
-
-def _count(places: np.ndarray) -> np.ndarray:
-    return np.array([places.size + 1], np.uint32)
+def _count_and_gaps(places: np.ndarray) -> list[np.ndarray]:
+    count = np.array([places.size + 1], np.uint32)
+    return [count, np.diff(places, prepend=-1).astype(np.uint32)]
 
 
 def _quantized_bits(norm: np.ndarray, levels: np.ndarray) -> list[np.ndarray]:
@@ -201,7 +198,7 @@ def _quantized_bits(norm: np.ndarray, levels: np.ndarray) -> list[np.ndarray]:
     sizes = np.abs(levels).view(np.uint32)
     negative = (levels[places] < 0).view(np.uint8)
     dense = [sizes + 1]
-    sparse = [_count(places), _gaps(places), sizes[places]]
+    sparse = [*_count_and_gaps(places), sizes[places]]
     if sum(map(num_omega_bits, sparse)) < sum(map(num_omega_bits, dense)):
         count, gaps, values = map(omega_bits, sparse)
         return [*head, ONE, *count, *gaps, negative, *values]
@@ -213,7 +210,7 @@ def _sparse_bits(leaves: list[np.ndarray]) -> list[np.ndarray]:
     sent = [as_words(leaf) << 1 != 0 for leaf in leaves]
     sent_numbers = [leaf.reshape(-1)[flags] for leaf, flags in zip(leaves, sent, strict=True)]
     places = np.flatnonzero(np.concatenate([ZERO[:0].view(bool), *sent]))
-    where = [_count(places), _gaps(places)]
+    where = _count_and_gaps(places)
     num_sparse = sum(map(num_omega_bits, where)) + 8 * sum(leaf.nbytes for leaf in sent_numbers)
     if num_sparse < 8 * sum(leaf.nbytes for leaf in leaves):
         count, gaps = map(omega_bits, where)
