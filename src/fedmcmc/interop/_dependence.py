@@ -54,7 +54,7 @@ class Tracer:
         return node
 
     def outputs(self, closed: Any, inputs: Sequence[tuple[Hashable, frozenset]]) -> list[Node]:
-        """Return the `Node` of each output of a closed jaxpr, given labels and flags of the inputs."""
+        """Return the `Node` of each output of a closed jaxpr; `inputs` are labels and flags."""
         return self._walk(closed.jaxpr, closed.consts, self.inputs(inputs))
 
     def _node(self, key: Hashable, flags: frozenset) -> Node:
