@@ -5,12 +5,15 @@ data; Reddi et al. (2021), Adaptive federated optimization; Al-Shedivat et al. (
 learning via posterior averaging.
 """
 
-import optax
+from typing import TYPE_CHECKING
 
 from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.dynamics import local_steps, training
 from fedmcmc.kernels import displacement, posterior_delta, pseudo_gradients
 from fedmcmc.participation import cohorts_of
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["fed_avg", "fed_pa"]
 
@@ -18,11 +21,11 @@ __all__ = ["fed_avg", "fed_pa"]
 def fed_avg(
     posterior: Posterior,
     *,
-    client_optimizer: optax.GradientTransformation,
+    client_optimizer: "optax.GradientTransformation",
     num_local_epochs: int | None = None,
     num_local_steps: int | None = None,
     batch_size: int | None = None,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
     cohort_size: int | None = None,
     participation: Participation | None = None,
     client_learning_rate: Number = 1.0,
@@ -106,14 +109,14 @@ def fed_avg(
 def fed_pa(
     posterior: Posterior,
     *,
-    client_optimizer: optax.GradientTransformation,
+    client_optimizer: "optax.GradientTransformation",
     shrinkage: Number,
     num_samples: int,
     num_burnin: int = 0,
     num_local_epochs: int | None = None,
     num_local_steps: int | None = None,
     batch_size: int | None = None,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
     cohort_size: int | None = None,
     participation: Participation | None = None,
     client_learning_rate: Number = 1.0,

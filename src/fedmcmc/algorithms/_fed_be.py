@@ -4,14 +4,16 @@ Source: Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable t
 learning.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import optax
 from jax import Array
 
 from fedmcmc import kernels
 from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.gradients import for_batch_size
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["fed_be"]
 
@@ -19,7 +21,7 @@ __all__ = ["fed_be"]
 def fed_be(
     posterior: Posterior,
     *,
-    client_optimizer: optax.GradientTransformation,
+    client_optimizer: "optax.GradientTransformation",
     num_local_steps: int,
     ensemble: Literal["gaussian", "dirichlet"] = "gaussian",
     batch_size: int | float | None = None,

@@ -4,15 +4,16 @@ Source: Guo et al. (2023), Federated learning as variational inference: a scalab
 propagation approach.
 """
 
-from typing import Literal
-
-import optax
+from typing import TYPE_CHECKING, Literal
 
 from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.inference import Inference
 from fedmcmc.kernels import natural
 from fedmcmc.participation import cohorts_of
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["adf", "fed_ep", "fed_sep"]
 
@@ -23,8 +24,8 @@ def fed_ep(
     inference: Inference,
     cohort_size: int | None = None,
     damping: Number = 1.0,
-    server_optimizer: optax.GradientTransformation | None = None,
-    client_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
+    client_optimizer: "optax.GradientTransformation | None" = None,
     structure: Literal["diagonal", "scaled_identity", "dense"] = "diagonal",
     participation: Participation | None = None,
     prior: Gaussian | None = None,
@@ -128,7 +129,7 @@ def fed_sep(
     inference: Inference,
     cohort_size: int | None = None,
     damping: Number = 1.0,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
     structure: Literal["diagonal", "scaled_identity", "dense"] = "diagonal",
     cavity: Literal["average", "power"] = "average",
     participation: Participation | None = None,
@@ -189,7 +190,7 @@ def adf(
     inference: Inference,
     cohort_size: int | None = None,
     damping: Number = 1.0,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
     structure: Literal["diagonal", "scaled_identity", "dense"] = "diagonal",
     participation: Participation | None = None,
     prior: Gaussian | None = None,

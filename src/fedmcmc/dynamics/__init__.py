@@ -19,5 +19,6 @@ from fedmcmc.dynamics._training import Trained as Trained
 from fedmcmc.dynamics._training import Training as Training
 from fedmcmc.dynamics._training import Visitor as Visitor
 from fedmcmc.dynamics._training import local_steps as local_steps
+from fedmcmc.dynamics._training import plain_steps as plain_steps
 from fedmcmc.dynamics._training import train as train
 from fedmcmc.dynamics._training import training as training

@@ -6,14 +6,14 @@ and the average of each window after the burn-in, so that no iterate is stored t
 for.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -21,6 +21,9 @@ from fedmcmc._checks import expect_optimizer
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, as_functions
 from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
 from fedmcmc.pytrees import schedules, trees
+
+if TYPE_CHECKING:
+    import optax
 
 
 class Length(NamedTuple):
@@ -94,8 +97,19 @@ class Trained(NamedTuple):
     mean_square: Array
 
 
+@functools.cache
+def plain_steps() -> Any:
+    """Return the optimizer of optax whose update is what it is given.
+
+    Always the same object: kernels that hold it share their programs.
+    """
+    import optax
+
+    return optax.sgd(1.0)
+
+
 def training(
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     length: Length,
     learning_rate: Number = 1.0,
     *,

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -19,11 +18,14 @@ from fedmcmc._types import (
     Number,
     Posterior,
 )
-from fedmcmc.dynamics import Training, Visitor, local_steps, train, training
+from fedmcmc.dynamics import Training, Visitor, local_steps, plain_steps, train, training
 from fedmcmc.gaussian import Gaussian, plus_precision
 from fedmcmc.inference._types import Mean, Moments
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
+
+if TYPE_CHECKING:
+    import optax
 
 Descent = Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree]
 """``(gradient of the tilted log density, noise, position) -> what the optimizer descends``."""
@@ -116,7 +118,7 @@ class _Welford(Visitor):
 
 
 def sgd_mean(
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     *,
     num_samples: int,
     num_local_steps: int | None = None,
@@ -249,7 +251,7 @@ def langevin_mean(
     """
     length, estimator = local_steps(None, thinning, batch_size, num_samples, num_burnin)
     number = schedules.number(step_size, "step_size", minimum=0.0, strict=True)
-    return LangevinMean(estimator, training(optax.sgd(1.0), length, step_size), number)
+    return LangevinMean(estimator, training(plain_steps(), length, step_size), number)
 
 
 @register_dataclass

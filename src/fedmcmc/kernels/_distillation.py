@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -14,6 +13,9 @@ from fedmcmc._checks import expect_optimizer, positive_integer
 from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below
+
+if TYPE_CHECKING:
+    import optax
 
 
 @register_dataclass
@@ -91,7 +93,7 @@ def distillation(
     predict_fn: Callable[[ArrayTree, ArrayTree], Array],
     inputs: ArrayTree,
     *,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     num_steps: int,
     batch_size: int | None = None,
     average_from: int = 0,

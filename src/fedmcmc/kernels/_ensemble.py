@@ -6,11 +6,10 @@ learning.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -35,6 +34,9 @@ from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below, normals, realize_normals
+
+if TYPE_CHECKING:
+    import optax
 
 Distiller = Callable[[Array, ArrayTree, ArrayTree], ArrayTree]
 """``(rng_key, mean, members) -> position``, members with leaves ``[num_models, *event]``."""
@@ -313,7 +315,7 @@ def ensemble(
     estimator: GradientEstimator,
     family: Ensemble,
     *,
-    client_optimizer: optax.GradientTransformation,
+    client_optimizer: "optax.GradientTransformation",
     num_local_steps: int,
     learning_rate: Number = 1.0,
     participation: Participation | None = None,

@@ -7,11 +7,10 @@ message, so that the server only ever sums, and any compressor applies.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -35,6 +34,9 @@ from fedmcmc.kernels._prior_site import PriorSite
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
+
+if TYPE_CHECKING:
+    import optax
 
 CAVITIES = ("site", "average", "power", "global", "none")
 
@@ -243,8 +245,8 @@ def natural(
     cavity: str = "site",
     structure: str = "diagonal",
     damping: Number = 1.0,
-    server_optimizer: optax.GradientTransformation | None = None,
-    client_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
+    client_optimizer: "optax.GradientTransformation | None" = None,
     participation: Participation | None = None,
     prior: Gaussian | None = None,
     num_prior_samples: int = 16,

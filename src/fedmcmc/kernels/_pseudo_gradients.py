@@ -6,11 +6,10 @@ pseudo-gradients that are gradients of a local posterior's Gaussian fit.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -29,13 +28,15 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import Training, Visitor
+from fedmcmc.dynamics import Training, Visitor, plain_steps
 from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
-PLAIN_STEPS = optax.sgd(1.0)
+if TYPE_CHECKING:
+    import optax
+
 """One object, as kernels of other functions share no compilation."""
 
 
@@ -232,7 +233,7 @@ def pseudo_gradients(
     delta: Delta,
     *,
     training: Training,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: "optax.GradientTransformation | None" = None,
     learning_rate: Number = 1.0,
     participation: Participation | None = None,
 ) -> FederatedKernel:
@@ -274,7 +275,7 @@ def pseudo_gradients(
         On numbers out of range, and from `init` where they do not fit the data.
     """
     expect_optimizer(server_optimizer, "server_optimizer", or_none=True)
-    server = PLAIN_STEPS if server_optimizer is None else server_optimizer
+    server = plain_steps() if server_optimizer is None else server_optimizer
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
     expect(delta, Delta, "delta")

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Posterior
@@ -140,6 +139,8 @@ def maximize(
         at = jax.lax.stop_gradient(x)
         value, gradient = fn(at)
         return -(value + jax.lax.stop_gradient(gradient) @ (x - at))
+
+    import optax
 
     # The two parts of optax.lbfgs, apart because the step before the line search is needed.
     quasi_newton = optax.scale_by_lbfgs()
