@@ -52,12 +52,8 @@ def test_between_the_draws_and_the_state(recorder, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
     """The states that a run returns, and those that it saves, are of its round."""
-    kernel = fedmcmc.lsd_pp(
-        killed_run.posterior(),
-        step_size=1e-3,
-        batch_size=2,
-        refresh_every=3,
-        participation=fedmcmc.uniform(2),
+    kernel = fedmcmc.fed_ep(
+        killed_run.posterior(), inference=fedmcmc.inference.exact_gaussian(), cohort_size=2
     )
 
     def run_stored(num_rounds, checkpoint=None):
@@ -69,19 +65,21 @@ def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
             num_rounds=num_rounds,
             progress=False,
             checkpoint=checkpoint,
-            placement=fedmcmc.Placement(client_store=fedmcmc.HostStore(device_bytes=400)),
+            placement=fedmcmc.Placement(client_store=fedmcmc.HostStore(device_bytes=1)),
         )
 
     def half(clients, ids, table):
         real(clients, ids[:1], jax.tree.map(lambda leaf: leaf[:, :1], table))
 
-    real, checkpoint = executors.write, fedmcmc.Checkpoint(tmp_path, every_rounds=1)
-    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="Interrupted"):
-        states = iter([real, real, real, once(half, 1)])
-        patch.setattr(executors, "write", lambda *given: next(states, real)(*given))
-        cut = run_stored(20, checkpoint)
-    num = int(cut.state.broadcast.round[0])
-    assert 0 < num < 20
-    for got, expected in ((cut, run_stored(num)), (run_stored(20, checkpoint), run_stored(20))):
-        assert_same(numbers(got), numbers(expected))
-        jax.tree.map(np.testing.assert_array_equal, got.state.clients, expected.state.clients)
+    real, whole = executors.write, run_stored(21)
+    for number in range(1, 9):
+        checkpoint = fedmcmc.Checkpoint(tmp_path / str(number), every_rounds=3)
+        writes = iter([real] * (number - 1) + [once(half, 1)])
+        with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="Interrupted"):
+            patch.setattr(executors, "write", lambda *given, w=writes: next(w, real)(*given))
+            cut = run_stored(21, checkpoint)
+        num = int(cut.state.broadcast.round[0])
+        assert 0 < num < 21
+        for got, expected in ((cut, run_stored(num)), (run_stored(21, checkpoint), whole)):
+            assert_same(numbers(got), numbers(expected))
+            jax.tree.map(np.testing.assert_array_equal, got.state.clients, expected.state.clients)
