@@ -9,8 +9,6 @@ from fedmcmc._types import FederatedKernel, Number, Posterior
 from fedmcmc.gradients import for_batch_size
 from fedmcmc.kernels import consensus
 
-__all__ = ["dg_sgld"]
-
 
 def dg_sgld(
     posterior: Posterior,

@@ -25,8 +25,6 @@ from fedmcmc.gradients import for_batch_size, noisy, scaffold
 from fedmcmc.kernels import averaging
 from fedmcmc.pytrees import schedules
 
-__all__ = ["fa_hmc", "fa_ld"]
-
 
 def fa_ld(
     posterior: Posterior,

@@ -15,8 +15,6 @@ from fedmcmc.participation import cohorts_of
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["fed_avg", "fed_pa"]
-
 
 def fed_avg(
     posterior: Posterior,

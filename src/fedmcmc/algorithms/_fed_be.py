@@ -15,8 +15,6 @@ from fedmcmc.gradients import for_batch_size
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["fed_be"]
-
 
 def fed_be(
     posterior: Posterior,

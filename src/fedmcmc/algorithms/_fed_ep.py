@@ -15,8 +15,6 @@ from fedmcmc.participation import cohorts_of
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["adf", "fed_ep", "fed_sep"]
-
 
 def fed_ep(
     posterior: Posterior,

@@ -13,8 +13,6 @@ from fedmcmc.gradients import as_surrogates, conducive, for_batch_size
 from fedmcmc.kernels import relay
 from fedmcmc.participation import categorical, pooled
 
-__all__ = ["dsgld", "fsgld", "sgld"]
-
 
 def sgld(
     posterior: Posterior,

@@ -15,8 +15,6 @@ from fedmcmc.gradients import fixed_point, for_batch_size, svrg
 from fedmcmc.kernels import langevin
 from fedmcmc.participation import pooled
 
-__all__ = ["Prior", "lsd", "lsd_pp", "lsd_star", "psgld"]
-
 Prior = Literal["server", "split"]
 
 

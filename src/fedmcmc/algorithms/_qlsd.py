@@ -13,8 +13,6 @@ from fedmcmc.algorithms._lsd import Prior, lsd, lsd_pp, lsd_star
 from fedmcmc.compression import Compressor, memory
 from fedmcmc.transforms import compress
 
-__all__ = ["qlsd", "qlsd_pp", "qlsd_star"]
-
 
 def qlsd(
     posterior: Posterior,

@@ -14,20 +14,6 @@ from jax import Array
 
 from fedmcmc.pytrees import trees
 
-__all__ = [
-    "as_finite",
-    "as_labels",
-    "as_probabilities",
-    "as_semidefinite",
-    "broadcast",
-    "over_leading",
-    "positive_integer",
-    "positive_numbers",
-    "same_precision",
-    "single_precision",
-    "unit_interval",
-]
-
 TOLERANCE = 5e-3
 """How far probabilities may be from summing to one: rounding to bfloat16 takes them 2^-8 off."""
 

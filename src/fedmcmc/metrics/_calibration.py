@@ -11,14 +11,6 @@ from jax import Array
 from fedmcmc.metrics._arguments import over_leading, positive_integer
 from fedmcmc.metrics._classification import correct, rows
 
-__all__ = [
-    "CredibilityAccuracy",
-    "Reliability",
-    "credibility_accuracy_curve",
-    "expected_calibration_error",
-    "reliability",
-]
-
 
 class Reliability(NamedTuple):
     """A reliability diagram.

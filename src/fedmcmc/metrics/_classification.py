@@ -8,16 +8,6 @@ from jax import Array
 
 from fedmcmc.metrics._arguments import as_labels, as_probabilities, broadcast
 
-__all__ = [
-    "accuracy",
-    "brier_score",
-    "correct",
-    "in_range",
-    "negative_log_likelihood",
-    "predictive_entropy",
-    "rows",
-]
-
 
 def accuracy(probabilities: Any, labels: Any) -> Array:
     """Return the share of rows whose most probable class is the label.

@@ -8,8 +8,6 @@ from jax import Array
 
 from fedmcmc.metrics._arguments import as_probabilities, broadcast, same_precision
 
-__all__ = ["agreement", "total_variation"]
-
 
 def agreement(probabilities: Any, reference: Any) -> Array:
     """Return the share of rows for which both predict the same class.

@@ -8,8 +8,6 @@ from jax import Array
 
 from fedmcmc.metrics._arguments import as_finite, broadcast, over_leading, same_precision
 
-__all__ = ["ood_auc"]
-
 
 def ood_auc(scores_in: Any, scores_out: Any) -> Array:
     """Return the area under the ROC curve of a score that is to be higher out of distribution.

@@ -12,8 +12,6 @@ from fedmcmc._types import ArrayTree, as_functions
 from fedmcmc.metrics._arguments import positive_integer, single_precision
 from fedmcmc.pytrees import trees
 
-__all__ = ["flatten_draws", "predictive"]
-
 
 def predictive(
     apply_fn: Callable[..., ArrayTree],

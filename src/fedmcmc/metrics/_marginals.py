@@ -11,8 +11,6 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.metrics._arguments import as_finite, positive_integer, same_precision
 from fedmcmc.pytrees import trees
 
-__all__ = ["marginal_error", "marginal_error_floor"]
-
 
 def marginal_error(draws: ArrayTree, reference: ArrayTree, num_bins: int = 50) -> Array:
     """Return the total variation distance of marginals, averaged over coordinates.

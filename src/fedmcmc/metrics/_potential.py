@@ -20,8 +20,6 @@ from fedmcmc.metrics._arguments import (
 from fedmcmc.metrics._draws import flatten_draws
 from fedmcmc.pytrees import trees
 
-__all__ = ["hpd_error", "hpd_threshold", "potential"]
-
 
 def potential(
     posterior: Posterior,

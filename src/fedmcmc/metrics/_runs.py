@@ -16,14 +16,6 @@ from fedmcmc.metrics._arguments import (
     single_precision,
 )
 
-__all__ = [
-    "EstimationError",
-    "best_running_mean",
-    "estimation_error",
-    "relative_efficiency",
-    "rounds_to_threshold",
-]
-
 
 class EstimationError(NamedTuple):
     """Mean squared error of estimates ``[...]``: ``mse = squared_bias + variance``."""

@@ -15,8 +15,6 @@ from fedmcmc.metrics._arguments import (
     same_precision,
 )
 
-__all__ = ["gaussian_w2"]
-
 
 def gaussian_w2(mean: Any, covariance: Any, other_mean: Any, other_covariance: Any) -> Array:
     """Return the 2-Wasserstein distance of two Gaussians.
