@@ -8,6 +8,7 @@ import inspect
 import typing
 
 import jax.numpy as jnp
+import optax
 
 import fedmcmc
 from fedmcmc import preconditioners
@@ -150,7 +151,9 @@ TABLES = {
 def constructors(kind, module):
     """Return names of public functions of `module` that are annotated to return `kind`."""
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and n[0] != "_"}
-    return {n for n, f in functions.items() if typing.get_type_hints(f).get("return") is kind}
+    optional = {"optax": optax}  # modules import it for annotations only
+    hints = {n: typing.get_type_hints(f, localns=optional) for n, f in functions.items()}
+    return {n for n, of in hints.items() if of.get("return") is kind}
 
 
 def names(rows):
