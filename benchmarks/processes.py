@@ -28,7 +28,7 @@ def bench() -> None:
     mesh = distributed.mesh()
     if (jax.process_count(), mesh.size) != (2, 2):
         raise SystemExit("To be run by two processes with a device each.")
-    # A round of one local step of one client a process: what is left is the exchange.
+    # A round of one local step of one client per process: what is left is the exchange.
     light = dict(local=1, at=1)
     seconds = compare(
         {

@@ -118,7 +118,7 @@ def _store(
     name: str, settings: Settings, data: fedmcmc.FederatedData, state: Any
 ) -> fedmcmc.HostStore | None:
     stateful = name.startswith("FedEP")
-    # Two numbers a parameter, and twice that with momentum.
+    # Two numbers per parameter, and twice that with momentum.
     size = 4 * 2 * (1 + (settings.site_momentum > 0)) * trees.num_elements(state.broadcast.position)
     return fedmcmc.HostStore() if stateful and size * data.num_clients > SITES_BYTES else None
 

@@ -23,7 +23,7 @@ Multinomial logistic regression on ten clients with 20 to 99 digits each, which 
 favour some labels; a Gaussian prior of precision 100, 7840 coefficients. The potential `U` (minus
 the log posterior) of the draws is compared with that of LSD++, the same sampler without
 compression: the relative error of the 99 % quantile of `U`, that bounds the region of highest
-posterior density (HPD), and the relative efficiency, 32 bits a number over the bits of a message.
+posterior density (HPD), and the relative efficiency, 32 bits per number over the bits of a message.
 
 | | FSGLD | DG-SGLD | QLSD++, 4 bits | 8 bits | 16 bits |
 |---|---|---|---|---|---|

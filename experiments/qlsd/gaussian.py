@@ -225,7 +225,7 @@ def row(result: Result, mean_bits: float) -> dict[str, Any]:
         "MSE of average": float(result.error[-1]),
         "MSE, law": float(result.expected[-1]),
         "z (MSE)": float((result.error[-1] - result.expected[-1]) / result.error_sd[-1]),
-        "bits a message": result.message_bits,
+        "bits per message": result.message_bits,
         "bound, log2": result.bound_log2,
         "bound, ln (paper)": result.bound_natural,
         "fewer bits than LSD*": mean_bits / result.message_bits,

@@ -27,7 +27,7 @@ def _errors(out: Path, config: Any, results: list[Any]) -> dict[str, str]:
             for axis, x in ((axes[0, 0], bits), (axes[0, 1], result.rounds)):
                 axis.loglog(x, result.error, color=color, label=result.name)
                 axis.loglog(x, result.expected, ":", color=color)
-        axes[0, 0].set(xlabel="bits a client has sent since burn-in", ylabel="squared error")
+        axes[0, 0].set(xlabel="bits that a client has sent since burn-in", ylabel="squared error")
         axes[0, 1].set(xlabel="rounds since burn-in")
         axes[0, 1].legend()
     return {

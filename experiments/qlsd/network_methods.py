@@ -27,7 +27,7 @@ def surrogates(
     """Return FSGLD's surrogates: gradient and diagonal empirical Fisher information at `centre`.
 
     The paper does not say which it used. These are positive and cost one pass over the rows, when
-    a Hessian's diagonal costs a pass a parameter.
+    a Hessian's diagonal costs one pass per parameter.
     """
 
     def row(position: Any, one: Any) -> Array:

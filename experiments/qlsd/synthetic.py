@@ -209,7 +209,7 @@ def row(
         "variance over MALA": float(measured.mean() / right.mean()),
         "added by compression": float(added.mean()),
         "s.e. of that": float(added.std(ddof=1) / root),
-        "bits a message": bits,
+        "bits per message": bits,
     }
 
 

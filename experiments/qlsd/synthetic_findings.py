@@ -66,10 +66,10 @@ def commentary(metrics: dict[str, Any]) -> str:
             "the paper": "Nothing on bits.",
             "ours": "Bits of a message, counted, without and with memory: "
             + ", ".join(
-                f"{a['bits a message']:.3g} and {b['bits a message']:.3g}"
+                f"{a['bits per message']:.3g} and {b['bits per message']:.3g}"
                 for a, b in zip(without, with_, strict=True)
             )
-            + f", against {plain['bits a message']:.0f} uncompressed: the memory is not paid for "
+            + f", against {plain['bits per message']:.0f} uncompressed: the memory is not paid for "
             "in bits.",
         },
     ]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.random import streams
+from fedmcmc.random import random_words
 from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(4)
@@ -182,7 +182,7 @@ def test_a_compressor_shares_no_bits_with_its_kernel_nor_with_another():
     found = [np.asarray(drawn.compressor), np.asarray(drawn.kernel.compressor)]
     # A kernel may split its key any number of times: those keys are fold_in's of 0, 1, 2, ...
     keys = [KEY, *(jax.random.split(KEY, num)[i] for num in (2, 4) for i in range(num))]
-    found += [np.asarray(streams.random_words(key, jnp.zeros(4))) for key in keys]
+    found += [np.asarray(random_words(key, jnp.zeros(4))) for key in keys]
     assert len({tuple(x) for x in found}) == 2 + 1 + 4  # split(key, 4) begins with split(key, 2)
 
 

@@ -9,7 +9,7 @@ import fedmcmc
 from fedmcmc import wire
 from fedmcmc.compression import message_bits
 from fedmcmc.pytrees import trees
-from fedmcmc.random import streams
+from fedmcmc.random import random_words, realize_words
 from tests.oracles.federations import LIMIT, z_scores
 from tests.support.lanes import fast_and_slow
 
@@ -299,7 +299,7 @@ def test_large_messages_are_drawn_from_their_key_as_small_ones_are(size, monkeyp
     tree = {"a": VECTOR, "b": jnp.ones(size)}
     kinds = (fedmcmc.quantize(3), fedmcmc.sparsify(0.4))
     small = [say.__wrapped__(compressor, tree)[1] for compressor in kinds]
-    monkeypatch.setattr(streams, "MAX_PREPARED_NORMALS", 4)
+    monkeypatch.setattr("fedmcmc.random._streams.MAX_PREPARED_NORMALS", 4)
     for compressor, expected in zip(kinds, small, strict=True):
         draws = compressor.prepare(KEY, tree, CLIENT)
         assert jnp.issubdtype(draws.dtype, jax.dtypes.prng_key)
@@ -316,6 +316,6 @@ def test_two_words_of_one_draw_are_as_good_as_independent():
     p = below.mean(0)
     assert np.abs(joint - p[:, None] * p[None]).max() < 2.0**-half
     np.testing.assert_array_equal(np.sort(other), words)
-    drawn = np.asarray(streams.realize_words(streams.random_words(KEY, jnp.zeros(7)), jnp.zeros(7)))
+    drawn = np.asarray(realize_words(random_words(KEY, jnp.zeros(7)), jnp.zeros(7)))
     np.testing.assert_array_equal(drawn[4:], (drawn[:3] << 16) | (drawn[:3] >> 16))
     assert len(set(drawn.tolist())) == 7

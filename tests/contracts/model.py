@@ -58,7 +58,7 @@ class Given(NamedTuple):
     order: tuple = (0, 1, 2)  # of the clients
 
     def table(self, values: Any) -> Any:
-        """Return one entry a client, in this order."""
+        """Return one entry per client, in this order."""
         return jax.tree.map(lambda leaf: leaf[jnp.array(self.order)], values)
 
     @property

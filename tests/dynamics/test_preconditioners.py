@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.random import streams
+from fedmcmc.random import server_key
 from tests.oracles.federations import LIMIT, z_scores
 
 ROWS = [
@@ -36,7 +36,7 @@ def test_psgld_is_the_recursion_written_out():
         gradient = (rows - theta).sum(0) - theta
         square = decay * square + (1 - decay) * (gradient / len(rows)) ** 2
         metric = (square + damping) ** -0.5
-        noise = np.asarray(jax.random.normal(streams.server_key(chain_key, jnp.int32(k)), (3,)))
+        noise = np.asarray(jax.random.normal(server_key(chain_key, jnp.int32(k)), (3,)))
         spread = np.sqrt(2 * step_size * metric) * (k >= quiet)
         theta = theta + step_size * metric * gradient + spread * noise
         expected.append(theta)

@@ -178,13 +178,13 @@ def test_memory_takes_away_what_coarse_messages_add(tmp_path):
     assert (plain["memory"], without["memory"], with_["memory"]) == ("-", "no", "yes")
     assert without["added by compression"] > 5 * without["s.e. of that"]
     assert without["added by compression"] > 4 * abs(with_["added by compression"])
-    assert without["bits a message"] < plain["bits a message"] == 320
+    assert without["bits per message"] < plain["bits per message"] == 320
     # Langevin on a Gaussian with curvature 1 / v is 1 / (1 - step / (2 v)) times too wide.
     variances = np.asarray(metrics["truth"]["variances"])
     widened = 1 / (1 - metrics["step_size"] / (2 * variances))
     assert plain["variance over MALA"] == pytest.approx(widened.mean(), rel=0.1)
     said = synthetic.commentary(metrics)
-    assert f"{without['bits a message']:.3g}" in said
+    assert f"{without['bits per message']:.3g}" in said
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
 
 

@@ -106,7 +106,7 @@ def test_runs_agree_with_the_law(tiny):
     for name in ("QLSD*, 1 bits", "QLSD*, 3 bits", "LSD*"):
         row = rows[name]
         assert row["variance"] == pytest.approx(row["variance, law"], rel=0.08)
-    assert rows["LSD*"]["bits a message"] == 32 * 4
+    assert rows["LSD*"]["bits per message"] == 32 * 4
     assert rows["QLSD, 1 bits"]["bound, log2"] == pytest.approx(float(bound_bits(4, 2)), rel=1e-6)
     natural = float(bound_bits(4, 2, base="natural"))
     assert rows["QLSD, 1 bits"]["bound, ln (paper)"] == pytest.approx(natural, rel=1e-6)

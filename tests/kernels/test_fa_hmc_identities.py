@@ -294,7 +294,7 @@ def test_identity_compression_changes_nothing_and_quantised_averages_are_unbiase
 def test_long_rounds_draw_in_the_loop_what_they_would_draw_ahead(monkeypatch):
     """Above a size only keys are prepared: of normals, and of the rows of minibatches."""
     from fedmcmc.gradients import _minibatches as minibatches
-    from fedmcmc.random import streams
+    from fedmcmc.random import _streams as streams
 
     settings = dict(rho=0.4, batch_size=2, num_local_steps=2)
     monkeypatch.setattr(streams, "MAX_PREPARED_NORMALS", 4)

@@ -215,7 +215,7 @@ def relay(
         ``[S, d, d]`` and ``[S, d]``.
     noises
         ``[S, d, d]``, covariance of the client's gradient estimate before it is divided by its
-        probability, one independent draw a step.
+        probability, one independent draw per step.
     batches
         One `BatchNoise` a client, for noise that depends on theta.
     """

@@ -71,7 +71,7 @@ def consensus(
     step_sizes, tolerances
         ``[]`` or ``[b]``.
     noises
-        ``[b, d, d]``, covariance of the clients' gradient estimates, one independent draw a step.
+        ``[b, d, d]``, covariance of the clients' gradient estimates, one independent draw per step.
     """
     a = np.asarray(precisions, float)
     b, d = a.shape[:2]

@@ -11,7 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import inference
 from fedmcmc.pytrees import trees
-from fedmcmc.random import streams
+from fedmcmc.random import cohort_key, realize_normals, server_key
 from fedmcmc.rounds import TOGETHER, prepare_round
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import BARE
@@ -221,7 +221,7 @@ def test_faults_of_a_client_depend_on_its_round_and_on_the_seed_alone():
         kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=0.1, participation=participation)
         kinds = kinds or dict(drop=0.3, late=0.4, nan=0.3)
         kernel = fedmcmc.faults(kernel, seed=seed, **kinds)
-        keys = jax.vmap(lambda r: streams.cohort_key(KEY, r))(jnp.arange(50))
+        keys = jax.vmap(lambda r: cohort_key(KEY, r))(jnp.arange(50))
         return jax.jit(jax.vmap(lambda key: kernel.participation.prepare(key, NUM)))(keys)
 
     def faults_of(found):
@@ -287,8 +287,8 @@ def test_a_client_that_sends_no_finite_number_is_left_out_and_comes_back():
         for i in who:
             own = spoilt_data((i,)).rows["x"]
             gradient = gradient + np.sum(np.asarray(own) - position, axis=0)
-        key = streams.server_key(jax.random.fold_in(KEY, 0), jnp.int32(r))
-        z = np.asarray(streams.realize_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
+        key = server_key(jax.random.fold_in(KEY, 0), jnp.int32(r))
+        z = np.asarray(realize_normals(key, jax.ShapeDtypeStruct((2,), jnp.float32)))
         position = position + 0.02 * gradient + np.sqrt(0.04) * z
         np.testing.assert_allclose(noise[r], position, rtol=1e-3, atol=1e-4)
     with pytest.raises(fedmcmc.NonFiniteError):
@@ -496,7 +496,7 @@ def test_a_weighted_mean_is_one_of_those_who_arrived():
     prior = federation.prior_precision, federation.prior_mean
     position, pending = federation.start, (0.0, np.zeros(3))
     for r in range(12):
-        cohort = kernel.participation.prepare(streams.cohort_key(KEY, jnp.int32(r)), NUM)
+        cohort = kernel.participation.prepare(cohort_key(KEY, jnp.int32(r)), NUM)
         heard, late = pending, (0.0, np.zeros(3))
         for i in np.flatnonzero(cohort.active):
             place = position

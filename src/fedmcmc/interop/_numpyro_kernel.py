@@ -15,7 +15,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.pytrees import trees
-from fedmcmc.random import as_key, streams
+from fedmcmc.random import as_key, draw_key
 from fedmcmc.rounds import RoundInfo, simulate
 from fedmcmc.tuning import predict_bias
 
@@ -214,7 +214,7 @@ class FederatedMCMCKernel(MCMCKernel):
         posterior, kernel = self._built()
         # The streams in which `fedmcmc.sample` places and starts its chains.
         place_key, init_key = (
-            streams.draw_key(as_key(rng_key), jnp.uint32(2**32 - 1 - i)) for i in range(2)
+            draw_key(as_key(rng_key), jnp.uint32(2**32 - 1 - i)) for i in range(2)
         )
         init_fn = posterior.init_fn
         assert init_fn is not None  # from_numpyro gives one
@@ -276,7 +276,7 @@ class FederatedMCMCKernel(MCMCKernel):
         federated, info = simulate(kernel, data).step(
             key, state.federated._replace(broadcast=broadcast)
         )
-        draw = kernel.draw(streams.draw_key(key, round_), federated)
+        draw = kernel.draw(draw_key(key, round_), federated)
         return FederatedMCMCState(
             round_ + 1,
             draw,

@@ -312,9 +312,9 @@ def _start_at(
 def _local_latent(name: str, plates: list[str]) -> ValueError:
     where = f"lies in the data plate {plates[0]!r}" if plates else "grows with the number of rows"
     return ValueError(
-        f"Latent site {name!r} {where}: it would be a parameter a row, and a client's rows never "
-        f"leave it. Make it global (outside of the plate, indexed by a group id a row), sum it "
-        f"out, or, if it is an outcome, pass it as obs=."
+        f"Latent site {name!r} {where}: it would be one parameter per row, and a client's rows "
+        f"never leave it. Make it global (outside of the plate, indexed by a group id per row), "
+        f"sum it out, or, if it is an outcome, pass it as obs=."
     )
 
 

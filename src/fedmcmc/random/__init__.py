@@ -4,7 +4,6 @@ Every number that is folded into a key of the package is written here. It knows 
 by their numbers alone, and imports `fedmcmc.pytrees`.
 """
 
-from fedmcmc.random import _streams as streams
 from fedmcmc.random._shuffles import shuffle_words as shuffle_words
 from fedmcmc.random._shuffles import shuffled as shuffled
 from fedmcmc.random._streams import as_key as as_key
@@ -13,16 +12,17 @@ from fedmcmc.random._streams import cohort_key as cohort_key
 from fedmcmc.random._streams import compressor_key as compressor_key
 from fedmcmc.random._streams import distinct_integers as distinct_integers
 from fedmcmc.random._streams import draw_key as draw_key
-from fedmcmc.random._streams import exchange_key as exchange_key
 from fedmcmc.random._streams import fault_key as fault_key
 from fedmcmc.random._streams import init_key as init_key
 from fedmcmc.random._streams import integers_below as integers_below
 from fedmcmc.random._streams import normals as normals
 from fedmcmc.random._streams import part_key as part_key
+from fedmcmc.random._streams import phase_key as phase_key
 from fedmcmc.random._streams import random_words as random_words
 from fedmcmc.random._streams import realize_normals as realize_normals
 from fedmcmc.random._streams import realize_words as realize_words
 from fedmcmc.random._streams import server_key as server_key
 from fedmcmc.random._streams import shared_key as shared_key
 from fedmcmc.random._streams import start_key as start_key
+from fedmcmc.random._streams import stream_key as stream_key
 from fedmcmc.random._streams import word_halves as word_halves

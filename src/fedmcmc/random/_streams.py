@@ -71,7 +71,7 @@ def shared_key(rng_key: Array, round_: Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_SHARED))
 
 
-def exchange_key(rng_key: Array, index: int) -> Array:
+def phase_key(rng_key: Array, index: int) -> Array:
     """Return the key of a round's phase `index`, from a client's or the server's round key.
 
     It is for phases before the kernel's own, whose key is the round key itself.

@@ -62,7 +62,7 @@ class Samples:
 
     @property
     def num_draws(self) -> int:
-        """Number of kept draws a chain."""
+        """Number of kept draws per chain."""
         return next(iter(self.info.values())).shape[1]
 
     @property

@@ -22,7 +22,7 @@ from fedmcmc._types import (
     StepInfo,
 )
 from fedmcmc.pytrees import trees
-from fedmcmc.random import as_key, client_key, cohort_key, exchange_key, server_key, shared_key
+from fedmcmc.random import as_key, client_key, cohort_key, phase_key, server_key, shared_key
 from fedmcmc.rounds._messages import guarded, sum_of
 
 
@@ -329,7 +329,7 @@ def prepare_shared(
 
 def _phase_key(kernel: FederatedKernel, number: int, key: Array) -> Array:
     """Return the key of a phase from that of the round; the kernel's own is the round's."""
-    return key if number == len(kernel.phases) - 1 else exchange_key(key, number)
+    return key if number == len(kernel.phases) - 1 else phase_key(key, number)
 
 
 def _between_rounds(broadcast: Broadcast) -> Broadcast:

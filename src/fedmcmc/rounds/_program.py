@@ -27,7 +27,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
-from fedmcmc.random import as_key, streams
+from fedmcmc.random import as_key, draw_key, stream_key
 from fedmcmc.rounds._arrangement import (
     AXIS,
     CHAINS,
@@ -155,7 +155,7 @@ class Program:
         """Run a round that was prepared, and return what is kept of it besides."""
         state, info = run_round(self.kernel, self.data, self.arrangement, state, cohort, draws)
         if self.collect is None:
-            draw = self.kernel.draw(streams.draw_key(rng_key, info.round), state)
+            draw = self.kernel.draw(draw_key(rng_key, info.round), state)
         else:
             draw = self.collect(state, info)
         names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
@@ -448,7 +448,7 @@ def _take_in(
     before: dict[str, ArrayTree],
 ) -> dict[str, ArrayTree]:
     """Return the accumulators' states with one draw more."""
-    base = streams.stream_key(rng_key, round_)
+    base = stream_key(rng_key, round_)
     return {
         name: accumulators[name].update(jax.random.fold_in(base, i), index, new.draw, state)
         for i, (name, state) in enumerate(sorted(before.items()))

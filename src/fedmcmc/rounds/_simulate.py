@@ -18,7 +18,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
-from fedmcmc.random import as_key, streams
+from fedmcmc.random import as_key, cohort_key
 from fedmcmc.rounds._arrangement import Arrangement, Places, arranged
 from fedmcmc.rounds._clients import (
     Task,
@@ -145,7 +145,7 @@ def prepare_round(
     """Draw the cohort of a round and all that is random in its steps and at the server."""
     participation = kernel.participation
     shapes = trees.shapes_of(like)
-    cohort = participation.prepare(streams.cohort_key(rng_key, round_), data.num_clients)
+    cohort = participation.prepare(cohort_key(rng_key, round_), data.num_clients)
     shared = prepare_shared(kernel, rng_key, round_, shapes)
     groups = groups_of(participation, data, arrangement, cohort)
     numbers = range(len(kernel.phases))

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedmcmc._types import ArrayTree, FederatedState, Participation
 from fedmcmc.placement import HostStore, Placed, on_host, on_words, put, read, several, write
 from fedmcmc.pytrees import trees
-from fedmcmc.random import streams
+from fedmcmc.random import cohort_key
 from fedmcmc.rounds import CHAINS, Program, Segment, state_specs
 
 RunSegment = Callable[[Program, Array, FederatedState], Segment]
@@ -278,7 +278,7 @@ def _cohorts_of(
     """Return the clients of the rounds from `at` on, all chains together, ``[...]``."""
 
     def cohort(key: Array, round_: Array) -> Array:
-        return participation.prepare(streams.cohort_key(key, round_), num_clients).ids
+        return participation.prepare(cohort_key(key, round_), num_clients).ids
 
     rounds = at + jnp.arange(num_rounds, dtype=jnp.int32)
     return jax.vmap(lambda key: jax.vmap(lambda r: cohort(key, r))(rounds))(keys)

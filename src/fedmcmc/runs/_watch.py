@@ -90,7 +90,7 @@ def warn_grown(before: float, after: float) -> None:
             f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
             "parameters of this model are that large, steps are too large for it and the draws are "
             "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
-            "rows a client also row_curvature=).",
+            "rows per client also row_curvature=).",
         )
 
 
@@ -102,7 +102,7 @@ def non_finite(samples: Samples, first_bad: np.ndarray, round_: int) -> NonFinit
         f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
         f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
         f"for this posterior, or a log density or gradient is not finite there.{hint} The "
-        f"{samples.num_draws} draws a chain from the rounds before are in `error.samples`.",
+        f"{samples.num_draws} draws per chain from the rounds before are in `error.samples`.",
         samples,
         round_,
         chains,

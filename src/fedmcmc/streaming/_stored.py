@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Static, as_functions
-from fedmcmc.random import streams
+from fedmcmc.random import integers_below
 from fedmcmc.streaming._types import Accumulator, Transform, transformed
 
 
@@ -131,7 +131,7 @@ def _update(
 
 
 def _random_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple[_State, Array]:
-    chosen = streams.integers_below(rng_key, index + 1, ())
+    chosen = integers_below(rng_key, index + 1, ())
     return state, jnp.where(index < size, index, chosen)
 
 
