@@ -35,9 +35,10 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     places = jax.tree.map(lambda leaf: leaf[None], NESTED)
     one = 1 if jax.devices()[0].platform == "cpu" else None
 
-    def chosen(kernel, clients_at_a_time=None):
+    def chosen(kernel, clients_at_a_time=None, *, on_many=False):
         given = fedmcmc.rounds.Arrangement(clients_at_a_time)
-        return starts.chosen(kernel, DATA.num_clients, given, keys, places).clients_at_a_time
+        arrangement = starts.chosen(kernel, DATA, given, keys, places, on_many=on_many)
+        return arrangement.clients_at_a_time
 
     assert chosen(apart) is None
     # Positions of all three clients, on one device.
@@ -51,6 +52,15 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     assert chosen(together) is None
     monkeypatch.setattr(starts, "MANY_CLIENTS", 4)
     assert chosen(apart) is None
+
+    # Rows of all clients, on several devices.
+    rows = sum(leaf.nbytes for leaf in jax.tree.leaves(DATA.rows))
+    monkeypatch.setattr(starts, "CACHE_BYTES", rows + 1)
+    assert chosen(apart, on_many=True) is None
+    monkeypatch.setattr(starts, "CACHE_BYTES", rows)
+    assert chosen(apart, on_many=True) == one
+    assert chosen(apart, 2, on_many=True) == 2
+    assert chosen(apart) is chosen(together, on_many=True) is None
 
 
 @pytest.mark.slow

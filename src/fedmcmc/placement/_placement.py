@@ -39,9 +39,9 @@ class Placement:
     clients_at_a_time
         How many clients are computed together. All together is the default and mostly the fastest,
         until memory runs out. Clients that move positions of their own over all their rows can be
-        faster one at a time, as their rows then stay in the cache; `fedmcmc.sample` chooses so by
-        itself for large positions. With one, a client's numbers are the same to the last bit
-        whatever the mesh.
+        faster one at a time, as their rows then stay in the cache; on CPUs `fedmcmc.sample` chooses
+        so by itself for 32 clients or more with large positions, and over several devices for large
+        rows. With one, a client's numbers are the same to the last bit whatever the mesh.
     num_buckets
         Clients are grouped by size into so many groups at most, which are computed one after the
         other. Where all clients take part in a round and what they compute grows with their size

@@ -21,6 +21,8 @@ from fedmcmc.tuning import predict_bias
 
 MANY_CLIENTS, COHORT_BYTES = 32, 2**21
 """From so many clients per round and bytes of positions on, a CPU takes them one by one."""
+CACHE_BYTES = 2**20
+"""So do many devices of a CPU, from so many bytes of rows on."""
 
 
 def check_data(data: Any) -> None:
@@ -115,22 +117,27 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
 
 def chosen(
     kernel: FederatedKernel,
-    num_clients: int,
+    data: FederatedData,
     arrangement: Arrangement,
     keys: Array,
     positions: ArrayTree,
+    *,
+    on_many: bool,
 ) -> Arrangement:
     """Choose how many clients are computed together, where the arrangement leaves it open.
 
-    `positions` have a leading chain axis. What one client's steps use over and over is to stay in
-    the cache: measured in `benchmarks/fed_avg.py`.
+    `positions` have a leading chain axis; `on_many` says whether there are several devices. What
+    one client's steps use over and over is to stay in the cache: measured in
+    `benchmarks/fed_avg.py` for one device and in `benchmarks/fa_hmc.py` for two.
     """
     on_cpu = {device.platform for device in keys.devices()} == {"cpu"}
     if not (on_cpu and kernel.clients_apart and arrangement.clients_at_a_time is None):
         return arrangement
-    clients = kernel.participation.cohort_size or num_clients
+    clients = kernel.participation.cohort_size or data.num_clients
     size = clients * trees.num_bytes(positions) // len(keys)
     large = clients >= MANY_CLIENTS and size >= COHORT_BYTES
+    # One device per core: what is computed together is not shared out over cores any more.
+    large |= on_many and trees.num_bytes(data.rows) >= CACHE_BYTES
     return replace(arrangement, clients_at_a_time=1) if large else arrangement
 
 
@@ -187,7 +194,8 @@ def begin(
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
         round_ = int(np.asarray(state.broadcast.round)[0])
         print(predict_bias(kernel, data, surrogates, round_=round_))
-    arrangement = chosen(kernel, rows.num_clients, arrangement, keys, state.broadcast.position)
+    starts, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
+    arrangement = chosen(kernel, rows, arrangement, keys, starts, on_many=on_many)
     program = Program(kernel, rows, arrangement, collect)
     state = jax.tree.map(trees.strong, state)
     if mesh is not None:
