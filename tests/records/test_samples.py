@@ -96,10 +96,11 @@ def test_arviz(samples, tmp_path):
         np.testing.assert_array_equal(back["posterior"]["m"].values, samples.draws["m"])
 
 
-def test_trace_plot(samples, tmp_path):
-    plots = arviz_plots.plot_trace(samples.to_datatree(), backend="matplotlib")
-    plots.savefig(tmp_path / "trace.png")
-    assert (tmp_path / "trace.png").stat().st_size > 10_000
+@pytest.mark.parametrize("name", ["plot_trace_dist", "plot_rank", "plot_forest"])
+def test_arviz_draws_its_plots(name, samples, tmp_path):
+    plots = getattr(arviz_plots, name)(samples.to_datatree(), backend="matplotlib")
+    plots.savefig(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_names_of_leaves():
