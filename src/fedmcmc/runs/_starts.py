@@ -122,7 +122,7 @@ def chosen(
     keys: Array,
     positions: ArrayTree,
     *,
-    on_many: bool,
+    on_many: bool = False,
 ) -> Arrangement:
     """Choose how many clients are computed together, where the arrangement leaves it open.
 

@@ -89,7 +89,7 @@ class Group:
         data = data.pooled() if kernel.participation.pooled else data
         state = start(kernel, data, keys, settings.position)
         # Clients of large positions one by one, as `sample` takes them.
-        arrangement = chosen(kernel, data.num_clients, TOGETHER, keys, state.broadcast.position)
+        arrangement = chosen(kernel, data, TOGETHER, keys, state.broadcast.position)
         self.points, self.kernels = points, kernels
         self.program = Program(kernel, data, arrangement, settings.collect)
         self.shapes = self.program.record_shapes(keys, state)
