@@ -1,7 +1,7 @@
 """Federated data: all rows in one flat store, sorted by client, without padding."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,19 +11,45 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Federation
-from fedmcmc.data._rows import as_row_type, check_finite, count_rows, gathered, joined, starts_of
+from fedmcmc.data._rows import (
+    Levels,
+    as_row_type,
+    check_finite,
+    count_rows,
+    gathered,
+    joined,
+    starts_of,
+)
 from fedmcmc.pytrees import trees
 
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
 
 
+@dataclass(frozen=True, eq=False)
+class Legend:
+    """What clients and codes are called.
+
+    Equal to every other, so that data that differ by names alone share one compiled program.
+    """
+
+    labels: Levels | None = None
+    coding: Mapping[str, Levels] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Legend)
+
+    def __hash__(self) -> int:
+        return hash(Legend)
+
+
 @register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FederatedData:
     """The rows of every client.
 
-    Build it with `from_clients` or `from_arrays`.
+    Build it with `from_dataframe`, `from_clients` or `from_arrays`. Printed, it shows sizes, types
+    and names, and never a row.
 
     Attributes
     ----------
@@ -35,6 +61,8 @@ class FederatedData:
         ``[num_clients]``, ``size / num_rows``.
     max_size
         The size of the largest client, static.
+    legend
+        What clients and codes are called, static; see `labels` and `coding`.
 
     Examples
     --------
@@ -42,6 +70,8 @@ class FederatedData:
     >>> data = FederatedData.from_clients([np.ones((3, 2)), np.zeros((1, 2))])
     >>> data.num_clients, data.num_rows, data.sizes.tolist()
     (2, 4, [3, 1])
+    >>> data
+    FederatedData(2 clients, 4 rows, 1 to 3 per client; rows: float32[2])
     """
 
     rows: ArrayTree
@@ -49,12 +79,67 @@ class FederatedData:
     size: Array
     share: Array
     max_size: int = field(metadata={"static": True})
+    legend: Legend = field(default_factory=Legend, metadata={"static": True})
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        df: Any,
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        allow_nonfinite: bool = False,
+    ) -> "FederatedData":
+        """Build from one table of all rows, in any order, of pandas, Polars or their like.
+
+        Parameters
+        ----------
+        df
+            The table. Rows become a dictionary of its columns, ``[num_rows]`` each. Strings and
+            categories become codes ``0, 1, ...`` (see `coding`), booleans 0 and 1.
+        client
+            The name of the column that holds each row's client. Its values, sorted, are `labels`.
+        columns
+            Names of the columns to keep; by default all but `client`.
+        allow_nonfinite
+            Whether floats may be missing (then NaN), NaN or infinite.
+
+        Raises
+        ------
+        ValueError
+            If a column is not there, or holds missing values or what is neither number nor text.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> table = pd.DataFrame(
+        ...     {"clinic": ["Bern", "Basel", "Bern"], "age": [50, 61, 72], "sex": ["f", "m", "f"]}
+        ... )
+        >>> data = FederatedData.from_dataframe(table, client="clinic")
+        >>> data
+        FederatedData(2 clients, 3 rows, 1 to 2 per client; age: int32, sex: int32 (0 'f', 1 'm'))
+        >>> data.labels
+        ('Basel', 'Bern')
+        """
+        from fedmcmc.data._frames import columns_of, owners_of  # narwhals takes a while
+
+        ids, labels = owners_of(df, client)
+        rows, coding = columns_of([df], columns, client, allow_nonfinite=allow_nonfinite)
+        order = np.argsort(ids, kind="stable")
+        rows = {name: gathered(column, order) for name, column in rows.items()}
+        data = from_sorted(rows, np.bincount(ids), allow_nonfinite)
+        return replace(data, legend=Legend(labels, coding))
 
     @classmethod
     def from_clients(
-        cls, clients: Sequence[ArrayTree], *, allow_nonfinite: bool = False
+        cls,
+        clients: Sequence[ArrayTree] | Mapping[Any, ArrayTree],
+        *,
+        allow_nonfinite: bool = False,
     ) -> "FederatedData":
-        """Build from one pytree of rows per client, leaves ``[n_c, ...]``.
+        """Build from one pytree of rows per client, leaves ``[n_c, ...]``, or one table each.
+
+        Of a mapping the keys are the clients' `labels`. Tables are those of `from_dataframe`.
 
         Raises
         ------
@@ -63,7 +148,19 @@ class FederatedData:
             clients disagree about structure or row shapes, or (unless `allow_nonfinite`) a float
             is not finite.
         """
-        return from_sorted(*joined(clients), allow_nonfinite)
+        labels: Levels | None = None
+        if isinstance(clients, Mapping):
+            labels, clients = tuple(clients), list(clients.values())
+        coding: Mapping[str, Levels] = {}
+        if clients and all(hasattr(x, "columns") and hasattr(x, "dtypes") for x in clients):
+            from fedmcmc.data._frames import columns_of
+
+            rows, coding = columns_of(clients, None, allow_nonfinite=allow_nonfinite)
+            sizes = np.array([len(frame) for frame in clients])
+        else:
+            rows, sizes = joined(clients)
+        data = from_sorted(rows, sizes, allow_nonfinite)
+        return replace(data, legend=Legend(labels, coding))
 
     @classmethod
     def from_arrays(
@@ -77,20 +174,24 @@ class FederatedData:
         """Build from rows in any order, leaves ``[num_rows, ...]``, and one integer id per row.
 
         Ids run from 0 to ``num_clients - 1`` (by default the largest id), each with at least one
-        row. The order of rows within a client is kept.
+        row. Ids may be names: sorted, they are the clients' `labels`. The order of rows within a
+        client is kept.
 
         Raises
         ------
         ValueError
-            As `from_clients`, and if ids are not integers, negative, or too large.
+            As `from_clients`, and if ids are neither integers nor names, negative, or too large.
         """
-        ids = np.asarray(client_ids)
+        ids, labels = np.asarray(client_ids), None
+        if ids.dtype.kind in "UO" and ids.ndim == 1 and all(isinstance(x, str) for x in ids):
+            names, ids = np.unique(ids.astype(str), return_inverse=True)
+            labels = tuple(names.tolist())
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
         num_rows = count_rows(leaves, "the data")
         if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
-                f"client_ids must be one integer per row, shape ({num_rows},), got shape "
-                f"{ids.shape} and dtype {ids.dtype}."
+                f"client_ids must be one integer or one name per row, shape ({num_rows},), got "
+                f"shape {ids.shape} and dtype {ids.dtype}."
             )
         count = int(ids.max()) + 1 if num_clients is None else num_clients
         if ids.min() < 0 or ids.max() >= count:
@@ -99,7 +200,33 @@ class FederatedData:
             )
         order = np.argsort(ids, kind="stable")
         rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
-        return from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
+        data = from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
+        return replace(data, legend=Legend(labels))
+
+    def __repr__(self) -> str:
+        """Return sizes, types and names; rows stay where they are."""
+        counts = f"{self.num_clients} clients, {self.num_rows} rows"
+        if not isinstance(self.size, jax.core.Tracer):
+            counts += f", {int(self.size.min())} to {int(self.size.max())} per client"
+        columns = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.rows):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            shape = str(list(leaf.shape[1:])) if leaf.ndim > 1 else ""
+            levels = enumerate(self.coding.get(name, ()))
+            codes = ", ".join(f"{code} {level!r}" for code, level in levels)
+            columns.append(f"{name or 'rows'}: {leaf.dtype}{shape}" + f" ({codes})" * bool(codes))
+        return f"FederatedData({counts}; {', '.join(columns)})"
+
+    @property
+    def labels(self) -> Levels:
+        """What the clients are called, by default their numbers."""
+        given = self.legend.labels
+        return tuple(range(self.num_clients)) if given is None else given
+
+    @property
+    def coding(self) -> Mapping[str, Levels]:
+        """The levels of columns that were text, by column: code ``i`` is the level ``i``."""
+        return self.legend.coding
 
     @property
     def num_clients(self) -> int:
@@ -193,7 +320,11 @@ def from_sorted(
     clients = range(len(sizes)) if clients is None else clients
     start = np.zeros(len(sizes), np.int32)
     start[clients] = begin = starts_of(sizes[clients])
-    rows = jax.tree_util.tree_map_with_path(as_row_type, rows)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(rows)
+    cast = []
+    for path, leaf in leaves:
+        cast.append(as_row_type(path, leaf))
+    rows = jax.tree.unflatten(treedef, cast)
     if not allow_nonfinite:
         check_finite(rows, begin, clients)
     return FederatedData(

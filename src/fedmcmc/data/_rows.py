@@ -1,5 +1,6 @@
 """Rows of clients on the host: checked, joined, in types that JAX takes."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 
+Levels = tuple[Any, ...]
+"""What the codes ``0, 1, ...`` stand for, or what clients are called."""
 CHECKED_ROWS = 2**16
 """Rows of which a check for NaN makes a table at a time."""
+DIGITS_LOST = 1e-3
+"""Rounding may move numbers by this share of what they differ by."""
 
 
 def joined(
@@ -104,6 +109,25 @@ def check_finite(rows: ArrayTree, start: np.ndarray, ids: Sequence[int]) -> None
                 )
 
 
+def _warn_of_lost_digits(path: Any, leaf: np.ndarray, cast: np.ndarray) -> None:
+    """Warn where rounding moves numbers by more than a thousandth of what they differ by."""
+    parts = range(CHECKED_ROWS, len(leaf), CHECKED_ROWS)
+    pairs = zip(np.split(leaf, parts), np.split(cast, parts), strict=True)
+    with np.errstate(invalid="ignore"):
+        moved = np.max([np.abs(exact - rounded).max(axis=0) for exact, rounded in pairs], axis=0)
+        spread = leaf.max(axis=0) - leaf.min(axis=0)
+        worst = np.argmax(np.where(spread > 0, moved - spread * DIGITS_LOST, -np.inf))
+    moved, spread, typical = moved.flat[worst], spread.flat[worst], leaf[0].flat[worst]
+    if spread > 0 and moved > spread * DIGITS_LOST:
+        name = jax.tree_util.keystr(path) or "the rows"
+        warnings.warn(
+            f"Numbers in {name} differ by {spread:.3g} around {typical:.3g}, and {cast.dtype} "
+            f"moves them by up to {moved:.2g}: subtract a constant, or enable 64 bits in JAX "
+            f"(jax_enable_x64).",
+            stacklevel=5,  # who calls `from_clients` and its like
+        )
+
+
 def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
     """Return `leaf` in the type in which JAX holds it; raise `ValueError` if it has none."""
     # What JAX would do on its own (64-bit numbers to its default width), but not in silence.
@@ -113,6 +137,8 @@ def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     with np.errstate(over="ignore"):
         cast = leaf.astype(dtype, copy=False)
+    if leaf.dtype.kind == "f" and dtype != leaf.dtype and len(leaf):
+        _warn_of_lost_digits(path, leaf, cast)
     if leaf.dtype.kind in "iu" and not np.array_equal(cast, leaf):
         name = jax.tree_util.keystr(path) or "the rows"
         raise ValueError(

@@ -1,0 +1,129 @@
+"""Tables of rows: columns by their names, strings as codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+
+from fedmcmc.data._rows import Levels
+
+
+def owners_of(frame: Any, client: str) -> tuple[np.ndarray, Levels]:
+    """Return each row's client, ``[num_rows]`` int32, and the clients' labels in sorted order.
+
+    Raises
+    ------
+    ValueError
+        If there is no such column, no row, or a row without a client.
+    """
+    table = _eager(frame)
+    if client not in table.columns:
+        raise ValueError(
+            f"client must name the column that holds each row's client, one of "
+            f"{', '.join(map(repr, table.columns))}; got {client!r}."
+        )
+    if not len(table):
+        raise ValueError("The table holds no rows.")
+    column = table[client]
+    missing = column.is_null().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"{missing.sum()} rows have no client (column {client!r}), the first is row "
+            f"{int(missing.argmax())}. Drop them, or give them one."
+        )
+    labels, ids = np.unique(_strings_or_numbers(column), return_inverse=True)
+    return ids.astype(np.int32), tuple(labels.tolist())
+
+
+def columns_of(
+    frames: Sequence[Any],
+    columns: Sequence[str] | None = None,
+    client: str | None = None,
+    *,
+    allow_nonfinite: bool,
+) -> tuple[dict[str, np.ndarray], dict[str, Levels]]:
+    """Return the columns of all `frames`, one after the other, and the levels of those coded.
+
+    They are `columns`, by default all but that of the `client`. Numbers stay as they are, booleans
+    become 0 and 1, and strings and categories become codes ``0, 1, ...`` in the order of their
+    levels: that of the categories, else sorted.
+
+    Raises
+    ------
+    ValueError
+        If a column is missing in a table, or holds missing values or what is no number.
+    """
+    tables = [_eager(frame) for frame in frames]
+    if columns is None:
+        names = [name for name in tables[0].columns if name != client]
+    else:
+        names = list(columns)
+    if not names:
+        raise ValueError("Rows must hold at least one column, beside that of the client.")
+    for place, table in enumerate(tables):
+        lacks = [name for name in names if name not in table.columns]
+        extra = [x for x in table.columns if columns is None and x not in (*names, client)]
+        if lacks or extra:
+            which = f"Table {place}" if len(tables) > 1 else "The table"
+            what = f"has no column {lacks[0]!r}" if lacks else f"alone has a column {extra[0]!r}"
+            raise ValueError(f"{which} {what}; its columns are {', '.join(table.columns)}.")
+    rows, levels = {}, {}
+    for name in names:
+        parts = [table[name] for table in tables]
+        if any(_is_text(part) for part in parts):
+            rows[name], levels[name] = _coded(name, parts)
+        else:
+            rows[name] = np.concatenate([_numbers(name, x, allow_nonfinite) for x in parts])
+    return rows, levels
+
+
+def _eager(frame: Any) -> Any:
+    if not nw.dependencies.is_into_dataframe(frame):
+        raise TypeError(f"A table of rows must be a DataFrame, got {type(frame).__name__}.")
+    return nw.from_native(frame, eager_only=True)
+
+
+def _is_text(column: Any) -> bool:
+    return column.dtype in (nw.String, nw.Categorical, nw.Enum) or (
+        column.dtype == nw.Object and all(isinstance(x, str) for x in column.drop_nulls())
+    )
+
+
+def _strings_or_numbers(column: Any) -> np.ndarray:
+    return np.asarray(column.cast(nw.String) if _is_text(column) else column.to_numpy())
+
+
+def _refuse_missing(name: str, column: Any) -> None:
+    missing = column.is_null().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"Column {name!r} has {missing.sum()} missing values, the first in row "
+            f"{int(missing.argmax())}. Drop these rows, or impute them."
+        )
+
+
+def _coded(name: str, parts: list[Any]) -> tuple[np.ndarray, Levels]:
+    for part in parts:
+        _refuse_missing(name, part)
+    texts = np.concatenate([np.asarray(part.cast(nw.String).to_numpy(), str) for part in parts])
+    levels: dict[str, None] = {}
+    for part in parts:
+        if part.dtype in (nw.Categorical, nw.Enum):
+            levels |= dict.fromkeys(map(str, part.cat.get_categories().to_list()))
+    levels |= dict.fromkeys(np.unique(texts).tolist())
+    places = {level: code for code, level in enumerate(levels)}
+    return np.array([places[text] for text in texts.tolist()], np.int32), tuple(levels)
+
+
+def _numbers(name: str, column: Any, allow_nonfinite: bool) -> np.ndarray:
+    if not (column.dtype.is_numeric() or column.dtype == nw.Boolean):
+        raise ValueError(
+            f"Column {name!r} holds {column.dtype}, which is no number: turn it into one (of a "
+            f"date, days since a day), or leave it out with columns=[...]."
+        )
+    if column.dtype.is_float() and allow_nonfinite:
+        return column.to_numpy().astype(float)  # a missing value is NaN
+    _refuse_missing(name, column)
+    values = np.asarray(column.to_numpy())
+    return values.astype(np.int32) if column.dtype == nw.Boolean else values
