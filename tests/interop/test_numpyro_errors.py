@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 
+import fedmcmc
 from fedmcmc import from_numpyro
 from tests.support.numpyro_models import clients, observe, slope
 
@@ -198,5 +199,83 @@ def test_an_example_without_rows_is_an_error(example):
 
 def test_a_wrong_call_says_how_the_model_was_called():
     with pytest.raises(TypeError) as caught:
-        from_numpyro(lambda covariates: None, example={"x": np.ones(3)})
-    assert any("keyword arguments ['x']" in note for note in caught.value.__notes__)
+        from_numpyro(lambda x, y: None, example=(np.ones(3),))
+    assert any("1 positional arguments" in note for note in caught.value.__notes__)
+
+
+def bernoulli(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal())
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+
+
+def normal(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal())
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(slope * x), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "error", "message"),
+    [
+        (normal, "zy", TypeError, r"takes x, y; the rows hold y, z\. They lack 'x'"),
+        (normal, "xyw", TypeError, r"takes x, y; the rows hold w, x, y\. They hold 'w', too"),
+        (normal, "x", ValueError, r"pass it as obs=\. The rows hold no 'y': was it forgotten"),
+        (bernoulli, "x", ValueError, r"observe it\. The rows hold no 'y': was it forgotten"),
+    ],
+)
+def test_columns_are_the_models_arguments(model, names, error, message):
+    with pytest.raises(error, match=message):
+        from_numpyro(model, example={name: np.zeros(3) for name in names})
+
+
+def observed(*fns):
+    def model(y, n):
+        u = numpyro.sample("u", dist.Normal())
+        with numpyro.plate("rows", len(y)):
+            for i, fn in enumerate(fns):
+                numpyro.sample(f"y{i}", fn(u, n), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fn", "value"),
+    [
+        (lambda u, n: dist.Bernoulli(logits=u), 2),
+        (lambda u, n: dist.Binomial(n, logits=u), 6),
+        (lambda u, n: dist.Poisson(jnp.exp(u)), -1),
+        (lambda u, n: dist.Gamma(jnp.exp(u), 1.0), -0.5),
+        (lambda u, n: dist.Categorical(logits=jnp.stack([u, 0.0, 0.0])), 3),
+    ],
+)
+def test_values_that_cannot_be_observed_name_their_row(fn, value):
+    y, n = np.ones(5, type(value)), np.full(5, 5)
+    model = observed(lambda u, n: dist.Normal(u), fn)
+    from_numpyro(model, example={"y": y, "n": n})
+    y[3] = value
+    with pytest.raises(ValueError, match=f"'y1' observes 1 values .* first, {value}, in row 3"):
+        from_numpyro(model, example={"y": y, "n": n})
+    clients = {"Bern": {"y": y[:2], "n": n[:2]}, "Basel": {"y": y[2:], "n": n[2:]}}
+    data = fedmcmc.FederatedData.from_clients(clients)
+    with pytest.raises(ValueError, match="in row 1 of client 'Basel'"):
+        from_numpyro(model, example=data)
+    from_numpyro(model, example=data, check_rows=False)
+
+
+def test_supports_that_move_and_masked_rows_are_left_alone():
+    def model(y, known):
+        top = numpyro.sample("top", dist.HalfNormal(100.0))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Uniform(0.0, top), obs=y)
+            numpyro.sample("z", dist.Poisson(top).mask(known), obs=jnp.where(known, y, -1))
+
+    from_numpyro(model, example={"y": np.array([3.0, 50.0]), "known": np.array([True, False])})
+
+
+def test_a_posterior_refuses_other_columns_than_those_of_its_example():
+    posterior = from_numpyro(normal, example={"x": np.zeros(3), "y": np.zeros(3)})
+    data = fedmcmc.FederatedData.from_clients([{"x": np.zeros(3)}])
+    with pytest.raises(ValueError, match="of rows like those of example"):
+        kernel = fedmcmc.lsd(posterior, step_size=0.1)
+        fedmcmc.sample(jax.random.key(0), kernel, data, {"slope": 0.0}, num_rounds=1)

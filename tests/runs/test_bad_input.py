@@ -53,6 +53,7 @@ def fsgld(q=None, **settings):
         (lambda: run(fsgld(), num_rounds=0), "num_rounds must be an integer of at least 1"),
         (lambda: run(fsgld(), num_burnin=5), "num_rounds counts burn-in too"),
         (lambda: run(fsgld(), thinning=0), "thinning must be"),
+        (lambda: run(fsgld(), num_rounds=9, thinning=10), "thinning=10 keeps no draw of the 9"),
         (lambda: fedmcmc.sample(jax.random.key(0), fsgld(), DATA, num_rounds=1), "Give a position"),
         (lambda: fedmcmc.bernoulli(0.0), "probabilities in"),
         (lambda: fedmcmc.uniform(0), "positive integer cohort_size"),
@@ -318,6 +319,7 @@ def test_a_state_must_fit_like_a_fresh_start():
         (lambda: run(fedmcmc.fsgld), "kernel must be a FederatedKernel, got function"),
         (lambda: run(fsgld(), data=[np.ones(2)]), "data must be a FederatedData"),
         (lambda: fsgld([surrogates()]), "surrogates must be one fedmcmc.Gaussian"),
+        (lambda: fsgld(step_size="1e-3"), "step_size must be a scalar number .*, got .1e-3"),
     ],
 )
 def test_types(call, message):

@@ -118,7 +118,7 @@ def _warn_of_lost_digits(path: Any, leaf: np.ndarray, cast: np.ndarray) -> None:
         spread = leaf.max(axis=0) - leaf.min(axis=0)
         worst = np.argmax(np.where(spread > 0, moved - spread * DIGITS_LOST, -np.inf))
     moved, spread, typical = moved.flat[worst], spread.flat[worst], leaf[0].flat[worst]
-    if spread > 0 and moved > spread * DIGITS_LOST:
+    if spread > 0 and spread * DIGITS_LOST < moved < np.inf:
         name = jax.tree_util.keystr(path) or "the rows"
         warnings.warn(
             f"Numbers in {name} differ by {spread:.3g} around {typical:.3g}, and {cast.dtype} "

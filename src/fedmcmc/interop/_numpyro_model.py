@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._numpyro_checks import check_arguments, check_support
 from fedmcmc.interop._numpyro_structure import Structure, find_structure
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
 from fedmcmc.pytrees import trees
@@ -47,7 +48,8 @@ def from_numpyro(
     check_rows
         Whether to compare the log likelihood of rows in a batch with that of each row alone,
         which compiles a small program. It finds models that center their covariates, rescale by
-        the number of rows, or otherwise let one row's term depend on the others.
+        the number of rows, or otherwise let one row's term depend on the others. And whether
+        observed values (of a `FederatedData` all clients') can be those of their distribution.
 
     Returns
     -------
@@ -74,8 +76,11 @@ def from_numpyro(
         Naming the site, before anything compiles: a latent site in a plate over rows or of a
         shape that grows with them, a discrete latent site, a prior that depends on the rows, an
         observed site or factor that depends on the rows without one term per row, a plate that
-        subsamples, a `numpyro.param` that the density depends on; or a model that runs on no
-        other number of rows than the example's.
+        subsamples, a `numpyro.param` that the density depends on; a model that runs on no other
+        number of rows than the example's; or, with `check_rows`, a value outside of the support of
+        its distribution, such as a Bernoulli coded 1 and 2.
+    TypeError
+        If the rows are a dict and hold what the model does not take, or lack what it needs.
 
     Notes
     -----
@@ -104,13 +109,21 @@ def from_numpyro(
     ['scale', 'slope']
     """
     rows = checked_rows(client_rows(example), "one client's rows")
+    absent = check_arguments(model, rows)
     try:
         structure = find_structure(model, rows)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
         raise
+    except ValueError as error:
+        for name in absent:
+            if f"site {name!r}" in str(error):
+                raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
+        raise
     posterior = _build(model, structure, rows, float(init_radius))
     if check_rows:
+        data = example if isinstance(example, FederatedData) else None
+        check_support(model, structure, rows if data is None else data.rows, data)
         _check_rows(posterior, structure, rows)
     return posterior
 
@@ -130,7 +143,14 @@ def _build(
     any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
     start_rows = jax.tree.map(lambda leaf: leaf[:START_ROWS], rows)
 
+    treedef: Any = jax.tree.structure(rows)
+
     def trace(position: Position, batch: ArrayTree) -> dict[str, dict[str, Any]]:
+        if jax.tree.structure(batch) != treedef:
+            raise ValueError(
+                f"The posterior is of rows like those of example, {treedef}, got "
+                f"{jax.tree.structure(batch)}."
+            )
         if position.keys() != structure.shapes.keys():
             raise ValueError(
                 f"A position of this model has the sites {sorted(structure.shapes)}, got "

@@ -104,7 +104,7 @@ def _outputs(
                 drawable[name] = is_one and not tracing.is_factor(site)
         return values, log_probs
 
-    position = _position_shapes(shapes)
+    position = position_shapes(shapes)
     arguments = (position, params, _row_shapes(rows, count))
     closed, (values, log_probs) = jax.make_jaxpr(run, return_shape=True)(*arguments)
     nodes = iter(tracer.outputs(closed, _labels(*arguments)))
@@ -114,7 +114,8 @@ def _outputs(
     return _Outputs(log_prob, shape, value, drawable)
 
 
-def _position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a position from those of its sites."""
     dtype = jnp.result_type(float)
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
@@ -198,7 +199,7 @@ def _outcomes(
         trace = tracing.trace_at(model, rows, position)
         return {name: tracing.draw_site(jax.random.key(0), trace[name]) for name in leaf_of}
 
-    arguments = (_position_shapes(shapes), _row_shapes(rows, COUNTS[0]))
+    arguments = (position_shapes(shapes), _row_shapes(rows, COUNTS[0]))
     try:
         closed, drawn = jax.make_jaxpr(draws, return_shape=True)(*arguments)
     except NotImplementedError:  # a distribution that cannot be drawn from

@@ -78,6 +78,8 @@ def number(
     if callable(x) and not isinstance(x, Array):
         return Scheduled(x, allowed)
     try:
+        if isinstance(x, str):
+            raise TypeError  # NumPy would read a number out of it
         array = jnp.asarray(x)
     except TypeError:
         raise TypeError(

@@ -45,6 +45,11 @@ def check_counts(rounds: str, most: int, **given: Any) -> tuple[int, ...]:
         raise ValueError(
             f"{rounds} counts burn-in too: got {rounds}={most}, num_burnin={given['num_burnin']}."
         )
+    after = most - given["num_burnin"]
+    if 0 < after < given["thinning"]:
+        raise ValueError(
+            f"thinning={given['thinning']} keeps no draw of the {after} rounds after burn-in."
+        )
     return tuple(int(count) for count in given.values())
 
 

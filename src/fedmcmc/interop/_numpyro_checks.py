@@ -1,0 +1,116 @@
+"""Whether rows are what a NumPyro model takes: its arguments, and values that can be observed."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro import distributions as dist
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.data import FederatedData
+from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._dependence import Tracer
+from fedmcmc.interop._numpyro_structure import Structure, position_shapes
+
+_POSITION = "position"
+
+
+def check_arguments(model: Callable[..., Any], rows: ArrayTree) -> tuple[str, ...]:
+    """Return the arguments with a default that `rows`, a dict, do not hold.
+
+    Raises
+    ------
+    TypeError
+        If the rows hold what the model does not take, or lack what it needs.
+    """
+    if not isinstance(rows, dict):
+        return ()
+    try:
+        arguments = inspect.signature(model).parameters
+    except (TypeError, ValueError):  # of a callable that does not say
+        return ()
+    kinds = {argument.kind for argument in arguments.values()}
+    by_name = [
+        name
+        for name, argument in arguments.items()
+        if argument.kind in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY)
+    ]
+    absent = [name for name in by_name if name not in rows]
+    needed = [name for name in absent if arguments[name].default is inspect.Parameter.empty]
+    extra = [name for name in rows if name not in by_name]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        extra = []
+    if needed or extra:
+        what = f"lack {needed[0]!r}" if needed else f"hold {extra[0]!r}, too"
+        raise TypeError(
+            f"The model takes {', '.join(by_name)}; the rows hold {', '.join(rows)}. They {what}: "
+            f"rename or drop columns, or bind arguments that are no columns with functools.partial."
+        )
+    return tuple(absent)
+
+
+def check_support(
+    model: Callable[..., Any],
+    structure: Structure,
+    rows: ArrayTree,
+    data: FederatedData | None,
+) -> None:
+    """Raise `ValueError` where an observed value can never be one of its distribution.
+
+    Supports that depend on the latent sites are not checked, nor are masked sites. `rows` are
+    those of `data`, if there is one.
+    """
+    shapes = position_shapes(structure.shapes)
+
+    def found(position: ArrayTree, rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
+        trace = tracing.trace_at(model, rows, position)
+        tables = {name: _outside(trace[name], axis) for name, axis in structure.likelihood.items()}
+        return {name: table for name, table in tables.items() if table is not None}
+
+    closed, outputs = jax.make_jaxpr(found, return_shape=True)(shapes, rows)
+    labels = [((_POSITION, i), frozenset({_POSITION})) for i in range(len(shapes))]
+    labels += [(("rows", i), frozenset()) for i in range(len(jax.tree.leaves(rows)))]
+    nodes = iter(Tracer().outputs(closed, labels))
+    fixed = [name for name in outputs if _POSITION not in next(nodes).flags | next(nodes).flags]
+    if not fixed:
+        return
+    zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+    tables = jax.jit(lambda rows: {name: found(zeros, rows)[name] for name in fixed})(rows)
+    for name, (outside, value) in jax.tree.map(np.asarray, tables).items():
+        if outside.any():
+            site = tracing.trace_at(model, jax.tree.map(lambda x: x[:1], rows), zeros)[name]
+            raise ValueError(
+                f"Site {name!r} observes {outside.sum()} values that its distribution "
+                f"({type(site['fn']).__name__}) cannot have, the first, {value}, in "
+                f"{_place(int(outside.argmax()), data)}. Recode them, or choose another "
+                f"distribution (check_rows=False turns this off)."
+            )
+
+
+def _outside(site: dict[str, Any], axis: int) -> tuple[Array, Array] | None:
+    """Return which rows are outside of the support, ``[num_rows]``, and the first such value."""
+    fn = site["fn"]
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    if tracing.is_factor(site) or isinstance(fn, dist.MaskedDistribution):
+        return None
+    try:
+        inside = jnp.asarray(site["fn"].support(site["value"]))
+    except (NotImplementedError, ValueError):  # a support that numpyro cannot tell
+        return None
+    value = jnp.asarray(site["value"])
+    batch = jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, site["fn"].batch_shape))
+    outside = ~jnp.all(batch, axis=[i for i in range(batch.ndim) if i != axis])
+    at = axis - batch.ndim + inside.ndim
+    return outside, jnp.take(value, jnp.argmax(outside), axis=at) if at >= 0 else value
+
+
+def _place(row: int, data: FederatedData | None) -> str:
+    if data is None:
+        return f"row {row} of example"
+    client = int(np.searchsorted(np.asarray(data.start), row, side="right")) - 1
+    return f"row {row - int(data.start[client])} of client {data.labels[client]!r}"
