@@ -113,6 +113,14 @@ class Posterior(NamedTuple):
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
     init_fn: Callable[[Array], ArrayTree] | None = None
 
+    def __repr__(self) -> str:
+        """Return what the clients share, where the model says it, and which functions there are."""
+        given = [name for name, fn in zip(self._fields, self, strict=True) if fn is not None]
+        # Of a model with named sites, as `from_numpyro` leaves it.
+        sites = getattr(self.logprior_fn, "sites", None)
+        shared = "" if sites is None else f"shared by all clients: {sites}; "
+        return f"Posterior({shared}{', '.join(given)})"
+
 
 class Broadcast(NamedTuple):
     """All that goes down to a client.

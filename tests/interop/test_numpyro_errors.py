@@ -273,6 +273,32 @@ def test_supports_that_move_and_masked_rows_are_left_alone():
     from_numpyro(model, example={"y": np.array([3.0, 50.0]), "known": np.array([True, False])})
 
 
+def hierarchy(y, group=None):
+    top = numpyro.sample("top", dist.Normal())
+    tau = numpyro.sample("tau", dist.HalfNormal())
+    if group is None:
+        u = numpyro.sample("u", dist.Normal(top, tau))
+    else:
+        with numpyro.plate("groups", 3):
+            u = numpyro.sample("u", dist.Normal(top, tau))[group]
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(u), obs=y)
+
+
+def test_a_scalar_site_with_a_latent_scale_is_no_effect_per_client():
+    with pytest.warns(
+        UserWarning, match="'u' has one value for all clients, .* on 'tau', as"
+    ) as said:
+        posterior = from_numpyro(hierarchy, example={"y": np.zeros(3)})
+    assert [warning.filename for warning in said] == [__file__]
+    assert str(posterior).startswith("Posterior(shared by all clients: top, tau, u; logprior_fn, ")
+    posterior = from_numpyro(hierarchy, example={"y": np.zeros(3), "group": np.arange(3)})
+    assert "top, tau, u[3]; " in repr(posterior)
+    assert repr(posterior._replace(logprior_fn=abs, init_fn=None)) == (
+        "Posterior(logprior_fn, loglikelihood_fn, resample_fn, constrain_fn)"
+    )
+
+
 def test_a_posterior_refuses_other_columns_than_those_of_its_example():
     posterior = from_numpyro(normal, example={"x": np.zeros(3), "y": np.zeros(3)})
     data = fedmcmc.FederatedData.from_clients([{"x": np.zeros(3)}])

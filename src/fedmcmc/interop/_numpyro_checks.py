@@ -1,6 +1,7 @@
 """Whether rows are what a NumPyro model takes: its arguments, and values that can be observed."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,36 @@ def check_support(
                 f"({type(site['fn']).__name__}) cannot have, the first, {value}, in "
                 f"{_place(int(outside.argmax()), data)}. Recode them, or choose another "
                 f"distribution (check_rows=False turns this off)."
+            )
+
+
+def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows: ArrayTree) -> None:
+    """Warn of scalar latent sites whose scale is another latent site: one value for all clients.
+
+    Coefficients with a common scale (a horseshoe) are no such sites: they have an axis.
+    """
+    scalars = [name for name, shape in structure.shapes.items() if not shape]
+    sites = sorted(structure.shapes)
+
+    def scales(position: ArrayTree, rows: ArrayTree) -> dict[str, Any]:
+        trace = tracing.trace_at(model, rows, position)
+        found = {name: getattr(trace[name]["fn"], "scale", None) for name in scalars}
+        return {name: jnp.asarray(scale) for name, scale in found.items() if scale is not None}
+
+    closed, outputs = jax.make_jaxpr(scales, return_shape=True)(
+        position_shapes(structure.shapes), rows
+    )
+    labels: list[Any] = [((_POSITION, site), frozenset({site})) for site in sites]
+    labels += [(("rows", i), frozenset()) for i in range(len(jax.tree.leaves(rows)))]
+    for name, node in zip(sorted(outputs), Tracer().outputs(closed, labels), strict=True):
+        others = sorted(node.flags - {name})
+        if others:
+            warnings.warn(
+                f"Site {name!r} has one value for all clients, and its scale depends on "
+                f"{', '.join(map(repr, others))}, as that of a group effect would. The model is "
+                f"written for one client's rows, but clients share its latent sites. For an effect "
+                f"per client give {name!r} a plate over clients, and index it by a column of ids.",
+                stacklevel=3,  # who calls `from_numpyro`
             )
 
 

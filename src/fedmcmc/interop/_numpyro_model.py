@@ -12,7 +12,11 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.interop import _numpyro_trace as tracing
-from fedmcmc.interop._numpyro_checks import check_arguments, check_support
+from fedmcmc.interop._numpyro_checks import (
+    check_arguments,
+    check_support,
+    warn_of_group_effects,
+)
 from fedmcmc.interop._numpyro_structure import Structure, find_structure
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
 from fedmcmc.pytrees import trees
@@ -55,6 +59,8 @@ def from_numpyro(
     -------
     Posterior
         With all five functions. A position is a dict, latent site to unconstrained float array.
+        Each latent site has one value for all clients, though the model is written for the rows
+        of one; printed, the posterior says which these are.
 
         - `logprior_fn` has the log densities of the latent sites and the log Jacobians of their
           transformations, and of observed sites and factors that do not depend on the rows
@@ -82,6 +88,11 @@ def from_numpyro(
     TypeError
         If the rows are a dict and hold what the model does not take, or lack what it needs.
 
+    Warns
+    -----
+    UserWarning
+        If a scalar site's scale is another latent site, as an effect per client would have it.
+
     Notes
     -----
     Scales (`numpyro.handlers.scale`) and masks count as in `numpyro.infer.util.potential_energy`:
@@ -107,6 +118,8 @@ def from_numpyro(
     0.368
     >>> sorted(posterior.init_fn(jax.random.key(0)))
     ['scale', 'slope']
+    >>> print(str(posterior)[:52])
+    Posterior(shared by all clients: slope, scale; logpr
     """
     rows = checked_rows(client_rows(example), "one client's rows")
     absent = check_arguments(model, rows)
@@ -124,6 +137,7 @@ def from_numpyro(
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
         check_support(model, structure, rows if data is None else data.rows, data)
+        warn_of_group_effects(model, structure, rows)
         _check_rows(posterior, structure, rows)
     return posterior
 
@@ -162,6 +176,10 @@ def _build(
         sites = trace(position, any_row)
         terms = [jnp.sum(tracing.log_prob(sites[name])) for name in structure.prior]
         return sum(terms[1:], terms[0])
+
+    logprior_fn.sites = ", ".join(  # type: ignore[attr-defined]
+        name + (str(list(shape)) if shape else "") for name, shape in structure.shapes.items()
+    )
 
     def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
         sites = trace(position, batch)
