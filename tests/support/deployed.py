@@ -142,6 +142,7 @@ class Server:
             )
             downlink, like = wire.encode(broadcast), trees.shapes_of(broadcast)
             code_like = rounds.code_like(kernel, number, broadcast)
+            states = {}  # replaced after the phase: a client that is drawn twice answers once
             for slot, index in enumerate(np.asarray(cohort.ids)):
                 if not active[slot]:
                     continue
@@ -156,10 +157,12 @@ class Server:
                 if int(received.num_excluded) > int(before):
                     active[slot] = False  # the site is told, and keeps what it had
                 else:
-                    site.state = kept
+                    states[site] = kept
                 down = info.bits_down
                 whole = trees.num_bits(broadcast)
                 bits += np.array([info.bits, whole if trees.is_empty(down) else down])
+            for site, kept in states.items():
+                site.state = kept
             self.memories[number] = received.memories
             self.broadcast, self.server, _ = _server_step(
                 kernel, self.key, broadcast, self.server, received, number=number

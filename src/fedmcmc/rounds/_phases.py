@@ -44,6 +44,8 @@ class Received(NamedTuple):
     memories
         The server's copies of the clients' memories, leaves ``[num_clients, ...]``; ``()`` where
         decoding needs none. They outlive the round.
+    before
+        These copies as they were before the phase: what its codes are relative to.
     num_excluded
         ``[]`` int32, messages that were left out because they were not finite.
     """
@@ -51,6 +53,7 @@ class Received(NamedTuple):
     total: ArrayTree
     late: ArrayTree
     memories: ArrayTree
+    before: ArrayTree
     num_excluded: Array
 
 
@@ -135,7 +138,8 @@ def nothing_received(
     """
     phase, _ = _resolved(kernel, phase)
     zeros = trees.zeros_like(phase.message_like(trees.shapes_of(broadcast)))
-    return Received(zeros, zeros if waits else (), memories, jnp.zeros((), jnp.int32))
+    none = jnp.zeros((), jnp.int32)
+    return Received(zeros, zeros if waits else (), memories, memories, none)
 
 
 def first_memories(
@@ -161,6 +165,8 @@ def receive(
     late: Array | bool = False,
 ) -> Received:
     """Return what the server holds after one more code: decoded, weighted and added.
+
+    A client that a cohort holds twice answers once, and its code is received twice.
 
     Parameters
     ----------
@@ -191,7 +197,7 @@ def receive(
     index = jnp.asarray(client_id, jnp.int32)
     weight = jnp.asarray(weight, jnp.result_type(float))
     sender = Sender(index, weight)
-    memory = jax.tree.map(lambda leaf: leaf[index], received.memories)
+    memory = jax.tree.map(lambda leaf: leaf[index], received.before)
     message = phase.decode(code, sender, memory, received.total)
     one = jax.tree.map(lambda leaf: leaf[None], message)
     arrival = jnp.asarray(late)[None] if waits else ()
@@ -208,10 +214,11 @@ def receive(
         memory,
     )
     excluded = received.num_excluded + (1 - taken.astype(jnp.int32))
+    later = received.late
     if isinstance(added, Arrivals):
-        total, later = trees.add(received.total, added.now), trees.add(received.late, added.late)
-        return Received(total, later, memories, excluded)
-    return Received(trees.add(received.total, added), received.late, memories, excluded)
+        later, added = trees.add(later, added.late), added.now
+    total = trees.add(received.total, added)
+    return received._replace(total=total, late=later, memories=memories, num_excluded=excluded)
 
 
 def server_step(

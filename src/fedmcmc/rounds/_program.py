@@ -156,6 +156,8 @@ class Program:
         state, info = run_round(self.kernel, self.data, self.arrangement, state, cohort, draws)
         if self.collect is None:
             draw = self.kernel.draw(draw_key(rng_key, info.round), state)
+            if self.kernel.position_fn is not None:
+                draw = self.kernel.position_fn(draw)
         else:
             draw = self.collect(state, info)
         names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
