@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics import StoppingRule
-from fedmcmc.diagnostics._stopping import Verdict
+from fedmcmc.diagnostics import StoppingRule, Verdict
 
 KEY = jax.random.key(2)
 DATA = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((5, 2))])

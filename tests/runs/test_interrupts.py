@@ -1,15 +1,19 @@
 """Ctrl-C at the worst time: while a segment's draws and states are being recorded."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.diagnostics import Verdict
 from fedmcmc.records import MemoryRecorder, ZarrRecorder
 from fedmcmc.records import _recorders as recorders
 from fedmcmc.runs import _executors as executors
-from tests.storage.small_run import numbers, run
+from fedmcmc.storage import Saver
+from tests.storage.small_run import kernel, numbers, run
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 
@@ -49,17 +53,76 @@ def test_between_the_draws_and_the_state(recorder, tmp_path, monkeypatch):
     assert_same(numbers(run(None, 60, **given)), numbers(whole))
 
 
+def test_while_the_first_chunk_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorders, "CHUNK_BYTES", 100)
+    with pytest.warns(RuntimeWarning, match="Interrupted"), monkeypatch.context() as patch:
+        patch.setattr(ZarrRecorder, "_write", once(ZarrRecorder._write, 1))
+        cut = run(None, 60, draws_to=tmp_path / "draws.zarr")
+    assert cut.num_draws == cut.totals["rounds"][0] == 0
+    assert {len(leaf[0]) for leaf in jax.tree.leaves((cut.draws, cut.info))} == {0}
+
+
+def test_while_the_last_checkpoint_is_written(tmp_path, monkeypatch):
+    """The draws are returned, and the next run waits for the writer of this one."""
+    checkpoint = fedmcmc.Checkpoint(tmp_path, every_rounds=10)
+
+    def interrupted(saver, progress, *, wait, **given):
+        save(saver, progress, wait=False, **given)
+        if wait:
+            raise KeyboardInterrupt
+
+    save, whole = Saver.save, run(None, 60)
+    with pytest.warns(RuntimeWarning, match="Interrupted"), monkeypatch.context() as patch:
+        patch.setattr(Saver, "save", interrupted)
+        cut = run(None, 30, checkpoint=checkpoint)
+    np.testing.assert_array_equal(cut.draws, whole.draws[:, :30])
+    assert_same(numbers(run(None, 60, checkpoint=checkpoint)), numbers(whole))
+
+
+@pytest.mark.parametrize("most", [60, 30])
+def test_while_a_rule_is_asked(most, tmp_path):
+    """A run that goes on asks what was not answered: where it stops does not depend on Ctrl-C."""
+
+    def stopped(checkpoint=None, interrupt=None):
+        def check(draws):
+            if draws.shape[1] == interrupt:
+                raise KeyboardInterrupt
+            return Verdict(draws.shape[1] >= 30, {"mean": jnp.mean(draws)})
+
+        rule = fedmcmc.StoppingRule(lambda num: num + 15, check, "30 draws")
+        return run(None, None, max_rounds=most, until=rule, checkpoint=checkpoint)
+
+    checkpoint = fedmcmc.Checkpoint(tmp_path, every_rounds=10)
+    with pytest.warns(RuntimeWarning, match=r"Interrupted|without 30 draws"):
+        stopped(checkpoint, interrupt=30)
+    resumed, whole = stopped(checkpoint), stopped()
+    assert resumed.num_draws == whole.num_draws == 30
+    assert resumed.stopped == whole.stopped
+
+
+def test_a_divergence_can_be_handed_on_by_another_process():
+    with pytest.raises(fedmcmc.NonFiniteError) as caught:
+        run(None, 60, chosen=kernel(step_size=1e9))
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (str(error), error.round, error.chains) == (
+        str(caught.value),
+        caught.value.round,
+        caught.value.chains,
+    )
+    assert error.samples.num_draws == caught.value.samples.num_draws
+
+
 @pytest.mark.slow
 def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
     """The states that a run returns, and those that it saves, are of its round."""
-    kernel = fedmcmc.fed_ep(
+    chosen = fedmcmc.fed_ep(
         killed_run.posterior(), inference=fedmcmc.inference.exact_gaussian(), cohort_size=2
     )
 
     def run_stored(num_rounds, checkpoint=None):
         return fedmcmc.sample(
             jax.random.key(0),
-            kernel,
+            chosen,
             killed_run.data(),
             jnp.zeros(3),
             num_rounds=num_rounds,

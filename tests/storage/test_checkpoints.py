@@ -13,7 +13,7 @@ from jax.tree_util import register_dataclass
 
 import fedmcmc
 from fedmcmc import streaming
-from fedmcmc.diagnostics._stopping import Verdict
+from fedmcmc.diagnostics import Verdict
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 from tests.support.kills import kill_until_done

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics._stopping import Verdict
+from fedmcmc.diagnostics import Verdict
 from fedmcmc.storage import _owner
+from tests.storage import small_run
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
 
@@ -135,8 +136,9 @@ def test_a_refusal_is_that_of_all_processes_of_a_run(tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_written_costs_no_draw(tmp_path):
     (tmp_path / "file").write_text("no directory")
-    with pytest.warns(RuntimeWarning, match="No checkpoint could be written"):
+    with pytest.warns(RuntimeWarning, match="No checkpoint could be written") as said:
         found = run(tmp_path / "file" / "c", 30)
+    assert [warning.filename for warning in said] == [small_run.__file__]
     assert_same(numbers(found), numbers(run(None, 30)))
 
 

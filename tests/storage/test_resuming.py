@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics._stopping import Verdict
+from fedmcmc.diagnostics import Verdict
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 from tests.support.kills import Cut

@@ -23,7 +23,7 @@ def test_they_are_skipped_and_counted(tmp_path, monkeypatch):
 
     save = _saving.Saver.save
 
-    def saves(saver, progress, *, wait):
+    def saves(saver, progress, *, wait, **given):
         if wait:  # at the end of the run
             disk.set()
         save(saver, progress, wait=wait)

@@ -326,6 +326,13 @@ def test_bad_points_are_named_before_anything_runs(monkeypatch):
         run(grid={"step_size": [0.1, -1.0]})
     with pytest.raises(TypeError, match=r"At step_size=0.1: kernel_fn must return a Federated"):
         run(lambda step_size: POSTERIOR, {"step_size": [0.1]})
+    with pytest.raises(ValueError, match=r"At cohort=9: A cohort of 9 clients"):
+        run(
+            lambda cohort: fedmcmc.lsd(
+                POSTERIOR, step_size=0.1, participation=fedmcmc.uniform(cohort)
+            ),
+            {"cohort": [2, 9]},
+        )
     with pytest.raises(TypeError, match=r"At pace=1: .*pace"):
         run(grid={"pace": [1]})
     falling = {"falling": lambda r: 0.1 - 0.01 * r}

@@ -125,6 +125,8 @@ class ZarrRecorder:
         """Write the last chunk; return the arrays, which read from disk what is taken of them."""
         if draws.parts:
             self._write(draws.num_stored, _joined(draws.parts))
+        else:
+            self.check(draws)  # an interrupted `add` may have written more
         agreed(0.0)  # other processes of the run wait for this before they read
         return self.arrays
 

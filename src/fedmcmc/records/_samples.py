@@ -1,7 +1,7 @@
 """What a run returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -54,6 +54,10 @@ class Samples:
     stopped: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)
     placement: Placement = ONE_DEVICE
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the mesh, whose devices no other process has."""
+        return self.__dict__ | {"placement": replace(self.placement, mesh=None)}
 
     @property
     def num_chains(self) -> int:

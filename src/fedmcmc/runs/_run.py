@@ -140,9 +140,15 @@ class Run:
             interrupted = True
         finally:
             if self.saver is not None:
-                if all_are_here:
-                    self._save(wait=True)
-                self.saver.close()
+                try:
+                    if all_are_here:
+                        self._save(at_end=True)
+                except KeyboardInterrupt:
+                    if shared or self.settings.hands_on_interrupts:
+                        raise
+                    interrupted = True
+                finally:
+                    self.saver.close()
                 if shared and all_are_here:
                     agreed(0.0)  # nobody goes on before the last checkpoint is on disk
         return self._finished(interrupted=interrupted)
@@ -210,14 +216,15 @@ class Run:
             accumulator_states=executor.lay_out_chains(saved.accumulator_states),
         )
 
-    def _save(self, *, wait: bool) -> None:
-        """Write a checkpoint of where the run is; without `wait`, while it goes on."""
+    def _save(self, *, at_end: bool) -> None:
+        """Write a checkpoint of where the run is; before its end, while it goes on."""
         assert self.saver is not None
         whole = self.progress._replace(
             state=self.executor.gather(self.progress.state),
             accumulator_states=self.executor.to_host(self.progress.accumulator_states),
         )
-        self.saver.save(whole, wait=wait or self.executor.in_place)
+        # A warning names the user's line: fewer calls lie between at the end of a run.
+        self.saver.save(whole, wait=at_end or self.executor.in_place, depth=6 - at_end)
 
     def _agreed(self, number: float) -> float:
         """Return what all processes of the run take for `number`, which may differ between them."""
@@ -240,9 +247,7 @@ class Run:
         if not self.settings.record.keep_draws:
             capacity = 0
         length = self.pace.block
-        asked = 0 if until is None else until.next_check(0)
-        while until is not None and self.progress.round >= self._round_of(asked):
-            asked = until.next_check(asked)
+        asked = 0 if until is None else self._next_check(until, end)
         while self.progress.round < end and not self.progress.stopped.get("reached"):
             at = self.progress.round
             stop = min(self.pace.end_of(at, length), end)
@@ -262,18 +267,32 @@ class Run:
                 self._ask(until)
                 asked = until.next_check(asked)
             if saver is not None and self._agreed(saver.due(stop)):
-                self._save(wait=False)
+                self._save(at_end=False)
+
+    def _next_check(self, until: StoppingRule, end: int) -> int:
+        """Return after how many draws to ask next; ask now if an interrupt came before that."""
+        at = self.progress.round
+        asked = until.next_check(0)
+        while at > self._round_of(asked):
+            asked = until.next_check(asked)
+        answered = self.progress.stopped.get("rounds") == at - self.first
+        if at in (self._round_of(asked), end) and not answered:
+            self._ask(until)
+        return until.next_check(asked) if at == self._round_of(asked) else asked
 
     def _ask(self, until: StoppingRule) -> None:
         """Ask the rule of `until` whether the draws suffice."""
         if self._num_kept(self.progress.round) < until.next_check(0):
             return  # fewer than the rule can judge
-        verdict = until.check(self.samples().draws)
+        kept = self.recorder.all(self.progress.draws)
+        # Joined once, so that asking often does not join often; a rule gets a copy of its own.
+        self.progress = self.progress._replace(draws=Draws(0, (kept,)))
+        verdict = until.check(jax.tree.map(np.copy, kept.draw))
         stopped = {
             "rule": until.name,
             "reached": bool(self._agreed(verdict.stop)),
             "rounds": self.progress.round - self.first,
-            **verdict.figures,
+            **{name: float(x) for name, x in verdict.figures.items()},
         }
         self.progress = self.progress._replace(stopped=stopped)
 

@@ -35,6 +35,10 @@ class NonFiniteError(FloatingPointError):
         self.round = round_
         self.chains = chains
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Say what it is made of again, for processes that hand it on."""
+        return type(self), (self.args[0], self.samples, self.round, self.chains)
+
 
 def warn(message: str, *, depth: int = 6) -> None:
     """Warn of a line of the user's, `depth` calls from here: of `sample`, where `Run.go` ends."""

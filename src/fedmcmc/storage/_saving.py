@@ -145,11 +145,12 @@ class Saver:
             return (at - self.first) % every == 0
         return time.monotonic() - self.last_time >= self.seconds
 
-    def save(self, progress: Progress, *, wait: bool) -> None:
+    def save(self, progress: Progress, *, wait: bool, depth: int = 2) -> None:
         """Write a checkpoint; without `wait` a thread does, while the run goes on.
 
         Without `wait` it is skipped if the checkpoint before is still being written. If the disk
-        does not take it, which must not cost the draws, no more are written, with a warning.
+        does not take it, which must not cost the draws, no more are written, with a warning, which
+        names the line `depth` calls from here.
         """
         if not self.writes:
             return
@@ -173,7 +174,7 @@ class Saver:
                 f"No checkpoint could be written up to round {progress.round} ({error}); the run "
                 "goes on without. The last one before is still good.",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=depth,
             )
 
     def _write(self, progress: Progress, before: Manifest | None, num_skipped: int) -> Manifest:

@@ -2,7 +2,8 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -147,9 +148,10 @@ def sweep(
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     keys = jnp.stack([fold_in(key, jnp.arange(num_chains)) for key in seed_keys])
     settings = Settings(keys, position, num_rounds, num_burnin, thinning, collect, max_bytes)
-    groups = [
-        Group(indices, [kernels[i] for i in indices], data, settings) for indices in alike(kernels)
-    ]
+    groups = []
+    for indices in alike(kernels):
+        with _named(points[indices[0]]):
+            groups.append(Group(indices, [kernels[i] for i in indices], data, settings))
     for other in groups[1:]:
         difference = trees.first_difference(groups[0].shapes.draw, other.shapes.draw)
         if difference:
@@ -219,8 +221,8 @@ def _kernel_at(
     arguments: Mapping[str, Any],
     num_rounds: int,
 ) -> FederatedKernel:
-    """Build a point's kernel with the values of its schedules; errors name the point."""
-    try:
+    """Build a point's kernel with the values of its schedules."""
+    with _named(point):
         kernel = kernel_fn(**arguments)
         if not isinstance(kernel, FederatedKernel):
             raise TypeError(
@@ -229,6 +231,13 @@ def _kernel_at(
         # A power of two, so that another number of rounds runs the same program.
         num_tabulated = 2 ** (num_rounds - 1).bit_length()
         return schedules.tabulate(as_functions(kernel), 0, num_tabulated, num_rounds)
+
+
+@contextmanager
+def _named(point: Mapping[str, Any]) -> Iterator[None]:
+    """Have errors name the point."""
+    try:
+        yield
     except (ValueError, TypeError) as error:
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(f"At {_describe(point)}: {error}") from error
