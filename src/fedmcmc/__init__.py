@@ -106,7 +106,9 @@ from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults
 from fedmcmc.transforms import sequence as sequence
 from fedmcmc.tuning import Prediction as Prediction
+from fedmcmc.tuning import Whitened as Whitened
 from fedmcmc.tuning import predict_bias as predict_bias
+from fedmcmc.tuning import whiten as whiten
 
 __version__ = "0.1.0"
 from fedmcmc.diagnostics import StoppingRule as StoppingRule

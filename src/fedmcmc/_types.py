@@ -95,6 +95,8 @@ class Posterior(NamedTuple):
         Unconstrained position to the user's parameters.
     init_fn
         ``rng_key -> position``, a place to start from.
+    position_fn
+        Of a posterior in other coordinates, as from `fedmcmc.whiten`: sampled to user's position.
 
     Examples
     --------
@@ -112,6 +114,7 @@ class Posterior(NamedTuple):
     resample_fn: Callable[[Array, ArrayTree, ArrayTree], ArrayTree] | None = None
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
     init_fn: Callable[[Array], ArrayTree] | None = None
+    position_fn: Callable[[ArrayTree], ArrayTree] | None = None
 
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
@@ -490,6 +493,11 @@ class FederatedKernel(Phase):
         return None
 
     @property
+    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        """Sampled position to the user's, if the posterior is in coordinates of its own."""
+        return None
+
+    @property
     def clients_apart(self) -> bool:
         """Whether clients move positions of their own, over many gradients per round."""
         return False
@@ -576,7 +584,8 @@ class FederatedKernel(Phase):
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         """Return the chain's position, or a draw from a fitted distribution.
 
-        It reads the broadcast and the server's state alone: a deployed server has no other.
+        A run keeps it in the user's coordinates, `position_fn` of it. It reads the broadcast and
+        the server's state alone: a deployed server has no other.
         """
         return state.broadcast.position
 

@@ -205,6 +205,11 @@ class FederatedMCMCKernel(MCMCKernel):
             example = data if self._example is None else self._example
             self._posterior = from_numpyro(self._model, example=example, **self._options)
             self._kernel = as_functions(self._kernel_fn(self._posterior))
+            if self._kernel.position_fn is not None:
+                raise ValueError(
+                    "NumPyro's driver holds positions of the model, so a kernel on a whitened "
+                    "posterior does not run under it: use fedmcmc.sample."
+                )
             self._structure = structure
         self._sample_fn = self._step
 

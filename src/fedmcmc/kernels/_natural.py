@@ -91,6 +91,10 @@ class Natural(FederatedKernel):
         return self.posterior.constrain_fn
 
     @property
+    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        return self.posterior.position_fn
+
+    @property
     def clients_apart(self) -> bool:
         return True
 

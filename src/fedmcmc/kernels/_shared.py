@@ -48,6 +48,10 @@ class EstimatorKernel(FederatedKernel):
         return self.posterior.constrain_fn
 
     @property
+    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        return self.posterior.position_fn
+
+    @property
     def before(self) -> tuple[Phase, ...]:
         """The sum over clients that the estimator needs, if it needs any."""
         estimator = self.estimator

@@ -22,6 +22,7 @@ them at a time and builds no ``d`` by ``d`` matrix above 256 dimensions.
 """
 
 from fedmcmc.surrogates._analytic import analytic as analytic
+from fedmcmc.surrogates._expansions import UNSCALED as UNSCALED
 from fedmcmc.surrogates._expansions import Mode as Mode
 from fedmcmc.surrogates._expansions import laplace as laplace
 from fedmcmc.surrogates._expansions import mode as mode

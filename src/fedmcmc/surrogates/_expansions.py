@@ -81,6 +81,12 @@ def taylor(
     return fitted
 
 
+UNSCALED = (
+    "The usual reason is covariates far from zero for what they vary by (a year near 2000): center "
+    "and scale them."
+)
+
+
 @partial(jax.jit, static_argnames=("structure",))
 def _expand_at(
     posterior: Posterior, data: FederatedData, centre: ArrayTree, *, structure: str
@@ -288,7 +294,8 @@ def mode(
         raise ValueError(
             f"mode: not finished after {max_steps} steps, of which the last promised "
             f"{float(maximum.gain):.2g} nats: raise max_steps, or tolerance if that little does "
-            f"not matter (0.01 is about a tenth of a standard deviation from the maximum)."
+            f"not matter (0.01 is about a tenth of a standard deviation from the maximum). "
+            f"{UNSCALED}"
         )
     return Mode(position, int(maximum.num_evaluations), norm)
 

@@ -107,6 +107,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.constrain_fn
 
     @property
+    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        return self.kernel.position_fn
+
+    @property
     def clients_apart(self) -> bool:
         return self.kernel.clients_apart
 

@@ -10,3 +10,5 @@ from fedmcmc.tuning._step_sizes import Smoothness as Smoothness
 from fedmcmc.tuning._step_sizes import estimate_smoothness as estimate_smoothness
 from fedmcmc.tuning._step_sizes import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.tuning._step_sizes import suggest_step_size as suggest_step_size
+from fedmcmc.tuning._whitening import Whitened as Whitened
+from fedmcmc.tuning._whitening import whiten as whiten

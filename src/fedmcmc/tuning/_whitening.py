@@ -1,0 +1,277 @@
+"""Whitening: coordinates in which the posterior is about standard normal, for any kernel."""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.tree_util import register_dataclass
+
+from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.data import FederatedData, fold
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import row_terms
+from fedmcmc.pytrees import trees
+from fedmcmc.surrogates import UNSCALED, mode, taylor
+
+MOST_DENSE = 256
+"""Dimensions up to which a factor is dense by default."""
+FLAT = 1e-7
+"""Curvature below this share of the largest, each in units of its own diagonal, counts as none."""
+PROBE = 2.0
+"""How many sds from the mode the log posterior is compared with a Gaussian's."""
+LEAST_FALL, MOST_FALL = 1.0, 6.0
+"""Falls between which it is taken for about quadratic; a Gaussian's is ``PROBE**2 / 2 = 2``."""
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Affine:
+    """``position = center + factor @ z``, of raveled positions; a diagonal factor is a vector."""
+
+    center: Array
+    factor: Array
+    unravel: Any = field(metadata={"static": True})
+
+    def __call__(self, z: ArrayTree) -> ArrayTree:
+        flat = trees.ravel(z)
+        if self.factor.ndim == 1:
+            return self.unravel(self.center + self.factor * flat)
+        return self.unravel(self.center + jnp.matmul(self.factor, flat, precision="highest"))
+
+    def inverse(self, position: ArrayTree) -> ArrayTree:
+        flat = trees.ravel(position) - self.center
+        if self.factor.ndim == 1:
+            return self.unravel(flat / self.factor)
+        return self.unravel(jax.scipy.linalg.solve_triangular(self.factor, flat))
+
+
+class Whitened(NamedTuple):
+    """A posterior in whitened coordinates, and what kernels on it start from.
+
+    Attributes
+    ----------
+    posterior
+        To build a kernel with. ``samples.draws``, accumulators and ``samples.constrained`` are in
+        the coordinates of the model; ``samples.state`` is whitened.
+    position
+        The mode, whitened: zeros. To start elsewhere: `whitened_position`.
+    surrogates
+        Each client's expansion at the mode, whitened, for `fedmcmc.fsgld` and
+        `fedmcmc.predict_bias`.
+    """
+
+    posterior: Posterior
+    position: ArrayTree
+    surrogates: Gaussian
+
+    def whitened_position(self, position: ArrayTree) -> ArrayTree:
+        """Return a position of the model in whitened coordinates."""
+        affine: Any = self.posterior.position_fn
+        return affine.inverse(position)
+
+
+def whiten(
+    posterior: Posterior,
+    data: FederatedData,
+    position: ArrayTree | None = None,
+    *,
+    structure: str | None = None,
+) -> Whitened:
+    """Change to coordinates in which the posterior is about standard normal.
+
+    ``position = mode + C z``, where ``C C'`` is the inverse of the precision at the mode: the sum
+    of the clients' (`fedmcmc.surrogates.taylor`) and the prior's. A step size then means the same
+    for every model: in ``z`` the largest curvature is about one. A Langevin kernel on ``z`` is the
+    same kernel on ``position`` with the metric ``C C'``.
+
+    Parameters
+    ----------
+    posterior, data
+        The model and every client's rows. Finding the mode takes some exchanges with all clients,
+        and the expansion one.
+    position
+        Where the search for the mode starts; by default what ``posterior.init_fn`` draws.
+    structure
+        ``"dense"`` (the default up to 256 dimensions) or ``"diagonal"``.
+
+    Returns
+    -------
+    Whitened
+        Posterior, start and surrogates.
+
+    Raises
+    ------
+    ValueError
+        Without a start, where no mode is found, or where the log posterior is flat there.
+
+    Warns
+    -----
+    UserWarning
+        If two sds from the mode the log posterior falls by far more or less than a Gaussian's: the
+        curvature at the mode is then no guide to its scale.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * jnp.sum(theta**2),
+    ...     lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2 / jnp.array([1e-4, 1.0]), axis=-1),
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((5, 2))])
+    >>> white = whiten(posterior, data, jnp.zeros(2))
+    >>> kernel = fedmcmc.lsd(white.posterior, step_size=0.1)
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0), kernel, data, white.position, num_rounds=20_000, progress=False
+    ... )
+    >>> samples.draws.std((0, 1)).round(3)
+    array([0.004, 0.336], dtype=float32)
+    """
+    if position is None:
+        if posterior.init_fn is None:
+            raise ValueError(
+                "whiten needs a position to start from: this posterior has no init_fn."
+            )
+        position = posterior.init_fn(jax.random.key(0))
+    center = mode(posterior, data, position).position
+    flat, unravel = ravel_pytree(center)
+    size = flat.shape[0]
+    if structure is None:
+        structure = "dense" if size <= MOST_DENSE else "diagonal"
+    fitted = taylor(posterior, data, center, structure=structure)
+    prior = _prior_precision(as_functions(posterior.logprior_fn), flat, unravel, structure)
+    names = trees.element_names(center)
+    precision = np.asarray(_flat(fitted, structure).sum(0) + prior, np.float64)
+    affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), unravel)
+    _warn_where_not_quadratic(as_functions(posterior), data, affine, names)
+    return Whitened(
+        _in_coordinates(posterior, affine),
+        jax.tree.map(jnp.zeros_like, center),
+        _whitened(fitted, affine, structure),
+    )
+
+
+def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
+    """Return the density of ``z``."""
+    diagonal = affine.factor if affine.factor.ndim == 1 else jnp.diagonal(affine.factor)
+    log_det = jnp.sum(jnp.log(jnp.abs(diagonal)))
+    init_fn, resample_fn = posterior.init_fn, posterior.resample_fn
+    return Posterior(
+        lambda z: posterior.logprior_fn(affine(z)) + log_det,
+        lambda z, batch: posterior.loglikelihood_fn(affine(z), batch),
+        resample_fn and (lambda key, z, batch: resample_fn(key, affine(z), batch)),
+        posterior.constrain_fn,
+        init_fn and (lambda key: affine.inverse(init_fn(key))),
+        affine,
+    )
+
+
+def _flat(fitted: Gaussian, structure: str) -> Array:
+    """Return the clients' precisions, ``[num_clients, d, d]`` or ``[num_clients, d]``."""
+    return fitted.precision if structure == "dense" else jax.vmap(trees.ravel)(fitted.precision)
+
+
+def _prior_precision(logprior_fn: Any, flat: Array, unravel: Any, structure: str) -> Array:
+    gradient = jax.grad(lambda x: logprior_fn(unravel(x)))
+    if structure == "dense":
+        return -jax.jacfwd(gradient)(flat)
+    # One direction at a time: a matrix of all might not fit.
+    unit = jnp.zeros_like(flat)
+    return -jax.lax.map(
+        lambda i: jax.jvp(gradient, (flat,), (unit.at[i].set(1),))[1][i], jnp.arange(flat.shape[0])
+    )
+
+
+def _factor(precision: np.ndarray, names: list[str]) -> np.ndarray:
+    """Return an upper triangular ``C`` with ``C C'`` the inverse of `precision`, or its diagonal.
+
+    Raises
+    ------
+    ValueError
+        If the precision is not positive definite.
+    """
+    diagonal = precision if precision.ndim == 1 else np.diagonal(precision)
+    flat = int(np.argmin(diagonal))
+    if diagonal[flat] > 0 and precision.ndim == 1:
+        return 1 / np.sqrt(diagonal)
+    if diagonal[flat] > 0:
+        scale = np.sqrt(diagonal)
+        lowest, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
+        if lowest[0] > FLAT * lowest[-1]:
+            return np.linalg.inv(np.linalg.cholesky(precision)).T
+        flat = int(np.argmax(np.abs(vectors[:, 0])))
+    raise ValueError(
+        f"The log posterior is flat or rises at its mode, in a direction of {names[flat]}: there "
+        f"is no scale to whiten by. Give it a proper prior, or drop what duplicates it."
+    )
+
+
+def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
+    """Return the clients' Gaussians as functions of ``z``."""
+    factor, precision = affine.factor, _flat(fitted, structure)
+    eta = jax.vmap(trees.ravel)(fitted.precision_mean)
+    if structure == "dense":
+        eta = (eta - precision @ affine.center) @ factor
+        shaped: Any = factor.T @ precision @ factor
+    else:
+        eta = (eta - precision * affine.center) * factor
+        shaped = jax.vmap(affine.unravel)(precision * factor**2)
+    return Gaussian(jax.vmap(affine.unravel)(eta), shaped, structure)
+
+
+@jax.jit
+def _falls(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
+    """Return how far the log posterior falls `PROBE` sds from the mode, ``[2, d]``."""
+    everyone = data.pooled().client(0)
+    size, mode_ = affine.center.shape[0], affine.unravel(affine.center)
+
+    def log_density(z: Array) -> Array:
+        position = affine(affine.unravel(z))
+
+        def of_rows(rows: ArrayTree, mask: Array) -> Array:
+            terms = row_terms(posterior.loglikelihood_fn, position, rows)
+            at_mode = row_terms(posterior.loglikelihood_fn, mode_, rows)
+            return jnp.sum(jnp.where(mask, terms - at_mode, 0))  # small, so few digits are lost
+
+        prior = posterior.logprior_fn(position) - posterior.logprior_fn(mode_)
+        return prior + fold(of_rows, everyone)
+
+    def at(i: Array) -> Array:
+        z = jnp.zeros(size, affine.center.dtype).at[i].set(PROBE)
+        return -jnp.stack([log_density(-z), log_density(z)])
+
+    return jax.lax.map(at, jnp.arange(size)).T
+
+
+def _warn_where_not_quadratic(
+    posterior: Posterior, data: FederatedData, affine: _Affine, names: list[str]
+) -> None:
+    falls = np.asarray(_falls(posterior, data, affine))
+    away = np.where(np.isfinite(falls), np.abs(np.log(np.maximum(falls, 1e-3) / 2)), np.inf)
+    if (falls >= LEAST_FALL).all() and (falls <= MOST_FALL).all():
+        return
+    worst = int((falls.min(0) if falls.min() < 0 else -away.max(0)).argmin())
+    factor = np.asarray(affine.factor)
+    if factor.ndim == 2:
+        name = names[int(np.argmax(np.abs(factor[:, worst]) / np.linalg.norm(factor, axis=1)))]
+    else:
+        name = names[worst]
+    low, high = falls[:, worst]
+    if falls.min() < 0:
+        raise ValueError(
+            f"No mode was found: {PROBE:g} sds away along {name} the log posterior is higher, by "
+            f"{-min(low, high):.3g} nats. {UNSCALED} Else start from another position."
+        )
+    warnings.warn(
+        f"The curvature at the mode is no guide to the scale of {name}: {PROBE:g} sds to either "
+        f"side the log posterior falls by {low:.3g} and {high:.3g}, a Gaussian's by "
+        f"{PROBE**2 / 2:g}. Kernels on these coordinates may be biased or diverge. What helps: a "
+        f"prior that bounds it from both sides, another parametrization (non-centered effects, the "
+        f"logarithm of a scale), and checking with draws of smaller steps.",
+        stacklevel=3,
+    )
