@@ -367,5 +367,5 @@ PLAIN = {
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,
-    # Further kernels: a line here, and one in `contract_tables.COMPRESSED`.
+    # Further kernels: a line here, and a pair in `COMPRESSED` of `tables.py`.
 }

@@ -1,7 +1,7 @@
 """One row for every public constructor of a kernel, estimator, participation, compressor, ...
 
 A row's name is the constructor's, or the constructor's, a colon and a variant. A new constructor
-gets a row here, and the tests of `test_contract_*.py` then hold for it.
+gets a row here (a kernel in `kernels.py`), and the tests of this folder then hold for it.
 """
 
 import inspect
