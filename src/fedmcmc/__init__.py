@@ -53,6 +53,8 @@ from fedmcmc.compression import top_k as top_k
 from fedmcmc.data import ClientLoader as ClientLoader
 from fedmcmc.data import FederatedData as FederatedData
 from fedmcmc.data import partition as partition
+from fedmcmc.diagnostics import StoppingRule as StoppingRule
+from fedmcmc.diagnostics import rhat_below as rhat_below
 from fedmcmc.dynamics import Integrator as Integrator
 from fedmcmc.dynamics import Length as Length
 from fedmcmc.dynamics import Momentum as Momentum
@@ -90,6 +92,8 @@ from fedmcmc.participation import bernoulli as bernoulli
 from fedmcmc.participation import categorical as categorical
 from fedmcmc.participation import full as full
 from fedmcmc.participation import uniform as uniform
+from fedmcmc.placement import HostStore as HostStore
+from fedmcmc.placement import Placement as Placement
 from fedmcmc.placement import distributed as distributed
 from fedmcmc.records import Record as Record
 from fedmcmc.records import Samples as Samples
@@ -102,23 +106,19 @@ from fedmcmc.runs import sample as sample
 from fedmcmc.storage import Checkpoint as Checkpoint
 from fedmcmc.storage import CheckpointError as CheckpointError
 from fedmcmc.storage import resumable as resumable
+from fedmcmc.sweeps import Sweep as Sweep
+from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults
 from fedmcmc.transforms import sequence as sequence
+from fedmcmc.transforms import switch as switch
 from fedmcmc.tuning import Prediction as Prediction
+from fedmcmc.tuning import Smoothness as Smoothness
 from fedmcmc.tuning import Whitened as Whitened
+from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
+from fedmcmc.tuning import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.tuning import predict_bias as predict_bias
+from fedmcmc.tuning import suggest_step_size as suggest_step_size
 from fedmcmc.tuning import whiten as whiten
 
 __version__ = "0.1.0"
-from fedmcmc.diagnostics import StoppingRule as StoppingRule
-from fedmcmc.diagnostics import rhat_below as rhat_below
-from fedmcmc.placement import HostStore as HostStore
-from fedmcmc.placement import Placement as Placement
-from fedmcmc.sweeps import Sweep as Sweep
-from fedmcmc.sweeps import sweep as sweep
-from fedmcmc.transforms import switch as switch
-from fedmcmc.tuning import Smoothness as Smoothness
-from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
-from fedmcmc.tuning import inverse_sqrt_schedule as inverse_sqrt_schedule
-from fedmcmc.tuning import suggest_step_size as suggest_step_size

@@ -1,7 +1,7 @@
 """How a position moves: integrators, momentum, mass matrices, preconditioners, training.
 
 What moves is given as a gradient function; whose gradient it is, these blocks do not know. The
-room imports gradients, data and the ground floor.
+room imports gradients and the ground floor.
 """
 
 from fedmcmc.dynamics import _preconditioners as preconditioners

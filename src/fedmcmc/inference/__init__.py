@@ -1,7 +1,7 @@
 """Client inference of expectation propagation: a Gaussian for a likelihood times a cavity.
 
 An inference sees one client and its cavity, and returns a Gaussian. It imports surrogates,
-dynamics, gradients and the ground floor, and no kernel.
+dynamics, gradients, data and the ground floor, and no kernel.
 """
 
 from fedmcmc.inference._exact import exact_gaussian as exact_gaussian

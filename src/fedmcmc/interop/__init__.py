@@ -1,5 +1,5 @@
-"""Models and results of other libraries: NumPyro, Flax, ArviZ.
+"""Models and results of other libraries: NumPyro and Flax.
 
 `interop.numpyro` and `interop.flax` are public modules, so that neither library is needed for the
-other. They import everything below.
+other. They may import every room on lower floors.
 """

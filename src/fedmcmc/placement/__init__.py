@@ -1,7 +1,11 @@
 """Where clients, chains and states lie: devices, meshes, processes, the host.
 
+`_placement` holds the user's object, `Placement`; `_placing` lays rows out over a mesh and
+`_layouts` says which device holds which clients; `_distributed` connects processes and makes their
+mesh, and `_processes` moves arrays between them; `_stores` keeps states on the host.
+
 Results do not depend on it, up to rounding where the documentation says so. It imports data, types
-and how rounds arrange clients, and knows no kernel.
+and how rounds arrange clients. Of a kernel it asks only who takes part and whether rows are pooled.
 """
 
 from fedmcmc.placement import _distributed as distributed

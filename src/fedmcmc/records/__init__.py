@@ -1,6 +1,7 @@
 """What a run keeps, and how it is handed out: draws in memory or in a store, `Samples`.
 
-A recorder takes what a segment of rounds kept. It imports types and what the rounds return.
+A recorder takes what a segment of rounds kept. It imports types, pytrees, streaming, placement and
+what the rounds return.
 """
 
 from fedmcmc.records._record import Record as Record

@@ -1,7 +1,7 @@
 """A round of communication: what clients and server compute, and many rounds in one program.
 
 Everything that runs kernels goes through here: the simulator, meshes, processes, tests. The room
-knows no kernel by name and no file, and imports data, random streams and types.
+knows no kernel by name and no file, and imports data, streaming and the ground floor.
 """
 
 from fedmcmc.rounds._arrangement import AXIS as AXIS

@@ -1,6 +1,7 @@
 """`sample`: a run on the host, segment by segment, with warnings, stopping and checkpoints.
 
-A run calls the rounds' program and never a kernel. Everything below may be imported.
+A run calls the rounds' program and never a kernel. It may import every room on lower floors, and
+placement, records and storage.
 """
 
 from fedmcmc.runs._pace import pace_of as pace_of

@@ -1,8 +1,10 @@
 """Checkpoints: what is written to disk so that a killed run goes on and ends with the same bits.
 
-A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time. The
-room also computes the identity of a run, and has `resumable` for programs of many calls. It imports
-records, and no run.
+A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time.
+`_checkpoints` holds the user's objects, `Checkpoint` for one run and `resumable` for programs of
+many calls; `_saving` writes a checkpoint and reads it again, `_files` its files; `_owner` locks the
+directory; `_identity` computes the identity of a run. The room imports data, rounds, streaming,
+placement and records, and no run.
 """
 
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint

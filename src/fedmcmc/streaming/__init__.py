@@ -1,7 +1,8 @@
 """What a run can accumulate on the device, so that no draws need to be kept.
 
 Pass accumulators to ``fedmcmc.Record(streams={"name": accumulator})``; what they found is in
-``samples.streams``. Their memory does not grow with the number of rounds.
+``samples.streams``. Their memory does not grow with the number of rounds. The room imports the
+ground floor alone.
 """
 
 from fedmcmc.streaming._moments import Moments, moments, pool

@@ -1,7 +1,7 @@
 """Kernels made of kernels: compressed, faulty, in sequence, switched.
 
-A transform takes any kernel and returns one. It imports kernels' types and the blocks that it
-wraps around them, and nothing that runs them.
+A transform takes any kernel and returns one. It imports kernels' types, data and the blocks that
+it wraps around them, and nothing that runs them.
 """
 
 from fedmcmc.transforms._compressed import compress as compress

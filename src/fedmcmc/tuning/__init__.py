@@ -1,7 +1,8 @@
 """What a kernel's settings do, and which to choose: exact bias, step sizes.
 
-Predictions come from exact laws on Gaussian approximations. The room imports kernels' types, data
-and Gaussians, and runs nothing.
+Predictions come from exact laws on Gaussian approximations: one round of a kernel is run and
+differentiated. Smoothness takes products with Hessians of the model. The room imports kernels'
+types, data, Gaussians, gradients and rounds, and runs no chain.
 """
 
 from fedmcmc.tuning._predictions import Prediction as Prediction

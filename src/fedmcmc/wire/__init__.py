@@ -1,4 +1,4 @@
-"""Messages as bit strings: what a compressed message really takes on a network.
+"""Codes and other messages as bit strings: what they really take on a network.
 
 The code of a compressor is `Dense`, `Quantized` or `Sparse`. Its string has exactly the bits that
 the compressor reports, filled up to whole bytes with zeros; parts of a message that it leaves alone
