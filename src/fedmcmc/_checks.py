@@ -11,7 +11,7 @@ __all__ = ["expect", "expect_optimizer", "parts_of_one", "positive_integer"]
 
 
 def expect(value: Any, kind: type, name: str) -> None:
-    """Raise `TypeError` unless `given` is a `kind`, which a trace would tell late and badly."""
+    """Raise `TypeError` unless `value` is a `kind`, which a trace would tell late and badly."""
     if not isinstance(value, kind):
         # The room that exports it: `fedmcmc.inference._types` is written `fedmcmc.inference`.
         parts = kind.__module__.split(".")

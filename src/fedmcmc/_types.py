@@ -154,7 +154,7 @@ class FederatedState(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who takes part in one round.
+    """The clients computed in one round, and which of them take part.
 
     `ids` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
     taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
@@ -399,8 +399,8 @@ class Phase:
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         """Return the code that leaves the client, its new state and its report; deterministic.
 
-        A phase without compression has the message itself for its code. A message is a pytree of
-        differences that the server only ever sums.
+        A phase without compression has the message itself for its code. A message is a pytree, a
+        term of a sum: the server only ever adds it.
         """
         raise NotImplementedError
 

@@ -87,7 +87,7 @@ def averaging(**changed):
         ),
         (
             lambda: fedmcmc.scaffold(fedmcmc.scaffold(fedmcmc.full_gradient())),
-            "goes around an estimator that is not itself relative",
+            "goes around an estimator that does not itself need a sum",
         ),
         (
             lambda: run(

@@ -340,7 +340,7 @@ def test_bad_points_are_named_before_anything_runs(monkeypatch):
         run(grid={"step_size": falling})
     with pytest.raises(ValueError, match=r"same shapes: at num_local_steps=4, .*\[4, 2\]"):
         run(grid={"num_local_steps": [3, 4]}, collect=fedmcmc.local_positions)
-    with pytest.raises(ValueError, match="theta is a name of the grid and of what runs keep"):
+    with pytest.raises(ValueError, match="theta names both a coordinate"):
         run(lambda theta: relay(theta), {"theta": STEPS})
     with pytest.raises(TypeError, match="data must be a FederatedData"):
         fedmcmc.sweep(KEY, relay, {}, jnp.ones(3), jnp.zeros(2), num_rounds=1)

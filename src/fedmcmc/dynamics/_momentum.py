@@ -63,9 +63,9 @@ def shared_momentum(rho: Number = 1.0) -> Momentum:
     Parameters
     ----------
     rho
-        In [0, 1], a number or a schedule of the round (whose values are not checked). For the
-        Python numbers 0 and 1 only what is needed is drawn, so these are part of a kernel's
-        structure.
+        In [0, 1], a number or a schedule of the round. Values of a schedule are checked where they
+        are tabulated (`fedmcmc.sample`, `fedmcmc.sweep`). For the Python numbers 0 and 1 only what
+        is needed is drawn, so these are part of a kernel's structure.
 
     Raises
     ------

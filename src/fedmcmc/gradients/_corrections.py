@@ -269,8 +269,8 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
     expect(estimator, GradientEstimator, "estimator")
     if estimator.needs_sum:
         raise ValueError(
-            "This correction goes around an estimator that is not itself relative to a snapshot or "
-            "to the broadcast position."
+            "scaffold goes around an estimator that does not itself need a sum over the clients "
+            "(as another scaffold does)."
         )
     return Scaffold(estimator, as_weights(shares))
 

@@ -26,7 +26,7 @@ def scaled_identity(
     Parameters
     ----------
     mean
-        How the tilted mean is found: `sgd_mean` or `exact_mean`.
+        How the tilted mean is found: `sgd_mean`, `langevin_mean` or `exact_mean`.
     variance
         The tilted covariance is this times the identity, whatever the cavity: the paper's
         ``alpha_cov``.
@@ -91,7 +91,8 @@ def mcmc(
     Parameters
     ----------
     mean
-        How the samples are drawn: `sgd_mean`, or `exact_mean` for their exact moments.
+        How the samples are drawn: `sgd_mean` or `langevin_mean`, or `exact_mean` for their exact
+        moments.
     shrinkage
         Between zero and one.
     clip

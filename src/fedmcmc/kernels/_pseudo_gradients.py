@@ -37,8 +37,6 @@ from fedmcmc.pytrees import schedules, trees
 if TYPE_CHECKING:
     import optax
 
-"""One object, as kernels of other functions share no compilation."""
-
 
 class Delta:
     """A pseudo-gradient, from where a client's training went.

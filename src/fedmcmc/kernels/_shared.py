@@ -29,7 +29,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
 PROBE_ROWS = 11
-"""Rows of which a model is asked for the shapes: a size that a position hardly has."""
+"""Made-up rows on which a model's shapes are checked; unlikely to equal an axis of a position."""
 
 Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
 """``(draws of a call, position) -> gradient``."""

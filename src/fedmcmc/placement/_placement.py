@@ -215,7 +215,10 @@ def check_fits(placement: Placement, kernel: FederatedKernel, num_chains: int) -
             f"got {num_chains}."
         )
     if mesh is not None and participation.pooled:
-        raise ValueError("Pooled rows are those of one client, which no mesh spreads.")
+        raise ValueError(
+            "A kernel on pooled rows (sgld, psgld) treats them as one client's, so it cannot run "
+            "over a mesh."
+        )
     if placement.client_store is not None and participation.cohort_size is None:
         raise ValueError(
             "With client_store= only a cohort's states are on the device: use a participation that "

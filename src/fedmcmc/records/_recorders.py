@@ -33,7 +33,7 @@ class Draws(NamedTuple):
         return self.num_stored + sum(map(_num, self.parts))
 
     def after(self, num: int) -> RoundRecord:
-        """Return all but the first `num` draws, of which a store holds none."""
+        """Return the draws after the first `num`; none of those returned may be in a store."""
         parts, first = [], self.num_stored
         for part in self.parts:
             skipped = max(num - first, 0)

@@ -143,9 +143,10 @@ class Arrangement:
         Which device holds which clients, if they lie on a mesh; `FederatedData.start`
         then counts among the rows of a client's device.
     members
-        Clients whose first states are made, if not all's.
+        Ids of the clients whose first states are made; all if ``None``.
     partial
-        Whether the rows are those of the `members` alone, static; other processes have the others'.
+        Static: whether the store holds the rows of `members` alone (the rest are in other
+        processes).
     """
 
     clients_at_a_time: int | None = field(default=None, metadata={"static": True})

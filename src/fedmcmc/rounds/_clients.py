@@ -291,9 +291,10 @@ def _one_by_one(
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
     """Return what `_run_group` does, computed client by client; zeros for those not `here`.
 
-    A loop whose length a compiler does not know, in which what is not `here` is masked, on one
-    device as on many: a compiler fuses, and rounds, the same program the same way. Of a loop over
-    one client it would make none, and chains that share a loop would each mask all that it carries.
+    The loop is the same on one device and on many, so a compiler fuses and rounds it the same way.
+    Its length is traced: a loop of known length one would be compiled as no loop at all. All chains
+    share the largest length; with lengths of their own each would mask all that the loop carries,
+    where now only entries that are not `here` are masked.
     """
     ids, weight = group.cohort.ids, group.cohort.weight
     size = ids.shape[0]

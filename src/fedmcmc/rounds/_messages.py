@@ -11,7 +11,10 @@ from fedmcmc.pytrees import trees
 
 
 def kept_by_all(active: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """Return the new states of active clients, and of the others the old ones but for caches."""
+    """Return the new states of active clients and the old ones of the rest.
+
+    `Cached` parts are always new.
+    """
 
     def choose(a: Any, b: Any) -> Any:
         return a if isinstance(a, Cached) else jnp.where(_column(active, a), a, b)

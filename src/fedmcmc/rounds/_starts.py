@@ -17,7 +17,7 @@ TABLE_BYTES = 2**26
 """Memory for the terms of some clients."""
 
 Combine = Callable[[np.ndarray], np.ndarray]
-"""Words of which each process knows some, zeros elsewhere, to those that all know together."""
+"""Combines the processes' arrays into one; each is zero where its process knows nothing."""
 
 
 def initialize(

@@ -32,14 +32,13 @@ class OneDevice:
     Attributes
     ----------
     plain
-        The program on one device, whose shapes tell the length of blocks, and with it what a
-        round's numbers are made of; what identifies a run, too.
+        The program as one device would run it; sets the block length and the run's identity.
     program
         The program as it is run here.
     table_shapes
-        Of the state that `plain` gets, typed keys as they are.
+        Shapes of the state passed to `plain`; typed keys stay as they are.
     shapes
-        Likewise, of the state of all clients.
+        Shapes of the state with all clients, likewise.
     longest
         Rounds in a segment at most, ``None`` without a limit.
     shared
@@ -170,8 +169,8 @@ class StoredClients:
     `Arrangement.slots` says where a client's state lies in it.
 
     Attributes and methods are those of `OneDevice`. Between segments ``state.clients`` is
-    `_Returned`. It is written to the store when that is next read or gathered, as often as that may
-    be, so an interrupt leaves no state of another round.
+    `_Returned`. It is written before the store is next read or gathered. Writing twice does no
+    harm, so after an interrupt the store matches the run's round.
     """
 
     shared = False

@@ -7,7 +7,7 @@ MAX_SEGMENT = 2**14
 SEGMENT_SECONDS = 0.5
 """Time that a segment should take, so that progress moves and an interrupt is heard."""
 BLOCK_SECONDS = 5.0
-"""Time that a segment may take before it is to be shorter than a block."""
+"""If a block takes longer than this, segments are shorter than a block."""
 
 
 class Pace(NamedTuple):
@@ -18,7 +18,7 @@ class Pace(NamedTuple):
     block
         Rounds that are prepared together.
     longest
-        Of a segment.
+        Longest segment.
     """
 
     block: int

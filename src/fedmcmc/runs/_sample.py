@@ -66,8 +66,8 @@ def sample(
     data
         Every client's rows, or a `ClientLoader`, of which with `mesh` a process loads its own.
     position
-        Where each chain starts: a pytree, or ``rng_key -> pytree`` for a start a chain. Not
-        needed where `state` is given.
+        Where each chain starts: a pytree, or ``rng_key -> pytree`` for a
+        different start per chain. Not needed where `state` is given.
     num_rounds
         Rounds to run, burn-in included; not with `until`.
     num_burnin
@@ -91,7 +91,7 @@ def sample(
     max_rounds
         With `until`: rounds at most, burn-in included. Stopping there warns.
     surrogates
-        One `Gaussian` a client for its likelihood (`fedmcmc.surrogates`): what
+        One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`): what
         `fedmcmc.predict_bias` makes of them is printed before the run.
     record
         What is kept besides, and where, if not draws in memory: see `fedmcmc.Record`.
@@ -143,9 +143,9 @@ def sample(
     expect(record, Record, "record")
     check_fits(placement, kernel, num_chains)
     client_store = placement.client_store
-    sites = None if client_store is None else client_store.directory
+    store_directory = None if client_store is None else client_store.directory
     if several() and placement.mesh is None:
-        if any(x is not None for x in (checkpoint, record.draws_to, sites)):
+        if any(x is not None for x in (checkpoint, record.draws_to, store_directory)):
             raise ValueError(
                 "Each process of this run would write the same files (checkpoint, draws_to, those "
                 "of the store): give mesh=, over which they share one run, or leave these out "
@@ -159,11 +159,13 @@ def sample(
             f"checkpoint must be a fedmcmc.Checkpoint(directory), got {type(checkpoint).__name__}."
         )
     if until is not None and (record.draws_to is not None or not record.keep_draws):
-        raise ValueError("until= judges draws in memory: not with draws_to= or keep_draws=False.")
+        raise ValueError("until= needs the draws in memory: remove draws_to= or keep_draws=False.")
     # Before anything on a disk is touched.
     with owned(checkpoint):
         replaces_files = (
-            checkpoint is not None and is_first() and checkpoint.claims(record.draws_to, sites)
+            checkpoint is not None
+            and is_first()
+            and checkpoint.claims(record.draws_to, store_directory)
         )
         executor, first, rows = begin(
             kernel,

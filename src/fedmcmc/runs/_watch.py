@@ -41,7 +41,10 @@ class NonFiniteError(FloatingPointError):
 
 
 def warn(message: str, *, depth: int = 6) -> None:
-    """Warn of a line of the user's, `depth` calls from here: of `sample`, where `Run.go` ends."""
+    """Warn, attributing the warning to the user's line `depth` frames up.
+
+    The default is that of a call of `sample` where `Run.go` ends.
+    """
     warnings.warn(message, RuntimeWarning, stacklevel=depth)
 
 

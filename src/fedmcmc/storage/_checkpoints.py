@@ -47,7 +47,8 @@ class Checkpoint:
         Rounds from one checkpoint to the next.
     every_seconds
         Seconds, in place of rounds; 60 if neither is given. A checkpoint is also written at the end
-        of a run, when it is interrupted and when it turns non-finite.
+        of a run, when it turns non-finite and when it is interrupted. An interrupted run over a
+        mesh of several processes writes none.
 
     Examples
     --------

@@ -152,7 +152,7 @@ def _even_place(size: int, rng_key: Array, index: Array, state: _State) -> tuple
 
 
 def _distance(size: int, last: Array) -> Array:
-    """Return the least power of two of which fewer than `size` fit below `last`."""
+    """Return the spacing of the kept draws once draw `last` has been seen: a power of two."""
     powers = size * 2 ** np.arange(0, max(31 - int(size).bit_length(), 1), dtype=np.int64)
     return jnp.int32(1) << jnp.sum(last >= jnp.asarray(powers, jnp.int32), dtype=jnp.int32)
 

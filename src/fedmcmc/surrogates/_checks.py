@@ -105,7 +105,7 @@ def scaled_eigen(matrix: Array) -> Scaled:
 
 
 def singular_below(values: Array) -> Array:
-    """Return the eigenvalue below which rounding alone may have kept a matrix from singular."""
+    """Return the eigenvalue at or below which a matrix counts as singular up to rounding."""
     return 20 * jnp.finfo(values.dtype).eps * jnp.max(values)
 
 

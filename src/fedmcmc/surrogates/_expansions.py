@@ -132,7 +132,7 @@ def laplace(
     structure
         ``"dense"``, or ``"diagonal"`` for the diagonal of the Hessian.
     prior_fraction
-        Maximise ``likelihood * prior**prior_fraction``; the expansion, made there, is that of the
+        Maximize ``likelihood * prior**prior_fraction``; the expansion, made there, is that of the
         likelihood alone.
     max_steps, tolerance
         Stop after so many steps, or when one promises to gain less than `tolerance` nats.

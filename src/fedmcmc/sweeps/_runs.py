@@ -33,7 +33,7 @@ from fedmcmc.rounds import (
 from fedmcmc.runs import BUFFER_BYTES, chosen, pace_of, start
 
 LARGE_BYTES = 2**17
-"""Where all chains of a run have larger positions, a CPU takes one run after another."""
+"""If the positions of all chains of a run together are larger, a CPU takes runs one by one."""
 TOTALS = ("diverged", "num_rounds", "total_bits_up", "total_bits_down")
 """One number per chain: the first non-finite round, rounds that were run, bits of all of them."""
 
@@ -157,10 +157,16 @@ class Results:
                 self.info[name] = np.full_like(leaf, np.nan, _type_with_nan(leaf))
         taken = [*named_leaves(self.draws), *self.info, *TOTALS]
         for name in {*grid, "seed", "chain", "draw"}.intersection(taken):
-            raise ValueError(f"{name} is a name of the grid and of what runs keep: rename one.")
+            raise ValueError(
+                f"{name} names both a coordinate (a setting of the grid, seed, chain or draw) and "
+                "a result: rename it."
+            )
         if len(set(taken)) < len(taken):
             doubled = sorted({name for name in taken if taken.count(name) > 1})
-            raise ValueError(f"Draws cannot be called {', '.join(doubled)}: runs keep such, too.")
+            raise ValueError(
+                f"{', '.join(doubled)} names both a part of the draws and another result: rename "
+                "that part."
+            )
 
     def put(self, where: Any, at: int, stop: int, segment: Any) -> None:
         """Store rounds ``[at, stop)`` of the points and seeds at the indices `where`."""
