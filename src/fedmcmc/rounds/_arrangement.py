@@ -168,7 +168,7 @@ TOGETHER = Arrangement()
 
 
 @runtime_checkable
-class Places(Protocol):
+class PlacementLike(Protocol):
     """What says how a program computes clients: a `fedmcmc.Placement`."""
 
     def on_one_device(self, data: FederatedData) -> Arrangement:
@@ -176,7 +176,9 @@ class Places(Protocol):
         ...
 
 
-def arranged(placement: Places | None, kernel: FederatedKernel, data: FederatedData) -> Arrangement:
+def arranged(
+    placement: PlacementLike | None, kernel: FederatedKernel, data: FederatedData
+) -> Arrangement:
     """Return how a program on one device computes clients.
 
     Raises
@@ -188,7 +190,7 @@ def arranged(placement: Places | None, kernel: FederatedKernel, data: FederatedD
     """
     if placement is None:
         return TOGETHER
-    if not isinstance(placement, Places):
+    if not isinstance(placement, PlacementLike):
         raise TypeError(f"placement must be a fedmcmc.Placement, got {type(placement).__name__}.")
     arrangement = placement.on_one_device(data)
     return TOGETHER if kernel.participation.pooled else arrangement

@@ -32,7 +32,7 @@ from fedmcmc.rounds._arrangement import (
     AXIS,
     CHAINS,
     Arrangement,
-    Places,
+    PlacementLike,
     arranged,
     state_specs,
 )
@@ -199,7 +199,7 @@ def run_rounds(
     *,
     thinning: int | Array = 1,
     collect: Collect | None = None,
-    placement: Places | None = None,
+    placement: PlacementLike | None = None,
     capacity: int | None = None,
     keep_from: int | Array | None = None,
     ahead_bytes: int = PREPARED_BYTES,

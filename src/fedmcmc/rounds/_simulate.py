@@ -19,7 +19,7 @@ from fedmcmc._types import (
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, cohort_key
-from fedmcmc.rounds._arrangement import Arrangement, Places, arranged
+from fedmcmc.rounds._arrangement import Arrangement, PlacementLike, arranged
 from fedmcmc.rounds._clients import (
     Task,
     all_states,
@@ -90,7 +90,7 @@ class Simulation(NamedTuple):
 
 
 def simulate(
-    kernel: FederatedKernel, data: FederatedData, *, placement: Places | None = None
+    kernel: FederatedKernel, data: FederatedData, *, placement: PlacementLike | None = None
 ) -> Simulation:
     """Bind `kernel` to `data`: one step is one round of communication.
 
