@@ -23,7 +23,7 @@ _STREAM = 2**32 - 6
 _START = 2**32 - 1  # in place of a round
 # Folded into the key of a client's round.
 _COMPRESSOR = 2**32 - 4
-_EXCHANGE = 2**32 - 256
+_PHASE = 2**32 - 256
 _PART = 2**32 - 512
 # Folded into the key that chooses the cohort.
 _FAULT = 2**32 - 5
@@ -76,7 +76,7 @@ def phase_key(rng_key: Array, index: int) -> Array:
 
     It is for phases before the kernel's own, whose key is the round key itself.
     """
-    return jax.random.fold_in(rng_key, jnp.uint32(_EXCHANGE - index))
+    return jax.random.fold_in(rng_key, jnp.uint32(_PHASE - index))
 
 
 def part_key(rng_key: Array, index: int) -> Array:
