@@ -19,7 +19,13 @@ from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
-from fedmcmc.storage import Checkpoint, alone, checkpoint_of_call, hands_on_interrupts, owned
+from fedmcmc.storage import (
+    Checkpoint,
+    checkpoint_of_call,
+    hands_on_interrupts,
+    owned,
+    without_resumable,
+)
 
 
 def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
@@ -192,7 +198,8 @@ def sample(
         )
         run = Run(executor, first, rows, keys, settings)
         where = str(run.chosen_placement())
-        with tqdm(total=most, unit="round", desc=where, disable=not progress) as bar, alone():
+        bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
+        with bar, without_resumable():
             return run.go(bar)
 
 

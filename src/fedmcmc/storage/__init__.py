@@ -8,11 +8,11 @@ placement and records, and no run.
 """
 
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint
-from fedmcmc.storage._checkpoints import alone as alone
 from fedmcmc.storage._checkpoints import checkpoint_of_call as checkpoint_of_call
 from fedmcmc.storage._checkpoints import ending_programs as ending_programs
 from fedmcmc.storage._checkpoints import hands_on_interrupts as hands_on_interrupts
 from fedmcmc.storage._checkpoints import resumable as resumable
+from fedmcmc.storage._checkpoints import without_resumable as without_resumable
 from fedmcmc.storage._files import CheckpointError as CheckpointError
 from fedmcmc.storage._identity import digest_of_rows as digest_of_rows
 from fedmcmc.storage._identity import fingerprint as fingerprint

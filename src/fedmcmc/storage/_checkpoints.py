@@ -225,8 +225,12 @@ def checkpoint_of_call(checkpoint: Checkpoint | None) -> Checkpoint | None:
     return next(calls) if checkpoint is None and calls is not None else checkpoint
 
 
-def alone() -> AbstractContextManager[None]:
-    """Hide `resumable` from calls within a call: how many there are depends on interruptions."""
+def without_resumable() -> AbstractContextManager[None]:
+    """Hide `resumable` from calls within a call.
+
+    Nested calls of `sample` get no checkpoint, because their number depends on where the run was
+    interrupted.
+    """
     return _having(_CALLS, None)
 
 
