@@ -65,7 +65,7 @@ class ZeroSum(Derived):
 
     remembers: ClassVar[bool] = False
 
-    def first_memory(
+    def initial_memory(
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> ArrayTree:
         """Return what a client that remembers keeps before the first round."""
@@ -81,7 +81,7 @@ class ZeroSum(Derived):
         estimator_state = self.estimator.init(loglikelihood_fn, position, client)
         if not self.remembers:
             return estimator_state
-        return self.first_memory(loglikelihood_fn, position, client), estimator_state
+        return self.initial_memory(loglikelihood_fn, position, client), estimator_state
 
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
@@ -286,7 +286,7 @@ class FixedPoint(ZeroSum):
 
     remembers = True
 
-    def first_memory(
+    def initial_memory(
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> ArrayTree:
         return () if self.centred else client_gradient(loglikelihood_fn, self.centre, client)
@@ -386,7 +386,7 @@ class Svrg(ZeroSum):
     def reference(self) -> Snapshot:
         return Snapshot(self.refresh_every)
 
-    def first_memory(
+    def initial_memory(
         self, loglikelihood_fn: LogDensity, position: ArrayTree, client: Client
     ) -> _Memory:
         never = jnp.full((), -1, jnp.int32)
