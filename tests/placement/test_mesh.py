@@ -64,7 +64,7 @@ def test_a_layout_says_where_rows_and_states_are():
     layout, clients, starts = layout_of(sizes, mesh, "gather")
     assert clients == [[0, 1, 2, 3, 4]] and starts.tolist() == [0, 3, 4, 8, 9]
     assert layout.block == 14 and layout.per_device == 5
-    np.testing.assert_array_equal(layout.places[layout.slots], np.arange(5))
+    np.testing.assert_array_equal(layout.client_of_slot[layout.slots], np.arange(5))
 
 
 def test_each_device_has_as_many_clients_of_each_bucket():
@@ -77,11 +77,12 @@ def test_each_device_has_as_many_clients_of_each_bucket():
         (0, 2, 2),
         (2, 2, 60),
     ]
-    np.testing.assert_array_equal(layout.places[layout.slots], np.arange(8))
+    np.testing.assert_array_equal(layout.client_of_slot[layout.slots], np.arange(8))
     for part, (ids, _) in zip(layout.parts, buckets.groups(), strict=True):
         np.testing.assert_array_equal(part.members, ids)
-        places = layout.places.reshape(2, 4)[:, part.first : part.first + part.count].ravel()
-        np.testing.assert_array_equal(places[part.at], ids)
+        slots = slice(part.first, part.first + part.count)
+        clients = layout.client_of_slot.reshape(2, 4)[:, slots].ravel()
+        np.testing.assert_array_equal(clients[part.at], ids)
     assert starts[7] == 1 + 2 + 30 and layout.block == 93
 
 

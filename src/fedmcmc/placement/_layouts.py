@@ -93,14 +93,14 @@ def layout_of(
             clients[d] += own.tolist()
         parts.append(Part(jnp.asarray(ids), jnp.asarray(at[ids]), first, count, bound))
         first += count
-    places = np.zeros((num_devices, first), np.int32)
-    used = np.zeros_like(places, bool)
-    places[device, local], used[device, local] = np.arange(num), True
+    client_of_slot = np.zeros((num_devices, first), np.int32)
+    used = np.zeros_like(client_of_slot, bool)
+    client_of_slot[device, local], used[device, local] = np.arange(num), True
     starts = np.zeros(num, np.int32)
     for ids in map(np.asarray, clients):
         starts[ids.astype(int)] = np.cumsum(sizes[ids.astype(int)]) - sizes[ids.astype(int)]
     layout = Layout(
-        places=jnp.asarray(places.ravel()),
+        client_of_slot=jnp.asarray(client_of_slot.ravel()),
         used=jnp.asarray(used.ravel()),
         slots=jnp.asarray(device * first + local),
         parts=tuple(parts),

@@ -77,7 +77,7 @@ class Layout:
 
     Attributes
     ----------
-    places
+    client_of_slot
         ``[num_slots]`` int32, the client in each slot; slots without one hold client 0, unused.
     used
         ``[num_slots]`` bool, whether a slot holds a client.
@@ -91,7 +91,7 @@ class Layout:
         Static: how messages are summed, ``"gather"`` or ``"psum"``.
     """
 
-    places: Array
+    client_of_slot: Array
     used: Array
     slots: Array
     parts: tuple[Part, ...]
@@ -109,7 +109,7 @@ class Layout:
         """Return this device's clients of a part, and which of them are there, ``[count]``."""
         first = jax.lax.axis_index(AXIS) * self.per_device + part.first
         return (
-            jax.lax.dynamic_slice_in_dim(self.places, first, part.count),
+            jax.lax.dynamic_slice_in_dim(self.client_of_slot, first, part.count),
             jax.lax.dynamic_slice_in_dim(self.used, first, part.count),
         )
 

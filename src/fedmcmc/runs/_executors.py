@@ -94,7 +94,8 @@ class MeshDevices:
         at_a_time = plain.arrangement.clients_at_a_time
         arrangement = replace(placed.arrangement, clients_at_a_time=at_a_time)
         self.program = replace(plain, data=placed.data, arrangement=arrangement)
-        self.places, self.slots = np.asarray(layout.places), np.asarray(layout.slots)
+        self.client_of_slot = np.asarray(layout.client_of_slot)
+        self.slots = np.asarray(layout.slots)
         self.chains: Any = PartitionSpec(CHAINS if CHAINS in self.mesh.shape else None)
         self.keys = put(keys, self.mesh, self.chains)
 
@@ -120,11 +121,12 @@ class MeshDevices:
 
         def spread(leaf: Any) -> Array:
             host = np.asarray(leaf)
-            shape = (host.shape[0], len(self.places), *host.shape[2:])
+            shape = (host.shape[0], len(self.client_of_slot), *host.shape[2:])
 
             def part(index: Any) -> np.ndarray:
                 chains, slots, *rest = index
-                return host[chains][:, at[self.places[slots]]][(slice(None), slice(None), *rest)]
+                entries = at[self.client_of_slot[slots]]
+                return host[chains][:, entries][(slice(None), slice(None), *rest)]
 
             where = NamedSharding(self.mesh, specs.clients)
             return jax.make_array_from_callback(shape, where, part)
