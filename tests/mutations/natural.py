@@ -101,8 +101,8 @@ MUTATIONS = {
     ),
     "outcomes as they were observed": (
         "inference/_fisher.py",
-        "rows = resample_fn(key, position, gather(client, jnp.where(mask, places, 0)))",
-        "rows = gather(client, jnp.where(mask, places, 0))",
+        "rows = resample_fn(key, position, gather(client, jnp.where(mask, offsets, 0)))",
+        "rows = gather(client, jnp.where(mask, offsets, 0))",
         LAPLACE,
     ),
     "gradients that are not squared": (

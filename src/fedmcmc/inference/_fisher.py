@@ -91,9 +91,9 @@ def fisher(
         one = jax.tree.map(lambda leaf: leaf[None], row)
         return jax.grad(lambda x: loglikelihood_fn(unravel(x), one)[0])(flat)
 
-    def total(key: Array, places: Array, mask: Array) -> Array:
+    def total(key: Array, offsets: Array, mask: Array) -> Array:
         # Rows that are missing are copies of the client's first: none of another client.
-        rows = resample_fn(key, position, gather(client, jnp.where(mask, places, 0)))
+        rows = resample_fn(key, position, gather(client, jnp.where(mask, offsets, 0)))
         gradients = jax.vmap(row_gradient)(rows)
         gradients = jnp.where(mask[:, None], gradients, 0)
         return gradients.T @ gradients if dense else jnp.sum(jnp.square(gradients), axis=0)
@@ -104,8 +104,8 @@ def fisher(
     chunk = max(1, min(client.max_size, _MOST_ROWS, _BUDGET // max(flat.size, 1)))
 
     def body(i: Array, sums: Array) -> Array:
-        places = i * chunk + jnp.arange(chunk, dtype=jnp.int32)
-        return sums + total(jax.random.fold_in(rng_key, i), places, places < client.size)
+        at = i * chunk + jnp.arange(chunk, dtype=jnp.int32)
+        return sums + total(jax.random.fold_in(rng_key, i), at, at < client.size)
 
     shape = (flat.size, flat.size) if dense else (flat.size,)
     sums = jax.lax.fori_loop(
