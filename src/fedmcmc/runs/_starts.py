@@ -67,7 +67,7 @@ def check_state(
         )
     # Also runs the kernel's own checks of the data, as a fresh start would.
     wanted = jax.eval_shape(
-        lambda keys_, places: _every_chain(kernel, data, keys_, places, arrangement),
+        lambda keys_, positions: _every_chain(kernel, data, keys_, positions, arrangement),
         keys,
         state.broadcast.position,
     )
@@ -94,30 +94,30 @@ def _every_chain(
     kernel: FederatedKernel,
     data: FederatedData,
     keys: Array,
-    places: ArrayTree,
+    positions: ArrayTree,
     arrangement: Arrangement,
 ) -> FederatedState:
-    def one(key: Array, place: ArrayTree, rows: FederatedData) -> FederatedState:
-        return initialize(kernel, key, place, rows, arrangement, combine=combined)
+    def one(key: Array, position: ArrayTree, rows: FederatedData) -> FederatedState:
+        return initialize(kernel, key, position, rows, arrangement, combine=combined)
 
-    return jax.vmap(one, in_axes=(0, 0, None))(keys, places, data)
+    return jax.vmap(one, in_axes=(0, 0, None))(keys, positions, data)
 
 
 def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
     """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
     if position is None:
         raise ValueError("Give a position to start from, or the state of an earlier run.")
-    place_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
+    position_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
     if callable(position):
-        places = jax.vmap(position)(place_keys)
+        positions = jax.vmap(position)(position_keys)
     else:
-        places = jax.tree.map(
+        positions = jax.tree.map(
             lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
         )
-    places = jax.tree.map(trees.as_float, places)
-    if not bool(trees.all_finite(places)):
+    positions = jax.tree.map(trees.as_float, positions)
+    if not bool(trees.all_finite(positions)):
         raise ValueError("The start position holds NaN or infinite values.")
-    return init_keys, places
+    return init_keys, positions
 
 
 def chosen(
