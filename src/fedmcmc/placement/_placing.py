@@ -19,12 +19,18 @@ from fedmcmc.rounds import AXIS, Arrangement, Layout
 class Placed(NamedTuple):
     """Data of a run over a mesh."""
 
-    data: FederatedData  # laid out, for code that `jax.shard_map` runs
-    arrangement: Arrangement  # of the same, with its layout
-    plain: FederatedData  # as one device would hold them; of a loader's rows the shapes alone
-    own: FederatedData  # with the rows of this process's clients, from which states begin
-    start: Arrangement  # of the same, in which states begin
-    ids: np.ndarray  # those clients
+    # The rows lie on the devices of the mesh, for code that `jax.shard_map` runs.
+    data: FederatedData
+    # This is the arrangement of `data`, with its layout.
+    arrangement: Arrangement
+    # The rows lie as one device would hold them; those of a loader are shapes alone.
+    unplaced: FederatedData
+    # It holds the rows of this process's clients, from which their first states are made.
+    local: FederatedData
+    # This is the arrangement of `local`, in which first states are made.
+    local_arrangement: Arrangement
+    # These are the clients of `local`.
+    ids: np.ndarray
 
 
 def place(
@@ -41,24 +47,24 @@ def place(
     sizes = np.asarray(data.size if isinstance(data, FederatedData) else data.sizes)
     layout, clients, starts = layout_of(sizes, mesh, totals, arrangement.buckets)
     if isinstance(data, FederatedData):
-        plain = own = data
-        start = arrangement
+        unplaced = local = data
+        local_arrangement = arrangement
         ids = np.arange(len(sizes))
     else:
         ids = _own_clients(mesh, clients)
-        own = _loaded(data, ids)
-        _check_alike(own)
+        local = _loaded(data, ids)
+        _check_alike(local)
         total = int(sizes.sum())
         shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), own.rows
+            lambda leaf: jax.ShapeDtypeStruct((total, *leaf.shape[1:]), leaf.dtype), local.rows
         )
-        plain = replace(own, rows=shapes)
+        unplaced = replace(local, rows=shapes)
         members = jnp.asarray(ids, jnp.int32)
-        start = replace(arrangement, members=members, partial=True)
-    laid_out = _laid_out(own, layout, clients, starts)
+        local_arrangement = replace(arrangement, members=members, partial=True)
+    laid_out = _laid_out(local, layout, clients, starts)
     buckets, layout = put((arrangement.buckets, layout), layout.mesh, PartitionSpec())
     on_devices = replace(arrangement, buckets=buckets, layout=layout)
-    return Placed(laid_out, on_devices, plain, own, start, ids)
+    return Placed(laid_out, on_devices, unplaced, local, local_arrangement, ids)
 
 
 def _own_clients(mesh: Mesh, clients: list[list[int]]) -> np.ndarray:

@@ -174,7 +174,8 @@ def begin(
             )
         arrangement = placement.arrangement(data)
         placed = place(data, arrangement, mesh, placement.totals)
-        rows, own, ids, first = placed.plain, placed.own, placed.ids, placed.start
+        rows, own, ids = placed.unplaced, placed.local, placed.ids
+        first = placed.local_arrangement
     else:
         data = data.load() if isinstance(data, ClientLoader) else data
         pooled = kernel.participation.pooled
