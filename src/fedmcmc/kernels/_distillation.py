@@ -138,6 +138,7 @@ def distillation(
 
     Examples
     --------
+    >>> import optax
     >>> distill = distillation(
     ...     lambda w, x: x @ w, jnp.eye(2), optimizer=optax.sgd(1.0), num_steps=99, average_from=98
     ... )
