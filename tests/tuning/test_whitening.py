@@ -10,6 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc import streaming
 from tests.oracles.federations import LIMIT, z_scores
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(5)
 # Two parameters whose scales differ by 10,000, correlated.
@@ -44,6 +45,11 @@ COVARIANCE = np.linalg.inv(TOTAL)
 @pytest.fixture(scope="module", params=["dense", "diagonal"])
 def white(request):
     return fedmcmc.whiten(POSTERIOR, DATA, START, structure=request.param)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return fedmcmc.whiten(POSTERIOR, DATA, START)
 
 
 def factor_of(white):
@@ -84,9 +90,9 @@ def test_a_langevin_path_is_that_of_the_model_with_the_metric(white):
 
 
 @pytest.mark.parametrize("step", [0.5, 1.2])
-def test_the_stationary_law_is_the_same_for_every_direction(step):
+def test_the_stationary_law_is_the_same_for_every_direction(step, dense):
     """In whitened coordinates LSD has variance ``1 / (1 - h / 2)`` whatever the model."""
-    white = fedmcmc.whiten(POSTERIOR, DATA, START)
+    white = dense
     kernel = fedmcmc.lsd(white.posterior, step_size=step)
     samples = fedmcmc.sample(
         KEY,
@@ -107,8 +113,8 @@ def test_the_stationary_law_is_the_same_for_every_direction(step):
     assert np.abs(z_scores(products, np.array([law, law, 0.0]))).max() < LIMIT
 
 
-def test_surrogates_are_whitened_with_the_posterior():
-    white = fedmcmc.whiten(POSTERIOR, DATA, START)
+def test_surrogates_are_whitened_with_the_posterior(dense):
+    white = dense
     kernel = fedmcmc.lsd(white.posterior, step_size=0.5)
     predicted = fedmcmc.predict_bias(kernel, DATA, white.surrogates)
     np.testing.assert_allclose(predicted.target_covariance, np.eye(2), atol=2e-3)
@@ -132,9 +138,9 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_draws_are_in_the_coordinates_of_the_model(name):
-    white = fedmcmc.whiten(POSTERIOR, DATA, START)
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["qlsd", "fed_ep"]))
+def test_draws_are_in_the_coordinates_of_the_model(name, dense):
+    white = dense
     record = fedmcmc.Record(streams={"moments": streaming.moments()})
     samples = fedmcmc.sample(
         KEY,
