@@ -5,6 +5,7 @@ mesh, each of which computes its own.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -137,12 +138,16 @@ def prepare_group(
     kernel: FederatedKernel,
     number: int,
     data: FederatedData,
+    arrangement: Arrangement,
     group: Group,
     rng_key: Array,
     round_: Array,
     shapes: Broadcast,
 ) -> ArrayTree:
-    """Draw all that is random in the steps of a group in phase `number`."""
+    """Draw all that is random in the steps of a group in phase `number`.
+
+    Where a device has some of a sampled cohort, it draws for these alone: zeros for the others.
+    """
 
     def one(client: Client) -> ArrayTree:
         return prepare_client(kernel, number, rng_key, round_, shapes, client)
@@ -150,6 +155,9 @@ def prepare_group(
     ids, weight = group.cohort.ids, group.cohort.weight
     if ids.shape[0] == 1:
         return one(data.client(ids[0], weight[0], group.bound))
+    if arrangement.layout is not None and kernel.participation.cohort_size is not None:
+        here = arrangement.layout.owned(ids)
+        return _each(lambda i: one(data.client(ids[i], weight[i], group.bound)), here)
     clients = data.client(ids, weight, group.bound)
     return jax.vmap(one, in_axes=(data.client_axes(group.bound),))(clients)
 
@@ -289,23 +297,29 @@ def _run_group(
 def _one_by_one(
     task: Task, group: Group, randomness: ArrayTree, old: ArrayTree, here: Array
 ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-    """Return what `_run_group` does, computed client by client; zeros for those not `here`.
+    """Return what `_run_group` does, computed client by client; zeros for those not `here`."""
+    ids, weight = group.cohort.ids, group.cohort.weight
+
+    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        single = ids.shape[0] == 1
+        drawn = randomness if single else jax.tree.map(lambda leaf: leaf[entry], randomness)
+        state = jax.tree.map(lambda leaf: leaf[entry], old)
+        return task.of(drawn, state, task.data.client(ids[entry], weight[entry], group.bound))
+
+    result: tuple[ArrayTree, ArrayTree, StepInfo] = _each(one, here)
+    return result
+
+
+def _each(one: Callable[[Array], ArrayTree], here: Array) -> ArrayTree:
+    """Return ``one(entry)`` of each entry that is `here`, one after the other; zeros elsewhere.
 
     The loop is the same on one device and on many, so a compiler fuses and rounds it the same way.
     Its length is traced: a loop of known length one would be compiled as no loop at all. All chains
     share the largest length; with lengths of their own each would mask all that the loop carries,
     where now only entries that are not `here` are masked.
     """
-    ids, weight = group.cohort.ids, group.cohort.weight
-    size = ids.shape[0]
-
-    def one(entry: Array) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        drawn = randomness if size == 1 else jax.tree.map(lambda leaf: leaf[entry], randomness)
-        state = jax.tree.map(lambda leaf: leaf[entry], old)
-        return task.of(drawn, state, task.data.client(ids[entry], weight[entry], group.bound))
-
     shapes = jax.eval_shape(one, jnp.int32(0))
-    zeros = jax.tree.map(lambda s: jnp.zeros((size, *s.shape), s.dtype), shapes)
+    zeros = jax.tree.map(lambda s: jnp.zeros((here.shape[0], *s.shape), s.dtype), shapes)
     num_here = jnp.sum(here, dtype=jnp.int32)
     order = jnp.argsort(~here, stable=True)  # those to compute, then the others
 
@@ -317,7 +331,4 @@ def _one_by_one(
 
         return jax.tree.map(put, outputs, one(entry))
 
-    result: tuple[ArrayTree, ArrayTree, StepInfo] = jax.lax.fori_loop(
-        0, largest_of_batch(num_here), body, zeros
-    )
-    return result
+    return jax.lax.fori_loop(0, largest_of_batch(num_here), body, zeros)

@@ -151,7 +151,10 @@ def prepare_round(
     numbers = range(len(kernel.phases))
     server = [prepare_server(kernel, n, rng_key, round_, shapes) for n in numbers]
     clients = [
-        [prepare_group(kernel, n, data, group, rng_key, round_, shapes) for group in groups]
+        [
+            prepare_group(kernel, n, data, arrangement, group, rng_key, round_, shapes)
+            for group in groups
+        ]
         for n in numbers
     ]
     return cohort, RoundDraws(clients, server, shared)
