@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.dynamics._integrators import MassMatrix
+from fedmcmc.dynamics import Metric
 
 POSTERIOR = fedmcmc.Posterior(
     lambda theta: -0.5 * jnp.sum(theta**2),
@@ -126,7 +126,7 @@ def test_a_step_that_diverges_loses_nothing():
 
 
 def test_kicks_take_the_matrix_of_the_trajectory():
-    kick = MassMatrix.of(jnp.array([1.0, 4.0])).acceleration(jnp.ones(2))
+    kick = Metric.of(jnp.array([1.0, 4.0])).times(jnp.ones(2))
     np.testing.assert_allclose(kick, [1.0, 4.0])
 
 

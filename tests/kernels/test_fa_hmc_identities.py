@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.dynamics._integrators import MassMatrix
+from fedmcmc.dynamics import Metric
 from fedmcmc.participation import pooled
 from fedmcmc.pytrees import trees
 from tests.oracles.federations import LIMIT, z_scores
@@ -199,7 +199,7 @@ def flow(inverse_mass, step_size, num_steps):
             lambda _, x: quartic(x), (), position, noise, jnp.asarray(step_size)
         )
         # The half kick after the last drift, which a trajectory leaves out.
-        kick = MassMatrix.of(inverse_mass).acceleration(quartic(position))
+        kick = Metric.of(inverse_mass).times(quartic(position))
         velocity = velocity + jnp.asarray(step_size) / 2 * kick
         return position, jnp.linalg.solve(matrix, velocity)
 
@@ -321,9 +321,9 @@ def test_a_mass_matrix_fits_nested_positions_too():
     mass = {"a": jnp.array(2.0), "b": jnp.array([0.5, 3.0])}
     dense = np.diag([2.0, 0.5, 3.0])
     for given in (mass, dense):
-        block = MassMatrix.of(given)
+        block = Metric.of(given)
         block.check(like)
-        found = block.acceleration(jax.tree.map(jnp.ones_like, like))
+        found = block.times(jax.tree.map(jnp.ones_like, like))
         np.testing.assert_allclose(trees.ravel(found), [2.0, 0.5, 3.0])
 
 
@@ -332,11 +332,11 @@ def test_a_position_that_is_a_matrix_has_a_diagonal_of_its_shape(dtype):
     like = jnp.zeros((2, 2), dtype)
     diagonal, dense = np.array([[2.0, 0.5], [3.0, 1.0]]), np.diag([2.0, 0.5, 3.0, 1.0])
     for given in (diagonal, dense):
-        block = MassMatrix.of(given)
+        block = Metric.of(given)
         block.check(like)
         for found, wanted in (
-            (block.acceleration(jnp.ones_like(like)), diagonal),
-            (block.velocity(jnp.ones_like(like)), np.sqrt(diagonal)),
+            (block.times(jnp.ones_like(like)), diagonal),
+            (block.root_times(jnp.ones_like(like)), np.sqrt(diagonal)),
         ):
             assert found.dtype == dtype
             np.testing.assert_allclose(np.asarray(found, float), wanted, rtol=1e-2)

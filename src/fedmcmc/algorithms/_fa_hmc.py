@@ -39,6 +39,7 @@ def fa_ld(
     participation: Participation | None = None,
     temperature: Number = 1.0,
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Federated averaging Langevin dynamics: local Langevin steps, then a weighted average.
 
@@ -55,7 +56,7 @@ def fa_ld(
         the mean.
     rho
         Correlation of the clients' noise, in [0, 1]; see `fedmcmc.shared_momentum`.
-    batch_size, replace
+    batch_size, replace, metric
         As in `fedmcmc.lsd`.
     gradient_noise, control_variate, weights, participation, temperature
         As in `fa_hmc`.
@@ -81,7 +82,7 @@ def fa_ld(
     """
     return _averaged(
         posterior,
-        euler_maruyama(),
+        euler_maruyama(metric),
         _estimator(batch_size, replace, gradient_noise, control_variate, weights),
         step_size=step_size,
         num_local_steps=num_local_steps,

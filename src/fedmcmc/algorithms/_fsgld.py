@@ -7,7 +7,7 @@ Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_siz
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types import FederatedKernel, Number, Posterior
+from fedmcmc._types import ArrayTree, FederatedKernel, Number, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates, conducive, for_batch_size
 from fedmcmc.kernels import relay
@@ -21,6 +21,7 @@ def sgld(
     batch_size: int | float | None = None,
     temperature: Number = 1.0,
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Stochastic gradient Langevin dynamics on all rows, pooled as one client's.
 
@@ -38,6 +39,8 @@ def sgld(
         Multiplies the variance of the noise.
     replace
         Whether minibatches are drawn with replacement.
+    metric
+        As in `fedmcmc.lsd`.
 
     Examples
     --------
@@ -60,6 +63,7 @@ def sgld(
         participation=pooled(),
         step_size=step_size,
         temperature=temperature,
+        metric=metric,
     )
 
 
@@ -72,6 +76,7 @@ def dsgld(
     probabilities: Array | None = None,
     temperature: Number = 1.0,
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Distributed SGLD: a chain visits clients at random and takes local steps at each.
 
@@ -93,6 +98,8 @@ def dsgld(
         Multiplies the variance of the noise.
     replace
         Whether minibatches are drawn with replacement.
+    metric
+        As in `fedmcmc.lsd`.
 
     References
     ----------
@@ -106,6 +113,7 @@ def dsgld(
         step_size=step_size,
         num_local_steps=num_local_steps,
         temperature=temperature,
+        metric=metric,
     )
 
 
@@ -120,6 +128,7 @@ def fsgld(
     alpha: Number = 1.0,
     temperature: Number = 1.0,
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Federated SGLD: `dsgld` with conducive gradients.
 
@@ -130,7 +139,7 @@ def fsgld(
     surrogates
         One `Gaussian` per client for its likelihood, leaves ``[num_clients, ...]``; see
         `fedmcmc.surrogates`.
-    step_size, num_local_steps, batch_size, probabilities, temperature, replace
+    step_size, num_local_steps, batch_size, probabilities, temperature, replace, metric
         As in `dsgld`.
     alpha
         Strength of the conducive gradients (Remark 1), number or schedule of the round.
@@ -173,6 +182,7 @@ def fsgld(
         step_size=step_size,
         num_local_steps=num_local_steps,
         temperature=temperature,
+        metric=metric,
     )
 
 

@@ -27,6 +27,7 @@ def lsd(
     temperature: Number = 1.0,
     prior: Prior = "server",
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Langevin stochastic dynamics: each round, one step along the sum of the clients' gradients.
 
@@ -47,6 +48,11 @@ def lsd(
         Whether the server adds the prior's gradient, or each client its share of it.
     replace
         Whether minibatches are drawn with replacement.
+    metric
+        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
+        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
+        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
+        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
 
     References
     ----------
@@ -74,6 +80,7 @@ def lsd(
         temperature=temperature,
         participation=participation,
         prior=prior,
+        metric=metric,
     )
 
 
@@ -87,6 +94,7 @@ def lsd_star(
     temperature: Number = 1.0,
     prior: Prior = "server",
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """`lsd` with each gradient relative to the one at `centre`, with the same rows at both.
 
@@ -99,7 +107,7 @@ def lsd_star(
         messages are zero and so is all noise but Langevin's own. Any other center gives the right
         drift too (the server adds the gradient of the log posterior at the center, known from one
         pass before the first round), only with more noise.
-    step_size, batch_size, participation, temperature, prior, replace
+    step_size, batch_size, participation, temperature, prior, replace, metric
         As in `lsd`.
 
     References
@@ -119,6 +127,7 @@ def lsd_star(
         temperature=temperature,
         participation=participation,
         prior=prior,
+        metric=metric,
         centre=centre,
     )
 
@@ -133,6 +142,7 @@ def lsd_pp(
     temperature: Number = 1.0,
     prior: Prior = "server",
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """`lsd` with variance-reduced minibatches (SVRG).
 
@@ -143,7 +153,7 @@ def lsd_pp(
     refresh_every
         Rounds between snapshots, ``l``. A client passes over all its rows in the first round after
         a snapshot in which it takes part, and in no other.
-    step_size, batch_size, participation, temperature, prior, replace
+    step_size, batch_size, participation, temperature, prior, replace, metric
         As in `lsd`.
 
     References
@@ -163,6 +173,7 @@ def lsd_pp(
         temperature=temperature,
         participation=participation,
         prior=prior,
+        metric=metric,
     )
 
 

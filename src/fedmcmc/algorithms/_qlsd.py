@@ -24,6 +24,7 @@ def qlsd(
     temperature: Number = 1.0,
     prior: Prior = "server",
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Quantized Langevin stochastic dynamics: `lsd` with compressed gradients.
 
@@ -33,7 +34,7 @@ def qlsd(
         The model.
     compressor
         Of the clients' gradients; see `quantize`.
-    step_size, batch_size, participation, temperature, prior, replace
+    step_size, batch_size, participation, temperature, prior, replace, metric
         As in `lsd`. A prior on the server is not compressed.
 
     Notes
@@ -70,6 +71,7 @@ def qlsd(
         temperature=temperature,
         prior=prior,
         replace=replace,
+        metric=metric,
     )
     return compress(kernel, compressor)
 
@@ -85,6 +87,7 @@ def qlsd_star(
     temperature: Number = 1.0,
     prior: Prior = "server",
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """`lsd_star` with compressed messages.
 
@@ -95,7 +98,7 @@ def qlsd_star(
     compressor
         Of the clients' messages, which vanish at the center, and the noise of compression with
         them.
-    step_size, batch_size, participation, temperature, prior, replace
+    step_size, batch_size, participation, temperature, prior, replace, metric
         As in `lsd`.
 
     References
@@ -117,6 +120,7 @@ def qlsd_star(
         temperature=temperature,
         prior=prior,
         replace=replace,
+        metric=metric,
     )
     return compress(kernel, compressor)
 
@@ -134,6 +138,7 @@ def qlsd_pp(
     temperature: Number = 1.0,
     prior: Prior = "server",
     replace: bool = True,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """`lsd_pp` with compressed messages and memory.
 
@@ -149,7 +154,7 @@ def qlsd_pp(
     memory_of
         Whose memory the server adds, ``"all"`` clients' (PP2) or the ``"active"`` ones' (PP1, as in
         the authors' code, which keeps the noise of heterogeneity under partial participation).
-    step_size, batch_size, refresh_every, participation, temperature, prior, replace
+    step_size, batch_size, refresh_every, participation, temperature, prior, replace, metric
         As in `lsd_pp`.
 
     References
@@ -188,5 +193,6 @@ def qlsd_pp(
         temperature=temperature,
         prior=prior,
         replace=replace,
+        metric=metric,
     )
     return compress(kernel, memory(compressor, memory_rate, of=memory_of))

@@ -1,4 +1,4 @@
-"""How a position moves: integrators, momentum, mass matrices, preconditioners, training.
+"""How a position moves: integrators, momentum, metrics, preconditioners, training.
 
 What moves is given as a gradient function; whose gradient it is, these blocks do not know. The
 room imports gradients and the ground floor.
@@ -9,6 +9,8 @@ from fedmcmc.dynamics._integrators import Integrator as Integrator
 from fedmcmc.dynamics._integrators import euler_maruyama as euler_maruyama
 from fedmcmc.dynamics._integrators import leapfrog as leapfrog
 from fedmcmc.dynamics._integrators import overdamped_langevin as overdamped_langevin
+from fedmcmc.dynamics._metrics import IDENTITY as IDENTITY
+from fedmcmc.dynamics._metrics import Metric as Metric
 from fedmcmc.dynamics._momentum import Momentum as Momentum
 from fedmcmc.dynamics._momentum import independent_momentum as independent_momentum
 from fedmcmc.dynamics._momentum import shared_momentum as shared_momentum

@@ -1,4 +1,4 @@
-"""Discretized stochastic and Hamiltonian differential equations, and their mass matrices.
+"""Discretized stochastic and Hamiltonian differential equations.
 
 Positions are moved along a gradient function ``(draws, position) -> gradient`` of a log density;
 `draws` is one entry of whatever makes the gradient stochastic. Momenta appear as velocities,
@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
+from fedmcmc.dynamics._metrics import IDENTITY, Metric
 from fedmcmc.pytrees import trees
 
 GradientFn = Callable[[ArrayTree, ArrayTree], ArrayTree]
@@ -28,10 +28,12 @@ def overdamped_langevin(
     noise: ArrayTree,
     step_size: Any,
     temperature: Any = 1.0,
+    metric: Metric = IDENTITY,
 ) -> ArrayTree:
     """One Euler step of overdamped Langevin dynamics.
 
-    ``position + step_size * gradient + sqrt(2 * step_size * temperature) * noise``.
+    ``position + step_size * B gradient + sqrt(2 * step_size * temperature) * C noise``, with the
+    metric ``B = C C'``.
 
     Parameters
     ----------
@@ -43,6 +45,8 @@ def overdamped_langevin(
         Standard normals, shaped as `position`.
     step_size, temperature
         ``[]``. The step size ``h`` of Welling and Teh (2011) and of FSGLD is ``2 * step_size``.
+    metric
+        The identity by default.
 
     Examples
     --------
@@ -55,8 +59,8 @@ def overdamped_langevin(
     return jax.tree.map(
         lambda x, g, z: x + trees.cast(step_size, x) * g + trees.cast(spread, x) * z,
         position,
-        gradient,
-        noise,
+        metric.times(gradient),
+        metric.root_times(noise),
     )
 
 
@@ -96,6 +100,8 @@ class Integrator:
 class EulerMaruyama(Integrator):
     """One step of overdamped Langevin dynamics; see `euler_maruyama`."""
 
+    metric: Metric = IDENTITY
+
     def move(
         self,
         gradient_fn: GradientFn,
@@ -105,84 +111,22 @@ class EulerMaruyama(Integrator):
         step_size: Array,
     ) -> tuple[ArrayTree, ArrayTree, Array]:
         gradient = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
-        position = overdamped_langevin(position, gradient, noise, step_size)
+        position = overdamped_langevin(position, gradient, noise, step_size, metric=self.metric)
         return position, noise, trees.squared_norm(gradient)
 
-
-def euler_maruyama() -> Integrator:
-    """One step of overdamped Langevin dynamics, `overdamped_langevin`, as an integrator."""
-    return EulerMaruyama()
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False)
-class MassMatrix:
-    """An inverse mass matrix and its roots; all ``()`` for the identity.
-
-    A diagonal is a pytree shaped as a position; a dense matrix is ``[d, d]`` over the raveled
-    position. Which of the two it is shows when it meets a position, as that may be a matrix too.
-    """
-
-    inverse: ArrayTree
-    roots: ArrayTree  # of every entry, for a diagonal
-    factor: ArrayTree  # Cholesky's, of what may be a dense matrix, else ()
-
-    @classmethod
-    def of(cls, inverse_mass_matrix: ArrayTree | None) -> "MassMatrix":
-        """Build from ``None``, a diagonal or a dense matrix; `check` says whether it is one."""
-        if inverse_mass_matrix is None:
-            return cls((), (), ())
-        inverse = jax.tree.map(trees.as_float, inverse_mass_matrix)
-        factor: ArrayTree = ()
-        if (
-            isinstance(inverse, Array)
-            and inverse.ndim == 2
-            and inverse.shape[0] == inverse.shape[1]
-        ):
-            factor = jnp.linalg.cholesky(inverse)
-        return cls(inverse, jax.tree.map(jnp.sqrt, inverse), factor)
-
-    def velocity(self, normals: ArrayTree) -> ArrayTree:
-        """Return a velocity of covariance `inverse` from standard normals."""
-        return _times(self.roots if self._is_diagonal(normals) else self.factor, normals)
-
-    def acceleration(self, gradient: ArrayTree) -> ArrayTree:
-        """Return ``inverse * gradient``."""
-        return _times(self.inverse, gradient)
-
     def check(self, position: ArrayTree) -> None:
-        """Raise `ValueError` unless the matrix fits the position and is positive definite."""
-        if trees.is_empty(self.inverse):
-            return
-        size = trees.num_elements(position)
-        concrete = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self.inverse))
-        if self._is_diagonal(position):
-            leaves = jax.tree.leaves(self.inverse)
-            if concrete and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in leaves):
-                raise ValueError("inverse_mass_matrix must be positive in every coordinate.")
-        elif trees.same_structure(self.inverse, 0) and self.inverse.shape == (size, size):
-            matrix = np.asarray(self.inverse, np.float64) if concrete else np.eye(1)
-            symmetric = np.allclose(matrix, matrix.T, rtol=1e-4)
-            if not (symmetric and np.linalg.eigvalsh(matrix).min() > 0):
-                raise ValueError("inverse_mass_matrix must be symmetric and positive definite.")
-        else:
-            raise ValueError(
-                f"inverse_mass_matrix must be shaped as the position, "
-                f"{jax.tree.map(jnp.shape, position)}, or be a matrix {(size, size)}, got "
-                f"{jax.tree.map(jnp.shape, self.inverse)}."
-            )
-
-    def _is_diagonal(self, like: ArrayTree) -> bool:
-        return trees.same_shapes(self.inverse, like)
+        self.metric.check(position)
 
 
-def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:
-    if trees.is_empty(matrix):
-        return vector
-    if trees.same_shapes(matrix, vector):
-        return jax.tree.map(lambda m, x: m.astype(x.dtype) * x, matrix, vector)
-    flat = jnp.matmul(matrix, trees.ravel(vector), precision="highest")
-    return trees.cast_like(trees.unravel(flat, vector), vector)
+def euler_maruyama(metric: ArrayTree | None = None) -> Integrator:
+    """One step of overdamped Langevin dynamics, `overdamped_langevin`, as an integrator.
+
+    Parameters
+    ----------
+    metric
+        As in `fedmcmc.lsd`.
+    """
+    return EulerMaruyama(Metric.of(metric))
 
 
 @register_dataclass
@@ -190,7 +134,7 @@ def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:
 class Leapfrog(Integrator):
     """Steps of Hamiltonian dynamics, up to the last drift; see `leapfrog`."""
 
-    mass: MassMatrix
+    mass: Metric
     num_steps: int = field(metadata={"static": True})
     fresh: bool = field(metadata={"static": True})  # whether half kicks have gradients of their own
 
@@ -207,9 +151,9 @@ class Leapfrog(Integrator):
         step_size: Array,
     ) -> tuple[ArrayTree, ArrayTree, Array]:
         half = jnp.asarray(step_size) / 2
-        kick = self.mass.acceleration
+        kick = self.mass.times
         first = gradient_fn(jax.tree.map(lambda leaf: leaf[0], draws), position)
-        velocity = trees.add_scaled(self.mass.velocity(noise), half, kick(first))
+        velocity = trees.add_scaled(self.mass.root_times(noise), half, kick(first))
         position = trees.add_scaled(position, step_size, velocity)
         squares = _squares(first)
         num_later = self.num_steps - 1
@@ -235,7 +179,7 @@ class Leapfrog(Integrator):
         return position, velocity, sum(sums, jnp.float32(0)) / calls
 
     def check(self, position: ArrayTree) -> None:
-        self.mass.check(position)
+        self.mass.check(position, "inverse_mass_matrix")
 
 
 def leapfrog(
@@ -284,7 +228,7 @@ def leapfrog(
     num_steps = positive_integer(num_steps, "num_steps")
     if gradients not in ("fresh", "reuse"):
         raise ValueError(f'gradients must be "fresh" or "reuse", got {gradients!r}.')
-    return Leapfrog(MassMatrix.of(inverse_mass_matrix), num_steps, gradients == "fresh")
+    return Leapfrog(Metric.of(inverse_mass_matrix), num_steps, gradients == "fresh")
 
 
 def _two_halves(

@@ -27,7 +27,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import Preconditioner, overdamped_langevin
+from fedmcmc.dynamics import Metric, Preconditioner, overdamped_langevin
 from fedmcmc.gradients import client_gradient, next_broadcast, prior_share
 from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report
 from fedmcmc.participation import full
@@ -67,6 +67,7 @@ class Langevin(EstimatorKernel):
     temperature: Any
     centre: ArrayTree  # where the estimator's gradients are zero by convention, or ()
     preconditioner: Preconditioner | None
+    metric: Metric
     split_prior: bool = field(metadata={"static": True})
 
     @cached_property
@@ -81,6 +82,7 @@ class Langevin(EstimatorKernel):
         at_centre: ArrayTree = ()
         for of_rows in totals:
             at_centre = trees.add(of_rows, jax.grad(self.posterior.logprior_fn)(self.centre))
+        self.metric.check(position)
         scales: ArrayTree = ()
         if self.preconditioner is not None:
             scales = self.preconditioner.init(position, federation)
@@ -118,7 +120,9 @@ class Langevin(EstimatorKernel):
         noise = realize_normals(rng_key, position)
         scales = server_state.preconditioner
         if self.preconditioner is None:
-            position = overdamped_langevin(position, gradient, noise, step_size, temperature)
+            position = overdamped_langevin(
+                position, gradient, noise, step_size, temperature, self.metric
+            )
         else:
             metric, scales = self.preconditioner.update(gradient, scales)
             temperature = self.preconditioner.temperature(temperature, broadcast.round)
@@ -152,6 +156,7 @@ def langevin(
     prior: Literal["server", "split"] = "server",
     centre: ArrayTree | None = None,
     preconditioner: Preconditioner | None = None,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Build a kernel whose server takes a Langevin step along the sum of the clients' gradients.
 
@@ -179,7 +184,12 @@ def langevin(
         known from one pass over all rows before the first round, so that any center gives the
         right drift; at the mode it is zero.
     preconditioner
-        Scales the step coordinate by coordinate (`fedmcmc.preconditioners`).
+        Scales the step coordinate by coordinate, anew in each round (`fedmcmc.preconditioners`).
+    metric
+        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
+        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
+        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
+        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
 
     Raises
     ------
@@ -188,6 +198,8 @@ def langevin(
     """
     if prior not in ("server", "split"):
         raise ValueError(f'prior must be "server" or "split", got {prior!r}.')
+    if metric is not None and preconditioner is not None:
+        raise ValueError("Give preconditioner= or metric=, and not both.")
     participation = full() if participation is None else participation
     expect_blocks(posterior, estimator, participation)
     return as_functions(
@@ -199,6 +211,7 @@ def langevin(
             schedules.number(temperature, "temperature", minimum=0.0),
             () if centre is None else jax.tree.map(trees.as_float, centre),
             preconditioner,
+            Metric.of(metric),
             prior == "split",
         )
     )

@@ -25,6 +25,7 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
+from fedmcmc.dynamics import Metric
 from fedmcmc.gradients import importance, next_broadcast
 from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.pytrees import schedules, trees
@@ -37,6 +38,7 @@ class Relay(LocalLangevin):
 
     step_size: Any
     temperature: Any
+    metric: Metric
     num_local_steps: int = field(metadata={"static": True})
 
     def first_state(
@@ -46,6 +48,7 @@ class Relay(LocalLangevin):
             raise ValueError(
                 "A relay hands its chain to one client per round; this cohort is larger."
             )
+        self.metric.check(position)
         return ()
 
     def step(
@@ -60,7 +63,7 @@ class Relay(LocalLangevin):
             return trees.add(prior, importance(client, estimate(drawn, position)))
 
         position, mean_square, iterates = self.move(
-            gradient_fn, draws, broadcast.position, step_size, temperature
+            gradient_fn, draws, broadcast.position, step_size, temperature, self.metric
         )
         message = trees.subtract(position, broadcast.position)
         info = report(message, mean_square, local_positions=iterates, bits_down=down)
@@ -81,6 +84,7 @@ def relay(
     step_size: Number,
     num_local_steps: int = 1,
     temperature: Number = 1.0,
+    metric: ArrayTree | None = None,
 ) -> FederatedKernel:
     """Build a kernel that hands its chain to one client per round.
 
@@ -101,6 +105,11 @@ def relay(
         ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
     num_local_steps
         Steps between two communications.
+    metric
+        ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
+        temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
+        the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
+        default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
 
     Raises
     ------
@@ -115,6 +124,7 @@ def relay(
             replace(participation, weighted=False),
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
+            Metric.of(metric),
             positive_integer(num_local_steps, "num_local_steps"),
         )
     )

@@ -23,7 +23,15 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.dynamics import Trained, Training, Visitor, overdamped_langevin, train
+from fedmcmc.dynamics import (
+    IDENTITY,
+    Metric,
+    Trained,
+    Training,
+    Visitor,
+    overdamped_langevin,
+    train,
+)
 from fedmcmc.gradients import first_reference, prior_share
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
@@ -173,6 +181,7 @@ class LocalLangevin(EstimatorKernel):
         position: ArrayTree,
         step_size: Array,
         temperature: Array,
+        metric: Metric = IDENTITY,
     ) -> tuple[ArrayTree, Array, ArrayTree]:
         """Return where a client's steps end, the mean square of its gradients, all iterates."""
 
@@ -182,7 +191,9 @@ class LocalLangevin(EstimatorKernel):
             position, squared_norm = carry
             gradient = gradient_fn(drawn.gradient, position)
             noise = realize_normals(drawn.noise, position)
-            position = overdamped_langevin(position, gradient, noise, step_size, temperature)
+            position = overdamped_langevin(
+                position, gradient, noise, step_size, temperature, metric
+            )
             return (position, squared_norm + trees.squared_norm(gradient)), position
 
         num, start = self.num_local_steps, (position, jnp.zeros((), jnp.float32))

@@ -69,6 +69,18 @@ class Whitened(NamedTuple):
     position: ArrayTree
     surrogates: Gaussian
 
+    @property
+    def metric(self) -> ArrayTree:
+        """The posterior's covariance as the mode has it, for ``metric=`` of a kernel on the model.
+
+        The alternative to whitened coordinates, for whom surrogates or a start are in the model's:
+        ``[d, d]`` over the raveled position, or shaped as the position for a diagonal.
+        """
+        affine: Any = self.posterior.position_fn
+        if affine.factor.ndim == 1:
+            return affine.unravel(affine.factor**2)
+        return jnp.matmul(affine.factor, affine.factor.T, precision="highest")
+
     def whitened_position(self, position: ArrayTree) -> ArrayTree:
         """Return a position of the model in whitened coordinates."""
         affine: Any = self.posterior.position_fn

@@ -1,0 +1,82 @@
+"""Metrics: what a step is measured by, the same everywhere; for momenta the inverse mass matrix."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.pytrees import trees
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A positive definite matrix ``B`` and a root ``C`` of it, ``B = C C'``; ``()`` for ones.
+
+    A diagonal is a pytree shaped as a position; a dense matrix is ``[d, d]`` over the raveled
+    position. Which of the two it is shows when it meets a position, as that may be a matrix too.
+    """
+
+    matrix: ArrayTree
+    roots: ArrayTree  # of every entry, for a diagonal
+    factor: ArrayTree  # Cholesky's, of what may be a dense matrix, else ()
+
+    @classmethod
+    def of(cls, matrix: ArrayTree | None) -> "Metric":
+        """Build from ``None``, a diagonal or a dense matrix; `check` says whether it is one."""
+        if matrix is None:
+            return IDENTITY
+        matrix = jax.tree.map(trees.as_float, matrix)
+        factor: ArrayTree = ()
+        if isinstance(matrix, Array) and matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
+            factor = jnp.linalg.cholesky(matrix)
+        return cls(matrix, jax.tree.map(jnp.sqrt, matrix), factor)
+
+    def root_times(self, normals: ArrayTree) -> ArrayTree:
+        """Return ``C`` times standard normals: they then have the covariance ``B``."""
+        return _times(self.roots if self._is_diagonal(normals) else self.factor, normals)
+
+    def times(self, gradient: ArrayTree) -> ArrayTree:
+        """Return ``B`` times a gradient."""
+        return _times(self.matrix, gradient)
+
+    def check(self, position: ArrayTree, name: str = "metric") -> None:
+        """Raise `ValueError` unless the matrix fits the position and is positive definite."""
+        if trees.is_empty(self.matrix):
+            return
+        size = trees.num_elements(position)
+        concrete = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self.matrix))
+        if self._is_diagonal(position):
+            leaves = jax.tree.leaves(self.matrix)
+            if concrete and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in leaves):
+                raise ValueError(f"{name} must be positive in every coordinate.")
+        elif trees.same_structure(self.matrix, 0) and self.matrix.shape == (size, size):
+            matrix = np.asarray(self.matrix, np.float64) if concrete else np.eye(1)
+            symmetric = np.allclose(matrix, matrix.T, rtol=1e-4)
+            if not (symmetric and np.linalg.eigvalsh(matrix).min() > 0):
+                raise ValueError(f"{name} must be symmetric and positive definite.")
+        else:
+            raise ValueError(
+                f"{name} must be shaped as the position, "
+                f"{jax.tree.map(jnp.shape, position)}, or be a matrix {(size, size)}, got "
+                f"{jax.tree.map(jnp.shape, self.matrix)}."
+            )
+
+    def _is_diagonal(self, like: ArrayTree) -> bool:
+        return trees.same_shapes(self.matrix, like)
+
+
+IDENTITY = Metric((), (), ())
+
+
+def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:
+    if trees.is_empty(matrix):
+        return vector
+    if trees.same_shapes(matrix, vector):
+        return jax.tree.map(lambda m, x: m.astype(x.dtype) * x, matrix, vector)
+    flat = jnp.matmul(matrix, trees.ravel(vector), precision="highest")
+    return trees.cast_like(trees.unravel(flat, vector), vector)
