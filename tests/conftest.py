@@ -20,6 +20,15 @@ MOST_MAPS = 30_000
 gets no more of them crashes the process."""
 
 
+def pytest_configure(config):
+    """Judge no draws where a test does not ask for it: most runs of tests are far too short.
+
+    Those of examples are judged: none may warn.
+    """
+    if not config.getoption("doctestmodules"):
+        config.addinivalue_line("filterwarnings", "ignore::fedmcmc.DiagnosisWarning")
+
+
 def pytest_collection_finish():
     """Look for cycles less often, and not among what was imported: a seventh of the time."""
     gc.collect()

@@ -53,6 +53,8 @@ from fedmcmc.compression import top_k as top_k
 from fedmcmc.data import ClientLoader as ClientLoader
 from fedmcmc.data import FederatedData as FederatedData
 from fedmcmc.data import partition as partition
+from fedmcmc.diagnostics import DiagnosisWarning as DiagnosisWarning
+from fedmcmc.diagnostics import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics import StoppingRule as StoppingRule
 from fedmcmc.diagnostics import rhat_below as rhat_below
 from fedmcmc.dynamics import Integrator as Integrator

@@ -498,6 +498,16 @@ class FederatedKernel(Phase):
         return None
 
     @property
+    def target(self) -> "Posterior | None":
+        """What draws are meant to follow; ``None`` of a kernel that does not sample."""
+        return None
+
+    @property
+    def approximates(self) -> bool:
+        """Whether draws are independent ones of an approximation that the kernel refines."""
+        return False
+
+    @property
     def clients_apart(self) -> bool:
         """Whether clients move positions of their own, over many gradients per round."""
         return False

@@ -1,7 +1,5 @@
 """Runs that end when their chains agree."""
 
-import sys
-
 import arviz_stats
 import jax
 import jax.numpy as jnp
@@ -98,9 +96,3 @@ def test_bad_rules_say_so():
     ):
         with pytest.raises(ValueError, match=message):
             fedmcmc.rhat_below(**settings)
-
-
-def test_arviz_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
-    with pytest.raises(ImportError, match=r"fedmcmc\[arviz\]"):
-        fedmcmc.rhat_below()

@@ -168,10 +168,10 @@ def fa_hmc(
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> kernel = fa_hmc(posterior, step_size=0.1, num_integration_steps=5, num_local_steps=2)
     >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, num_chains=4, progress=False
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=100, num_chains=2, progress=False
     ... )
     >>> samples.draws.shape, int(samples.info["bits_up"][0, 0])
-    ((4, 100), 64)
+    ((2, 100), 64)
     """
     positive_integer(num_integration_steps, "num_integration_steps")
     return _averaged(

@@ -1,9 +1,21 @@
-"""Whether draws suffice: R-hat, effective sample sizes, rules that stop a run.
+"""Whether draws suffice and are the posterior's: R-hat, effective sample sizes, gradients, rules.
 
-It sees draws, not kernels, and imports types alone.
+It sees draws, a model and rows, not kernels, and imports types, data and gradients.
 """
 
+from fedmcmc.diagnostics._diagnosis import BIAS as BIAS
+from fedmcmc.diagnostics._diagnosis import FEWEST_DRAWS as FEWEST_DRAWS
+from fedmcmc.diagnostics._diagnosis import SPREAD as SPREAD
+from fedmcmc.diagnostics._diagnosis import Diagnosis as Diagnosis
+from fedmcmc.diagnostics._diagnosis import DiagnosisWarning as DiagnosisWarning
+from fedmcmc.diagnostics._diagnosis import SamplingWarning as SamplingWarning
+from fedmcmc.diagnostics._diagnosis import diagnose as diagnose
+from fedmcmc.diagnostics._diagnosis import silenced as silenced
+from fedmcmc.diagnostics._mixing import Mixing as Mixing
+from fedmcmc.diagnostics._mixing import mixing as mixing
+from fedmcmc.diagnostics._mixing import worst as worst
+from fedmcmc.diagnostics._moments import Moments as Moments
+from fedmcmc.diagnostics._moments import check_moments as check_moments
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule
 from fedmcmc.diagnostics._stopping import Verdict as Verdict
 from fedmcmc.diagnostics._stopping import rhat_below as rhat_below
-from fedmcmc.diagnostics._stopping import worst as worst

@@ -1,13 +1,12 @@
 """When to stop: rules that a run asks, on its draws so far, whether it has sampled enough."""
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.diagnostics._mixing import worst
 
 
 class Verdict(NamedTuple):
@@ -63,8 +62,6 @@ def rhat_below(
     ------
     ValueError
         If a number is out of range.
-    ImportError
-        If arviz-stats is not installed (``pip install "fedmcmc[arviz]"``).
 
     Notes
     -----
@@ -106,7 +103,6 @@ def rhat_below(
         if not np.isfinite(number) or number < least or (strict and number == least):
             bound = "above" if strict else "at least"
             raise ValueError(f"{name} must be a number {bound} {least}, got {number!r}.")
-    array_stats()
 
     def next_check(num_draws: int) -> int:
         return max(int(min_draws), num_draws + 1, int(np.ceil(num_draws * growth)))
@@ -122,25 +118,3 @@ def rhat_below(
         f"R-hat below {threshold:g} and at least {min_ess:g} effective draws",
         min_chains=2,
     )
-
-
-def array_stats() -> Any:
-    """Return ArviZ's statistics of arrays."""
-    try:
-        return import_module("arviz_stats.base").array_stats
-    except ImportError as error:
-        raise ImportError('rhat_below needs arviz-stats: pip install "fedmcmc[arviz]".') from error
-
-
-def worst(draws: ArrayTree) -> tuple[float, float]:
-    """Return the largest R-hat and the smallest bulk effective sample size of any coordinate."""
-    statistics = array_stats()
-    rhats, sizes = [], []
-    for leaf in jax.tree.leaves(draws):
-        values = np.asarray(leaf, np.float64)
-        values = values.reshape(*values.shape[:2], -1)
-        axes = {"chain_axis": 0, "draw_axis": 1}
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rhats.append(np.max(statistics.rhat(values, method="rank", **axes)))
-            sizes.append(np.min(statistics.ess(values, method="bulk", **axes)))
-    return float(np.max(rhats)), float(np.min(sizes))

@@ -11,6 +11,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
 from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_trace import call_model
@@ -96,8 +97,8 @@ class FederatedMCMCKernel(MCMCKernel):
     init_radius, check_rows
         As in `fedmcmc.from_numpyro`.
     surrogates
-        One `fedmcmc.Gaussian` per client over the unconstrained sites: then what the kernel is
-        expected to get wrong is printed first, see `fedmcmc.predict_bias`.
+        One `fedmcmc.Gaussian` per client over the unconstrained sites: where
+        `fedmcmc.predict_bias` finds with them that the kernel is off, the run warns first.
 
     Raises
     ------
@@ -189,7 +190,9 @@ class FederatedMCMCKernel(MCMCKernel):
         data = _federated_data(model_args, model_kwargs)
         self._prepare(data)
         if self._surrogates is not None and not isinstance(rng_key, jax.core.Tracer):
-            print(predict_bias(self._built()[1], data, self._surrogates))
+            predicted = predict_bias(self._built()[1], data, self._surrogates)
+            if predicted.is_off:
+                warnings.warn(str(predicted), SamplingWarning, stacklevel=2)
         if as_key(rng_key).ndim == 0:
             return self._start(rng_key, init_params, data)
         start = jax.vmap(self._start, in_axes=(0, None if init_params is None else 0, None))

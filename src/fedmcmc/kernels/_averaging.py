@@ -33,7 +33,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
 from fedmcmc.gradients import next_broadcast, over_weight
-from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report
+from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report, tempered
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -54,6 +54,10 @@ class Averaging(EstimatorKernel):
     temperature: Any
     weights: PerClient | None
     num_local_steps: int = field(metadata={"static": True})
+
+    @property
+    def target(self) -> Posterior | None:
+        return tempered(self.posterior, self.temperature)
 
     @property
     def clients_apart(self) -> bool:

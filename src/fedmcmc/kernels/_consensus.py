@@ -29,7 +29,7 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.gradients import next_broadcast, prior_share
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report, tempered
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -49,6 +49,10 @@ class Consensus(LocalLangevin):
     tolerance: Any
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})
+
+    @property
+    def target(self) -> Posterior | None:
+        return tempered(self.posterior, self.temperature)
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]

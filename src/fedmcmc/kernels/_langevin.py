@@ -29,7 +29,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Metric, Preconditioner, overdamped_langevin
 from fedmcmc.gradients import client_gradient, next_broadcast, prior_share
-from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report
+from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report, tempered
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -69,6 +69,10 @@ class Langevin(EstimatorKernel):
     preconditioner: Preconditioner | None
     metric: Metric
     split_prior: bool = field(metadata={"static": True})
+
+    @property
+    def target(self) -> Posterior | None:
+        return tempered(self.posterior, self.temperature)
 
     @cached_property
     def setup(self) -> tuple[Phase, ...]:

@@ -95,6 +95,15 @@ class Natural(FederatedKernel):
         return self.posterior.position_fn
 
     @property
+    def target(self) -> Posterior | None:
+        # A filter counts rows each time that it sees them.
+        return None if self.cavity == "global" else self.posterior
+
+    @property
+    def approximates(self) -> bool:
+        return True
+
+    @property
     def clients_apart(self) -> bool:
         return True
 

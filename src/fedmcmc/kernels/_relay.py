@@ -27,7 +27,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Metric
 from fedmcmc.gradients import importance, next_broadcast
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report, tempered
 from fedmcmc.pytrees import schedules, trees
 
 
@@ -40,6 +40,10 @@ class Relay(LocalLangevin):
     temperature: Any
     metric: Metric
     num_local_steps: int = field(metadata={"static": True})
+
+    @property
+    def target(self) -> Posterior | None:
+        return tempered(self.posterior, self.temperature)
 
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]

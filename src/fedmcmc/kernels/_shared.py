@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
+from jax.tree_util import Partial, register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -234,6 +234,25 @@ class LocalTraining(EstimatorKernel):
         position, round_ = broadcast.position, broadcast.round
         trained = train(self.training, gradient_fn, draws, position, client, round_, visitor)
         return trained, client_state, down
+
+
+def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
+    """Return what a sampler at a temperature draws from; ``None`` where that is no one density."""
+    if not isinstance(temperature, Array) or isinstance(temperature, jax.core.Tracer):
+        return None  # a schedule, or not known yet
+    if temperature == 1 or temperature <= 0:
+        return posterior if temperature == 1 else None
+    return as_functions(
+        posterior._replace(
+            logprior_fn=Partial(_over, posterior.logprior_fn, temperature),
+            loglikelihood_fn=Partial(_over, posterior.loglikelihood_fn, temperature),
+        )
+    )
+
+
+def _over(fn: Any, temperature: Array, *arguments: ArrayTree) -> Array:
+    log_density: Array = fn(*arguments)
+    return log_density / trees.cast(temperature, log_density)
 
 
 def report(message: ArrayTree, mean_square: Array, **fields: Any) -> StepInfo:

@@ -223,7 +223,7 @@ def element_names(tree: ArrayTree) -> list[str]:
         stem = jax.tree_util.keystr(path, simple=True, separator=".")
         for index in np.ndindex(leaf.shape):
             inside = f"[{', '.join(map(str, index))}]" if index else ""
-            plain = "coordinate " + ", ".join(map(str, index))
+            plain = f"coordinate {', '.join(map(str, index))}" if index else "the coordinate"
             names.append(stem + inside if stem else plain)
     return names
 

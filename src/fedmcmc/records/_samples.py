@@ -8,13 +8,14 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree, FederatedState
+from fedmcmc.diagnostics import FEWEST_DRAWS, Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import trees
 
 ONE_DEVICE = Placement()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """Draws of a run, and what is needed to go on from them.
 
@@ -44,6 +45,10 @@ class Samples:
     placement
         Where the run was, with what it chose by itself; ``print(samples.placement)`` says it in
         words.
+    diagnosis
+        What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
+        draws, of kernels that do not sample, where `collect` kept something else, and where its
+        warnings are ignored. ``print(samples)`` shows it.
     """
 
     draws: ArrayTree
@@ -54,6 +59,19 @@ class Samples:
     stopped: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, Any] = field(default_factory=dict)
     placement: Placement = ONE_DEVICE
+    diagnosis: Diagnosis | None = None
+
+    def __repr__(self) -> str:
+        """Say how many draws of what there are, and what they say of themselves."""
+        num, leaves = self.num_draws, named_leaves(self.draws)
+        shapes = ", ".join(f"{name} {leaf.shape[2:]}" for name, leaf in leaves.items())
+        if self.diagnosis is not None:
+            told = str(self.diagnosis)
+        elif self.num_chains * num < FEWEST_DRAWS:
+            told = f"too few to judge (fewer than {FEWEST_DRAWS})"
+        else:
+            told = "not judged"
+        return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}\n{told}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the mesh, whose devices no other process has."""

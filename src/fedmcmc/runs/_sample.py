@@ -19,6 +19,7 @@ from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
+from fedmcmc.runs._watch import diagnosed
 from fedmcmc.storage import (
     Checkpoint,
     checkpoint_of_call,
@@ -97,8 +98,9 @@ def sample(
     max_rounds
         With `until`: rounds at most, burn-in included. Stopping there warns.
     surrogates
-        One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`): what
-        `fedmcmc.predict_bias` makes of them is printed before the run.
+        One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`): where
+        `fedmcmc.predict_bias` finds with them that the kernel diverges or is off, the run warns
+        before it begins.
     record
         What is kept besides, and where, if not draws in memory: see `fedmcmc.Record`.
     checkpoint
@@ -114,6 +116,8 @@ def sample(
     Returns
     -------
     Samples
+        ``samples.diagnosis`` says whether chains agree, whether draws are enough, and whether they
+        are the posterior's.
 
     Raises
     ------
@@ -123,6 +127,12 @@ def sample(
         If the checkpoint is that of another run, in use, or damaged; a `ValueError`.
     NonFiniteError
         If a chain turns non-finite; the draws before are in its `samples`.
+
+    Warns
+    -----
+    SamplingWarning
+        If 400 draws or more were kept and they are too few or wrong, see `fedmcmc.diagnostics`; if
+        most clients' results were lost; if positions ran away.
     """
     if not isinstance(kernel, FederatedKernel):
         raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
@@ -200,7 +210,8 @@ def sample(
         where = str(run.chosen_placement())
         bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
-            return run.go(bar)
+            samples = run.go(bar)
+    return diagnosed(samples, kernel, data, positions=collect is None)
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

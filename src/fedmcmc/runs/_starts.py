@@ -16,6 +16,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
 from fedmcmc.rounds import TOGETHER, Arrangement, Collect, Program, initialize
 from fedmcmc.runs._executors import Executor, MeshDevices, OneDevice, StoredClients
+from fedmcmc.runs._watch import warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
 
@@ -199,7 +200,9 @@ def begin(
         )
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
         round_ = int(np.asarray(state.broadcast.round)[0])
-        print(predict_bias(kernel, data, surrogates, round_=round_))
+        predicted = predict_bias(kernel, data, surrogates, round_=round_)
+        if predicted.is_off:
+            warn(str(predicted), depth=4)
     starts, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     arrangement = chosen(kernel, rows, arrangement, keys, starts, on_many=on_many)
     program = Program(kernel, rows, arrangement, collect)

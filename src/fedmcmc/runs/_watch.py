@@ -1,17 +1,29 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import Broadcast
+from fedmcmc._types import Broadcast, FederatedKernel
+from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import (
+    FEWEST_DRAWS,
+    DiagnosisWarning,
+    SamplingWarning,
+    diagnose,
+    silenced,
+)
+from fedmcmc.pytrees import num_bytes
 from fedmcmc.records import Samples
 
 GROWN = 1e6
 """Positions that many times larger than where they began (or than one) make a run suspicious."""
+MOST_BYTES = 2**31
+"""Draws that take more memory than that are not judged."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
 
@@ -40,12 +52,34 @@ class NonFiniteError(FloatingPointError):
         return type(self), (self.args[0], self.samples, self.round, self.chains)
 
 
-def warn(message: str, *, depth: int = 6) -> None:
+def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> None:
     """Warn, attributing the warning to the user's line `depth` frames up.
 
     The default is that of a call of `sample` where `Run.go` ends.
     """
-    warnings.warn(message, RuntimeWarning, stacklevel=depth)
+    warnings.warn(message, category, stacklevel=depth)
+
+
+def diagnosed(samples: Samples, kernel: FederatedKernel, data: Any, *, positions: bool) -> Samples:
+    """Return samples with what their draws say of themselves, and warn of what is wrong.
+
+    Nothing is computed where fewer than 400 draws were kept, or too many, the user's filters ignore
+    the warnings, what was kept are no `positions`, or the kernel does not sample.
+    """
+    target, bytes_ = kernel.target, num_bytes(samples.draws)
+    too_few = samples.num_chains * samples.num_draws < FEWEST_DRAWS
+    if too_few or not positions or target is None or silenced() or not 0 < bytes_ < MOST_BYTES:
+        return samples
+    rows = data if isinstance(data, FederatedData) else None
+    try:
+        found = diagnose(samples.draws, target, rows, approximates=kernel.approximates)
+    except (Exception, KeyboardInterrupt) as error:  # whatever it is, the draws are there
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        warn(f"The draws could not be judged: {what}", depth=4, category=DiagnosisWarning)
+        return samples
+    for finding in found.findings:
+        warn(finding, depth=4, category=DiagnosisWarning)
+    return replace(samples, diagnosis=found)
 
 
 def warn_lost(info: dict[str, np.ndarray]) -> None:

@@ -230,10 +230,10 @@ def faults(
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5), jnp.zeros(2)])
     >>> kernel = faults(fedmcmc.lsd(posterior, step_size=0.01), drop=0.1, late=0.2, nan=0.1)
     >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=500, progress=False
+    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=300, progress=False
     ... )
     >>> bool(jnp.isfinite(samples.draws).all()), samples.draws.shape
-    (True, (1, 500))
+    (True, (1, 300))
     >>> info = samples.info
     >>> bool(info["num_excluded"].mean() < 0.5), bool(2 < info["num_active"].mean() < 3)
     (True, True)

@@ -14,6 +14,7 @@ from fedmcmc._types import (
     FederatedState,
     Federation,
     Phase,
+    Posterior,
     Sender,
     StepInfo,
 )
@@ -109,6 +110,14 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     @property
     def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
         return self.kernel.position_fn
+
+    @property
+    def target(self) -> Posterior | None:
+        return self.kernel.target
+
+    @property
+    def approximates(self) -> bool:
+        return self.kernel.approximates
 
     @property
     def clients_apart(self) -> bool:

@@ -24,6 +24,7 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import BIAS, SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
 from fedmcmc.pytrees import is_key, trees
@@ -70,6 +71,14 @@ class Prediction(NamedTuple):
     def spread(self) -> np.ndarray:
         """Standard deviations over those of the posterior, ``[d]``."""
         return np.sqrt(np.diag(self.covariance) / np.diag(self.target_covariance))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the kernel diverges, or a mean is off by 0.1 sd, or an sd by a tenth."""
+        if not self.spectral_radius < 1:
+            return True
+        stretch = np.abs(np.log(self.spread)).max()
+        return bool(np.abs(self.bias).max() > BIAS or stretch > np.log(SPREAD))
 
     def __str__(self) -> str:
         """Return the largest errors in a sentence."""

@@ -1,0 +1,183 @@
+"""What a run's draws say of themselves, in one line each."""
+
+import warnings
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics._mixing import Mixing, mixing
+from fedmcmc.diagnostics._moments import Moments, check_moments
+from fedmcmc.pytrees import trees
+
+FEWEST_DRAWS = 400
+RHAT, ESS = 1.01, 400.0
+BIAS, SPREAD = 0.1, 1.1
+"""Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
+HOPELESS_ESS = 100.0
+"""Below so many effective draws only errors ten times as large say more than that draws are few."""
+
+
+class SamplingWarning(RuntimeWarning):
+    """The result of a run may be wrong or too little.
+
+    ``warnings.filterwarnings("ignore", category=fedmcmc.SamplingWarning)`` silences them all.
+    """
+
+
+class DiagnosisWarning(SamplingWarning):
+    """What a run's draws say of themselves.
+
+    Where the user's filters ignore these, draws are not judged: ``samples.diagnosis`` is ``None``.
+    """
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run's draws say of themselves.
+
+    Attributes
+    ----------
+    mixing
+        R-hat and effective sample sizes.
+    moments
+        Errors of mean and sds by the posterior's gradients; ``None`` where they cannot be told.
+    names
+        Of the numbers of a raveled draw.
+    findings
+        What is wrong and what to do, one sentence or two each; empty if nothing is.
+    """
+
+    mixing: Mixing
+    moments: Moments | None
+    names: tuple[str, ...]
+    findings: tuple[str, ...]
+
+    @property
+    def rhat(self) -> float:
+        """The largest R-hat of a judged coordinate."""
+        return _largest(self.mixing.rhat)
+
+    @property
+    def ess(self) -> float:
+        """The smallest effective sample size of a judged coordinate, of bulk and tails."""
+        return -_largest(-np.concatenate([self.mixing.ess_bulk, self.mixing.ess_tail]))
+
+    def __str__(self) -> str:
+        """Return the figures in a line, and the findings in a line each."""
+        judged, size = len(self.mixing.coordinates), self.mixing.num_coordinates
+        of = "" if judged == size else f" (of {judged} of {size:,} coordinates)"
+        line = f"R-hat {self.rhat:.4g}, {self.ess:,.0f} effective draws{of}"
+        if self.moments is not None and np.isfinite(self.moments.bias).all():
+            low, high = self.moments.spread.min(), self.moments.spread.max()
+            line += (
+                f"; by gradients at {self.moments.num_draws:,} draws, means off by up to "
+                f"{np.abs(self.moments.bias).max():.2g} posterior sd, sds {low:.3g} to {high:.3g} "
+                f"of the posterior's"
+            )
+        return "\n".join([line, *self.findings])
+
+
+def diagnose(
+    draws: ArrayTree,
+    posterior: Posterior | None = None,
+    data: FederatedData | None = None,
+    *,
+    approximates: bool = False,
+) -> Diagnosis:
+    """Judge draws: whether chains agree, whether they are enough, whether they are the posterior's.
+
+    `fedmcmc.sample` calls it at the end of a run that kept 400 draws or more.
+
+    Parameters
+    ----------
+    draws
+        Leaves ``[num_chains, num_draws, *event]``.
+    posterior, data
+        What draws are meant to follow; without them only R-hat and effective sample sizes are told.
+    approximates
+        Whether the draws are those of an approximation, which is said of what is wrong with them.
+
+    Examples
+    --------
+    >>> import jax
+    >>> draws = jax.random.normal(jax.random.key(0), (4, 1000))
+    >>> diagnose(draws).findings
+    ()
+    >>> drifting = draws + jax.numpy.linspace(0, 3, 1000)
+    >>> diagnose(drifting).findings[0][:45]
+    'Chains disagree or are too short: R-hat 1.24,'
+    """
+    first = jax.tree.map(lambda leaf: np.zeros(leaf.shape[2:]), draws)
+    names = tuple(trees.element_names(first))
+    found = mixing(draws)
+    moments = None
+    if posterior is not None and data is not None:
+        moments = check_moments(posterior, data, draws)
+    whole = Diagnosis(found, moments, names, ())
+    findings = [*_of_mixing(whole), *_of_moments(whole, approximates)]
+    return Diagnosis(found, moments, names, tuple(findings))
+
+
+def _of_mixing(diagnosis: Diagnosis) -> list[str]:
+    found, names = diagnosis.mixing, diagnosis.names
+    still = np.flatnonzero(np.isnan(found.rhat))
+    if len(still):
+        name = names[found.coordinates[still[0]]]
+        return [f"{name} has the same value in all draws: nothing moves it."]
+    if not found.disagree(RHAT).any() and diagnosis.ess >= ESS:
+        return []
+    least = np.minimum(found.ess_bulk, found.ess_tail)
+    worst = int(np.argmin(least) if diagnosis.ess < ESS else np.argmax(found.rhat))
+    return [
+        f"Chains disagree or are too short: R-hat {diagnosis.rhat:.3g}, {diagnosis.ess:.0f} "
+        f"effective draws, worst for {names[found.coordinates[worst]]} (wanted: at most {RHAT:g}, "
+        f"at least {ESS:g}). Go on with sample(..., state=samples.state), or make all directions "
+        f"alike with fedmcmc.whiten and take larger steps."
+    ]
+
+
+def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
+    found, findings = diagnosis.moments, []
+    if found is None:
+        return []
+    if found.not_finite:
+        findings.append(
+            f"The log density or its gradient is not finite at {found.not_finite} of "
+            f"{found.num_draws} draws looked at: the model gives these no weight, or overflows."
+        )
+    few = diagnosis.ess < HOPELESS_ESS
+    off = found.off(10 * BIAS, 2.0) if few else found.off(BIAS, SPREAD)
+    if not off.any():
+        return findings
+    bias, stretch = np.abs(found.bias), np.abs(np.log(found.spread))
+    worst = int(np.argmax(np.where(off, np.maximum(bias / BIAS, stretch / np.log(SPREAD)), 0)))
+    what = "The approximation's draws are" if approximates else "These draws are"
+    cure = (
+        "More rounds help while it still moves; else a dense structure, a smaller damping or "
+        "more exact inference"
+        if approximates
+        else "More rounds do not help; smaller steps, fewer local steps or corrections do "
+        "(control_variate=True, surrogates, whole batches): see fedmcmc.predict_bias"
+    )
+    findings.append(
+        f"{what} not the posterior's: by gradients at {found.num_draws} draws the mean of "
+        f"{diagnosis.names[worst]} is {bias[worst]:.2g} posterior sd off, its sd "
+        f"{found.spread[worst]:.3g} times the posterior's ({int(off.sum())} of {len(off)} "
+        f"coordinates are off by {BIAS:g} sd or a tenth). {cure}."
+    )
+    return findings
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+
+
+def silenced() -> bool:
+    """Return whether the user's filters ignore a `DiagnosisWarning`, wherever it comes from."""
+    for action, message, category, module, line in warnings.filters:
+        if issubclass(DiagnosisWarning, category) and not (message or module or line):
+            return action == "ignore"
+    return False

@@ -1,0 +1,196 @@
+"""Whether draws have the posterior's mean and sds, by its gradients at some of them.
+
+For draws of a density ``p`` with gradients ``g = grad log p``, ``E g = 0`` and ``E (x - E x) g' =
+-I``, whatever the density (Stein's identities, by parts). A Newton step of a regression of ``g`` on
+``x`` turns a violation into errors of mean and sds: for a Gaussian posterior exactly.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.data import CHUNK_ROWS, FederatedData, fold
+from fedmcmc.gradients import row_size, row_terms
+from fedmcmc.pytrees import trees
+
+MOST_COORDINATES = 256
+NUM_GROUPS = 16
+"""Groups of draws that are left out in turn, for standard errors."""
+WORK = 2**31
+"""Products of draws and numbers of all rows beyond which fewer draws are looked at."""
+_MEMORY = 2**24  # numbers that draws looked at together may take
+
+
+class Moments(NamedTuple):
+    """How draws differ from the posterior.
+
+    Attributes
+    ----------
+    bias, bias_error
+        ``[d]`` float64, error of the mean in posterior standard deviations, and its standard error.
+    spread, spread_error
+        ``[d]``, standard deviations over the posterior's, and the standard error of the logarithm.
+    num_draws
+        At how many draws gradients were taken.
+    not_finite
+        At how many of these the log density or its gradient is not finite. If any, the other
+        figures are of the rest.
+    """
+
+    bias: np.ndarray
+    bias_error: np.ndarray
+    spread: np.ndarray
+    spread_error: np.ndarray
+    num_draws: int
+    not_finite: int
+
+    def off(self, bias: float, spread: float) -> np.ndarray:
+        """Return which coordinates are off by more than this and three standard errors, ``[d]``."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stretch = np.abs(np.log(self.spread))
+            away = np.abs(self.bias) > bias + 3 * self.bias_error
+            return away | (stretch > np.log(spread) + 3 * self.spread_error)
+
+
+def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -> Moments | None:
+    """Compare the mean and sds of draws with the posterior's, by gradients at some of them.
+
+    In a real federation this is one exchange of as many points as draws are looked at.
+
+    Parameters
+    ----------
+    posterior, data
+        The model and every client's rows.
+    draws
+        Leaves ``[num_chains, num_draws, *event]``, in the user's coordinates.
+
+    Returns
+    -------
+    Moments or None
+        ``None`` where there are too few draws for the dimension, more than 256 dimensions, or a
+        coordinate never moved.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> normals = jax.random.normal(jax.random.key(0), (2, 4000))
+    >>> found = check_moments(posterior, data, 1 / 3 + normals / 3)  # its mean and sd
+    >>> wide = check_moments(posterior, data, 1 / 2 + normals / 2)
+    >>> bool(abs(found.bias) < 0.1), found.spread.round(1), wide.bias.round(1), wide.spread.round(1)
+    (True, array([1.]), array([0.5]), array([1.5]))
+    """
+    leaves = jax.tree.leaves(draws)
+    num_chains, num = leaves[0].shape[:2]
+    total, size = num_chains * num, sum(int(np.prod(leaf.shape[2:])) for leaf in leaves)
+    if not 0 < size <= MOST_COORDINATES:
+        return None
+    affordable = WORK // max(data.num_rows * row_size(data.rows), 1)
+    most = min(max(20 * size, 256), total)
+    num_looked = min(most, max(affordable, 5 * size, 100))
+    if num_looked < 5 * size or num_looked < NUM_GROUPS * 4:
+        return None
+    at = np.linspace(0, total - 1, num_looked).astype(int)
+    chosen = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[at], draws)
+    together = max(_MEMORY // (min(data.num_rows, CHUNK_ROWS) * row_size(data.rows)), 1)
+    values, slopes = _values_and_gradients(
+        as_functions(posterior), data.pooled(), chosen, together=min(together, 32)
+    )
+    every = _raveled(draws, total)
+    finite = np.isfinite(values) & np.isfinite(slopes).all(1)
+    not_finite = int((~finite).sum())
+    if finite.sum() < max(5 * size, NUM_GROUPS * 4):
+        nothing = np.full(size, np.nan)
+        return Moments(nothing, nothing, nothing, nothing, num_looked, not_finite)
+    figures = _compare(every, at[finite], np.asarray(slopes, np.float64)[finite])
+    return None if figures is None else Moments(*figures, num_looked, not_finite)
+
+
+def _raveled(draws: ArrayTree, total: int) -> np.ndarray:
+    columns = [np.asarray(leaf, np.float64).reshape(total, -1) for leaf in jax.tree.leaves(draws)]
+    return np.concatenate(columns, 1)
+
+
+@partial(jax.jit, static_argnames="together")
+def _values_and_gradients(
+    posterior: Posterior, data: FederatedData, positions: ArrayTree, *, together: int
+) -> tuple[Array, Array]:
+    """Return log densities ``[n]`` and gradients ``[n, d]`` at positions, leaves ``[n, ...]``."""
+    everyone = data.client(0)
+    inverse = getattr(posterior.position_fn, "inverse", lambda position: position)
+
+    def one(position: ArrayTree) -> tuple[Array, Array]:
+        def of_rows(place: ArrayTree, rows: ArrayTree, mask: Array) -> Array:
+            terms = row_terms(posterior.loglikelihood_fn, inverse(place), rows)
+            return jnp.sum(jnp.where(mask, terms, 0))
+
+        likelihood, slope = fold(
+            lambda rows, mask: jax.value_and_grad(of_rows)(position, rows, mask), everyone
+        )
+        prior, prior_slope = jax.value_and_grad(
+            lambda place: posterior.logprior_fn(inverse(place))
+        )(position)
+        return prior + likelihood, trees.ravel(trees.add(slope, prior_slope))
+
+    result: tuple[Array, Array] = jax.lax.map(one, positions, batch_size=together)
+    return result
+
+
+def _compare(
+    draws: np.ndarray, at: np.ndarray, slopes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return bias, its error, spread and its error, of all draws ``[n, d]``.
+
+    Gradients `slopes` are those at the draws `at`.
+    """
+    center, scale = draws.mean(0), draws.std(0)
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        return None
+    scaled, slopes = (draws - center) / scale, slopes * scale
+    group = np.arange(len(draws)) * NUM_GROUPS // len(draws)
+    whole = _errors(scaled, scaled[at], slopes)
+    if whole is None:
+        return None
+    # Left out in turn: groups of neighbors, as draws of a chain are no independent ones.
+    parts = []
+    for left_out in range(NUM_GROUPS):
+        kept = group != left_out
+        one = _errors(scaled[kept], scaled[at][kept[at]], slopes[kept[at]])
+        if one is None:
+            return None
+        parts.append(one)
+    leaves = np.array(parts)  # [NUM_GROUPS, 2, d]
+    away = leaves - leaves.mean(0)
+    error = np.sqrt((NUM_GROUPS - 1) / NUM_GROUPS * (away**2).sum(0))
+    return whole[0], error[0], np.exp(whole[1]), error[1]
+
+
+def _errors(
+    draws: np.ndarray, points: np.ndarray, slopes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return bias and the logarithm of the spread, each ``[d]``; ``None`` where none is found."""
+    middle, steep = points.mean(0), slopes.mean(0)
+    around = points - middle
+    covariance = around.T @ around / len(points)
+    if np.linalg.cond(covariance) > 1e12:
+        return None
+    precision = -np.linalg.solve(covariance, around.T @ (slopes - steep) / len(points))
+    precision = (precision + precision.T) / 2
+    eigenvalues, vectors = np.linalg.eigh(precision)
+    if eigenvalues[0] <= 1e-9 * eigenvalues[-1]:
+        # No Gaussian fits these gradients: what the identities say, coordinate by coordinate.
+        products = -np.mean(around * slopes, axis=0)
+        return steep, np.log(np.maximum(products, 1e-12)) / 2
+    inverse = (vectors / eigenvalues) @ vectors.T
+    sd = np.sqrt(np.diag(inverse))
+    bias = (draws.mean(0) - middle - inverse @ steep) / sd
+    return bias, np.log(draws.std(0) / sd)
