@@ -133,7 +133,7 @@ def _joined(first: dict[str, np.ndarray], then: dict[str, np.ndarray]) -> dict[s
 def _collect(score_fn: Score, test: Any, state: Any, info: Any) -> dict[str, Array]:
     """Return scores of the point estimate, the share of proper fits, and if the product was."""
     scores = score_fn(state.broadcast.position, test, state.broadcast.round)
-    proper = jnp.array(True) if trees.is_empty(info.server) else info.server
+    proper = jnp.array(True) if trees.is_empty(info.server) else info.server.proper
     return scores | {"fitted": jnp.mean(info.clients.usable, dtype=jnp.float32), "proper": proper}
 
 

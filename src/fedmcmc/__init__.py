@@ -56,6 +56,7 @@ from fedmcmc.data import partition as partition
 from fedmcmc.diagnostics import DiagnosisWarning as DiagnosisWarning
 from fedmcmc.diagnostics import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics import StoppingRule as StoppingRule
+from fedmcmc.diagnostics import at_rest as at_rest
 from fedmcmc.diagnostics import rhat_below as rhat_below
 from fedmcmc.dynamics import Integrator as Integrator
 from fedmcmc.dynamics import Length as Length

@@ -379,6 +379,22 @@ class Federation(NamedTuple):
     rows: ArrayTree
 
 
+class Refined(NamedTuple):
+    """What a kernel that refines an approximation reports of a round.
+
+    Attributes
+    ----------
+    proper
+        ``[]`` bool, whether the approximation is a proper density.
+    shift
+        ``[]``, how far the round moved it: the largest change of a mean in its sds, or of the
+        logarithm of an sd; infinite where it is not proper, or was not.
+    """
+
+    proper: Array
+    shift: Array
+
+
 class Phase:
     """One exchange of messages in a round: what clients compute and send, what the server makes.
 

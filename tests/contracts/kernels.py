@@ -306,6 +306,16 @@ def build_fed_ep(position, given):
     )
 
 
+def build_fed_ep_at_rest(position, given):
+    del position
+    return fedmcmc.fed_ep(
+        given.posterior,
+        inference=inference.importance(32),
+        first_sites="expansion",
+        damping=0.4 * given.scale,
+    )
+
+
 def build_fed_sep(position, given):
     del position
     return fedmcmc.fed_sep(
@@ -364,6 +374,7 @@ PLAIN = {
     "fed_pa": build_fed_pa,
     "pseudo_gradients": build_pseudo_gradients,
     "fed_ep": build_fed_ep,
+    "fed_ep: expansions": build_fed_ep_at_rest,
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,

@@ -61,6 +61,7 @@ COMPRESSED = (
     ("fed_pa", "quantize"),
     ("pseudo_gradients", "sparsify"),
     ("fed_ep", "quantize: per leaf"),
+    ("fed_ep: expansions", "memory"),
     ("fed_sep", "memory"),
     ("adf", "top_k: no feedback"),
     ("natural", "memory"),

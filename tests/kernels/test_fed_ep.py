@@ -173,7 +173,7 @@ def test_without_a_proper_product_nothing_moves_but_the_product():
     kernel = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())
     start = jnp.array([0.3, -0.4])
     state, infos = run(kernel, 3, start, data)
-    assert not bool(infos[-1].server)
+    assert not bool(infos[-1].server.proper)
     np.testing.assert_array_equal(state.broadcast.position, start)
     np.testing.assert_array_equal(kernel.draw(jax.random.key(0), state), start)
     assert not bool(state.server.approximation.known)
@@ -189,7 +189,7 @@ def test_the_last_proper_product_serves_while_the_product_is_not():
     )
     first, _ = run(kernel, 1)
     state, infos = run(kernel, 2)
-    assert bool(infos[0].server) and not bool(infos[1].server)
+    assert bool(infos[0].server.proper) and not bool(infos[1].server.proper)
     np.testing.assert_array_equal(state.broadcast.position, first.broadcast.position)
     kept = state.server.approximation
     assert bool(kept.known)

@@ -8,26 +8,30 @@ from typing import TYPE_CHECKING, Literal
 
 from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.inference import Inference
+from fedmcmc.inference import Inference, importance
 from fedmcmc.kernels import natural
 from fedmcmc.participation import cohorts_of
 
 if TYPE_CHECKING:
     import optax
 
+DAMPING = 0.7
+"""Where nothing is chosen: at one a few rounds suffice for posteriors near a Gaussian."""
+
 
 def fed_ep(
     posterior: Posterior,
     *,
-    inference: Inference,
+    inference: Inference | None = None,
     cohort_size: int | None = None,
-    damping: Number = 1.0,
+    damping: Number | None = None,
     server_optimizer: "optax.GradientTransformation | None" = None,
     client_optimizer: "optax.GradientTransformation | None" = None,
-    structure: Literal["diagonal", "scaled_identity", "dense"] = "diagonal",
+    structure: Literal["diagonal", "scaled_identity", "dense"] | None = None,
     participation: Participation | None = None,
     prior: Gaussian | None = None,
     initial_precision: Number = 0.0,
+    first_sites: Literal["constant", "expansion"] | None = None,
     max_norm: Number | None = None,
 ) -> FederatedKernel:
     """Federated expectation propagation: each client keeps and refines a site.
@@ -43,8 +47,12 @@ def fed_ep(
     posterior
         The model.
     inference
-        How a client fits: `fedmcmc.inference.exact_gaussian`, `scaled_identity` (the paper's I),
-        `mcmc` (M), `laplace` (L) or `ngvi` (V).
+        How a client fits: `fedmcmc.inference.importance`, `exact_gaussian`, `scaled_identity` (the
+        paper's I), `mcmc` (M), `laplace` (L) or `ngvi` (V). Without one, all defaults are for
+        models of up to 64 numbers: `importance`, a dense structure, damping 0.7, and expansions
+        for first sites, so that the run is to start at the mode; nothing is random then but draws,
+        and a few rounds come to rest (``until=fedmcmc.at_rest()``). With one, defaults are the
+        paper's: a diagonal structure, no damping, constants for first sites.
     cohort_size
         Clients per round, drawn uniformly without replacement; ``None`` for all.
     damping
@@ -66,6 +74,9 @@ def fed_ep(
         part a ``weight_decay`` of the clients then plays, as in the released code).
     initial_precision
         Precision per row of the first sites, about the first position; zero for constants.
+    first_sites
+        ``"constant"``, or ``"expansion"`` of the log likelihood at the first position, see
+        `fedmcmc.natural`.
     max_norm
         Longer changes are scaled down to this Euclidean norm; see `fedmcmc.natural`.
 
@@ -106,17 +117,20 @@ def fed_ep(
     >>> float(fitted.mean()), float(fitted.precision)  # 3 / 8 of precision 8
     (0.375, 8.0)
     """
+    plain = inference is not None
+    inference = importance() if inference is None else inference
     return natural(
         posterior,
         inference,
         cavity="site",
-        structure=structure,
-        damping=damping,
+        structure=("diagonal" if plain else "dense") if structure is None else structure,
+        damping=(1.0 if plain else DAMPING) if damping is None else damping,
         server_optimizer=server_optimizer,
         client_optimizer=client_optimizer,
         participation=cohorts_of(cohort_size, participation),
         prior=prior,
         initial_precision=initial_precision,
+        first_sites=("constant" if plain else "expansion") if first_sites is None else first_sites,
         max_norm=max_norm,
     )
 

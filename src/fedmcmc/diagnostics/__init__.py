@@ -18,4 +18,5 @@ from fedmcmc.diagnostics._moments import Moments as Moments
 from fedmcmc.diagnostics._moments import check_moments as check_moments
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule
 from fedmcmc.diagnostics._stopping import Verdict as Verdict
+from fedmcmc.diagnostics._stopping import at_rest as at_rest
 from fedmcmc.diagnostics._stopping import rhat_below as rhat_below

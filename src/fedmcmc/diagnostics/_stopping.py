@@ -1,10 +1,11 @@
 """When to stop: rules that a run asks, on its draws so far, whether it has sampled enough."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics._mixing import worst
 
@@ -30,12 +31,16 @@ class StoppingRule(NamedTuple):
         What the rule wants, in words.
     min_chains
         Chains without which it cannot be asked.
+    reads
+        ``"draws"``, or ``"info"``: `check` then gets ``samples.info`` so far, arrays
+        ``[num_chains, num_draws]``.
     """
 
     next_check: Callable[[int], int]
-    check: Callable[[ArrayTree], Verdict]
+    check: Callable[[Any], Verdict]
     name: str
     min_chains: int = 1
+    reads: Literal["draws", "info"] = "draws"
 
 
 def rhat_below(
@@ -117,4 +122,61 @@ def rhat_below(
         check,
         f"R-hat below {threshold:g} and at least {min_ess:g} effective draws",
         min_chains=2,
+    )
+
+
+def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
+    """Stop a kernel that refines an approximation once rounds hardly move it.
+
+    That is where each of the last kept rounds, of every chain, moved no mean by more than
+    `threshold` of its sds, and no logarithm of an sd by more (``samples.info["shift"]``).
+
+    Parameters
+    ----------
+    threshold
+        Positive. Inference that is random (`fedmcmc.inference.mcmc`, `sgd_mean`) never rests below
+        its own noise.
+    num_rounds
+        How many kept rounds.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -jnp.log(jnp.cosh(x - theta))
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> mode = fedmcmc.surrogates.mode(posterior, data, 0.0)
+    >>> kernel = fedmcmc.fed_ep(posterior)
+    >>> samples = fedmcmc.sample(
+    ...     jax.random.key(0),
+    ...     kernel,
+    ...     data,
+    ...     mode.position,
+    ...     until=at_rest(),
+    ...     max_rounds=50,
+    ...     progress=False,
+    ... )
+    >>> samples.stopped["reached"], samples.stopped["rounds"] < 20
+    (True, True)
+    """
+    if not (np.isfinite(threshold) and threshold > 0):
+        raise ValueError(f"threshold must be a positive number, got {threshold!r}.")
+    num_rounds = positive_integer(num_rounds, "num_rounds")
+
+    def check(info: dict[str, np.ndarray]) -> Verdict:
+        shift = float(np.max(info["shift"][:, -num_rounds:]))
+        return Verdict(shift <= threshold, {"shift": shift})
+
+    return StoppingRule(
+        lambda num_draws: max(num_rounds, num_draws + 1),
+        check,
+        f"{num_rounds} rounds that move the approximation by at most {threshold:g} sd",
+        reads="info",
     )

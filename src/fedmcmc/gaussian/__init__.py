@@ -12,4 +12,5 @@ from fedmcmc.gaussian._gaussian import from_flat as from_flat
 from fedmcmc.gaussian._gaussian import is_proper as is_proper
 from fedmcmc.gaussian._gaussian import plus_precision as plus_precision
 from fedmcmc.gaussian._gaussian import project as project
+from fedmcmc.gaussian._gaussian import symmetric as symmetric
 from fedmcmc.gaussian._gaussian import with_mean as with_mean

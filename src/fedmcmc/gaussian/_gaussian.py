@@ -181,6 +181,12 @@ class Gaussian:
         flat, unravel = ravel_pytree(self.precision_mean)
         return unravel(jnp.linalg.solve(self.precision, flat))
 
+    def sds(self) -> Array:
+        """Return the standard deviations over the raveled position, ``[d]``."""
+        if self.structure == "dense":
+            return jnp.sqrt(jnp.diagonal(self.covariance()))
+        return jax.lax.rsqrt(_diagonal(self))
+
     def covariance(self) -> Array:
         """Return the covariance over the raveled position, ``[d, d]``."""
         if self.structure == "dense":
@@ -288,6 +294,13 @@ def is_proper(q: Gaussian) -> Array:
         return finite & jnp.all(jnp.isfinite(jnp.linalg.cholesky(q.precision)))
     lowest = [jnp.min(leaf) > 0 for leaf in jax.tree.leaves(q.precision) if leaf.size]
     return finite & jnp.all(jnp.array(lowest))
+
+
+def symmetric(q: Gaussian) -> Gaussian:
+    """Return `q` with a dense precision that is symmetric beyond rounding."""
+    if q.structure != "dense":
+        return q
+    return replace(q, precision=(q.precision + q.precision.T) / 2)
 
 
 def flat_precision(q: Gaussian) -> Array:

@@ -8,6 +8,7 @@ from fedmcmc.inference._exact import exact_gaussian as exact_gaussian
 from fedmcmc.inference._exact import exact_mean as exact_mean
 from fedmcmc.inference._fisher import laplace as laplace
 from fedmcmc.inference._fisher import ngvi as ngvi
+from fedmcmc.inference._importance import importance as importance
 from fedmcmc.inference._means import langevin_mean as langevin_mean
 from fedmcmc.inference._means import sgd_mean as sgd_mean
 from fedmcmc.inference._moments import mcmc as mcmc

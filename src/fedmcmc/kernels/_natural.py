@@ -7,11 +7,13 @@ message, so that the server only ever sums, and any compressor applies.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, expect_optimizer, positive_integer
@@ -24,16 +26,26 @@ from fedmcmc._types import (
     Federation,
     Number,
     Participation,
+    Phase,
     Posterior,
+    Refined,
     StepInfo,
     as_functions,
 )
-from fedmcmc.gaussian import STRUCTURES, Gaussian, is_proper, plus_precision, with_mean
+from fedmcmc.gaussian import (
+    STRUCTURES,
+    Gaussian,
+    is_proper,
+    plus_precision,
+    symmetric,
+    with_mean,
+)
 from fedmcmc.inference import Inference
 from fedmcmc.kernels._prior_site import PriorSite
-from fedmcmc.kernels._shared import check_model
+from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
+from fedmcmc.surrogates import Target, as_gaussian
 
 if TYPE_CHECKING:
     import optax
@@ -53,6 +65,32 @@ class _Approximation(NamedTuple):
 
     gaussian: Gaussian
     known: Array
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Expansions(Phase):
+    """Sums the clients' expansions at the start, which are the first sites."""
+
+    posterior: Posterior
+    structure: str = field(metadata={"static": True})
+
+    def site(self, position: ArrayTree, client: Client) -> Gaussian:
+        """Return the client's log likelihood to second order at `position`."""
+        flat, unravel = ravel_pytree(position)
+        target, dense = Target(self.posterior, None, unravel), self.structure == "dense"
+        gradient, precision = target.expand(client, flat, dense)
+        return as_gaussian(gradient, precision, flat, unravel)
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        message = self.site(jax.tree.map(trees.as_float, broadcast.position), client)
+        return message, client_state, report(message, jnp.zeros(()))
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        position = jax.eval_shape(lambda x: jax.tree.map(trees.as_float, x), like.position)
+        return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
 
 
 class _Server(NamedTuple):
@@ -80,6 +118,11 @@ class Natural(FederatedKernel):
     max_norm: Any  # () for none
     cavity: str = field(metadata={"static": True})
     structure: str = field(metadata={"static": True})
+    expands: bool = field(metadata={"static": True})  # whether first sites are expansions
+
+    @cached_property
+    def setup(self) -> tuple[Phase, ...]:
+        return (_Expansions(self.posterior, self.structure),) if self.expands else ()
 
     @property
     def stateful(self) -> bool:
@@ -119,7 +162,10 @@ class Natural(FederatedKernel):
         check_model(self.posterior, position, federation)
         self.inference.check(self.posterior, position, federation, self.structure)
         prior = self.prior.init(self.posterior, rng_key, position)
-        whole = prior * self._first_site(position, jnp.asarray(federation.num_rows))
+        sites = self._first_site(position, jnp.asarray(federation.num_rows))
+        for expansions in totals:
+            sites = sites * expansions
+        whole = prior * sites
         server = _Server(
             _Approximation(whole, is_proper(whole)),
             prior,
@@ -135,6 +181,10 @@ class Natural(FederatedKernel):
         if not self.stateful:
             return ()
         site = self._first_site(broadcast.position, client.size)
+        if self.expands:
+            site = site * _Expansions(self.posterior, self.structure).site(
+                broadcast.position, client
+            )
         optimizer = self.client_optimizer
         return _Site(site, () if optimizer == () else optimizer.init(site))
 
@@ -202,6 +252,7 @@ class Natural(FederatedKernel):
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
+        message = symmetric(message)  # as the server reads the sum
         damping = schedules.value(self.damping, broadcast.round)
         site, state = _ascend(
             self.client_optimizer, damping, message, client_state.site, client_state.optimizer
@@ -215,7 +266,9 @@ class Natural(FederatedKernel):
         self, rng_key: Array, broadcast: Broadcast, server_state: _Server, total: Gaussian
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         damping = schedules.value(self.damping, broadcast.round)
-        before = broadcast.extra[0]
+        # If rounding made the approximation's precision not symmetric, each client would take that
+        # out: it would grow by their number in every round.
+        total, before = symmetric(total), broadcast.extra[0]
         whole, optimizer = _ascend(
             self.server_optimizer, damping, total, before, server_state.optimizer
         )
@@ -224,20 +277,31 @@ class Natural(FederatedKernel):
             self.posterior, rng_key, server_state.prior, approximation, damping
         )
         whole = whole * (prior / server_state.prior) if self.prior.moves else whole
-        proper = is_proper(whole)
+        proper, before_it = is_proper(whole), server_state.approximation
+        shift = jnp.where(
+            proper & before_it.known, _shift(before_it.gaussian, whole), jnp.inf
+        ).astype(jnp.float32)
         position = trees.select(proper, whole.mean(), broadcast.position)
         approximation = _Approximation(
             trees.select(proper, whole, approximation.gaussian), proper | approximation.known
         )
         extra = self._extra(whole, prior, num_clients)
         moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
-        return moved, _Server(approximation, prior, optimizer, num_clients), proper
+        report_ = Refined(proper, shift)
+        return moved, _Server(approximation, prior, optimizer, num_clients), report_
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         approximation = state.server.approximation
         return trees.select(
             approximation.known, approximation.gaussian.draw(rng_key), state.broadcast.position
         )
+
+
+def _shift(before: Gaussian, after: Gaussian) -> Array:
+    """Return the largest change of a mean in sds, or of the logarithm of an sd, ``[]``."""
+    old, new = before.sds(), after.sds()
+    moved = trees.ravel(trees.subtract(after.mean(), before.mean())) / new
+    return jnp.max(jnp.maximum(jnp.abs(moved), jnp.abs(jnp.log(new / old))), initial=0)
 
 
 def _ascend(
@@ -264,6 +328,7 @@ def natural(
     prior: Gaussian | None = None,
     num_prior_samples: int = 16,
     initial_precision: Number = 0.0,
+    first_sites: str = "constant",
     max_norm: Number | None = None,
 ) -> FederatedKernel:
     """Build a kernel that refines a Gaussian approximation by messages in natural parameters.
@@ -306,6 +371,10 @@ def natural(
     initial_precision
         Precision per row of the clients' first sites, about the first position; zero for constants.
         A schedule is read at round zero, also after `fedmcmc.switch`.
+    first_sites
+        ``"constant"``, or ``"expansion"``: each client's log likelihood to second order at the
+        first position, which is best the mode (`fedmcmc.surrogates.mode`, `fedmcmc.whiten`). The
+        first approximation is then Laplace's, for one exchange more before the first round.
     max_norm
         Changes of a longer Euclidean norm are scaled down to it, at the client; the released code
         does so, the paper does not.
@@ -334,6 +403,10 @@ def natural(
     """
     if cavity not in CAVITIES:
         raise ValueError(f"cavity must be one of {CAVITIES}, got {cavity!r}.")
+    if first_sites not in ("constant", "expansion"):
+        raise ValueError(f'first_sites must be "constant" or "expansion", got {first_sites!r}.')
+    if first_sites == "expansion" and structure == "scaled_identity":
+        raise ValueError('first_sites="expansion" needs a structure "dense" or "diagonal".')
     if structure not in STRUCTURES:
         raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}.")
     expect(posterior, Posterior, "posterior")
@@ -378,5 +451,6 @@ def natural(
             clip,
             cavity,
             structure,
+            first_sites == "expansion",
         )
     )

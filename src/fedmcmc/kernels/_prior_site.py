@@ -44,6 +44,8 @@ class PriorSite:
                     f"{jax.tree.map(jnp.shape, self.fixed.precision_mean)}."
                 )
             return jax.tree.map(jnp.asarray, self.fixed)
+        if is_constant(posterior.logprior_fn, position):
+            return Gaussian.uniform(position, self.structure)
         return self._expected(posterior, rng_key, lambda key: position, position)
 
     def refine(
@@ -53,7 +55,7 @@ class PriorSite:
 
         Where that is not known yet, or the new factor is not finite, nothing moves.
         """
-        if not self.moves:
+        if not self.moves or is_constant(posterior.logprior_fn, before.precision_mean):
             return before
         fitted = self._expected(posterior, rng_key, q.gaussian.draw, before.precision_mean)
         change = trees.select(
@@ -94,3 +96,20 @@ class PriorSite:
         linear = from_flat(unravel(flat), precision, structure)
         mean_part = trees.add(linear.precision_mean, unravel(gradient))
         return Gaussian(mean_part, linear.precision, structure)
+
+
+def is_constant(log_density: Any, like: ArrayTree) -> bool:
+    """Return whether a log density does not depend on where it is taken, as its trace shows.
+
+    Examples
+    --------
+    >>> is_constant(lambda x: 0.0, jnp.ones(2)), is_constant(lambda x: -x @ x, jnp.ones(2))
+    (True, False)
+    """
+    jaxpr = jax.make_jaxpr(lambda x: jnp.asarray(log_density(x)))(trees.shapes_of(like)).jaxpr
+    depends = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if any(not hasattr(x, "val") and x in depends for x in equation.invars):
+            depends.update(equation.outvars)
+    (result,) = jaxpr.outvars
+    return hasattr(result, "val") or result not in depends

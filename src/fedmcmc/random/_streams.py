@@ -104,6 +104,11 @@ def start_key(rng_key: Array) -> Array:
     return draw_key(rng_key, jnp.uint32(_START))
 
 
+def final_key(rng_key: Array) -> Array:
+    """Return the key of draws of the last approximation of a run, from the chain's key."""
+    return draw_key(rng_key, jnp.uint32(_START - 2))
+
+
 def init_key(rng_key: Array) -> Array:
     """Return the key with which a chain's kernel is initialized, from the chain's key."""
     return draw_key(rng_key, jnp.uint32(_START - 1))

@@ -28,7 +28,8 @@ class Samples:
         Per kept round, arrays ``[num_chains, num_draws]``: ``bits_up`` and ``bits_down`` (of that
         round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
         nothing of use also ``num_lost``, the clients of that round which did not; of kernels with
-        faults also ``num_excluded``, the clients whose messages were left out as not finite.
+        faults also ``num_excluded``, the clients whose messages were left out as not finite; of
+        kernels that refine an approximation also ``shift``, how far the round moved it in sds.
     state
         `FederatedState` of every chain, leaves ``[num_chains, ...]``; pass it to
         ``sample(..., state=samples.state)`` with the same key to go on.
@@ -45,6 +46,9 @@ class Samples:
     placement
         Where the run was, with what it chose by itself; ``print(samples.placement)`` says it in
         words.
+    final_draws
+        Of a kernel that refines an approximation: draws of the last one, where `draws` holds one of
+        each round's; else ``None``. They are what `constrained` and `to_datatree` return.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
         draws, of kernels that do not sample, where `collect` kept something else, and where its
@@ -60,6 +64,7 @@ class Samples:
     streams: dict[str, Any] = field(default_factory=dict)
     placement: Placement = ONE_DEVICE
     diagnosis: Diagnosis | None = None
+    final_draws: ArrayTree = None
 
     def __repr__(self) -> str:
         """Say how many draws of what there are, and what they say of themselves."""
@@ -91,17 +96,20 @@ class Samples:
     def constrained(self) -> ArrayTree:
         """The draws in the user's parameters, leaves ``[num_chains, num_draws, ...]``.
 
+        Those of the last approximation, where the kernel refines one.
+
         Raises
         ------
         ValueError
             If what was collected are not positions.
         """
+        draws = self.draws if self.final_draws is None else self.final_draws
         if self.constrain_fn is None:
-            return self.draws
+            return draws
         mapped = self.constrain_fn
         for _ in range(self._num_axes()):
             mapped = jax.vmap(mapped)
-        return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, self.draws)))
+        return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, draws)))
 
     def _num_axes(self) -> int:
         # Chain and draw, and one more where local positions were collected.
@@ -141,9 +149,13 @@ class Samples:
             raise ImportError(
                 'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
             ) from error
-        draws = self.constrained if constrained else jax.tree.map(np.asarray, self.draws)
+        last = self.final_draws is not None
+        draws = self.final_draws if last else jax.tree.map(np.asarray, self.draws)
         info = {name: np.asarray(values) for name, values in self.info.items()}
-        groups = {"posterior": named_leaves(draws), "sample_stats": info}
+        # Draws of the last approximation belong to no round.
+        stats = "rounds" if last else "sample_stats"
+        groups = {"posterior": named_leaves(self.constrained if constrained else draws)}
+        groups[stats] = info
         return from_dict(groups, **kwargs)
 
 

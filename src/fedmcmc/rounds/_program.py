@@ -162,8 +162,8 @@ class Program:
             draw = self.collect(state, info)
         names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
         figures = {name: getattr(info, name) for name in names}
-        counts = {"num_lost": info.num_lost, "num_excluded": info.num_excluded}
-        figures |= {name: count for name, count in counts.items() if not trees.is_empty(count)}
+        some = {name: getattr(info, name) for name in ("num_lost", "num_excluded", "shift")}
+        figures |= {name: figure for name, figure in some.items() if not trees.is_empty(figure)}
         return state, info, RoundRecord(draw, figures)
 
 

@@ -13,6 +13,7 @@ from fedmcmc._types import (
     Cohort,
     FederatedKernel,
     FederatedState,
+    Refined,
     StepInfo,
     as_functions,
 )
@@ -56,6 +57,9 @@ class RoundInfo(NamedTuple):
     num_excluded
         ``[]`` int32, clients whose message the server left out because it was not finite; ``()``
         where it does not look (see `fedmcmc.faults`).
+    shift
+        ``[]``, how far the round moved the approximation of a kernel that refines one, in its sds;
+        ``()`` of others.
     """
 
     round: Array
@@ -67,6 +71,7 @@ class RoundInfo(NamedTuple):
     server: ArrayTree
     num_lost: ArrayTree = ()
     num_excluded: ArrayTree = ()
+    shift: ArrayTree = ()
 
 
 class RoundDraws(NamedTuple):
@@ -210,6 +215,7 @@ def run_round(
         num_excluded=jnp.sum(cohort.active & ~active, dtype=jnp.int32)
         if participation.guards
         else (),
+        shift=server_info.shift if isinstance(server_info, Refined) else (),
     )
     clients = all_states(participation, arrangement, groups, state.clients, states)
     return FederatedState(broadcast, server, clients), round_info

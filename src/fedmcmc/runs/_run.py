@@ -287,7 +287,9 @@ class Run:
         kept = self.recorder.all(self.progress.draws)
         # Joined once, so that asking often does not join often; a rule gets a copy of its own.
         self.progress = self.progress._replace(draws=Draws(0, (kept,)))
-        verdict = until.check(jax.tree.map(np.copy, kept.draw))
+        verdict = until.check(
+            jax.tree.map(np.copy, kept.info if until.reads == "info" else kept.draw)
+        )
         stopped = {
             "rule": until.name,
             "reached": bool(self._agreed(verdict.stop)),

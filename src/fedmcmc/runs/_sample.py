@@ -19,7 +19,7 @@ from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
-from fedmcmc.runs._watch import diagnosed
+from fedmcmc.runs._watch import finished
 from fedmcmc.storage import (
     Checkpoint,
     checkpoint_of_call,
@@ -148,6 +148,8 @@ def sample(
         raise ValueError(
             f"{until.name}: needs num_chains of at least {until.min_chains}, got {num_chains}."
         )
+    if until is not None and until.reads == "info" and not kernel.approximates:
+        raise ValueError(f"{until.name}: is for kernels that refine one, as fedmcmc.fed_ep.")
     kernel = as_functions(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     both = mesh is not None and placement is not None
@@ -211,7 +213,7 @@ def sample(
         bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
             samples = run.go(bar)
-    return diagnosed(samples, kernel, data, positions=collect is None)
+    return finished(samples, kernel, keys, data, positions=collect is None)
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

@@ -1,29 +1,38 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
+import math
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from fedmcmc._types import Broadcast, FederatedKernel
+from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import (
     FEWEST_DRAWS,
+    Diagnosis,
     DiagnosisWarning,
     SamplingWarning,
     diagnose,
     silenced,
 )
 from fedmcmc.pytrees import num_bytes
+from fedmcmc.random import final_key
 from fedmcmc.records import Samples
 
 GROWN = 1e6
 """Positions that many times larger than where they began (or than one) make a run suspicious."""
 MOST_BYTES = 2**31
 """Draws that take more memory than that are not judged."""
+FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
+"""How many draws of the last approximation there are, and bytes at most."""
+RESTLESS = 0.05
+"""An approximation that moves by more of its sds per round is not at rest."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
 
@@ -60,26 +69,89 @@ def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> N
     warnings.warn(message, category, stacklevel=depth)
 
 
-def diagnosed(samples: Samples, kernel: FederatedKernel, data: Any, *, positions: bool) -> Samples:
-    """Return samples with what their draws say of themselves, and warn of what is wrong.
+def with_final_draws(samples: Samples, kernel: FederatedKernel, keys: Array) -> Samples:
+    """Return samples with draws of the last approximation, for a kernel that refines one.
 
-    Nothing is computed where fewer than 400 draws were kept, or too many, the user's filters ignore
-    the warnings, what was kept are no `positions`, or the kernel does not sample.
+    As many as rounds were kept, or 1,000 per chain if these fit into 64 MiB.
     """
-    target, bytes_ = kernel.target, num_bytes(samples.draws)
-    too_few = samples.num_chains * samples.num_draws < FEWEST_DRAWS
-    if too_few or not positions or target is None or silenced() or not 0 < bytes_ < MOST_BYTES:
+    if not kernel.approximates or not samples.num_draws:
         return samples
-    rows = data if isinstance(data, FederatedData) else None
+    one = num_bytes(samples.state.broadcast.position)
+    num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // max(one, 1)))
+    state = samples.state._replace(clients=())
+    return replace(samples, final_draws=jax.tree.map(np.asarray, _draw(kernel, keys, state, num)))
+
+
+@partial(jax.jit, static_argnames="num")
+def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, num: int) -> ArrayTree:
+    def one(key: Array, index: Array, chain: FederatedState) -> ArrayTree:
+        position = kernel.draw(jax.random.fold_in(final_key(key), index), chain)
+        return position if kernel.position_fn is None else kernel.position_fn(position)
+
+    over_draws = jax.vmap(one, in_axes=(None, 0, None))
+    return jax.vmap(over_draws, in_axes=(0, None, 0))(keys, jnp.arange(num), state)
+
+
+def warn_restless(samples: Samples) -> None:
+    """Warn where an approximation still moves at the end of a run, or is none."""
+    shift = samples.info.get("shift")
+    if shift is None or not shift.size:
+        return
+    last = shift[:, -3:].max()
+    if not np.isfinite(last):
+        warn(
+            "The approximation is not proper at the end of the run (the product of all sites is no "
+            "density), so that draws are of an earlier one: start at the mode "
+            "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
+            "initial_precision=.",
+            depth=5,
+            category=DiagnosisWarning,
+        )
+    elif last > RESTLESS:
+        warn(
+            f"The approximation still moves by {last:.2g} of its sds per round at the end of the "
+            f"run: go on with sample(..., state=samples.state) or until=fedmcmc.at_rest(). If it "
+            f"goes to and fro, damp changes more, or make the clients' inference less random.",
+            depth=5,
+            category=DiagnosisWarning,
+        )
+
+
+def finished(
+    samples: Samples, kernel: FederatedKernel, keys: Array, data: Any, *, positions: bool
+) -> Samples:
+    """Return samples with draws of a last approximation, and a diagnosis of their draws.
+
+    Warns of what is wrong. Whatever goes wrong in here, the run's own draws are returned.
+    `positions` says whether these are what was kept.
+    """
+    warn_restless(samples)
+    if not positions:
+        return samples
     try:
-        found = diagnose(samples.draws, target, rows, approximates=kernel.approximates)
-    except (Exception, KeyboardInterrupt) as error:  # whatever it is, the draws are there
+        samples = with_final_draws(samples, kernel, keys)
+        found = _diagnosis(samples, kernel, data)
+    except Warning:
+        raise  # as the user's filters ask for
+    except (Exception, KeyboardInterrupt) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         warn(f"The draws could not be judged: {what}", depth=4, category=DiagnosisWarning)
         return samples
-    for finding in found.findings:
+    for finding in () if found is None else found.findings:
         warn(finding, depth=4, category=DiagnosisWarning)
     return replace(samples, diagnosis=found)
+
+
+def _diagnosis(samples: Samples, kernel: FederatedKernel, data: Any) -> Diagnosis | None:
+    """Judge draws; ``None`` where they are too few or too many, or nobody would be told."""
+    draws = samples.draws if samples.final_draws is None else samples.final_draws
+    target, leaves = kernel.target, jax.tree.leaves(draws)
+    if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
+        return None
+    if math.prod(leaves[0].shape[:2]) < FEWEST_DRAWS:
+        return None
+    rows = data if isinstance(data, FederatedData) else None
+    return diagnose(draws, target, rows, approximates=kernel.approximates)
 
 
 def warn_lost(info: dict[str, np.ndarray]) -> None:

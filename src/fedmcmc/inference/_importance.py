@@ -1,0 +1,145 @@
+"""Moments of the tilted distribution by weighted points about its mode."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.tree_util import register_dataclass
+
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc.gaussian import Gaussian, as_dense, from_flat, project
+from fedmcmc.inference._types import Inference, Tilted
+from fedmcmc.pytrees import trees
+from fedmcmc.surrogates import Target
+
+MOST_DIMENSIONS = 64
+_TOGETHER = 64  # points whose log densities are computed at a time
+
+
+def importance(num_points: int = 512, *, num_steps: int = 6) -> Inference:
+    """Find the tilted mode, then mean and covariance from weighted points about it.
+
+    Newton steps from the server's mean end at the mode. Points of the Gaussian there, the same in
+    all rounds, are weighted by the tilted density over that Gaussian. Nothing is random, so a run
+    of `fedmcmc.fed_ep` comes to rest; for a Gaussian likelihood the fit is exact. It suits up to 64
+    dimensions and log likelihoods with second derivatives; a round takes `num_points` values of the
+    client's log likelihood, and ``num_steps + 1`` Hessians.
+
+    Parameters
+    ----------
+    num_points
+        A power of two, at least four per dimension.
+    num_steps
+        Newton steps; later rounds begin where the approximation is, so a few suffice.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, and from `init` for too many dimensions.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> kernel = fedmcmc.fed_ep(posterior, inference=importance(64))
+    """
+    num_points = positive_integer(num_points, "num_points")
+    if num_points & (num_points - 1) or num_points < 4:
+        raise ValueError(f"num_points must be a power of two, at least 4, got {num_points}.")
+    return Importance(num_points, positive_integer(num_steps, "num_steps"))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Importance(Inference):
+    """Weighted points about the tilted mode; see `importance`."""
+
+    num_points: int = field(metadata={"static": True})
+    num_steps: int = field(metadata={"static": True})
+
+    def fit(
+        self,
+        posterior: Posterior,
+        draws: ArrayTree,
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+    ) -> Tilted:
+        flat, unravel = ravel_pytree(position)
+        likelihood, dense = Target(posterior, None, unravel), as_dense(cavity)
+        eta, precision = trees.ravel(dense.precision_mean), dense.precision
+
+        def expand(x: Array) -> tuple[Array, Array]:
+            gradient, curvature = likelihood.expand(client, x, dense=True)
+            return gradient + eta - precision @ x, curvature + precision
+
+        def change(x: Array, shift: Array) -> Array:
+            cavity_change = shift @ (eta - precision @ (x + shift / 2))
+            return likelihood.change(client, x, shift) + cavity_change
+
+        def newton(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            # Levenberg and Marquardt: shorter and steeper steps where a plain one does not ascend.
+            x, damping = carry
+            gradient, curvature = expand(x)
+            diagonal = jnp.diag(jnp.abs(jnp.diagonal(curvature)))
+            step = jnp.linalg.solve(curvature + damping * diagonal, gradient)
+            gain = change(x, step)
+            accepted = jnp.isfinite(gain) & (gain >= -1e-3)  # rounding at the mode
+            calmer = jnp.where(damping < 1e-2, 0.0, damping / 10)
+            stronger = jnp.maximum(10 * damping, 1e-1)
+            return jnp.where(accepted, x + step, x), jnp.where(accepted, calmer, stronger)
+
+        start = (flat, jnp.zeros((), flat.dtype))
+        mode, _ = jax.lax.fori_loop(0, self.num_steps, newton, start)
+        _, curvature = expand(mode)
+        root = jnp.linalg.inv(jnp.linalg.cholesky(curvature)).T  # root @ root.T is the inverse
+        points = jnp.asarray(standard_points(self.num_points, flat.size), flat.dtype)
+        shifts = jnp.matmul(points, root.T, precision="highest")
+        gains = jax.lax.map(lambda shift: change(mode, shift), shifts, batch_size=_TOGETHER)
+        log_weights = gains + jnp.sum(points**2, axis=1) / 2
+        weights = jax.nn.softmax(jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf))
+        # In units of the points, so that a covariance of ones is well conditioned.
+        center = weights @ points
+        around = points - center
+        covariance = jnp.matmul((weights * around.T), around, precision="highest")
+        inverse = jnp.linalg.inv(jnp.linalg.cholesky(covariance))
+        # The inverse of root @ covariance @ root.T.
+        factor = inverse @ jnp.linalg.cholesky(curvature).T
+        mean = unravel(mode + root @ center)
+        tilted = from_flat(mean, jnp.matmul(factor.T, factor, precision="highest"), "dense")
+        gradient, _ = expand(flat)
+        return Tilted(project(tilted, cavity.structure), jnp.linalg.norm(gradient))
+
+    def check(
+        self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
+    ) -> None:
+        size = trees.num_elements(position)
+        if size > MOST_DIMENSIONS or self.num_points < 4 * size:
+            raise ValueError(
+                f"inference.importance takes up to {MOST_DIMENSIONS} dimensions and four points "
+                f"per dimension, got {size} dimensions and num_points={self.num_points}: give more "
+                f"points, or another inference= (see docs/fed_ep.md)."
+            )
+
+
+@lru_cache
+def standard_points(num: int, dimension: int) -> np.ndarray:
+    """Return points ``[num, dimension]`` with the mean and covariance of standard normals, exactly.
+
+    Normals of a scrambled Sobol sequence and their mirror images, linearly corrected.
+    """
+    from scipy.stats import norm, qmc
+
+    half = norm.ppf(qmc.Sobol(dimension, seed=0).random(num // 2))
+    points = np.concatenate([half, -half])
+    factor = np.linalg.cholesky(points.T @ points / num)
+    return np.linalg.solve(factor, points.T).T

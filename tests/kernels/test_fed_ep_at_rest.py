@@ -1,0 +1,299 @@
+"""FedEP by its defaults: exact moments of tilted distributions, expansions first, and rest."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import inference
+from fedmcmc.inference._importance import standard_points
+from fedmcmc.kernels._prior_site import is_constant
+from tests.oracles.federations import LIMIT, Federation, loglikelihood, worst_z
+
+KEY = jax.random.key(0)
+
+
+class Law(NamedTuple):
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+FEDERATION = Federation()
+GAUSSIAN = fedmcmc.Posterior(lambda t: -0.5 * jnp.sum(t**2), loglikelihood)
+
+# 60 clients of 2 to 200 rows, two coefficients: a grid gives the posterior.
+SIZES = np.geomspace(2, 200, 60).astype(int)
+SCALES = np.array([2.0, 1.0])
+
+
+def logprior(theta):
+    return -0.5 * jnp.sum((theta / jnp.asarray(SCALES, jnp.float32)) ** 2)
+
+
+def logistic(theta, rows):
+    return jax.nn.log_sigmoid((2.0 * rows["y"] - 1) * (rows["x"] @ theta))
+
+
+def ragged(seed=0, sizes=SIZES):
+    rng = np.random.default_rng(seed)
+    clients = []
+    for size in sizes:
+        x = np.stack([np.ones(size), rng.normal(rng.normal(), 1, size)], 1)
+        y = rng.random(size) < 1 / (1 + np.exp(1.5 - x[:, 1]))
+        clients.append({"x": x.astype(np.float32), "y": y.astype(np.int32)})
+    return fedmcmc.FederatedData.from_clients(clients)
+
+
+LOGISTIC = fedmcmc.Posterior(logprior, logistic)
+
+
+def grid_moments(log_density, center, sd, num=161):
+    """Return mean and covariance of a density over the plane, by a grid of +- 7 sds."""
+    axes = [np.linspace(c - 7 * s, c + 7 * s, num) for c, s in zip(center, sd, strict=True)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+    logs = log_density(points)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    mean = weights @ points
+    return mean, (weights[:, None] * (points - mean)).T @ (points - mean)
+
+
+def summed(rows, points):
+    """Return the log likelihood of all rows at points ``[n, 2]``, in float64."""
+    signs = 2.0 * np.asarray(rows["y"]) - 1
+    logits = points @ (np.asarray(rows["x"], float) * signs[:, None]).T
+    return -np.logaddexp(0, -logits).sum(1)
+
+
+def moments_of(q):
+    return np.asarray(q.mean()), np.asarray(q.covariance())
+
+
+# The inference.
+
+
+@pytest.mark.parametrize("structure", ["dense", "diagonal"])
+def test_for_gaussian_likelihoods_it_is_exact(structure):
+    settings = dict(structure=structure, damping=0.5, initial_precision=0.3)
+    found, exact = (
+        fedmcmc.sample(
+            KEY,
+            fedmcmc.fed_ep(GAUSSIAN, inference=block, **settings),
+            FEDERATION.data,
+            jnp.zeros(3),
+            num_rounds=6,
+            progress=False,
+        ).state.server.approximation.gaussian
+        for block in (inference.importance(64), inference.exact_gaussian())
+    )
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
+
+
+def test_points_have_the_moments_of_standard_normals():
+    points = standard_points(64, 7)
+    np.testing.assert_allclose(points.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(points.T @ points / 64, np.eye(7), atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 4, 60])
+def test_tilted_moments_are_those_of_a_grid(size):
+    data = ragged(3, [size])
+    q = fedmcmc.Gaussian.from_moments(jnp.array([-1.0, 0.5]), jnp.array([[1.0, 0.6], [0.6, 1.5]]))
+    fitted, _ = inference.importance(2**14).fit(
+        LOGISTIC, (), jnp.zeros(2), q, data.client(0), jnp.int32(0)
+    )
+
+    def tilted(points):
+        gap = points - np.array([-1.0, 0.5])
+        quadratic = np.einsum("ni,ij,nj->n", gap, np.linalg.inv([[1.0, 0.6], [0.6, 1.5]]), gap)
+        return summed(data.client_rows(0), points) - quadratic / 2
+
+    mean, covariance = grid_moments(tilted, [-1.0, 0.5], [1.0, 1.3])
+    found, spread = moments_of(fitted)
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((found - mean) / sd, 0, atol=0.01)
+    np.testing.assert_allclose(np.sqrt(np.diag(spread)) / sd, 1, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: inference.importance(100), "num_points must be a power of two"),
+        (
+            lambda: fedmcmc.fed_ep(GAUSSIAN).init(KEY, jnp.zeros(70), FEDERATION.data),
+            "loglikelihood_fn does not take",
+        ),
+        (
+            lambda: fedmcmc.fed_ep(GAUSSIAN, inference=inference.importance(8)).init(
+                KEY, jnp.zeros(3), FEDERATION.data
+            ),
+            "four points per dimension, got 3 dimensions and num_points=8",
+        ),
+        (
+            lambda: fedmcmc.fed_ep(GAUSSIAN, structure="scaled_identity", first_sites="expansion"),
+            "needs a structure",
+        ),
+        (lambda: fedmcmc.fed_ep(GAUSSIAN, first_sites="mode"), "first_sites must be"),
+    ],
+)
+def test_what_does_not_fit_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_too_many_dimensions_ask_for_another_inference():
+    wide = fedmcmc.Posterior(
+        lambda t: -0.5 * jnp.sum(t**2), lambda t, x: -0.5 * jnp.sum((x - t) ** 2, -1)
+    )
+    data = fedmcmc.FederatedData.from_clients([np.zeros((2, 65)), np.ones((1, 65))])
+    with pytest.raises(ValueError, match=r"up to 64 dimensions.*another inference="):
+        fedmcmc.fed_ep(wide).init(KEY, jnp.zeros(65), data)
+
+
+# The run.
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ragged()
+
+
+@pytest.fixture(scope="module")
+def mode(data):
+    return fedmcmc.surrogates.mode(LOGISTIC, data, jnp.zeros(2)).position
+
+
+@pytest.fixture(scope="module")
+def posterior_moments(data, mode):
+    def log_density(points):
+        return summed(data.rows, points) - 0.5 * ((points / SCALES) ** 2).sum(1)
+
+    return grid_moments(log_density, np.asarray(mode), [0.1, 0.1])
+
+
+def test_first_approximations_are_laplaces(data, mode):
+    state = fedmcmc.fed_ep(LOGISTIC).init(KEY, mode, data)
+    expansions = fedmcmc.surrogates.taylor(LOGISTIC, data, mode)
+    for own, wanted in zip(
+        jax.tree.leaves(state.clients.site), jax.tree.leaves(expansions), strict=True
+    ):
+        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-4)
+    whole = state.server.approximation.gaussian
+    np.testing.assert_allclose(whole.mean(), mode, atol=1e-3)
+    np.testing.assert_allclose(
+        whole.precision, expansions.sum().precision + np.diag(SCALES**-2.0), rtol=1e-4
+    )
+
+
+def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_moments):
+    samples = fedmcmc.sample(
+        KEY,
+        fedmcmc.fed_ep(LOGISTIC),
+        data,
+        mode,
+        until=fedmcmc.at_rest(),
+        max_rounds=30,
+        progress=False,
+    )
+    assert samples.stopped["reached"] and samples.stopped["rounds"] <= 8
+    assert samples.info["shift"][0, -1] <= 0.01 < samples.info["shift"][0, 0]
+    mean, covariance = posterior_moments
+    sd = np.sqrt(np.diag(covariance))
+    last = jax.tree.map(lambda x: x[0], samples.state.server.approximation.gaussian)
+    found, spread = moments_of(last)
+    np.testing.assert_allclose((found - mean) / sd, 0, atol=0.02)
+    np.testing.assert_allclose(np.sqrt(np.diag(spread)) / sd, 1, atol=0.02)
+    assert samples.final_draws.shape == (1, 1000, 2)
+    assert np.array_equal(samples.constrained, samples.final_draws)
+    assert worst_z(samples.final_draws[0], Law(found, spread)) < LIMIT
+    tree = samples.to_datatree()
+    assert tree["posterior"]["theta"].shape == (1, 1000, 2)
+    assert tree["rounds"]["shift"].shape == samples.info["shift"].shape
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.5])
+def test_it_stays_at_rest(damping, data, mode):
+    """Rounding of a dense precision must not grow by the number of clients in each round."""
+    kernel = fedmcmc.fed_ep(LOGISTIC, damping=damping)
+    samples = fedmcmc.sample(KEY, kernel, data, mode, num_rounds=60, progress=False)
+    assert samples.info["shift"][0, 20:].max() < 1e-4
+    assert samples.info["num_lost"].sum() == 0
+
+
+def test_whitened_coordinates_are_left_at_the_end(data, mode, posterior_moments):
+    white = fedmcmc.whiten(LOGISTIC, data, mode)
+    samples = fedmcmc.sample(
+        KEY, fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8, progress=False
+    )
+    mean, covariance = posterior_moments
+    sd = np.sqrt(np.diag(covariance))
+    draws = (samples.final_draws[0] - mean) / sd
+    np.testing.assert_allclose(draws.mean(0), 0, atol=0.02 + 4 / np.sqrt(1000))
+    np.testing.assert_allclose(draws.std(0), 1, atol=0.02 + 4 / np.sqrt(2000))
+
+
+def test_a_run_that_is_not_at_rest_warns(data, mode):
+    slow = fedmcmc.fed_ep(LOGISTIC, damping=0.1, first_sites="constant", initial_precision=0.01)
+    with pytest.warns(fedmcmc.DiagnosisWarning, match="still moves by") as caught:
+        fedmcmc.sample(KEY, slow, data, mode, num_rounds=4, progress=False)
+    assert caught[0].filename == __file__
+
+
+def test_an_approximation_that_is_not_proper_warns():
+    """Flat in one direction, which the prior does not hold either."""
+    posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t[0]) ** 2)
+    data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    with pytest.warns(fedmcmc.SamplingWarning) as caught:
+        fedmcmc.sample(
+            KEY, fedmcmc.fed_ep(posterior), data, jnp.zeros(2), num_rounds=3, progress=False
+        )
+    assert any("not proper at the end" in str(w.message) for w in caught)
+
+
+def test_a_rule_of_rest_is_for_approximations(data, mode):
+    with pytest.raises(ValueError, match=r"is for kernels that refine one, as fedmcmc\.fed_ep"):
+        fedmcmc.sample(
+            KEY,
+            fedmcmc.lsd(LOGISTIC, step_size=1e-3),
+            data,
+            mode,
+            until=fedmcmc.at_rest(),
+            max_rounds=10,
+        )
+    with pytest.raises(ValueError, match="threshold must be a positive number"):
+        fedmcmc.at_rest(0.0)
+
+
+# A constant prior.
+
+
+@pytest.mark.parametrize(
+    ("log_density", "constant"),
+    [
+        (lambda t: 0.0, True),
+        (lambda t: jnp.zeros(()) + jnp.log(2.0), True),
+        (lambda t: jnp.sum(jnp.zeros_like(t)), True),
+        (lambda t: -jnp.sum(t**2), False),
+        (lambda t: jax.jit(lambda x: -jnp.sum(x))(t), False),
+    ],
+)
+def test_what_is_constant_is_seen_in_its_trace(log_density, constant):
+    assert is_constant(log_density, jnp.ones(3)) is constant
+
+
+def test_a_constant_prior_costs_nothing():
+    """The server's step then holds no loop over draws."""
+
+    def server_step(prior):
+        posterior = fedmcmc.Posterior(prior, loglikelihood)
+        kernel = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())
+        state = kernel.init(KEY, jnp.zeros(3), FEDERATION.data)
+        total = kernel.message_like(state.broadcast)
+        return str(jax.make_jaxpr(kernel.aggregate)(KEY, state.broadcast, state.server, total))
+
+    assert "scan[" not in server_step(lambda t: 0.0)
+    assert "scan[" in server_step(lambda t: -jnp.sum(t**4))
