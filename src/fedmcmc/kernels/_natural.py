@@ -7,7 +7,7 @@ message, so that the server only ever sums, and any compressor applies.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -77,10 +77,7 @@ class _Expansions(Phase):
 
     def site(self, position: ArrayTree, client: Client) -> Gaussian:
         """Return the client's log likelihood to second order at `position`."""
-        flat, unravel = ravel_pytree(position)
-        target, dense = Target(self.posterior, None, unravel), self.structure == "dense"
-        gradient, precision = target.expand(client, flat, dense)
-        return as_gaussian(gradient, precision, flat, unravel)
+        return _expansion(self.posterior, position, client, dense=self.structure == "dense")
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
@@ -91,6 +88,15 @@ class _Expansions(Phase):
     def message_like(self, like: Broadcast) -> ArrayTree:
         position = jax.eval_shape(lambda x: jax.tree.map(trees.as_float, x), like.position)
         return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
+
+
+@partial(jax.jit, static_argnames="dense")  # a run starts before anything else is compiled
+def _expansion(
+    posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
+) -> Gaussian:
+    flat, unravel = ravel_pytree(position)
+    gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense)
+    return as_gaussian(gradient, precision, flat, unravel)
 
 
 class _Server(NamedTuple):
