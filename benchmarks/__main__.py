@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import convolution, fed_ep, memory, sweeps, toy, wire
+from benchmarks import alarms, convolution, fed_ep, memory, settings, sweeps, toy, wire
 from benchmarks.timing import compare, row
 
 
@@ -157,6 +157,8 @@ BENCHMARKS = {
     "memory": memory.bench,
     "wire": wire.bench,
     "convolution": convolution.bench,
+    "alarms": alarms.bench,
+    "settings": settings.bench,
     "sweeps": sweeps.bench,
     "scaling": partial(on_two_devices, "benchmarks.scaling"),
     "processes": partial(in_two_processes, "benchmarks.processes"),

@@ -19,6 +19,11 @@ def run_page(name):
     return names
 
 
+def test_the_page_on_choosing_runs():
+    names = run_page("choosing.md")
+    assert names["samples"].stopped["reached"] and names["samples"].diagnosis.findings == ()
+
+
 @pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
     names = run_page("fed_ep.md")

@@ -1,0 +1,69 @@
+"""How often exact draws are called wrong: ``python -m benchmarks alarms``.
+
+Draws of densities that are known, with the correlation of a chain, 100 seeds each.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+import fedmcmc
+from fedmcmc.diagnostics import diagnose
+
+SEEDS, CHAINS, DRAWS, DIM = 100, 4, 1000, 5
+COVARIANCE = 0.9 * np.ones((DIM, DIM)) + 0.1 * np.eye(DIM)
+DATA = fedmcmc.FederatedData.from_clients([np.zeros((1, 1), np.float32)])
+
+
+def funnel(z: np.ndarray) -> np.ndarray:
+    v = 1.5 * z[..., :1]
+    return np.concatenate([v, np.exp(v / 2) * z[..., 1:]], -1)
+
+
+def cases():
+    """Return log densities, and draws of them from those of a standard normal."""
+    factor = np.linalg.cholesky(COVARIANCE)
+    precision = jnp.asarray(np.linalg.inv(COVARIANCE), jnp.float32)
+    uniform = stats.norm.cdf
+    yield "normal, correlations 0.9", lambda t: -t @ precision @ t / 2, lambda z: z @ factor.T
+    for shape in (2.0, 0.5):
+        yield (
+            f"logarithm of gamma({shape:g})",
+            lambda t, a=shape: jnp.sum(a * t - jnp.exp(t)),
+            lambda z, a=shape: np.log(stats.gamma(a).ppf(uniform(z))),
+        )
+    for nu in (4.0, 2.0):
+        yield (
+            f"Student's t({nu:g})",
+            lambda t, n=nu: -(n + 1) / 2 * jnp.sum(jnp.log1p(t**2 / n)),
+            lambda z, n=nu: stats.t(n).ppf(uniform(z)),
+        )
+    yield (
+        "funnel",
+        lambda t: -((t[0] / 1.5) ** 2) / 2 - jnp.sum(t[1:] ** 2) * jnp.exp(-t[0]) / 2 - 2 * t[0],
+        funnel,
+    )
+
+
+def bench() -> None:
+    print(f"{SEEDS} seeds of {CHAINS} chains of {DRAWS} draws, called wrong or too few:")
+    for name, log_density, draw in cases():
+        posterior = fedmcmc.Posterior(log_density, lambda t, rows: jnp.zeros(rows.shape[0]))
+        for correlation in (0.0, 0.5):
+            wrong = few = 0
+            for seed in range(SEEDS):
+                noise = np.random.default_rng(seed).normal(size=(CHAINS, DRAWS, DIM))
+                z = noise.copy()
+                for t in range(1, DRAWS):
+                    fresh = np.sqrt(1 - correlation**2) * noise[:, t]
+                    z[:, t] = correlation * z[:, t - 1] + fresh
+                found = diagnose(draw(z).astype(np.float32), posterior, DATA).findings
+                wrong += any("not the posterior's" in line for line in found)
+                few += any("too short" in line for line in found)
+            print(
+                f"  {name}, correlation {correlation:g}: {wrong} wrong, {few} too few", flush=True
+            )
+
+
+if __name__ == "__main__":
+    bench()

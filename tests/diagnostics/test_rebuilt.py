@@ -1,0 +1,166 @@
+"""Runs of which users got wrong numbers without a word: each warns now, or is right."""
+
+import warnings
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedmcmc
+
+KEY = jax.random.key(0)
+
+
+def logistic(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
+
+
+def schools():
+    """Return pupils of eight schools; nothing is scaled."""
+    rng = np.random.default_rng(1)
+    clients = []
+    for size in (150, 90, 60, 40, 25, 12, 6, 3):
+        age, income = rng.normal(12, 1.5, size), rng.lognormal(1, 0.5, size) + rng.normal()
+        eta = -2.6 + 0.15 * age + 0.3 * (income - 3)
+        x = np.stack([np.ones(size), age - 12, income], 1).astype(np.float32)
+        y = (rng.random(size) < 1 / (1 + np.exp(-eta))).astype(np.int32)
+        clients.append({"x": x, "y": y})
+    return fedmcmc.FederatedData.from_clients(clients)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return schools()
+
+
+@pytest.fixture(scope="module")
+def posterior(data):
+    return fedmcmc.from_numpyro(logistic, example=data)
+
+
+@pytest.fixture(scope="module")
+def white(posterior, data):
+    return fedmcmc.whiten(posterior, data)
+
+
+@pytest.fixture(scope="module")
+def largest(posterior, data, white):
+    """Return the largest curvature at the mode, beyond two over which a step diverges."""
+    mode = white.posterior.position_fn(white.position)
+    precision = fedmcmc.surrogates.taylor(posterior, data, mode).sum().precision
+    return float(np.linalg.eigvalsh(np.asarray(precision) + np.eye(3) / 2.5**2).max())
+
+
+def told(kernel, data, position, num_rounds=2_500, **settings):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        samples = fedmcmc.sample(
+            KEY,
+            kernel,
+            data,
+            position,
+            num_rounds=num_rounds,
+            num_burnin=100,
+            num_chains=4,
+            progress=False,
+            **settings,
+        )
+    return samples, " ".join(str(w.message) for w in caught)
+
+
+def test_a_step_that_is_far_too_small_is_said(posterior, data, largest, white):
+    mode = white.posterior.position_fn(white.position)
+    kernel = fedmcmc.lsd(posterior, step_size=1e-3 / largest)
+    samples, words = told(kernel, data, mode)
+    assert samples.diagnosis.ess < 50 and "Chains disagree or are too short" in words
+
+
+def test_a_step_within_the_stability_limit_whose_sds_are_too_wide_is_said(
+    posterior, data, largest, white
+):
+    mode = white.posterior.position_fn(white.position)
+    kernel = fedmcmc.lsd(posterior, step_size=1.6 / largest)
+    samples, words = told(kernel, data, mode, num_rounds=40_000)
+    assert samples.diagnosis.rhat < 1.01 and samples.diagnosis.ess > 400
+    assert "not the posterior's" in words and samples.diagnosis.moments.spread.max() > 1.2
+
+
+def test_local_trajectories_that_pull_apart_are_said(posterior, data, white):
+    mode = white.posterior.position_fn(white.position)
+    kernel = fedmcmc.fa_hmc(
+        posterior,
+        step_size=0.12,
+        num_integration_steps=5,
+        num_local_steps=20,
+        inverse_mass_matrix=white.metric,
+    )
+    samples, words = told(kernel, data, mode, num_rounds=1_100)
+    assert samples.diagnosis.rhat < 1.02 and "not the posterior's" in words
+    assert np.abs(samples.diagnosis.moments.bias).max() > 0.3
+    surrogates = fedmcmc.surrogates.taylor(posterior, data, mode)
+    before = told(kernel, data, mode, num_rounds=1_100, surrogates=surrogates)
+    assert "Predicted from Gaussian approximations" in before[1]
+
+
+@pytest.mark.parametrize("name", ["fa_hmc", "qlsd_pp"])
+def test_steps_far_too_large_for_logistic_data_are_said(name, white, data):
+    """The chain leaves, and where the likelihood is flat it comes back: no number is infinite."""
+    kernel = {
+        "fa_hmc": lambda: fedmcmc.fa_hmc(
+            white.posterior, step_size=4.0, num_integration_steps=3, num_local_steps=1
+        ),
+        "qlsd_pp": lambda: fedmcmc.qlsd_pp(
+            white.posterior,
+            step_size=8.0,
+            batch_size=None,
+            refresh_every=50,
+            compressor=fedmcmc.quantize(16),
+        ),
+    }[name]()
+    try:
+        samples, words = told(kernel, data, white.position)
+    except fedmcmc.NonFiniteError:
+        return  # which is loud
+    assert "not the posterior's" in words or "too short" in words
+    assert np.abs(np.asarray(samples.draws["b"])).std() > 3
+
+
+@pytest.mark.parametrize("kernel", ["fsgld", "qlsd_pp", "fa_hmc", "fed_ep"])
+def test_what_the_page_advises_is_right(kernel, white, data):
+    model = white.posterior
+    build, settings = {
+        "fsgld": (
+            lambda: fedmcmc.fsgld(model, white.surrogates, step_size=0.05, num_local_steps=10),
+            {},
+        ),
+        "qlsd_pp": (
+            lambda: fedmcmc.qlsd_pp(
+                model,
+                step_size=0.1,
+                batch_size=0.2,
+                refresh_every=100,
+                compressor=fedmcmc.quantize(16),
+            ),
+            dict(num_rounds=5_000),
+        ),
+        "fa_hmc": (
+            lambda: fedmcmc.fa_hmc(
+                model,
+                step_size=0.2,
+                num_integration_steps=5,
+                num_local_steps=1,
+                control_variate=True,
+            ),
+            {},
+        ),
+        "fed_ep": (lambda: fedmcmc.fed_ep(model), dict(num_rounds=120)),
+    }[kernel]
+    samples, words = told(build(), data, white.position, **settings)
+    assert words == "" and samples.diagnosis.findings == ()
+    assert np.abs(samples.diagnosis.moments.bias).max() < 0.1
+    assert samples.diagnosis.moments.spread.min() > 0.95
+    assert samples.diagnosis.moments.spread.max() < 1.1
