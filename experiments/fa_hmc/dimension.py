@@ -17,6 +17,7 @@ from experiments.fa_hmc.dimension_findings import PAPER, commentary
 from experiments.fa_hmc.dimension_law import Scalars
 from experiments.fa_hmc.grids import run_grid
 from experiments.figures import COLORS, figure
+from fedmcmc.tuning import proposition_step_size
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -140,7 +141,7 @@ def outcome(config: Config, dim: int) -> Outcome:
         num_local_steps=config.num_local_steps,
     )
     # Half the tolerance is for what is left at stationarity, half for the start.
-    step_size = fedmcmc.suggest_step_size(
+    step_size = proposition_step_size(
         float(clients.curvatures.max()),
         dimension=dim,
         tolerance=config.tolerance / 2,

@@ -21,7 +21,8 @@ def run_page(name):
 
 def test_the_page_on_choosing_runs():
     names = run_page("choosing.md")
-    assert names["samples"].stopped["reached"] and names["samples"].diagnosis.findings == ()
+    assert names["best"].prediction.slowest < 10
+    assert names["samples"].diagnosis.findings == ()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.dynamics import Metric
+from fedmcmc.tuning import proposition_step_size
 
 POSTERIOR = fedmcmc.Posterior(
     lambda theta: -0.5 * jnp.sum(theta**2),
@@ -200,6 +201,4 @@ def test_a_prediction_names_coordinates_and_what_it_leaves_out():
 def test_a_step_size_is_suggested_from_what_was_estimated():
     settings = dict(dimension=4, num_integration_steps=3, num_local_steps=2)
     estimated = fedmcmc.Smoothness(3.0, 0.5)
-    assert fedmcmc.suggest_step_size(estimated, **settings) == fedmcmc.suggest_step_size(
-        3.0, **settings
-    )
+    assert proposition_step_size(estimated, **settings) == proposition_step_size(3.0, **settings)

@@ -129,11 +129,57 @@ def test_a_kernel_that_diverges_is_told_before_it_runs():
     assert "diverges" in str(prediction) and "smaller step size" in str(prediction)
 
 
+RARE = np.array([0.4, 0.3, 0.3 - 1e-6, 1e-6])
+VISITS = np.array([0.1, 0.4, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("probabilities", [None, VISITS])
+@pytest.mark.parametrize("alpha", [None, 0.7])
+def test_the_stationary_law_of_relays(alpha, probabilities):
+    """A mixture over visits, whose covariance has what visits take the chain to and fro."""
+    settings = dict(step_size=0.002, num_local_steps=3)
+    if alpha is None:
+        kernel = fedmcmc.dsgld(FEDERATION.posterior, probabilities=probabilities, **settings)
+        given = {}
+    else:
+        surrogates, parameters = FEDERATION.surrogates("dense")
+        kernel = fedmcmc.fsgld(
+            FEDERATION.posterior, surrogates, alpha=alpha, probabilities=probabilities, **settings
+        )
+        names = ("surrogate_precisions", "surrogate_means")
+        given = dict(zip(names, parameters, strict=True), alpha=alpha)
+    expected = laws.relay(
+        *PARAMETERS,
+        prior_precision=FEDERATION.prior_precision,
+        prior_mean=FEDERATION.prior_mean,
+        probabilities=np.full(4, 0.25) if probabilities is None else probabilities,
+        **settings,
+        **given,
+    ).stationary()
+    check(fedmcmc.predict_bias(kernel, FEDERATION.data, EXACT), expected)
+
+
+def test_a_relay_whose_covariance_grows_diverges():
+    """Its mean would be stable; with one visit in ten to a steep client its spread is not."""
+    q = fedmcmc.Gaussian.from_moments(np.zeros((2, 1)), np.array([[[1.0]], [[0.002]]]))
+    posterior = fedmcmc.Posterior(lambda t: -0.5 * jnp.sum(t**2), lambda t, x: 0.0 * x[:, 0])
+    data = fedmcmc.FederatedData.from_clients([np.zeros((1, 1)), np.zeros((1, 1))])
+    kernel = fedmcmc.dsgld(
+        posterior, step_size=0.0012, num_local_steps=1, probabilities=np.array([0.9, 0.1])
+    )
+    told = fedmcmc.predict_bias(kernel, data, q)
+    assert told.spectral_radius == np.inf and "diverges" in str(told)
+
+
 @pytest.mark.parametrize(
     "kernel, message",
     [
-        (lambda p: fedmcmc.dsgld(p, step_size=0.01, num_local_steps=2), "every client takes part"),
         (lambda p: fedmcmc.lsd(p, step_size=0.01, participation=fedmcmc.bernoulli(0.5)), "every"),
+        (lambda p: fedmcmc.lsd(p, step_size=0.01, participation=fedmcmc.uniform(2)), "or one"),
+        (
+            lambda p: fedmcmc.dsgld(p, step_size=0.01, num_local_steps=2, probabilities=RARE),
+            "found 3 of 4 clients among .* visits",
+        ),
         (lambda p: fedmcmc.sgld(p, step_size=0.01), "not one on pooled rows"),
         (
             lambda p: fedmcmc.qlsd(p, step_size=0.01, compressor=fedmcmc.quantize(1)),

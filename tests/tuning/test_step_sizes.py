@@ -57,7 +57,7 @@ def test_a_suggested_step_keeps_its_promise_on_gaussian_clients():
         gradients = rng.normal(size=(6, d))
         gradients -= gradients.mean(0)
         gradients *= np.sqrt(4.0 * d) / np.sqrt((gradients**2).sum(1).mean())
-        eta = fedmcmc.suggest_step_size(
+        eta = fedmcmc.tuning.proposition_step_size(
             4.0,
             dimension=d,
             num_integration_steps=num_steps,
@@ -84,7 +84,9 @@ def test_a_suggested_step_keeps_its_promise_on_gaussian_clients():
 def test_suggested_steps_scale_as_the_proposition_says():
     def suggest(**changed):
         given = dict(dimension=64, num_integration_steps=8, num_local_steps=4, tolerance=0.01)
-        return fedmcmc.suggest_step_size(changed.pop("smoothness", 2.0), **(given | changed))
+        return fedmcmc.tuning.proposition_step_size(
+            changed.pop("smoothness", 2.0), **(given | changed)
+        )
 
     base = suggest()
     np.testing.assert_allclose(suggest(dimension=64 * 16) / base, 1 / 2)
@@ -142,12 +144,19 @@ def test_a_run_takes_the_falling_steps():
 def test_bad_numbers_say_so():
     settings = dict(dimension=2, num_integration_steps=1, num_local_steps=1)
     with pytest.raises(ValueError, match="smoothness must be a positive number, got 0"):
-        fedmcmc.suggest_step_size(0, **settings)
+        fedmcmc.tuning.proposition_step_size(0, **settings)
     with pytest.raises(ValueError, match="tolerance must be a positive number"):
-        fedmcmc.suggest_step_size(1, **settings, tolerance=float("nan"))
+        fedmcmc.tuning.proposition_step_size(1, **settings, tolerance=float("nan"))
     with pytest.raises(ValueError, match="decay_rounds must be a positive number"):
         fedmcmc.inverse_sqrt_schedule(0.1, 0)
     with pytest.raises(ValueError, match=r"weights must have shape \(4,\)"):
         fedmcmc.estimate_smoothness(
             KEY, FEDERATION.posterior, FEDERATION.data, START, weights=np.ones(3) / 3
         )
+
+
+def test_the_old_name_says_what_to_take():
+    settings = dict(dimension=4, num_integration_steps=3, num_local_steps=2)
+    with pytest.warns(DeprecationWarning, match=r"fedmcmc\.tune finds a step"):
+        old = fedmcmc.suggest_step_size(3.0, **settings)
+    assert old == fedmcmc.tuning.proposition_step_size(3.0, **settings)

@@ -31,7 +31,7 @@ MOST_BYTES = 2**31
 """Draws that take more memory than that are not judged."""
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
-RESTLESS = 0.05
+RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""

@@ -32,6 +32,9 @@ from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
 
 MAX_DIMENSION = 512
 NEWTON_STEPS = 20
+MOST_COHORTS = 2**15
+"""Visits that are drawn to find all clients of a relay."""
+MOST_ITERATIONS = 100_000
 NOT_AFFINE = (
     "predict_bias needs a kernel whose round moves the position by an affine map of position and "
     "normals, and keeps nothing else: not one that compresses messages or refreshes snapshots."
@@ -53,6 +56,10 @@ class Prediction(NamedTuple):
         one or above, the kernel diverges.
     names
         What the coordinates of the raveled position are called.
+    on_position
+        ``[d, d]``, what a round does to the position in the mean.
+    bits
+        Sent up and down in a round, by and to all clients, uncompressed or as the kernel counts.
     """
 
     mean: np.ndarray
@@ -61,6 +68,27 @@ class Prediction(NamedTuple):
     target_covariance: np.ndarray
     spectral_radius: float
     names: tuple[str, ...]
+    on_position: np.ndarray
+    bits: float
+
+    @property
+    def rounds_per_draw(self) -> np.ndarray:
+        """Rounds per effective draw of each coordinate, ``[d]``: autocorrelation times, exact."""
+        return np.diag(self._integrated) / np.diag(self.covariance)
+
+    @property
+    def slowest(self) -> float:
+        """Rounds per effective draw of the slowest direction."""
+        integrated, root = self._integrated, np.linalg.cholesky(self.covariance)
+        inside = np.linalg.solve(root, np.linalg.solve(root, integrated).T)
+        return float(np.linalg.eigvalsh((inside + inside.T) / 2)[-1])
+
+    @property
+    def _integrated(self) -> np.ndarray:
+        """Return the sum of the autocovariances at all lags, ``[d, d]``."""
+        one = np.eye(len(self.mean))
+        sums = np.linalg.solve(one - self.on_position, (one + self.on_position) @ self.covariance)
+        return (sums + sums.T) / 2
 
     @property
     def bias(self) -> np.ndarray:
@@ -112,8 +140,9 @@ def predict_bias(
     Parameters
     ----------
     kernel
-        A kernel in whose rounds everyone takes part and nothing but the position is kept between
-        rounds; of compressed messages only what is not compressed can be predicted.
+        A kernel in whose rounds everyone takes part, or one client (`fedmcmc.fsgld`,
+        `fedmcmc.dsgld`), and nothing but the position is kept between rounds; of compressed
+        messages only what is not compressed can be predicted.
     data
         The clients' rows, for their number and shares.
     surrogates
@@ -167,17 +196,14 @@ def predict_bias(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
     kernel = jax.tree.map(lambda x: model if _is_posterior(x) else x, kernel, is_leaf=_is_posterior)
-    on_position, shift, noise = _affine_map(kernel, _one_row_each(data), mode, round_)
-    radius = float(np.abs(np.linalg.eigvals(on_position)).max())
+    maps, bits = _affine_maps(kernel, _one_row_each(data), mode, round_)
+    mean, covariance, radius = _stationary(maps)
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
-    mean = np.full(size, np.nan)
-    covariance = np.full((size, size), np.nan)
-    if radius < 1:
-        mean = np.linalg.solve(np.eye(size) - on_position, shift)
-        covariance = _lyapunov(on_position, noise)
     names = tuple(trees.element_names(position))
-    return Prediction(mean, covariance, target_mean, np.linalg.inv(total), radius, names)
+    whole = np.sum([each.share * each.on_position for each in maps], axis=0)
+    inverse = np.linalg.inv(total)
+    return Prediction(mean, covariance, target_mean, inverse, radius, names, whole, bits)
 
 
 def _is_posterior(node: Any) -> bool:
@@ -240,27 +266,79 @@ def _one_row_each(data: FederatedData) -> FederatedData:
     return replace(FederatedData.from_arrays(ids, ids), share=data.share)
 
 
-def _affine_map(
-    kernel: FederatedKernel, data: FederatedData, position: ArrayTree, round_: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ``(A, b, V)`` of a round, ``position' = A position + b + N(0, V)``."""
+class _Map(NamedTuple):
+    """``position' = on_position position + shift + N(0, noise)``, in a share of the rounds."""
+
+    share: float
+    on_position: np.ndarray
+    shift: np.ndarray
+    noise: np.ndarray
+
+
+def _cohorts(kernel: FederatedKernel, data: FederatedData) -> list[tuple[float, Cohort]]:
+    """Return all cohorts that a round may have and how often it has them: one, or single clients.
+
+    Raises
+    ------
+    ValueError
+        If there are others.
+    """
     participation = kernel.participation
     if participation.pooled:
         raise ValueError("predict_bias needs a federated kernel, not one on pooled rows.")
-    if participation.cohort_size is not None or participation.drops:
-        raise ValueError("predict_bias needs a kernel in whose rounds every client takes part.")
+    if participation.drops or participation.cohort_size not in (None, 1):
+        raise ValueError(
+            "predict_bias needs a kernel in whose rounds every client takes part, or one."
+        )
+    num = data.num_clients
+    draw: Any = jax.jit(lambda keys: jax.vmap(lambda k: participation.prepare(k, num))(keys))
+    if participation.cohort_size is None:
+        cohort = draw(jax.random.split(jax.random.key(0), 1))
+        return [(1.0, jax.tree.map(lambda leaf: leaf[0], cohort))]
+    cohorts = draw(jax.random.split(jax.random.key(0), MOST_COHORTS))
+    ids, first = np.unique(np.asarray(cohorts.ids)[:, 0], return_index=True)
+    found = [jax.tree.map(lambda leaf, i=i: leaf[i], cohorts) for i in first]
+    shares = [1 / float(cohort.weight[0]) for cohort in found]
+    if len(ids) < num or abs(sum(shares) - 1) > 1e-3:
+        raise ValueError(
+            f"predict_bias found {len(ids)} of {num} clients among {MOST_COHORTS} visits, in "
+            f"shares that sum to {sum(shares):.3g}: visits are too rare to be predicted."
+        )
+    return list(zip(shares, found, strict=True))
+
+
+def _affine_maps(
+    kernel: FederatedKernel, data: FederatedData, position: ArrayTree, round_: int
+) -> tuple[list[_Map], float]:
+    """Return the map of a round, for each cohort that it may have, and the bits of a round."""
     key, number = jax.random.key(0), jnp.asarray(round_, jnp.int32)
+    cohorts = _cohorts(kernel, data)
     state = kernel.init(key, position, data)
     state = state._replace(broadcast=state.broadcast._replace(round=number))
-    cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
+    _, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
     if any(map(is_key, jax.tree.leaves(draws.server))):
         # It draws from a key, and not as a normal that is added.
         raise ValueError(NOT_AFFINE)
     if any(map(is_key, jax.tree.leaves(draws))):
         raise ValueError("The draws of a round are too many to be predicted.")
+    maps = [
+        _Map(share, *_affine_map(kernel, data, state, cohort, draws)) for share, cohort in cohorts
+    ]
+    return maps, float(_bits(kernel, data, state, cohorts[0][1], draws))
+
+
+def _affine_map(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    state: FederatedState,
+    cohort: Cohort,
+    draws: RoundDraws,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ``(A, b, V)`` of a round, ``position' = A position + b + N(0, V)``."""
     given = (kernel, data, state, cohort, draws)
     # Clients of one row, an integer, have no other numbers among their draws than normals.
-    x, normals = trees.ravel(position), list(filter(_is_normal, jax.tree.leaves(draws)))
+    x = trees.ravel(state.broadcast.position)
+    normals = list(filter(_is_normal, jax.tree.leaves(draws)))
     zero = trees.zeros_like(normals)
     try:
         (on_position, on_normals), _ = _jacobians(x, zero, *given)
@@ -284,6 +362,43 @@ def _affine_map(
     return a, b, np.asarray(sum(c @ c.T for c in columns)) + np.zeros_like(a)
 
 
+def _stationary(maps: list[_Map]) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return mean and covariance in the long run, and what is left of a distance per round.
+
+    Not finite where there is no such law. The distance is that of the mean, and at one or above
+    also where the covariance grows.
+    """
+    shares = np.array([each.share for each in maps])
+    shares = shares / shares.sum()
+    on_position = np.stack([each.on_position for each in maps])
+    whole, size = np.tensordot(shares, on_position, 1), on_position.shape[-1]
+    nothing = np.full(size, np.nan), np.full((size, size), np.nan)
+    radius = float(np.abs(np.linalg.eigvals(whole)).max())
+    if not radius < 1:
+        return *nothing, radius
+    mean = np.linalg.solve(
+        np.eye(size) - whole, sum(p * each.shift for p, each in zip(shares, maps, strict=True))
+    )
+    if len(maps) == 1:
+        return mean, _lyapunov(whole, maps[0].noise), radius
+    # Where a visit takes the mean of all differs from client to client.
+    gaps = np.stack([each.on_position @ mean + each.shift - mean for each in maps])
+    noise = sum(p * each.noise for p, each in zip(shares, maps, strict=True))
+    noise = noise + np.einsum("s,si,sj->ij", shares, gaps, gaps)
+    covariance, most = noise, 1e12 * np.abs(noise).max()
+    for _ in range(MOST_ITERATIONS):
+        after = noise + np.einsum(
+            "s,sik,skl,sjl->ij", shares, on_position, covariance[None], on_position, optimize=True
+        )
+        change = np.abs(after - covariance).max()
+        covariance = after
+        if change < 1e-10 * np.abs(covariance).max():
+            return mean, (covariance + covariance.T) / 2, radius
+        if np.abs(covariance).max() > most:
+            break
+    return *nothing, float("inf")
+
+
 def _is_normal(leaf: Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
@@ -305,6 +420,18 @@ def _run(
     start = state._replace(broadcast=broadcast._replace(position=position))
     moved, _ = run_round(kernel, data, TOGETHER, start, cohort, draws)
     return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
+
+
+@jax.jit
+def _bits(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    state: FederatedState,
+    cohort: Cohort,
+    draws: RoundDraws,
+) -> Array:
+    _, info = run_round(kernel, data, TOGETHER, state, cohort, draws)
+    return info.bits_up + info.bits_down
 
 
 _after = jax.jit(_run)

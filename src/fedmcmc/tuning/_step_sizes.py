@@ -1,9 +1,10 @@
 """Step sizes of trajectories: from smoothness, for a tolerance, and falling with the round."""
 
 import math
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +142,7 @@ def _curvatures(
     return largest, extreme(of_all, -1.0)
 
 
-def suggest_step_size(
+def proposition_step_size(
     smoothness: float | Smoothness,
     *,
     dimension: int,
@@ -149,7 +150,7 @@ def suggest_step_size(
     num_local_steps: int,
     tolerance: float = 0.1,
 ) -> float:
-    """Suggest a leapfrog step for `fedmcmc.fa_hmc` with exact gradients and shared momentum.
+    """Return the leapfrog step of a proposition on `fedmcmc.fa_hmc` with exact gradients.
 
     ``(L eta)^2 = 4 tolerance / (T smoothness sqrt(d))``, at most ``1 / smoothness``: the
     dependence on dimension ``d`` and local steps ``T`` of Proposition 4.3, by which the number of
@@ -178,8 +179,8 @@ def suggest_step_size(
     The paper hides constants. The four is that of the leading bias on Gaussian clients,
     ``(L eta)^2 T / 4`` times the covariance of their curvatures and gradients at the mode, over the
     posterior's curvature (``docs/laws.md``), with gradients taken as ``sqrt(smoothness d)`` long.
-    Clients that pull harder, or a small strong convexity, need a smaller step: ask
-    `fedmcmc.predict_bias`.
+    Clients that pull harder, or a small strong convexity, need a smaller step; it may also be far
+    too small. `fedmcmc.tune` finds a step by the law of the clients at hand.
 
     References
     ----------
@@ -188,7 +189,7 @@ def suggest_step_size(
     Examples
     --------
     >>> settings = dict(num_integration_steps=10, num_local_steps=5)
-    >>> small, large = (suggest_step_size(4.0, dimension=d, **settings) for d in (16, 256))
+    >>> small, large = (proposition_step_size(4.0, dimension=d, **settings) for d in (16, 256))
     >>> round(small / large, 6)
     2.0
     """
@@ -203,6 +204,17 @@ def suggest_step_size(
     )
     squared_length = 4 * tolerance / (num_local_steps * smoothness * math.sqrt(dimension))
     return math.sqrt(min(squared_length, 1 / smoothness)) / num_integration_steps
+
+
+def suggest_step_size(smoothness: float | Smoothness, **settings: Any) -> float:
+    """Return `fedmcmc.tuning.proposition_step_size`; deprecated, take `fedmcmc.tune`."""
+    warnings.warn(
+        "suggest_step_size is deprecated: fedmcmc.tune finds a step by the law of the clients at "
+        "hand (the formula itself is fedmcmc.tuning.proposition_step_size).",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return proposition_step_size(smoothness, **settings)
 
 
 def _check_positive(**numbers: float) -> None:

@@ -1,0 +1,153 @@
+"""Settings found by law: the largest step that is accepted, and the best of a grid."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from tests.oracles.federations import Federation
+
+FEDERATION = Federation()
+METRIC = np.array([[1.2, 0.3, 0.0], [0.3, 0.8, -0.2], [0.0, -0.2, 0.5]])
+EXACT, _ = FEDERATION.surrogates("exact")
+
+
+@pytest.fixture(scope="module")
+def white():
+    return fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
+
+
+def tuned(kernel_fn, white, **settings):
+    return fedmcmc.tune(kernel_fn, white.posterior, FEDERATION.data, white.surrogates, **settings)
+
+
+def fa_hmc(white, **fixed):
+    def kernel_fn(**settings):
+        return fedmcmc.fa_hmc(white.posterior, **(fixed | settings))
+
+    return kernel_fn
+
+
+def test_langevin_steps_are_as_long_as_two_percent_allow(white):
+    """In whitened coordinates sds are ``1 / sqrt(1 - h / 2)``, and a draw takes ``(2 - h) / h``."""
+    best = tuned(lambda step_size: fedmcmc.lsd(white.posterior, step_size=step_size), white)
+    wanted = 2 * (1 - 1 / 1.02**2)
+    step = best.settings["step_size"]
+    assert 0.99 * wanted < step <= wanted * (1 + 1e-6)
+    np.testing.assert_allclose(best.prediction.slowest, (2 - step) / step, rtol=1e-3)
+    np.testing.assert_allclose(best.prediction.rounds_per_draw, (2 - step) / step, rtol=1e-3)
+    assert "rounds per effective draw" in str(best) and "step_size=0.077" in str(best)
+
+
+@pytest.mark.parametrize("kernel", ["fa_hmc", "dsgld"])
+def test_autocorrelation_times_are_sums_over_lags(kernel):
+    built = {
+        "fa_hmc": lambda: fedmcmc.fa_hmc(
+            FEDERATION.posterior,
+            step_size=0.05,
+            num_integration_steps=3,
+            num_local_steps=2,
+            inverse_mass_matrix=METRIC,
+        ),
+        "dsgld": lambda: fedmcmc.dsgld(
+            FEDERATION.posterior, step_size=0.002, num_local_steps=3, metric=METRIC
+        ),
+    }[kernel]()
+    told = fedmcmc.predict_bias(built, FEDERATION.data, EXACT)
+    power, total = np.eye(3), np.zeros((3, 3))
+    for _ in range(20_000):
+        power = power @ told.on_position
+        total = total + power @ told.covariance
+    variances = np.diag(told.covariance)
+    np.testing.assert_allclose(told.rounds_per_draw, 1 + 2 * np.diag(total) / variances, rtol=1e-6)
+    assert told.slowest >= told.rounds_per_draw.max() * (1 - 1e-9)
+    assert np.abs(told.on_position - told.on_position.T).max() > 1e-3  # the side matters
+
+
+def test_a_run_has_the_effective_draws_that_were_predicted(white):
+    kernel = fedmcmc.lsd(white.posterior, step_size=0.2)
+    told = fedmcmc.predict_bias(kernel, FEDERATION.data, white.surrogates)
+    samples = fedmcmc.sample(
+        jax.random.key(0),
+        kernel,
+        FEDERATION.data,
+        white.position,
+        num_rounds=20_200,
+        num_burnin=200,
+        num_chains=8,
+        progress=False,
+    )
+    found = fedmcmc.diagnostics.mixing(samples.draws[:, :4000])
+    draws = 8 * 4000 / told.rounds_per_draw.max()
+    np.testing.assert_allclose(found.ess_bulk.min(), draws, rtol=0.15)
+
+
+def test_what_is_found_is_accepted_and_a_longer_step_is_not(white):
+    kernel_fn = fa_hmc(white, num_integration_steps=5, num_local_steps=2)
+    best = tuned(kernel_fn, white)
+    at, above = (
+        fedmcmc.predict_bias(
+            kernel_fn(step_size=factor * best.settings["step_size"]),
+            FEDERATION.data,
+            white.surrogates,
+        )
+        for factor in (1, 1.05)
+    )
+
+    def accepted(told):
+        return np.abs(told.bias).max() <= 0.05 and np.abs(told.spread - 1).max() <= 0.02
+
+    assert accepted(at) and not accepted(above)
+
+
+def test_the_best_of_a_grid_is_that_of_all_that_was_tried(white):
+    grid = {"control_variate": [False, True]}
+    kernel_fn = fa_hmc(white, num_integration_steps=5, num_local_steps=2)
+    best = tuned(kernel_fn, white, grid=grid)
+    accepted = [entry for entry in best.table if entry["feasible"]]
+    least = min(accepted, key=lambda entry: entry["cost"])
+    assert all(best.settings[name] == least[name] for name in ("step_size", *grid))
+    assert best.settings["control_variate"] is True
+    assert isinstance(best.kernel, fedmcmc.FederatedKernel)
+    bits = tuned(kernel_fn, white, grid=grid, objective="bits")
+    seconds = tuned(kernel_fn, white, grid=grid, objective="seconds", latency=1.0)
+    # Control variates take an exchange more per round.
+    entry = next(e for e in seconds.table if e["control_variate"] and e["feasible"])
+    np.testing.assert_allclose(entry["cost"], 2 * entry["rounds"])
+    entry = next(e for e in bits.table if not e["control_variate"] and e["feasible"])
+    np.testing.assert_allclose(entry["cost"], 2 * 4 * 3 * 32 * entry["rounds"])
+
+
+def test_relays_are_tuned(white):
+    def kernel_fn(step_size, num_local_steps):
+        return fedmcmc.fsgld(
+            white.posterior,
+            white.surrogates,
+            step_size=step_size,
+            num_local_steps=num_local_steps,
+        )
+
+    best = tuned(kernel_fn, white, grid={"num_local_steps": [1, 10]})
+    assert best.settings["num_local_steps"] == 10
+    assert 0.06 < best.settings["step_size"] < 0.0778
+    assert best.prediction.slowest < 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(objective="time"), "objective must be one of"),
+        (dict(objective="seconds"), "needs latency="),
+        (dict(max_bias=1e-9, max_spread=1e-9), "No settings keep means within 1e-09 sd"),
+    ],
+)
+def test_what_cannot_be_is_said(white, settings, words):
+    kernel_fn = fa_hmc(white, num_integration_steps=5, num_local_steps=5)
+    with pytest.raises(ValueError, match=words):
+        tuned(kernel_fn, white, **settings)
+
+
+def test_a_function_that_builds_no_kernel_is_named(white):
+    with pytest.raises(TypeError, match="must return a FederatedKernel, got int"):
+        tuned(lambda step_size: 3, white)
