@@ -87,14 +87,14 @@ MUTATIONS = {
         NOISE,
     ),
     "velocities of the covariance of momenta": (
-        "dynamics/_integrators.py",
+        "dynamics/_metrics.py",
         "_times(self.roots if self._is_diagonal(normals) else self.factor, normals)",
         "normals",
         MASS,
     ),
     "kicks without the inverse mass matrix": (
-        "dynamics/_integrators.py",
-        "return _times(self.inverse, gradient)",
+        "dynamics/_metrics.py",
+        "return _times(self.matrix, gradient)",
         "return gradient",
         MASS,
     ),

@@ -47,8 +47,8 @@ MUTATIONS = {
     ),
     "a server that moves undamped": (
         NATURAL,
-        "damping = schedules.value(self.damping, broadcast.round)\n        before",
-        "damping = jnp.float32(1.0)\n        before",
+        "damping = schedules.value(self.damping, broadcast.round)\n        # If",
+        "damping = jnp.float32(1.0)\n        # If",
         POWER,
     ),
     "the prior in the average site": (
@@ -77,8 +77,8 @@ MUTATIONS = {
     ),
     "the prior counted twice": (
         NATURAL,
-        "whole = prior * self._first_site(",
-        "whole = prior * prior * self._first_site(",
+        "whole = prior * sites",
+        "whole = prior * prior * sites",
         SITE,
     ),
     "variances of the precision's diagonal": (

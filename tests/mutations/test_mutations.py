@@ -10,7 +10,6 @@ import pytest
 
 from tests.mutations import averaging, faults, natural, runs
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
 FSGLD = f"{RELAY}[fsgld-dense-half]"
@@ -52,8 +51,8 @@ MUTATIONS = {
     ),
     "temperature ignored": (
         "kernels/_shared.py",
-        "overdamped_langevin(position, gradient, noise, step_size, temperature)",
-        "overdamped_langevin(position, gradient, noise, step_size)",
+        "position, gradient, noise, step_size, temperature, metric",
+        "position, gradient, noise, step_size, 1.0, metric",
         HOT,
     ),
     "prior counted once per client": (
@@ -124,8 +123,8 @@ MUTATIONS = {
     ),
     "noise of the server off by sqrt 2": (
         "kernels/_langevin.py",
-        "overdamped_langevin(position, gradient, noise, step_size, temperature)",
-        "overdamped_langevin(position, gradient, noise, step_size, temperature / 2)",
+        "position, gradient, noise, step_size, temperature, self.metric",
+        "position, gradient, noise, step_size, temperature / 2, self.metric",
         LSD,
     ),
     "all of the prior at every client": (
@@ -299,12 +298,21 @@ def copy(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", TESTS)
 def test_the_copy_without_a_bug_passes(copy, test):
     done = run_law_test(copy, test)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
 
 
+@pytest.mark.check
+def test_every_bug_has_its_place_in_the_source():
+    for bug, (file, before, _, _) in MUTATIONS.items():
+        found = (ROOT / "src" / "fedmcmc" / file).read_text().count(before)
+        assert found == 1, f"{bug}: {file} has changed, renew this mutation"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", MUTATIONS)
 def test_a_seeded_bug_is_noticed(copy, bug):
     file, before, after, test = MUTATIONS[bug]
