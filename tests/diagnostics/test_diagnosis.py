@@ -309,3 +309,24 @@ def test_draws_of_half_precision_and_of_no_numbers(white):
     nothing = fedmcmc.Posterior(lambda t: 0.0, lambda t, rows: jnp.zeros(rows.shape[0]))
     samples, told = judged(fedmcmc.lsd(nothing, step_size=0.1), jnp.zeros(0))
     assert told == [] and samples.diagnosis is None
+
+
+def test_rare_excursions_are_said_though_ranks_do_not_see_them():
+    draws = exact_draws(3)
+    draws[0, ::97, 1] = 1e30
+    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert found.rhat < 1.01 and found.ess > 400
+    assert "ran away and came back" in found.findings[0]
+
+
+def test_what_cannot_be_compared_is_said():
+    draws = exact_draws(4)
+    draws[..., 2] = draws[..., 1]
+    words = " ".join(diagnostics.diagnose(draws, POSTERIOR, DATA).findings)
+    assert "do not tell whether means and sds are right" in words
+
+
+def test_far_too_few_effective_draws_get_no_advice_on_steps():
+    slow = exact_draws(5, num=400, correlation=0.999)
+    words = " ".join(diagnostics.diagnose(slow, POSTERIOR, DATA).findings)
+    assert "too short" in words and "smaller steps" not in words

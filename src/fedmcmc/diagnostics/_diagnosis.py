@@ -16,6 +16,8 @@ FEWEST_DRAWS = 400
 RHAT, ESS = 1.01, 400.0
 BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
+FAR = 1e6
+"""Interquartile ranges from the median beyond which a draw is no draw of any posterior."""
 HOPELESS_ESS = 100.0
 """Below so many effective draws only errors ten times as large say more than that draws are few."""
 
@@ -127,6 +129,15 @@ def _of_mixing(diagnosis: Diagnosis) -> list[str]:
     if len(still):
         name = names[found.coordinates[still[0]]]
         return [f"{name} has the same value in all draws: nothing moves it."]
+    far = np.flatnonzero(found.reach > FAR)
+    if len(far):
+        name = names[found.coordinates[far[0]]]
+        return [
+            f"Chains ran away and came back: a draw of {name} is {found.reach[far[0]]:.2g} "
+            f"interquartile ranges from the median, which ranks (R-hat, effective draws) do not "
+            f"see. Means and sds are of no use: take smaller steps or fewer local steps; with many "
+            f"small clients another kernel than fsgld or dsgld."
+        ]
     if not found.disagree(RHAT).any() and diagnosis.ess >= ESS:
         return []
     least = np.minimum(found.ess_bulk, found.ess_tail)
@@ -135,7 +146,7 @@ def _of_mixing(diagnosis: Diagnosis) -> list[str]:
         f"Chains disagree or are too short: R-hat {diagnosis.rhat:.3g}, {diagnosis.ess:.0f} "
         f"effective draws, worst for {names[found.coordinates[worst]]} (wanted: at most {RHAT:g}, "
         f"at least {ESS:g}). Go on with sample(..., state=samples.state), or make all directions "
-        f"alike with fedmcmc.whiten and take larger steps."
+        f"alike with fedmcmc.whiten, where steps can be larger."
     ]
 
 
@@ -148,6 +159,14 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
             f"The log density or its gradient is not finite at {found.not_finite} of "
             f"{found.num_draws} draws looked at: the model gives these no weight, or overflows."
         )
+    if np.isnan(found.bias).any():
+        if not found.not_finite:
+            findings.append(
+                f"The posterior's gradients at {found.num_draws} draws do not tell whether means "
+                f"and sds are right: the draws' covariance is degenerate, as where some are far "
+                f"away or a coordinate never moves."
+            )
+        return findings
     few = diagnosis.ess < HOPELESS_ESS
     off = found.off(10 * BIAS, 2.0) if few else found.off(BIAS, SPREAD)
     if not off.any():
@@ -162,11 +181,14 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
         else "More rounds do not help; smaller steps, fewer local steps or corrections do "
         "(control_variate=True, surrogates, whole batches): see fedmcmc.predict_bias"
     )
+    of_mean = f"the mean of {diagnosis.names[worst]} is {bias[worst]:.2g} posterior sd off"
+    of_sd = f"the sd of {diagnosis.names[worst]} is {found.spread[worst]:.3g} times the posterior's"
+    if few:
+        cure = "With so few effective draws this says how far the chains are, not what to change"
+    led = f"{of_mean}, {of_sd}" if bias[worst] > BIAS else of_sd
     findings.append(
-        f"{what} not the posterior's: by gradients at {found.num_draws} draws the mean of "
-        f"{diagnosis.names[worst]} is {bias[worst]:.2g} posterior sd off, its sd "
-        f"{found.spread[worst]:.3g} times the posterior's ({int(off.sum())} of {len(off)} "
-        f"coordinates are off by {BIAS:g} sd or a tenth). {cure}."
+        f"{what} not the posterior's: by gradients at {found.num_draws} draws {led} "
+        f"({int(off.sum())} of {len(off)} coordinates are off by {BIAS:g} sd or a tenth). {cure}."
     )
     return findings
 

@@ -30,6 +30,9 @@ class Mixing(NamedTuple):
         Of how many.
     num_parts
         Of how many parts of chains R-hat compares the means.
+    reach
+        ``[num_judged]``, the largest distance from the median over the interquartile range: ranks,
+        and so all figures above, do not see how far a few draws are away.
     """
 
     rhat: np.ndarray
@@ -38,6 +41,7 @@ class Mixing(NamedTuple):
     coordinates: np.ndarray
     num_coordinates: int
     num_parts: int
+    reach: np.ndarray
 
     def disagree(self, threshold: float) -> np.ndarray:
         """Return where R-hat is above the threshold and above its own noise, ``[num_judged]``.
@@ -87,7 +91,10 @@ def mixing(draws: ArrayTree) -> Mixing:
         tail = statistics.ess(values, method="tail", prob=(0.05, 0.95), **axes)
     moved = np.ptp(values, axis=(0, 1)) > 0
     rhat, bulk, tail = (np.where(moved, x, np.nan) for x in (rhat, bulk, tail))
-    return Mixing(rhat, bulk, tail, chosen, size, num_parts)
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=(0, 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        reach = np.abs(values - middle).max((0, 1)) / (high - low)
+    return Mixing(rhat, bulk, tail, chosen, size, num_parts, reach)
 
 
 def worst(draws: ArrayTree) -> tuple[float, float]:

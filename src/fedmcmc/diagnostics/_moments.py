@@ -39,7 +39,7 @@ class Moments(NamedTuple):
         At how many draws gradients were taken.
     not_finite
         At how many of these the log density or its gradient is not finite. If any, the other
-        figures are of the rest.
+        figures are of the rest; NaN where these are too few, or their covariance degenerate.
     """
 
     bias: np.ndarray
@@ -72,8 +72,7 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
     Returns
     -------
     Moments or None
-        ``None`` where there are too few draws for the dimension, more than 256 dimensions, or a
-        coordinate never moved.
+        ``None`` where there are too few draws for the dimension, or more than 256 dimensions.
 
     Examples
     --------
@@ -108,11 +107,14 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
     every = _raveled(draws, total)
     finite = np.isfinite(values) & np.isfinite(slopes).all(1)
     not_finite = int((~finite).sum())
-    if finite.sum() < max(5 * size, NUM_GROUPS * 4):
+    figures = None
+    if finite.sum() >= max(5 * size, NUM_GROUPS * 4):
+        with np.errstate(all="ignore"):
+            figures = _compare(every, at[finite], np.asarray(slopes, np.float64)[finite])
+    if figures is None:
         nothing = np.full(size, np.nan)
         return Moments(nothing, nothing, nothing, nothing, num_looked, not_finite)
-    figures = _compare(every, at[finite], np.asarray(slopes, np.float64)[finite])
-    return None if figures is None else Moments(*figures, num_looked, not_finite)
+    return Moments(*figures, num_looked, not_finite)
 
 
 def _raveled(draws: ArrayTree, total: int) -> np.ndarray:

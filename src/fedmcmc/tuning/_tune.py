@@ -51,7 +51,7 @@ class Tuned:
         rounds = self.prediction.rounds_per_draw
         return (
             f"{chosen}: {rounds.max():.3g} rounds per effective draw ({len(self.table)} settings "
-            f"tried).\\n{self.prediction}"
+            f"tried).\n{self.prediction}"
         )
 
 
