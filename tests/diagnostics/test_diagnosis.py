@@ -330,3 +330,13 @@ def test_far_too_few_effective_draws_get_no_advice_on_steps():
     slow = exact_draws(5, num=400, correlation=0.999)
     words = " ".join(diagnostics.diagnose(slow, POSTERIOR, DATA).findings)
     assert "too short" in words and "smaller steps" not in words
+
+
+def test_an_interrupt_of_the_judge_ends_a_resumable_program(white, monkeypatch, tmp_path):
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedmcmc.runs._watch.diagnose", interrupted)
+    kernel = fedmcmc.lsd(white.posterior, step_size=0.1)
+    with pytest.raises(KeyboardInterrupt), fedmcmc.resumable(tmp_path):
+        judged(kernel, white.position)

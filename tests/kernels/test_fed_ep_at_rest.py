@@ -217,8 +217,12 @@ def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_mome
 
 @pytest.mark.parametrize("damping", [1.0, 0.5])
 def test_it_stays_at_rest(damping, data, mode):
-    """Rounding of a dense precision must not grow by the number of clients in each round."""
-    kernel = fedmcmc.fed_ep(LOGISTIC, damping=damping)
+    """Rounding that is not symmetric must not grow by the number of clients in each round."""
+    # A few units in the last place of the whole precision, whose entries are about 300.
+    rounding = np.array([[0.0, 1e-3], [-1e-3, 0.0]])
+    precision = jnp.asarray(np.diag(SCALES**-2.0) + rounding, jnp.float32)
+    prior = fedmcmc.Gaussian(jnp.zeros(2), precision, "dense")
+    kernel = fedmcmc.fed_ep(LOGISTIC, damping=damping, prior=prior)
     samples = fedmcmc.sample(KEY, kernel, data, mode, num_rounds=60, progress=False)
     assert samples.info["shift"][0, 20:].max() < 1e-4
     assert samples.info["num_lost"].sum() == 0

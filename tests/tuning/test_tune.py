@@ -151,3 +151,24 @@ def test_what_cannot_be_is_said(white, settings, words):
 def test_a_function_that_builds_no_kernel_is_named(white):
     with pytest.raises(TypeError, match="must return a FederatedKernel, got int"):
         tuned(lambda step_size: 3, white)
+
+
+@pytest.mark.parametrize("prior_precision", [0.0, 500.0])
+def test_the_search_begins_below_the_stiffest_direction(prior_precision):
+    """Of a precision whose rows sum to nearly nothing, and of a prior that outweighs the rows."""
+    posterior = fedmcmc.Posterior(
+        lambda t: -0.5 * prior_precision * jnp.sum(t**2), lambda t, x: 0.0 * x[:, 0]
+    )
+    data = fedmcmc.FederatedData.from_clients([np.zeros((1, 1)), np.zeros((1, 1))])
+    precision = np.array([[1.0, -0.99], [-0.99, 1.0]])
+    surrogates = fedmcmc.Gaussian.from_moments(
+        np.zeros((2, 2)), np.stack([np.linalg.inv(precision)] * 2)
+    )
+    best = fedmcmc.tune(
+        lambda step_size: fedmcmc.lsd(posterior, step_size=step_size), posterior, data, surrogates
+    )
+    largest = 2 * 1.99 + prior_precision
+    wanted = 2 * (1 - 1 / 1.02**2) / largest
+    # Coordinates mix the stiff direction with softer ones, so theirs are a little less strict.
+    assert 0.98 * wanted < best.settings["step_size"] < 2 / largest
+    assert best.table[0]["step_size"] < 0.01 * wanted * 2

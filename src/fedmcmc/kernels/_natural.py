@@ -293,8 +293,8 @@ class Natural(FederatedKernel):
         )
         extra = self._extra(whole, prior, num_clients)
         moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
-        report_ = Refined(proper, shift)
-        return moved, _Server(approximation, prior, optimizer, num_clients), report_
+        server = _Server(approximation, prior, optimizer, num_clients)
+        return moved, server, Refined(proper, shift)
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         approximation = state.server.approximation

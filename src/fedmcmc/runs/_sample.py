@@ -213,7 +213,14 @@ def sample(
         bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
             samples = run.go(bar)
-    return finished(samples, kernel, keys, data, positions=collect is None)
+    return finished(
+        samples,
+        kernel,
+        keys,
+        data,
+        positions=collect is None,
+        hands_on_interrupts=settings.hands_on_interrupts,
+    )
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

@@ -118,12 +118,19 @@ def warn_restless(samples: Samples) -> None:
 
 
 def finished(
-    samples: Samples, kernel: FederatedKernel, keys: Array, data: Any, *, positions: bool
+    samples: Samples,
+    kernel: FederatedKernel,
+    keys: Array,
+    data: Any,
+    *,
+    positions: bool,
+    hands_on_interrupts: bool,
 ) -> Samples:
     """Return samples with draws of a last approximation, and a diagnosis of their draws.
 
     Warns of what is wrong. Whatever goes wrong in here, the run's own draws are returned.
-    `positions` says whether these are what was kept.
+    `positions` says whether these are what was kept; an interrupt is handed on to a program that
+    goes on from its checkpoints.
     """
     warn_restless(samples)
     if not positions:
@@ -134,6 +141,8 @@ def finished(
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:
+        if hands_on_interrupts and isinstance(error, KeyboardInterrupt):
+            raise
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         warn(f"The draws could not be judged: {what}", depth=4, category=DiagnosisWarning)
         return samples

@@ -206,6 +206,15 @@ def predict_bias(
     return Prediction(mean, covariance, target_mean, inverse, radius, names, whole, bits)
 
 
+def largest_curvature(posterior: Posterior, surrogates: Gaussian) -> float:
+    """Return the largest eigenvalue of the precision that surrogates and prior have together."""
+    surrogates = as_surrogates(surrogates)
+    position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
+    eta, precision = _dense(surrogates)
+    _, prior = _mode(as_functions(posterior), eta.sum(0), precision.sum(0), position)
+    return float(np.linalg.eigvalsh(np.asarray(precision.sum(0) + prior[1], np.float64))[-1])
+
+
 def _is_posterior(node: Any) -> bool:
     return isinstance(node, Posterior)
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from fedmcmc._types import FederatedKernel, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.tuning._predictions import Prediction, predict_bias
+from fedmcmc.tuning._predictions import Prediction, largest_curvature, predict_bias
 
 FACTOR = 1.5
 """Between two steps that are tried."""
@@ -126,6 +125,8 @@ def tune(
     if objective == "seconds" and latency is None:
         raise ValueError('objective="seconds" needs latency=, the seconds that an exchange takes.')
     names, values = zip(*grid.items(), strict=True) if grid else ((), ())
+    # Far below what any kernel takes: a thousandth of the stiffest direction's.
+    first = 1e-3 / largest_curvature(posterior, surrogates)
     table: list[dict[str, Any]] = []
     best: tuple[float, dict[str, Any], Prediction] | None = None
 
@@ -156,7 +157,7 @@ def tune(
 
     for combination in itertools.product(*values):
         point = dict(zip(names, combination, strict=True))
-        step, inside, outside = _first_step(surrogates), 0.0, 0.0
+        step, inside, outside = first, 0.0, 0.0
         for _ in range(MOST_STEPS):
             entry, told = tried(step, point)
             if entry["feasible"]:
@@ -176,14 +177,6 @@ def tune(
         raise ValueError(_nothing(table, max_bias, max_spread))
     settings = {name: best[1][name] for name in ("step_size", *names)}
     return Tuned(kernel_fn(**settings), settings, best[2], table)
-
-
-def _first_step(surrogates: Gaussian) -> float:
-    """Return a step far below what any kernel takes: a thousandth of the stiffest direction's."""
-    one: Any = jax.tree.map(lambda leaf: np.asarray(leaf[0]) * 0 + 1.0, surrogates.precision_mean)
-    applied = surrogates.sum().apply_precision(one)
-    largest = max(float(np.abs(np.asarray(leaf)).max()) for leaf in jax.tree.leaves(applied))
-    return 1e-3 / max(largest, 1e-30)
 
 
 def _nothing(table: list[dict[str, Any]], max_bias: float, max_spread: float) -> str:
