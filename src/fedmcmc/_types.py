@@ -528,6 +528,14 @@ class FederatedKernel(Phase):
         """Whether clients move positions of their own, over many gradients per round."""
         return False
 
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether a round counts only if every client's message is in its sum."""
+        return False
+
+    def check_compressor(self, compressor: Any) -> None:
+        """Raise `ValueError` where messages compressed by this would make draws wrong."""
+
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """All phases of a round, the kernel's own last."""

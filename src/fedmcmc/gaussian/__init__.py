@@ -1,6 +1,7 @@
-"""Gaussians in natural parameters, and the clients' approximate factors (sites).
+"""Gaussians in natural parameters, and mixtures of Gaussians and t distributions.
 
-Surrogates and expectation propagation share them. They know nothing of data or rounds, and import
+Surrogates and expectation propagation share the former; proposals of importance sampling are
+mixtures. They know nothing of data or rounds, and import
 `fedmcmc.pytrees` and `fedmcmc.random`.
 """
 
@@ -14,3 +15,5 @@ from fedmcmc.gaussian._gaussian import plus_precision as plus_precision
 from fedmcmc.gaussian._gaussian import project as project
 from fedmcmc.gaussian._gaussian import symmetric as symmetric
 from fedmcmc.gaussian._gaussian import with_mean as with_mean
+from fedmcmc.gaussian._mixtures import Mixture as Mixture
+from fedmcmc.gaussian._mixtures import defensive as defensive

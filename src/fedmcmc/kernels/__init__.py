@@ -18,4 +18,12 @@ from fedmcmc.kernels._pseudo_gradients import Delta as Delta
 from fedmcmc.kernels._pseudo_gradients import displacement as displacement
 from fedmcmc.kernels._pseudo_gradients import posterior_delta as posterior_delta
 from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradients
+from fedmcmc.kernels._questions import BELOW as BELOW
+from fedmcmc.kernels._questions import Answer as Answer
+from fedmcmc.kernels._questions import Answered as Answered
+from fedmcmc.kernels._questions import Evaluated as Evaluated
+from fedmcmc.kernels._questions import Points as Points
+from fedmcmc.kernels._questions import Question as Question
+from fedmcmc.kernels._questions import Recipe as Recipe
+from fedmcmc.kernels._questions import evaluations as evaluations
 from fedmcmc.kernels._relay import relay as relay

@@ -1,9 +1,14 @@
 """`sample`: a run on the host, segment by segment, with warnings, stopping and checkpoints.
 
-A run calls the rounds' program and never a kernel. It may import every room on lower floors, and
-placement, records and storage.
+A run calls the rounds' program and never a kernel. A consortium is the clients as a server can
+reach them: it answers questions and runs kernels. The room may import every room on lower floors,
+and placement, records and storage.
 """
 
+from fedmcmc.runs._consortium import Consortium as Consortium
+from fedmcmc.runs._consortium import SimulatedConsortium as SimulatedConsortium
+from fedmcmc.runs._consortium import Sum as Sum
+from fedmcmc.runs._consortium import as_consortium as as_consortium
 from fedmcmc.runs._pace import pace_of as pace_of
 from fedmcmc.runs._run import BUFFER_BYTES as BUFFER_BYTES
 from fedmcmc.runs._sample import local_positions as local_positions

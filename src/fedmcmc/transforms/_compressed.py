@@ -244,9 +244,10 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     Raises
     ------
     ValueError
-        If the kernel has faults, if all clients' memories are to be added where messages are not
-        weighted by one over the probability of taking part, if the server adds them already and
-        `compressor` has another memory; and from `init` where the compressor does not fit the data.
+        If the kernel has faults, if it is not exact with such codes, if all clients' memories are
+        to be added where messages are not weighted by one over the probability of taking part, if
+        the server adds them already and `compressor` has another memory; and from `init` where the
+        compressor does not fit the data.
 
     Notes
     -----
@@ -275,6 +276,7 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     """
     expect(kernel, FederatedKernel, "kernel")
     expect(compressor, Compressor, "compressor")
+    kernel.check_compressor(compressor)
     if kernel.participation.guards:
         raise ValueError(
             "Faults happen to messages as they are sent: compress the kernel first, and then give "

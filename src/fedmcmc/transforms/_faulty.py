@@ -241,6 +241,11 @@ def faults(
     expect(kernel, FederatedKernel, "kernel")
     if kernel.participation.guards:
         raise ValueError("This kernel has faults already: give all of them in one call.")
+    if kernel.needs_everyone and np.any(np.asarray(late)):
+        raise ValueError(
+            "late: this kernel needs every client's message of a round in that round; drop= and "
+            "nan= make a round void, which it then repeats."
+        )
     rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
     # If no message is weighted, as in a relay, the weight multiplies a gradient instead: that of a
     # client whose message arrives, which needs no rescaling. Pooled memories weight messages at

@@ -123,6 +123,13 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     def clients_apart(self) -> bool:
         return self.kernel.clients_apart
 
+    @property
+    def needs_everyone(self) -> bool:
+        return self.kernel.needs_everyone
+
+    def check_compressor(self, compressor: Any) -> None:
+        self.kernel.check_compressor(compressor)
+
     def server_init(
         self,
         rng_key: Array,

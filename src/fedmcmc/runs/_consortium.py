@@ -1,0 +1,160 @@
+"""A consortium: clients as a server can reach them, who answer questions with sums.
+
+What asks (corrections, modes, checks of a model) sees this alone and never rows, so that the same
+code serves a simulation and clients at real sites.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Federation, as_functions
+from fedmcmc.data import FederatedData
+from fedmcmc.kernels import Question
+from fedmcmc.random import as_key
+from fedmcmc.records import Samples
+from fedmcmc.rounds import Arrangement, initialize, prepare_round, run_round
+from fedmcmc.runs._sample import sample
+
+CLIENTS_AT_A_TIME = 16
+"""Of a question about many points, so that memory does not grow with the number of clients."""
+MOST_TRIES = 20
+"""Rounds in which a question is asked again because a client was missing."""
+
+
+class Sum(NamedTuple):
+    """The sum of all clients' answers, and what it cost.
+
+    `rounds` counts those in which a client was missing, too; bits are those of all clients.
+    """
+
+    value: ArrayTree
+    rounds: int
+    bits_up: float
+    bits_down: float
+
+
+@runtime_checkable
+class Consortium(Protocol):
+    """All clients, as a server reaches them.
+
+    Attributes
+    ----------
+    federation
+        What the server knows of them before the first round.
+    """
+
+    @property
+    def federation(self) -> Federation:
+        """What the server knows of the clients before the first round."""
+        ...
+
+    def ask(self, question: Question, content: ArrayTree) -> Sum:
+        """Return the sum of all clients' answers to `question` about `content`."""
+        ...
+
+    def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
+        """Run a kernel, as `fedmcmc.sample` does on data."""
+        ...
+
+
+class SimulatedConsortium:
+    """The clients of a `FederatedData`, simulated.
+
+    Parameters
+    ----------
+    data
+        Every client's rows.
+    rng_key
+        For what a transform draws (the words of a quantizer, faults); questions draw nothing.
+    transform
+        What happens to the messages of a question, ``kernel -> kernel``: `fedmcmc.faults`,
+        `fedmcmc.compress`.
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        *,
+        rng_key: Array | None = None,
+        transform: Callable[[FederatedKernel], FederatedKernel] | None = None,
+    ) -> None:
+        self.data = data
+        self._rng_key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+        self._transform = transform
+        self._num_rounds = 0
+        many = data.num_clients > CLIENTS_AT_A_TIME
+        self._arrangement = Arrangement(clients_at_a_time=CLIENTS_AT_A_TIME if many else None)
+
+    @property
+    def federation(self) -> Federation:
+        """What a server knows of these clients before the first round."""
+        return self.data.federation
+
+    def ask(self, question: Question, content: ArrayTree) -> Sum:
+        """Return the sum of all clients' answers to `question` about `content`.
+
+        Raises
+        ------
+        ValueError
+            If model, content and rows do not fit together.
+        RuntimeError
+            If after 20 rounds some client was missing in each.
+        """
+        kernel: FederatedKernel = as_functions(question)
+        if self._transform is not None:
+            kernel = as_functions(self._transform(kernel))
+        key, arrangement = self._rng_key, self._arrangement
+        state = initialize(kernel, key, content, self.data, arrangement)
+        up = down = 0.0
+        for tries in range(1, MOST_TRIES + 1):
+            number = jnp.asarray(self._num_rounds, jnp.int32)
+            state = state._replace(broadcast=state.broadcast._replace(round=number))
+            state, answered, bits = _round(kernel, self.data, arrangement, state, key)
+            self._num_rounds += 1
+            up, down = up + float(bits[0]), down + float(bits[1])
+            if answered.whole:
+                return Sum(answered.value, tries, up, down)
+        raise RuntimeError(
+            f"In none of {MOST_TRIES} rounds did all {self.data.num_clients} clients answer; a sum "
+            f"without one of them would be that of another posterior."
+        )
+
+    def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
+        """Run a kernel on these clients: `fedmcmc.sample` with their rows."""
+        return sample(rng_key, kernel, self.data, *args, **kwargs)
+
+
+def as_consortium(data: Any) -> Consortium:
+    """Return the simulated clients of a `FederatedData`; a consortium is returned as it is.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    """
+    if isinstance(data, FederatedData):
+        return SimulatedConsortium(data)
+    if isinstance(data, Consortium):
+        return data
+    raise TypeError(
+        f"data must be a fedmcmc.FederatedData or a consortium of clients, got "
+        f"{type(data).__name__}."
+    )
+
+
+@jax.jit
+def _round(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    arrangement: Arrangement,
+    state: FederatedState,
+    rng_key: Array,
+) -> tuple[FederatedState, Any, tuple[Array, Array]]:
+    like, number = state.broadcast, state.broadcast.round
+    prepared = prepare_round(kernel, data, arrangement, rng_key, like, number)
+    state, info = run_round(kernel, data, arrangement, state, *prepared)
+    return state, kernel.draw(rng_key, state), (info.bits_up, info.bits_down)
