@@ -67,7 +67,10 @@ from fedmcmc.dynamics import leapfrog as leapfrog
 from fedmcmc.dynamics import preconditioners as preconditioners
 from fedmcmc.dynamics import shared_momentum as shared_momentum
 from fedmcmc.dynamics import training as training
+from fedmcmc.exact import Corrected as Corrected
+from fedmcmc.exact import correct as correct
 from fedmcmc.gaussian import Gaussian as Gaussian
+from fedmcmc.gaussian import Mixture as Mixture
 from fedmcmc.gradients import conducive as conducive
 from fedmcmc.gradients import epochs as epochs
 from fedmcmc.gradients import fixed_point as fixed_point

@@ -1,0 +1,11 @@
+"""Exactness: importance weights that make an approximation exact, and say whether they do.
+
+What lives here asks a consortium for summed log likelihoods and never sees a row. It may import
+every room on lower floors.
+"""
+
+from fedmcmc.exact._correct import correct as correct
+from fedmcmc.exact._corrected import Corrected as Corrected
+from fedmcmc.exact._corrected import Round as Round
+from fedmcmc.exact._psis import psis as psis
+from fedmcmc.exact._psis import threshold as threshold

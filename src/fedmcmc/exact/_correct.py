@@ -1,0 +1,407 @@
+"""Importance correction: one round of summed log likelihoods makes an approximation exact.
+
+Source: Hesterberg (1995), defensive mixtures; Vehtari et al. (2024), Pareto smoothing; Cornuet,
+Marin, Mira and Robert (2012), weights of all rounds; Paananen et al. (2021), moment matching.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.special import logsumexp
+
+from fedmcmc._checks import expect, positive_integer
+from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.diagnostics import SamplingWarning, mixing
+from fedmcmc.exact._corrected import Corrected, Round
+from fedmcmc.exact._psis import psis, threshold
+from fedmcmc.gaussian import Gaussian, Mixture, defensive
+from fedmcmc.kernels import BELOW, Evaluated, Points, Recipe, evaluations
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key
+from fedmcmc.records import Samples
+from fedmcmc.runs import Consortium, as_consortium
+
+LEAST_DRAWS = 100
+GOOD_KHAT = 0.5
+ENOUGH = 400
+"""Effective draws; of fewer than 4,000 draws a tenth."""
+RECIPE_BYTES = 2**20
+"""Points of more bytes are drawn by the clients themselves, from a recipe."""
+MOST_POINTS = 2**15
+"""Per message; more draws take several."""
+MOST_INVALID = 0.01
+PER_DIMENSION = 10
+"""Effective draws per dimension from which on moments are believed."""
+
+
+def correct(
+    rng_key: Array,
+    posterior: Posterior,
+    data: Any,
+    approximation: Gaussian | Mixture | Samples,
+    *,
+    num_draws: int = 4000,
+    max_rounds: int = 5,
+    tail: float = 0.2,
+    degrees: float = 5.0,
+    adapt: bool = True,
+    centre: ArrayTree | None = None,
+) -> Corrected:
+    """Draw from an approximation of the posterior and weight the draws so that they are exact.
+
+    One exchange with all clients sums their log likelihoods at all draws. Weights are posterior
+    over proposal, smoothed; the shape of their tail, k-hat, says whether they can be trusted, and
+    their mean is the evidence. Where they cannot, the proposal moves to the weighted moments and
+    another round follows: its draws are new, so that the result is that of a proposal that was
+    fixed before they were drawn.
+
+    Parameters
+    ----------
+    rng_key
+        Of the draws.
+    posterior
+        The model. Of `fedmcmc.whiten` that in whitened coordinates, with the approximation there.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere.
+    approximation
+        Of the whole posterior, prior included: a `Gaussian` (``surrogates.sum()`` times the prior's
+        expansion; FedEP's ``samples.state.server``'s approximation), a `fedmcmc.Mixture`,
+        or `Samples`, whose mean and covariance are taken (their draws have no known density and
+        cannot be weighted).
+    num_draws
+        Draws of each round, at least 100.
+    max_rounds
+        Proposals at most.
+    tail, degrees
+        Share and degrees of freedom of the part with heavy tails of the first proposal,
+        ``(1 - tail) N(m, C) + tail t(m, 1.2 C)``; not for a mixture, which is taken as it is.
+    adapt
+        Whether to go on where the first round does not pass.
+    centre
+        A position near the posterior's middle: clients send differences to their log likelihood
+        there. By default the approximation's mean; of a mixture, which knows no names, the mean of
+        its first part as a vector.
+
+    Returns
+    -------
+    Corrected
+        With the verdict ``"exact"`` where the first round gave ``khat < 0.5`` and 400 effective
+        draws; ``"doubtful"`` where k-hat is below ``min(1 - 1 / log10(num_draws), 0.7)``, or where
+        it took more rounds, since a tail that adaptation stops visiting does not show;
+        ``"failed"`` otherwise.
+
+    Raises
+    ------
+    ValueError
+        If the approximation is not proper, or of another shape than the model's; if the log density
+        is NaN or plus infinity at more than one point in a hundred, or zero at all.
+
+    Warns
+    -----
+    SamplingWarning
+        Unless the first round passed.
+
+    Notes
+    -----
+    A mode that no draw reaches cannot be seen by any figure: an approximation that covers one of
+    two modes has constant weights. Works for up to about a tenth as many parameters as rows.
+
+    Values at many chosen points determine the likelihood of a client with few rows: without a
+    secure sum the server can learn about its rows.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2 - 0.919, lambda theta, x: -0.5 * (x - theta) ** 2 - 0.919
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> rough = fedmcmc.Gaussian.from_moments(jnp.array(0.2), variance=jnp.array(0.15))
+    >>> corrected = correct(jax.random.key(0), posterior, data, rough)
+    >>> corrected.verdict, corrected.totals["rounds"]
+    ('exact', 1)
+    >>> print(round(float(corrected.mean()), 2), round(float(corrected.sd()), 2))  # 1/3, 1/3
+    0.33 0.33
+    """
+    expect(posterior, Posterior, "posterior")
+    num_draws = positive_integer(num_draws, "num_draws")
+    if num_draws < LEAST_DRAWS:
+        raise ValueError(f"num_draws must be at least {LEAST_DRAWS}, got {num_draws}.")
+    max_rounds = positive_integer(max_rounds, "max_rounds")
+    if not 0 <= tail < 1 or not degrees > 0:
+        raise ValueError(f"tail must lie in [0, 1) and degrees be positive, got {tail}, {degrees}.")
+    proposal, middle = _first_proposal(approximation, tail, degrees)
+    centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
+    if trees.num_elements(centre) != proposal.means.shape[1]:
+        raise ValueError(
+            f"The approximation has {proposal.means.shape[1]} dimensions, and centre "
+            f"{trees.num_elements(centre)}."
+        )
+    target = _Target(as_functions(posterior), as_consortium(data), centre)
+    rounds: list[Round] = []
+    found: list[_Weighted] = []
+    key, enough = as_key(rng_key), min(ENOUGH, num_draws / 10)
+    for number in range(max_rounds if adapt else 1):
+        found.append(target.weigh(jax.random.fold_in(key, number), proposal, num_draws))
+        log_weights, khat = psis(found[-1].log_ratios)
+        ess = _ess(log_weights)
+        rounds.append(Round(khat, ess, *found[-1].cost))
+        passed = khat < threshold(num_draws) and ess >= enough
+        if passed or number + 1 == max_rounds or not adapt:
+            break
+        proposal = _moved(found, proposal)
+    last = found[-1]
+    verdict, reason = _verdict(rounds, num_draws, passed, enough)
+    if verdict == "failed" or len(rounds) > 1:
+        warnings.warn(f"correct: {verdict}: {reason}", SamplingWarning, stacklevel=2)
+    unsmoothed = last.log_ratios - logsumexp(last.log_ratios)
+    draws = target.in_users_coordinates(last.points)
+    exchanges, up, down = np.array([x.cost for x in found]).sum(0)
+    return Corrected(
+        draws=draws,
+        log_weights=log_weights,
+        khat=khat,
+        ess=ess,
+        log_evidence=float(
+            logsumexp(last.log_ratios) - np.log(num_draws) + last.log_density_at_centre
+        ),
+        log_evidence_sd=float(np.sqrt(max(1 / _ess(unsmoothed) - 1 / num_draws, 0.0))),
+        proposal=proposal,
+        rounds=tuple(rounds),
+        totals={"rounds": int(exchanges), "bits_up": float(up), "bits_down": float(down)},
+        verdict=verdict,
+        reason=reason,
+        constrain_fn=posterior.constrain_fn,
+        log_ratios=last.log_ratios,
+    )
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """Draws of one proposal, ``[num, d]`` float64, with log target and ratio, ``[num]``.
+
+    The log target is relative to that at the center.
+    """
+
+    points: np.ndarray
+    log_target: np.ndarray
+    log_ratios: np.ndarray
+    log_density_at_centre: float
+    proposal: Mixture
+    cost: tuple[int, float, float]
+
+
+class _Target:
+    """The posterior, whose log density a consortium's clients sum."""
+
+    def __init__(self, posterior: Posterior, consortium: Consortium, centre: ArrayTree) -> None:
+        self.posterior, self.consortium, self.centre = posterior, consortium, centre
+        self.question = evaluations(posterior)
+
+    def weigh(self, rng_key: Array, proposal: Mixture, num_draws: int) -> _Weighted:
+        """Draw from `proposal` and weigh the draws."""
+        parts = [
+            self._weigh(jax.random.fold_in(rng_key, first), proposal, size)
+            for first in range(0, num_draws, MOST_POINTS)
+            for size in [min(MOST_POINTS, num_draws - first)]
+        ]
+        points, log_target, log_ratios, at_centre, cost = zip(*parts, strict=True)
+        exchanges, up, down = np.array(cost).sum(0)
+        return _Weighted(
+            np.concatenate(points),
+            np.concatenate(log_target),
+            np.concatenate(log_ratios),
+            at_centre[0],
+            proposal,
+            (int(exchanges), float(up), float(down)),
+        )
+
+    def _weigh(
+        self, rng_key: Array, proposal: Mixture, num: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, tuple[int, float, float]]:
+        words = jax.random.bits(rng_key, (2,), jnp.uint32)
+        recipe = Recipe(words, proposal, self.centre, num)
+        points, flat, prior, prior_at_centre = _drawn(recipe, self.posterior)
+        by_recipe = num * flat.shape[1] * flat.dtype.itemsize > RECIPE_BYTES
+        asked = self.consortium.ask(
+            self.question, recipe if by_recipe else Points(points, self.centre)
+        )
+        answer: Evaluated = asked.value
+        if by_recipe:
+            wanted = self.consortium.federation.num_clients * np.asarray(recipe.checksum())
+            if not np.array_equal(np.asarray(answer.checksum.value), wanted):
+                raise RuntimeError(
+                    "The clients drew other points than the server: their random generators "
+                    "differ. Use the same version of JAX everywhere."
+                )
+        value = np.asarray(answer.value, np.float64)
+        value[value < BELOW] = -np.inf
+        log_target = value + np.asarray(prior, np.float64)
+        points64 = np.asarray(flat, np.float64)
+        self._check(int(answer.invalid.value), log_target, points64)
+        log_ratios = log_target - proposal.in_strata(num).log_density(points64)
+        at_centre = np.asarray(answer.at_centre.value, np.float64).sum() + float(prior_at_centre)
+        cost = (asked.rounds, asked.bits_up, asked.bits_down)
+        return points64, log_target, log_ratios, float(at_centre), cost
+
+    def _check(self, invalid: int, log_target: np.ndarray, points: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(log_target))
+        wrong = np.isnan(log_target) | np.isposinf(log_target)
+        num = max(invalid, int(wrong.sum()))
+        if len(bad) == len(points):
+            raise ValueError(
+                "The posterior's density is zero or not a number at all draws of the approximation "
+                f"(first of them: {points[0]}): it is that of another model, or far off."
+            )
+        if num > MOST_INVALID * len(points):
+            raise ValueError(
+                f"The log density is NaN or infinite at {num} of {len(points)} draws of the "
+                f"approximation (first bad draw: {points[bad[0]]}): the model overflows there."
+            )
+        if num:
+            warnings.warn(
+                f"correct: the log density is NaN or infinite at {num} of {len(points)} draws, "
+                f"which get no weight.",
+                SamplingWarning,
+                stacklevel=5,
+            )
+        log_target[wrong] = -np.inf
+
+    def in_users_coordinates(self, flat: np.ndarray) -> ArrayTree:
+        """Return points ``[num, d]`` as positions in the user's coordinates."""
+        positions = jax.vmap(lambda x: trees.unravel(x, self.centre))(
+            jnp.asarray(flat, trees.ravel(self.centre).dtype)
+        )
+        if self.posterior.position_fn is not None:
+            positions = jax.vmap(self.posterior.position_fn)(positions)
+        return jax.tree.map(np.asarray, positions)
+
+
+@jax.jit
+def _drawn(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Array, Array]:
+    """Return points as positions and raveled, the prior's log density relative to the center."""
+    points = recipe.draw()
+    at_centre = posterior.logprior_fn(recipe.centre)
+    prior = jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points)
+    return points, jax.vmap(trees.ravel)(points), prior, at_centre
+
+
+def _first_proposal(approximation: Any, tail: float, degrees: float) -> tuple[Mixture, ArrayTree]:
+    """Return what the first round draws from, and the center of differences, a position."""
+    if isinstance(approximation, Mixture):
+        return approximation, approximation.means[0]
+    if isinstance(approximation, Samples):
+        draws = approximation.final_draws
+        draws = approximation.draws if draws is None else draws
+        found = mixing(draws)
+        flat = np.concatenate(
+            [
+                np.asarray(leaf, np.float64).reshape(leaf.shape[0] * leaf.shape[1], -1)
+                for leaf in jax.tree.leaves(draws)
+            ],
+            axis=1,
+        )
+        least = np.nanmin(found.ess_bulk) if np.isfinite(found.ess_bulk).any() else 0.0
+        if not least >= PER_DIMENSION * flat.shape[1]:
+            raise ValueError(
+                f"These samples have {least:.0f} effective draws, too few for the covariance of "
+                f"{flat.shape[1]} parameters: at least {PER_DIMENSION} per parameter are needed."
+            )
+        like = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), draws)
+        mean, covariance = flat.mean(0), np.atleast_2d(np.cov(flat.T))
+    elif isinstance(approximation, Gaussian):
+        like, mean, covariance = _moments_of(approximation)
+    else:
+        raise TypeError(
+            "approximation must be a fedmcmc.Gaussian, a Mixture or Samples, got "
+            f"{type(approximation).__name__}."
+        )
+    proposal = defensive(mean, covariance, tail=tail, degrees=degrees)
+    return proposal, trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
+
+
+def _moments_of(q: Gaussian) -> tuple[ArrayTree, np.ndarray, np.ndarray]:
+    like = jax.tree.map(jnp.zeros_like, q.precision_mean)
+    size = trees.num_elements(like)
+    eta = np.asarray(trees.ravel(q.precision_mean), np.float64)
+    fits = q.structure == "scaled_identity" and jnp.ndim(q.precision) == 0
+    fits |= q.structure == "diagonal" and trees.same_shapes(q.precision, q.precision_mean)
+    fits |= q.structure == "dense" and jnp.shape(q.precision) == (size, size)
+    if not fits:
+        raise ValueError(
+            f"approximation must be one Gaussian over a position of {size} numbers; its precision "
+            f"has shapes {jax.tree.map(jnp.shape, q.precision)}. Of one Gaussian per client pass "
+            "surrogates.sum() times the prior."
+        )
+    if q.structure == "dense":
+        precision = np.asarray(q.precision, np.float64)
+        precision = (precision + precision.T) / 2
+        lowest = np.linalg.eigvalsh(precision)[0]
+    else:
+        ones = jax.tree.map(jnp.ones_like, q.precision_mean)
+        precision = np.asarray(trees.ravel(q.apply_precision(ones)), np.float64)
+        lowest = precision.min()
+    if not lowest > 0 or not np.isfinite(precision).all():
+        raise ValueError(
+            f"approximation is no proper density: the smallest eigenvalue of its precision is "
+            f"{lowest:.3g}. Pass surrogates.sum() times the prior."
+        )
+    if q.structure == "dense":
+        return like, np.linalg.solve(precision, eta), np.linalg.inv(precision)
+    return like, eta / precision, 1 / precision
+
+
+def _moved(found: list[_Weighted], proposal: Mixture) -> Mixture:
+    """Return the next proposal, from the weighted moments of all draws so far.
+
+    Each draw is weighted by the target over the mixture of all proposals.
+    """
+    points = np.concatenate([x.points for x in found])
+    log_target = np.concatenate([x.log_target for x in found])
+    densities = [x.proposal.in_strata(len(x.points)).log_density(points) for x in found]
+    log_weights, _ = psis(log_target - (logsumexp(densities, axis=0) - np.log(len(found))))
+    weights = np.exp(log_weights)
+    mean = weights @ points
+    factor = np.asarray(proposal.factors[0], np.float64)
+    trust = min(1.0, _ess(log_weights) / (PER_DIMENSION * points.shape[1]))
+    gaps = points - mean
+    if factor.ndim == 1:
+        scale = trust * (weights @ gaps**2) + (1 - trust) * factor**2
+    else:
+        scale = trust * (gaps.T * weights) @ gaps + (1 - trust) * factor @ factor.T
+    return Mixture.of(
+        [
+            (0.4, np.inf, mean, scale),
+            (0.4, 5.0, mean, 1.5 * scale),
+            (0.2, 5.0, mean, 4.0 * scale),
+        ]
+    )
+
+
+def _ess(log_weights: np.ndarray) -> float:
+    return float(np.exp(-logsumexp(2 * log_weights)))
+
+
+def _verdict(rounds: list[Round], num_draws: int, passed: bool, enough: float) -> tuple[str, str]:
+    last, most = rounds[-1], threshold(num_draws)
+    figures = f"k-hat {last.khat:.2f}, {last.ess:,.0f} effective draws of {num_draws:,}"
+    if not passed:
+        return "failed", (
+            f"{figures} after {len(rounds)} round(s); wanted are k-hat below {most:.2f} and "
+            f"{enough:.0f} effective draws. The approximation is too far from the posterior: "
+            f"sample it (fedmcmc.hmc)."
+        )
+    if len(rounds) > 1:
+        return "doubtful", (
+            f"{figures}, after the proposal was adapted {len(rounds) - 1} time(s); a tail that "
+            f"adaptation does not visit does not show. Compare with fedmcmc.hmc."
+        )
+    if last.khat < GOOD_KHAT:
+        return "exact", f"{figures} (k-hat below {GOOD_KHAT:g})."
+    return "doubtful", f"{figures} (k-hat above {GOOD_KHAT:g}, below {most:.2f})."

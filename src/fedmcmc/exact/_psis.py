@@ -1,0 +1,65 @@
+"""Pareto-smoothed importance sampling."""
+
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from fedmcmc.diagnostics import array_stats
+
+EQUAL = 1e-9
+"""Log ratios that differ by less than this are equal: there is nothing to smooth."""
+
+
+def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
+    """Smooth the largest importance ratios by a generalized Pareto distribution.
+
+    Parameters
+    ----------
+    log_ratios
+        ``[num]``, log of target over proposal up to a constant; minus infinity is allowed.
+
+    Returns
+    -------
+    log_weights
+        ``[num]`` float64, whose exponentials sum to one.
+    khat
+        The shape of the tail. Minus infinity where all ratios are equal. On Gaussians it estimates
+        one minus the smallest eigenvalue of proposal covariance times target precision, if that is
+        positive, with an sd of about 0.1.
+
+    Raises
+    ------
+    ValueError
+        If a ratio is NaN or plus infinity, or all are minus infinity.
+
+    References
+    ----------
+    Vehtari, Simpson, Gelman, Yao and Gabry (2024), Algorithm 1.
+
+    Examples
+    --------
+    >>> log_weights, khat = psis(np.zeros(4))
+    >>> np.exp(log_weights).tolist(), khat
+    ([0.25, 0.25, 0.25, 0.25], -inf)
+    """
+    ratios = np.asarray(log_ratios, np.float64)
+    if np.isnan(ratios).any() or np.isposinf(ratios).any() or np.isneginf(ratios).all():
+        raise ValueError(
+            "Importance ratios must be numbers or minus infinity, and not all of them that: got "
+            f"{int(np.isnan(ratios).sum())} NaN, {int(np.isposinf(ratios).sum())} infinite and "
+            f"{int(np.isneginf(ratios).sum())} minus infinite of {ratios.size}."
+        )
+    if np.ptp(ratios) < EQUAL:
+        return np.full(ratios.shape, -np.log(ratios.size)), -np.inf
+    # ArviZ takes minus the log ratios, as they are those of leaving one out.
+    smoothed, khat = array_stats().psislw(-ratios)
+    return smoothed - logsumexp(smoothed), float(khat)
+
+
+def threshold(num: int) -> float:
+    """Return the shape of the tail below which `num` weighted draws can be trusted.
+
+    ``min(1 - 1 / log10(num), 0.7)``, Vehtari et al. (2024), equation 13.
+    """
+    return min(1 - 1 / np.log10(num), 0.7)
