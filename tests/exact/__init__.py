@@ -1,0 +1,1 @@
+"""Tests of exactness: questions, importance weights, corrections."""

@@ -1,0 +1,253 @@
+"""Importance corrections against exact laws on Gaussian federations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedmcmc
+from fedmcmc.exact import psis, threshold
+from fedmcmc.gaussian import defensive
+from fedmcmc.runs import SimulatedConsortium
+from tests.oracles import laws
+from tests.oracles.federations import LIMIT, Federation
+
+FEDERATION = Federation()
+EXACT = laws.posterior(
+    FEDERATION.precisions, FEDERATION.means, FEDERATION.prior_precision, FEDERATION.prior_mean
+)
+ROOT = np.linalg.cholesky(EXACT.covariance)
+KEY = jax.random.key(5)
+
+
+def approximation(shift=0.0, scale=1.0):
+    """Return the posterior moved by `shift` sds along a direction, its covariance times `scale`."""
+    mean = EXACT.mean + shift * ROOT[:, 0]
+    return fedmcmc.Gaussian.from_moments(jnp.asarray(mean), scale * EXACT.covariance)
+
+
+def log_evidence():
+    """Return the log of the integral of exp(log prior + log likelihood), in float64."""
+    x, total = EXACT.mean, 0.0
+    for rows, factor in zip(FEDERATION.rows, FEDERATION.factors, strict=True):
+        total += -0.5 * (((rows - x) @ factor.T) ** 2).sum()
+    gap = x - FEDERATION.prior_mean
+    total += -0.5 * gap @ FEDERATION.prior_precision @ gap
+    return total + 0.5 * np.linalg.slogdet(2 * np.pi * EXACT.covariance)[1]
+
+
+def correct(key, approximation, **settings):
+    return fedmcmc.correct(key, FEDERATION.posterior, FEDERATION.data, approximation, **settings)
+
+
+def z_of(corrected):
+    """Return the largest |z| of weighted mean and covariance, whitened, by the weights' own se."""
+    z = np.linalg.solve(ROOT, (corrected.draws - EXACT.mean).T).T
+    w = corrected.weights
+    numbers = np.concatenate([z, (z[:, :, None] * z[:, None] - np.eye(3)).reshape(len(z), -1)], 1)
+    mean = w @ numbers
+    se = np.sqrt((w**2) @ (numbers - mean) ** 2)
+    return np.abs(mean / se).max()
+
+
+@pytest.mark.check
+def test_weighted_draws_are_the_posteriors():
+    for settings in (dict(shift=0.7), dict(scale=1.5), dict(shift=0.4, scale=0.9)):
+        corrected = correct(KEY, approximation(**settings))
+        assert corrected.verdict == "exact"
+        assert z_of(corrected) < LIMIT
+    # The draws by themselves are not: the test can fail.
+    wrong = correct(KEY, approximation(shift=0.7))
+    object.__setattr__(wrong, "log_weights", np.full(4000, -np.log(4000)))
+    assert z_of(wrong) > 3 * LIMIT
+
+
+def test_evidence_and_its_error():
+    exact = log_evidence()
+    found = [correct(jax.random.key(i), approximation(shift=0.5), tail=0.0) for i in range(40)]
+    errors = np.array([x.log_evidence for x in found]) - exact
+    told = np.array([x.log_evidence_sd for x in found])
+    assert abs(errors.mean()) < LIMIT * told.mean() / np.sqrt(40) + 2e-4
+    assert abs(errors.std(ddof=1) / told.mean() - 1) < LIMIT / np.sqrt(2 * 40)
+    whole = correct(KEY, approximation(), tail=0.0)
+    assert whole.khat < 0 and abs(whole.log_evidence - exact) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale", "share"),
+    [
+        (0.7, 1.0, np.exp(-(0.7**2))),
+        (0.0, 1.5, (np.sqrt(2) / 1.5) ** 3),
+        (0.0, 0.8, (np.sqrt(0.6) / 0.8) ** 3),
+    ],
+)
+def test_effective_share_has_its_law(shift, scale, share):
+    """exp(-delta^2) of a shift, prod sqrt(2 lam - 1) / lam of a scale (three dimensions)."""
+    found = [
+        correct(jax.random.key(i), approximation(shift, scale), tail=0.0, num_draws=20_000)
+        for i in range(5)
+    ]
+    shares = np.array([np.exp(-np.logaddexp.reduce(2 * x.log_weights)) / 20_000 for x in found])
+    # Monte Carlo error of a second moment with a fourth one: a few percent at most here.
+    assert np.abs(shares / share - 1).mean() < 0.03
+
+
+@pytest.mark.parametrize("scale", [0.8, 0.6, 0.4])
+def test_khat_estimates_one_minus_the_smallest_eigenvalue(scale):
+    log_ratios = []
+    for seed in range(30):
+        z = np.random.default_rng(seed).normal(size=(4000, 1)) * np.sqrt(scale)
+        log_ratios.append((-0.5 * z**2 + 0.5 * z**2 / scale)[:, 0])
+    found = np.array([psis(x)[1] for x in log_ratios])
+    # Biased towards the prior of Zhang and Stephens by a few hundredths (EXACT laws, M = 4,000).
+    assert abs(found.mean() - (1 - scale)) < 0.05 + LIMIT * found.std() / np.sqrt(30)
+    assert found.mean() > 0.1
+
+
+def test_a_narrow_approximation_fails_and_adapts():
+    narrow = approximation(shift=1.0, scale=0.15)
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"correct: failed: k-hat"):
+        once = correct(KEY, narrow, tail=0.0, adapt=False)
+    assert once.verdict == "failed" and once.khat > threshold(4000)
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"doubtful: .* adapted \d time"):
+        adapted = correct(KEY, narrow, tail=0.0)
+    assert adapted.verdict == "doubtful" and len(adapted.rounds) > 1
+    assert z_of(adapted) < LIMIT
+    assert adapted.totals["rounds"] == len(adapted.rounds)
+    assert abs(adapted.log_evidence - log_evidence()) < LIMIT * adapted.log_evidence_sd
+
+
+def test_faults_and_many_points_change_nothing(monkeypatch):
+    plain = correct(KEY, approximation(shift=0.5), num_draws=200)
+    faulty = SimulatedConsortium(
+        FEDERATION.data,
+        transform=lambda kernel: fedmcmc.faults(kernel, drop=0.2, nan=0.1, rescale=False),
+    )
+    again = fedmcmc.correct(
+        KEY, FEDERATION.posterior, faulty, approximation(shift=0.5), num_draws=200
+    )
+    np.testing.assert_allclose(again.log_weights, plain.log_weights, atol=1e-4)
+    monkeypatch.setattr("fedmcmc.exact._correct.RECIPE_BYTES", 0)
+    recipe = correct(KEY, approximation(shift=0.5), num_draws=200)
+    np.testing.assert_allclose(recipe.log_weights, plain.log_weights, atol=1e-3)
+    assert recipe.totals["bits_down"] < plain.totals["bits_down"]
+    monkeypatch.setattr("fedmcmc.exact._correct.MOST_POINTS", 1000)
+    parts = correct(KEY, approximation(shift=0.5), num_draws=2500)
+    assert parts.totals["rounds"] == 3 and z_of(parts) < LIMIT
+
+
+def test_approximations_of_other_kinds():
+    diagonal = fedmcmc.Gaussian.from_moments(
+        jnp.asarray(EXACT.mean), variance=jnp.asarray(1.3 * np.diag(EXACT.covariance))
+    )
+    assert z_of(correct(KEY, diagonal)) < LIMIT
+    mixture = defensive(EXACT.mean, 1.2 * EXACT.covariance)
+    assert z_of(correct(KEY, mixture)) < LIMIT
+    step = 0.3 / np.linalg.eigvalsh(np.linalg.inv(EXACT.covariance))[-1]
+    samples = fedmcmc.sample(
+        KEY,
+        fedmcmc.lsd(FEDERATION.posterior, step_size=step),
+        FEDERATION.data,
+        jnp.asarray(EXACT.mean, jnp.float32),
+        num_rounds=4000,
+        num_chains=4,
+        progress=False,
+    )
+    assert z_of(correct(KEY, samples)) < LIMIT
+    with pytest.raises(ValueError, match="effective draws, too few for the covariance"):
+        short = fedmcmc.sample(
+            KEY,
+            fedmcmc.lsd(FEDERATION.posterior, step_size=step),
+            FEDERATION.data,
+            jnp.asarray(EXACT.mean, jnp.float32),
+            num_rounds=40,
+            progress=False,
+        )
+        correct(KEY, short)
+
+
+def test_a_whitened_posterior_gives_draws_in_the_users_coordinates():
+    white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
+    corrected = fedmcmc.correct(
+        KEY,
+        white.posterior,
+        FEDERATION.data,
+        fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.full(3, 1.2)),
+    )
+    assert corrected.verdict == "exact" and z_of(corrected) < LIMIT
+
+
+def test_moments_quantiles_and_resampling():
+    corrected = correct(KEY, approximation(shift=0.6))
+    np.testing.assert_allclose(corrected.mean(), EXACT.mean, atol=0.1)
+    sds = np.sqrt(np.diag(EXACT.covariance))
+    np.testing.assert_allclose(corrected.sd(), sds, rtol=0.1)
+    expected = stats.norm.ppf([0.05, 0.5, 0.95])[:, None] * sds + EXACT.mean
+    np.testing.assert_allclose(corrected.quantile([0.05, 0.5, 0.95]), expected, atol=0.2)
+    np.testing.assert_allclose(corrected.quantile(0.5), expected[1], atol=0.1)
+    assert corrected.mean(lambda x: x[0] ** 2).shape == ()
+    drawn = corrected.resample(KEY, 20_000)
+    np.testing.assert_allclose(drawn.mean(0), corrected.mean(), atol=1e-2)
+    few = corrected.resample(KEY, 100, replace=False)
+    assert len(np.unique(few[:, 0])) == 100
+    with pytest.raises(ValueError, match="Without replacement there are 4000 draws"):
+        corrected.resample(KEY, 5000, replace=False)
+    tree = corrected.to_datatree()
+    assert tree["posterior"]["theta"].shape == (1, 4000, 3)
+    assert "exact: k-hat" in repr(corrected)
+
+
+def test_bad_input_is_said():
+    posterior, data = FEDERATION.posterior, FEDERATION.data
+    bad = fedmcmc.Gaussian(jnp.zeros(3), -jnp.eye(3), "dense")
+    with pytest.raises(ValueError, match="no proper density: the smallest eigenvalue"):
+        fedmcmc.correct(KEY, posterior, data, bad)
+    per_client = FEDERATION.surrogates("exact")[0]
+    with pytest.raises(ValueError, match=r"surrogates.sum\(\) times the prior"):
+        fedmcmc.correct(KEY, posterior, data, per_client)
+    with pytest.raises(ValueError, match="num_draws must be at least 100, got 50"):
+        correct(KEY, approximation(), num_draws=50)
+    with pytest.raises(TypeError, match=r"must be a fedmcmc\.Gaussian, a Mixture or Samples"):
+        correct(KEY, 3)
+    with pytest.raises(ValueError, match="has 3 dimensions, and centre 2"):
+        correct(KEY, approximation(), centre=jnp.zeros(2))
+    nowhere = posterior._replace(
+        loglikelihood_fn=lambda x, rows: (
+            jnp.where(jnp.abs(x[0] - EXACT.mean[0]) < 1e-5, 0.0, -jnp.inf) + 0 * rows["x"][:, 0]
+        )
+    )
+    with pytest.raises(ValueError, match="zero or not a number at all draws"):
+        fedmcmc.correct(KEY, nowhere, data, approximation())
+    broken = posterior._replace(
+        loglikelihood_fn=lambda x, rows: jnp.log(x[0] - EXACT.mean[0] + 0.3) + 0 * rows["x"][:, 0]
+    )
+    with pytest.raises(ValueError, match="NaN or infinite at"):
+        fedmcmc.correct(KEY, broken, data, approximation())
+    with pytest.raises(ValueError, match=r"density at the center .* is not finite"):
+        fedmcmc.correct(KEY, broken, data, approximation(), centre=jnp.asarray(EXACT.mean - 1))
+    for ratios in ([np.nan, 1.0], [np.inf, 1.0], [-np.inf, -np.inf]):
+        with pytest.raises(ValueError, match="Importance ratios must be numbers"):
+            psis(ratios)
+
+
+def test_mixtures_have_their_density_and_their_draws():
+    mean, scale = np.array([0.5, -1.0]), np.array([[2.0, 0.6], [0.6, 1.0]])
+    mixture = fedmcmc.Mixture.of([(3.0, np.inf, mean, scale), (1.0, 5.0, mean, 1.2 * scale)])
+    points = np.random.default_rng(0).normal(size=(50, 2))
+    expected = np.log(
+        0.75 * stats.multivariate_normal(mean, scale).pdf(points)
+        + 0.25 * stats.multivariate_t(mean, 1.2 * scale, df=5).pdf(points)
+    )
+    np.testing.assert_allclose(mixture.log_density(points), expected, rtol=1e-5)
+    draws = np.asarray(mixture.draw(KEY, 40_000), np.float64)
+    assert mixture.counts(40_000) == (30_000, 10_000)
+    of_normal, of_t = draws[:30_000], draws[30_000:]
+    for own, covariance in ((of_normal, scale), (of_t, 1.2 * scale * 5 / 3)):
+        np.testing.assert_allclose(np.cov(own.T), covariance, rtol=0.1, atol=0.05)
+        root = np.linalg.cholesky(scale if own is of_normal else 1.2 * scale)
+        z = np.linalg.solve(root, (own - mean).T)[1]
+        law = stats.norm if own is of_normal else stats.t(df=5)
+        assert stats.kstest(z, law.cdf).pvalue > 1e-6
+    with pytest.raises(ValueError, match="must be positive definite"):
+        fedmcmc.Mixture.of([(1.0, np.inf, mean, -scale)])

@@ -1,0 +1,193 @@
+"""Questions: sums of log likelihoods at many points, whole or void."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import rounds, wire
+from fedmcmc.gaussian import defensive
+from fedmcmc.kernels import BELOW, Points, Recipe, evaluations
+from fedmcmc.kernels._questions import compensated_sum, in_parts
+from fedmcmc.runs import SimulatedConsortium, as_consortium
+from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood, make_data
+
+CENTRE = jnp.array([0.3, -0.2, 0.5])
+POINTS = CENTRE + jax.random.normal(jax.random.key(1), (20, 3))
+
+
+def pooled(points, data=DATA):
+    rows = jax.tree.map(np.asarray, data.rows)
+    return np.array([float(jnp.sum(loglikelihood(point, rows))) for point in points])
+
+
+def test_values_and_gradients_are_those_of_pooled_rows():
+    asked = as_consortium(DATA).ask(evaluations(POSTERIOR, gradients=True), Points(POINTS, CENTRE))
+    answer = asked.value
+    at_centre = pooled([CENTRE])[0]
+    np.testing.assert_allclose(answer.value, pooled(POINTS) - at_centre, rtol=1e-5, atol=1e-5)
+    total = jax.vmap(jax.grad(lambda x: jnp.sum(loglikelihood(x, DATA.rows))))(POINTS)
+    np.testing.assert_allclose(answer.gradient, total, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.sum(answer.at_centre.value), at_centre, rtol=1e-6)
+    assert (asked.rounds, int(answer.invalid.value)) == (1, 0)
+    # Up: a value and three gradients per point, three parts, a count, a number of invalid points.
+    assert asked.bits_up == 3 * 32 * (20 * 4 + 3 + 1 + 1)
+    assert asked.bits_down == 3 * 32 * (20 * 3 + 3)
+
+
+def test_many_clients_and_points_some_at_a_time(monkeypatch):
+    monkeypatch.setattr("fedmcmc.kernels._questions.POINTS_BUDGET", 100)
+    monkeypatch.setattr("fedmcmc.runs._consortium.CLIENTS_AT_A_TIME", 2)
+    asked = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
+    expected = pooled(POINTS) - pooled([CENTRE])[0]
+    np.testing.assert_allclose(asked.value.value, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_recipe_gives_the_points_that_the_server_draws():
+    words = jax.random.bits(KEY, (2,), jnp.uint32)
+    recipe = Recipe(words, defensive(np.asarray(CENTRE), np.eye(3)), CENTRE, 50)
+    consortium = SimulatedConsortium(DATA)
+    by_recipe = consortium.ask(evaluations(POSTERIOR), recipe)
+    points = consortium.ask(evaluations(POSTERIOR), Points(recipe.draw(), CENTRE))
+    np.testing.assert_allclose(by_recipe.value.value, points.value.value, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(by_recipe.value.checksum.value, 3 * recipe.checksum())
+    assert by_recipe.bits_down < points.bits_down
+    with jax.default_prng_impl("rbg"):  # clients may have set another generator
+        again = jax.jit(lambda r: r.draw())(recipe)
+    np.testing.assert_allclose(again, recipe.draw(), rtol=1e-5)
+
+
+def test_float32_keeps_the_digits_of_differences_and_of_the_value_at_the_centre():
+    """200,000 rows, where a difference of sums is off by thousandths of a nat or more."""
+    x = np.random.default_rng(0).normal(3.0, 1.0, 200_000).astype(np.float32)
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * theta**2, lambda theta, rows: -0.5 * (rows - theta) ** 2
+    )
+    data = fedmcmc.FederatedData.from_clients([x[:150_000], x[150_000:]])
+    centre, point = np.float32(x.mean()), np.float32(x.mean()) + np.float32(0.0103)
+    answer = as_consortium(data).ask(
+        evaluations(posterior), Points(jnp.asarray([point]), jnp.asarray(centre))
+    )
+    exact = x.astype(np.float64)
+
+    def total(theta):
+        return -0.5 * ((exact - np.float64(theta)) ** 2).sum()
+
+    assert abs(total(point) - total(centre)) > 10
+    found = float(answer.value.value[0])
+    assert abs(found - (total(point) - total(centre))) < 1e-4
+    naive = jnp.sum(-0.5 * (x - point) ** 2) - jnp.sum(-0.5 * (x - centre) ** 2)
+    assert abs(float(naive) - (total(point) - total(centre))) > 1e-3
+    at_centre = np.asarray(answer.value.at_centre.value, np.float64).sum()
+    assert abs(at_centre - total(centre)) < 1e-2  # of 100,000 nats: rounding of single rows
+
+
+def test_a_compensated_sum_loses_nothing():
+    terms = jax.random.normal(KEY, (1000,)) * 10.0 ** jax.random.randint(KEY, (1000,), -6, 6)
+    high, low = jax.jit(compensated_sum)(terms)
+    exact = np.asarray(terms, np.float64).sum()
+    assert abs(np.float64(high) + np.float64(low) - exact) < 1e-6 * abs(exact) * 1e-4
+    parts = np.asarray(in_parts(high, low), np.float64)
+    assert abs(parts.sum() - exact) < 1e-6
+    assert parts[0] % 256 == 0 and (parts[1] * 256) % 1 == 0
+
+
+def test_a_density_of_zero_is_an_answer():
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, rows: jnp.where(theta[0] > 0, rows["x"][:, 0] * theta[0], -jnp.inf),
+    )
+    answer = (
+        as_consortium(DATA)
+        .ask(
+            evaluations(posterior, gradients=True), Points(jnp.array([[-1.0], [2.0]]), jnp.ones(1))
+        )
+        .value
+    )
+    assert float(answer.value[0]) < BELOW and np.isfinite(answer.value).all()
+    assert np.isfinite(answer.gradient).all() and not answer.gradient[0].any()
+    assert int(answer.invalid.value) == 0
+    broken = fedmcmc.Posterior(
+        posterior.logprior_fn, lambda theta, rows: jnp.log(theta[0]) * rows["x"][:, 0]
+    )
+    answer = (
+        as_consortium(DATA)
+        .ask(evaluations(broken), Points(jnp.array([[-1.0], [2.0]]), jnp.ones(1)))
+        .value
+    )
+    assert int(answer.invalid.value) == 3  # at one point, of each client
+
+
+def everyone_or_void(kernel):
+    return fedmcmc.faults(kernel, drop=0.1, nan=0.05, rescale=False)
+
+
+def test_a_round_without_a_client_is_void_and_asked_again():
+    consortium = SimulatedConsortium(DATA, transform=everyone_or_void)
+    content, tries = Points(POINTS[:1], CENTRE), []
+    for _ in range(300):
+        asked = consortium.ask(evaluations(POSTERIOR), content)
+        tries.append(asked.rounds)
+        np.testing.assert_allclose(
+            asked.value.value, pooled(POINTS[:1]) - pooled([CENTRE])[0], rtol=1e-5, atol=1e-5
+        )
+    share, whole = 300 / sum(tries), (0.9 * 0.95) ** 3
+    assert abs(share - whole) < 5.5 * np.sqrt(whole * (1 - whole) / sum(tries))
+
+
+def test_clients_that_never_answer_are_an_error(monkeypatch):
+    monkeypatch.setattr("fedmcmc.runs._consortium.MOST_TRIES", 3)
+    consortium = SimulatedConsortium(
+        DATA, transform=lambda kernel: fedmcmc.faults(kernel, drop=0.999, rescale=False)
+    )
+    with pytest.raises(RuntimeError, match="In none of 3 rounds did all 3 clients answer"):
+        consortium.ask(evaluations(POSTERIOR), Points(POINTS[:1], CENTRE))
+
+
+def test_what_would_bias_is_refused():
+    question = evaluations(POSTERIOR)
+    with pytest.raises(ValueError, match="needs every client's message"):
+        fedmcmc.faults(question, late=0.1)
+    with pytest.raises(ValueError, match="unbiased compressor without memory"):
+        fedmcmc.compress(question, fedmcmc.top_k(0.5))
+    with pytest.raises(ValueError, match="unbiased compressor without memory"):
+        fedmcmc.compress(question, fedmcmc.memory(fedmcmc.quantize(16)))
+    fedmcmc.compress(question, fedmcmc.quantize(256))
+    with pytest.raises(ValueError, match="loglikelihood_fn does not take"):
+        as_consortium(DATA).ask(question, Points(jnp.ones((2, 9, 9)), jnp.ones((9, 9))))
+    with pytest.raises(TypeError, match="a consortium of clients, got list"):
+        as_consortium([1])
+
+
+@pytest.mark.parametrize("content", ["points", "recipe"])
+def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
+    """A deployed round: each client by itself, the others' rows NaN, bytes alone cross."""
+    kernel = evaluations(POSTERIOR, gradients=True)
+    recipe = Recipe(
+        jax.random.bits(KEY, (2,), jnp.uint32),
+        defensive(np.asarray(CENTRE), np.eye(3)),
+        CENTRE,
+        20,
+    )
+    asked_about = Points(POINTS, CENTRE) if content == "points" else recipe
+    state = kernel.init(KEY, asked_about, DATA)
+    received = rounds.nothing_received(kernel, 0, state.broadcast)
+    like = rounds.code_like(kernel, 0, state.broadcast)
+    for index in range(3):
+        own = make_data(spoilt=set(range(3)) - {index})
+        down = wire.decode(
+            wire.encode(state.broadcast), fedmcmc.pytrees.trees.shapes_of(state.broadcast)
+        )
+        code, _, _ = rounds.client_step(kernel, 0, KEY, down, (), own.client(jnp.int32(index)))
+        received = rounds.receive(
+            kernel, 0, received, wire.decode(wire.encode(code), like), index, 1.0
+        )
+    _, server, _ = rounds.server_step(kernel, 0, KEY, state.broadcast, state.server, received)
+    simulated = as_consortium(DATA).ask(kernel, asked_about).value
+    assert bool(server.answered.whole)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        server.answered.value,
+        simulated,
+    )
