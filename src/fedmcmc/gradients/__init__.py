@@ -9,6 +9,9 @@ from fedmcmc.gradients._corrections import conducive as conducive
 from fedmcmc.gradients._corrections import fixed_point as fixed_point
 from fedmcmc.gradients._corrections import scaffold as scaffold
 from fedmcmc.gradients._corrections import svrg as svrg
+from fedmcmc.gradients._curvature import BLOCK as BLOCK
+from fedmcmc.gradients._curvature import blockwise as blockwise
+from fedmcmc.gradients._curvature import minus_hessian as minus_hessian
 from fedmcmc.gradients._estimators import client_gradient as client_gradient
 from fedmcmc.gradients._estimators import first_reference as first_reference
 from fedmcmc.gradients._estimators import full_gradient as full_gradient

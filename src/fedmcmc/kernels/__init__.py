@@ -22,8 +22,10 @@ from fedmcmc.kernels._questions import BELOW as BELOW
 from fedmcmc.kernels._questions import Answer as Answer
 from fedmcmc.kernels._questions import Answered as Answered
 from fedmcmc.kernels._questions import Evaluated as Evaluated
+from fedmcmc.kernels._questions import Expanded as Expanded
 from fedmcmc.kernels._questions import Points as Points
 from fedmcmc.kernels._questions import Question as Question
 from fedmcmc.kernels._questions import Recipe as Recipe
 from fedmcmc.kernels._questions import evaluations as evaluations
+from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._relay import relay as relay

@@ -6,7 +6,7 @@ be that of another posterior.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Memory
 from fedmcmc.data import CHUNK_ROWS, fold
 from fedmcmc.gaussian import Mixture
-from fedmcmc.gradients import row_size, row_terms
+from fedmcmc.gradients import minus_hessian, row_size, row_terms
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
@@ -368,3 +368,81 @@ def in_parts(high: Array, low: Array) -> Array:
     rest = high - first
     second = jnp.round(rest * 256) / 256
     return jnp.stack([first, second, (rest - second) + low])
+
+
+class Expanded(NamedTuple):
+    """Sums over clients of expansions of log likelihoods at some points.
+
+    Attributes
+    ----------
+    value
+        ``[num]``, ``log p(rows | point) - log p(rows | centre)``.
+    gradient
+        ``[num, d]`` over raveled positions.
+    curvature
+        Minus the Hessian: its upper triangle row by row, ``[num, d (d + 1) / 2]``; its diagonal,
+        ``[num, d]``; or ``()``.
+    """
+
+    value: Array
+    gradient: Array
+    curvature: ArrayTree
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Expansions(Question):
+    """Log likelihoods with their derivatives at a few points; see `expansions`."""
+
+    curvature: str = field(metadata={"static": True})
+
+    def answer(self, content: Points, client: Client) -> Expanded:
+        loglikelihood_fn = self.posterior.loglikelihood_fn
+
+        def of_rows(rows: ArrayTree, mask: Array) -> tuple[Array, Array, ArrayTree]:
+            at_centre = row_terms(loglikelihood_fn, content.centre, rows)
+
+            def one(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
+                def total(flat: Array) -> Array:
+                    place = trees.cast_like(trees.unravel(flat, point), point)
+                    terms = row_terms(loglikelihood_fn, place, rows)
+                    return jnp.sum(jnp.where(mask, terms - at_centre, 0))
+
+                flat = trees.ravel(point)
+                value, gradient = jax.value_and_grad(total)(flat)
+                if self.curvature == "none":
+                    return value, gradient, ()
+                dense = self.curvature == "dense"
+                curvature = minus_hessian(total, flat, dense=dense)
+                upper = jnp.triu_indices(flat.shape[0])
+                return value, gradient, curvature[upper] if dense else curvature
+
+            return jax.lax.map(one, content.points)
+
+        return Expanded(*fold(of_rows, client))
+
+    def answer_like(self, content: Points) -> Expanded:
+        size = trees.num_elements(content.centre)
+        num = jax.tree.leaves(content.points)[0].shape[0]
+        dtype = jax.eval_shape(trees.ravel, content.centre).dtype
+        curvature: ArrayTree = ()
+        if self.curvature != "none":
+            entries = size * (size + 1) // 2 if self.curvature == "dense" else size
+            curvature = jax.ShapeDtypeStruct((num, entries), dtype)
+        value = jax.ShapeDtypeStruct((num,), jnp.result_type(float))
+        gradient = jax.ShapeDtypeStruct((num, size), dtype)
+        return Expanded(value, gradient, curvature)  # type: ignore[arg-type]
+
+    def check_content(self, content: Points, federation: Federation) -> None:
+        check_model(self.posterior, content.centre, federation)
+
+
+def expansions(
+    posterior: Posterior, *, curvature: Literal["dense", "diagonal", "none"] = "dense"
+) -> Expansions:
+    """Ask all clients for log likelihoods, gradients and minus Hessians at a few `Points`.
+
+    What Newton's method and the Laplace approximation at a mode need; numbers that are not finite
+    are sent as they are.
+    """
+    return as_functions(Expansions(posterior, curvature))

@@ -15,8 +15,8 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.gradients import blockwise
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates._target import blockwise
 
 _CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
 

@@ -12,10 +12,10 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import BLOCK
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._target import (
-    BLOCK,
     DENSE_LIMIT,
     Maximum,
     Target,

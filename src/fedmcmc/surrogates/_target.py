@@ -13,13 +13,11 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.data import CHUNK_ROWS, FederatedData, fold
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import row_size, row_terms
+from fedmcmc.gradients import BLOCK, blockwise, minus_hessian, row_size, row_terms
 from fedmcmc.pytrees import trees
 
 DENSE_LIMIT = 256
 """Up to this many dimensions a matrix ``[d, d]`` per client may be built to check a fit."""
-BLOCK = 64
-"""Directions treated at a time: of Hessian-vector products, and in which a maximum is measured."""
 
 _BUDGET = 2**26  # numbers that all clients treated at a time may take
 
@@ -62,15 +60,16 @@ class Target(NamedTuple):
         """Return the gradient ``[d]`` and minus the Hessian, ``[d, d]`` or its diagonal ``[d]``."""
         gradient = self.value_and_gradient(client, flat)[1]
         curvature = fold(
-            lambda rows, mask: _curvature(lambda x: self.rows(x, rows, mask), flat, dense), client
+            lambda rows, mask: minus_hessian(lambda x: self.rows(x, rows, mask), flat, dense=dense),
+            client,
         )
         if self.prior_fraction is not None:
-            curvature = curvature + _curvature(self.prior, flat, dense)
+            curvature = curvature + minus_hessian(self.prior, flat, dense=dense)
         return gradient, curvature
 
     def expand_prior(self, flat: Array, dense: bool) -> tuple[Array, Array]:
         """Return gradient and minus Hessian of the prior's part alone, as `expand`."""
-        return jax.grad(self.prior)(flat), _curvature(self.prior, flat, dense)
+        return jax.grad(self.prior)(flat), minus_hessian(self.prior, flat, dense=dense)
 
     def change(self, client: Client, flat: Array, shift: Array) -> Array:
         """Return the target at ``flat + shift`` minus that at `flat`, summed row by row."""
@@ -83,19 +82,6 @@ class Target(NamedTuple):
         if self.prior_fraction is None:
             return total
         return total + (self.prior(flat + shift) - self.prior(flat)).astype(total.dtype)
-
-
-def _curvature(fn: Callable[[Array], Array], flat: Array, dense: bool) -> Array:
-    size = flat.shape[0]
-
-    def column(i: Array) -> Array:
-        tangent = jnp.zeros_like(flat).at[i].set(1)
-        product = -jax.jvp(jax.grad(fn), (flat,), (tangent,))[1]
-        return product if dense else product[i]
-
-    # One block of Hessian-vector products at a time: no [d, d] is held for a diagonal.
-    columns = blockwise(column, size, BLOCK)
-    return (columns + columns.T) / 2 if dense else columns
 
 
 def as_gaussian(
@@ -176,17 +162,6 @@ def maximize(
     begin = Maximum(flat, 0 * one, one, jnp.full((), jnp.inf, flat.dtype), gradient)
     start = (begin, -value.astype(flat.dtype), (quasi_newton.init(flat), line_search.init(flat)))
     return jax.lax.while_loop(unfinished, body, start)[0]
-
-
-def blockwise(fn: Callable[[Array], ArrayTree], num: int, block: int) -> ArrayTree:
-    """Return ``fn(i)`` for ``i`` in ``[0, num)``, stacked, computing `block` of them at a time."""
-    if num <= block:
-        return jax.vmap(fn)(jnp.arange(num))
-    count = -(-num // block)
-    # The last block is filled up with copies, so that one program serves all blocks.
-    index = jnp.minimum(jnp.arange(count * block), num - 1).reshape(count, block)
-    stacked = jax.lax.map(jax.vmap(fn), index)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num], stacked)
 
 
 def over_clients(fn: Callable[[Array], ArrayTree], num_clients: int, cost: int) -> ArrayTree:

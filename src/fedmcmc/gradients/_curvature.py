@@ -1,0 +1,37 @@
+"""Second derivatives, a block of directions at a time."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree
+
+BLOCK = 64
+"""Directions treated at a time: of Hessian-vector products, and in which a maximum is measured."""
+
+
+def minus_hessian(fn: Callable[[Array], Array], flat: Array, *, dense: bool = True) -> Array:
+    """Return minus the Hessian of `fn` at `flat` ``[d]``: ``[d, d]``, or its diagonal ``[d]``."""
+    size = flat.shape[0]
+
+    def column(i: Array) -> Array:
+        tangent = jnp.zeros_like(flat).at[i].set(1)
+        product = -jax.jvp(jax.grad(fn), (flat,), (tangent,))[1]
+        return product if dense else product[i]
+
+    # One block of Hessian-vector products at a time: no [d, d] is held for a diagonal.
+    columns = blockwise(column, size, BLOCK)
+    return (columns + columns.T) / 2 if dense else columns
+
+
+def blockwise(fn: Callable[[Array], ArrayTree], num: int, block: int) -> ArrayTree:
+    """Return ``fn(i)`` for ``i`` in ``[0, num)``, stacked, computing `block` of them at a time."""
+    if num <= block:
+        return jax.vmap(fn)(jnp.arange(num))
+    count = -(-num // block)
+    # The last block is filled up with copies, so that one program serves all blocks.
+    index = jnp.minimum(jnp.arange(count * block), num - 1).reshape(count, block)
+    stacked = jax.lax.map(jax.vmap(fn), index)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num], stacked)
