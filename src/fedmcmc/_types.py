@@ -395,6 +395,26 @@ class Refined(NamedTuple):
     shift: Array
 
 
+class Adjusted(NamedTuple):
+    """What a kernel that accepts or rejects proposals (Metropolis-Hastings) reports of a round.
+
+    Attributes
+    ----------
+    acceptance
+        ``[]``, the probability with which the last proposal that came to its end was accepted; one
+        before there was any. A round in which none does repeats it.
+    whole
+        ``[]`` bool, whether every client's message came. If not, nothing changes, and the same is
+        asked again.
+    adapting
+        ``[]`` bool, whether settings still change, so that draws are not yet exact.
+    """
+
+    acceptance: Array
+    whole: Array
+    adapting: Array
+
+
 class Phase:
     """One exchange of messages in a round: what clients compute and send, what the server makes.
 

@@ -79,10 +79,19 @@ POOLED = {
     "sgld": fedmcmc.sgld(POSTERIOR, step_size=0.01, batch_size=2),
     "psgld": fedmcmc.psgld(POSTERIOR, step_size=0.01, batch_size=2),
 }
+# Everyone takes part in these, and only what is a function of the message may compress it.
+WHOLE = {
+    "hmc": fedmcmc.hmc(POSTERIOR, POSITION, step_size=0.4, max_integration_steps=3),
+    "mala": fedmcmc.mala(POSTERIOR, POSITION, step_size=0.1, num_adapt=2),
+}
 COMPRESSORS = {
     "identity": fedmcmc.identity(),
     "quantize": fedmcmc.quantize(8),
     "memory": fedmcmc.memory(fedmcmc.quantize(8)),
+}
+EXACT_COMPRESSORS = {
+    "identity": fedmcmc.identity(),
+    "top_k": fedmcmc.top_k(0.5, error_feedback=False),
 }
 PARTICIPATIONS = {
     "full": fedmcmc.full(),
@@ -133,13 +142,18 @@ def bare_kernels(name):
     """Return the kernel with each participation that it can have."""
     if name in KERNELS:
         return {rule: KERNELS[name](dict(participation=p)) for rule, p in PARTICIPATIONS.items()}
-    return {"its own": (FIXED | POOLED)[name]}
+    return {"its own": (FIXED | POOLED | WHOLE)[name]}
+
+
+def compressors(name):
+    """Return the compressors that the kernel can have."""
+    return EXACT_COMPRESSORS if name in WHOLE else COMPRESSORS
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         for rule, bare in bare_kernels(name).items():
-            for coded, compressor in COMPRESSORS.items():
+            for coded, compressor in compressors(name).items():
                 print(name, rule, coded, flush=True)
                 kernel = fedmcmc.compress(bare, compressor)
                 compare(kernel, on_mesh=name not in POOLED)

@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import inference, preconditioners
+from fedmcmc.pytrees import trees
 from tests.contracts.model import LEVELS, RATES, P, surrogates
 
 
@@ -349,6 +351,22 @@ def build_natural(position, given):
     )
 
 
+def build_hmc(position, given):
+    return fedmcmc.hmc(
+        given.posterior,
+        centre(position, given),
+        step_size=20 * given.step_size,
+        max_integration_steps=3,
+        metric=jax.tree.map(lambda x: jnp.full_like(x, 0.5 * given.scale), position),
+        num_adapt=4 * given.scale,
+    )
+
+
+def build_mala(position, given):
+    metric = 0.1 * given.scale * np.eye(trees.num_elements(position))
+    return fedmcmc.mala(given.posterior, centre(position, given), metric=metric)
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -378,5 +396,7 @@ PLAIN = {
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,
+    "hmc": build_hmc,
+    "mala": build_mala,
     # Further kernels: a line here, and a pair in `COMPRESSED` of `tables.py`.
 }

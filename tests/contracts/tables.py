@@ -65,6 +65,8 @@ COMPRESSED = (
     ("fed_sep", "memory"),
     ("adf", "top_k: no feedback"),
     ("natural", "memory"),
+    ("hmc", "top_k: no feedback"),
+    ("mala", "clip"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),
 )
@@ -88,7 +90,7 @@ def build_faulty(kernel):
         return fedmcmc.faults(
             BARE[kernel](position, given),
             drop=0.1 * given.scale,
-            late=0.6 * given.table(P) * given.scale,
+            late=0.0 if kernel in WHOLE else 0.6 * given.table(P) * given.scale,
             nan=0.2 * given.scale,
             seed=given.scale,
         )
@@ -96,7 +98,9 @@ def build_faulty(kernel):
     return build
 
 
-FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize")
+FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize", "hmc")
+WHOLE = ("hmc",)
+"""Kernels that have no use for a late message."""
 KERNELS = BARE | {f"faults: {name}": build_faulty(name) for name in FAULTY}
 
 # Gradient estimators: ``(build, whether the sum over clients is exact)``, at POSITIONS["vector"]

@@ -128,6 +128,14 @@ families = [
         posterior, structure="scaled_identity", participation=cohort,
         inference=inference.scaled_identity(chain, precision_per_row=0.5),
     ),
+    fedmcmc.hmc(posterior, position, max_integration_steps=3, num_adapt=2, metric=np.eye(3)),
+    fedmcmc.faults(
+        fedmcmc.compress(
+            fedmcmc.mala(posterior, position, step_size=0.1),
+            fedmcmc.top_k(0.5, error_feedback=False),
+        ),
+        drop=0.2,
+    ),
     fedmcmc.compress(
         fedmcmc.fed_ep(posterior, inference=inference.mcmc(chain, shrinkage=0.5), cohort_size=2),
         fedmcmc.quantize(8),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import averaging, faults, natural, runs
+from tests.mutations import adjusted, averaging, faults, natural, runs
 
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
@@ -36,6 +36,7 @@ TESTS = [
     ACTIVE,
     CONSENSUS,
     QUANTISED,
+    *adjusted.TESTS,
     *averaging.TESTS,
     *faults.TESTS,
     *natural.TESTS,
@@ -267,6 +268,7 @@ MUTATIONS = {
         "known.round < 0,",
         MEMORY,
     ),
+    **adjusted.MUTATIONS,
     **averaging.MUTATIONS,
     **faults.MUTATIONS,
     **natural.MUTATIONS,

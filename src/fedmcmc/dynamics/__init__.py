@@ -5,6 +5,10 @@ room imports gradients and the ground floor.
 """
 
 from fedmcmc.dynamics import _preconditioners as preconditioners
+from fedmcmc.dynamics._acceptance import gaussian_mh_acceptance as gaussian_mh_acceptance
+from fedmcmc.dynamics._acceptance import hmc_acceptance as hmc_acceptance
+from fedmcmc.dynamics._acceptance import hmc_step_size as hmc_step_size
+from fedmcmc.dynamics._acceptance import mala_acceptance as mala_acceptance
 from fedmcmc.dynamics._integrators import Integrator as Integrator
 from fedmcmc.dynamics._integrators import euler_maruyama as euler_maruyama
 from fedmcmc.dynamics._integrators import leapfrog as leapfrog

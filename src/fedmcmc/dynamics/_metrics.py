@@ -40,6 +40,12 @@ class Metric:
         """Return ``C`` times standard normals: they then have the covariance ``B``."""
         return _times(self.roots if self._is_diagonal(normals) else self.factor, normals)
 
+    def transposed_root_times(self, gradient: ArrayTree) -> ArrayTree:
+        """Return ``C'`` times a gradient: that in coordinates ``z``, positions being ``C z``."""
+        if self._is_diagonal(gradient):
+            return _times(self.roots, gradient)
+        return _times(jax.tree.map(jnp.transpose, self.factor), gradient)
+
     def times(self, gradient: ArrayTree) -> ArrayTree:
         """Return ``B`` times a gradient."""
         return _times(self.matrix, gradient)

@@ -29,7 +29,9 @@ class Samples:
         round), ``num_active``, ``gradient_norm``, ``round``; of kernels whose clients may find
         nothing of use also ``num_lost``, the clients of that round which did not; of kernels with
         faults also ``num_excluded``, the clients whose messages were left out as not finite; of
-        kernels that refine an approximation also ``shift``, how far the round moved it in sds.
+        kernels that refine an approximation also ``shift``, how far the round moved it in sds; of
+        kernels that accept or reject proposals also ``acceptance``, the probability with which the
+        last one that came to its end was accepted.
     state
         `FederatedState` of every chain, leaves ``[num_chains, ...]``; pass it to
         ``sample(..., state=samples.state)`` with the same key to go on.

@@ -162,7 +162,8 @@ class Program:
             draw = self.collect(state, info)
         names = ("round", "num_active", "bits_up", "bits_down", "gradient_norm")
         figures = {name: getattr(info, name) for name in names}
-        some = {name: getattr(info, name) for name in ("num_lost", "num_excluded", "shift")}
+        of_some = ("num_lost", "num_excluded", "shift", "acceptance")
+        some = {name: getattr(info, name) for name in of_some}
         figures |= {name: figure for name, figure in some.items() if not trees.is_empty(figure)}
         return state, info, RoundRecord(draw, figures)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import (
+    Adjusted,
     ArrayTree,
     Broadcast,
     Cohort,
@@ -60,6 +61,9 @@ class RoundInfo(NamedTuple):
     shift
         ``[]``, how far the round moved the approximation of a kernel that refines one, in its sds;
         ``()`` of others.
+    acceptance
+        ``[]``, of a kernel that accepts or rejects proposals: the probability with which the last
+        one that came to its end was accepted; ``()`` of others.
     """
 
     round: Array
@@ -72,6 +76,7 @@ class RoundInfo(NamedTuple):
     num_lost: ArrayTree = ()
     num_excluded: ArrayTree = ()
     shift: ArrayTree = ()
+    acceptance: ArrayTree = ()
 
 
 class RoundDraws(NamedTuple):
@@ -216,6 +221,7 @@ def run_round(
         if participation.guards
         else (),
         shift=server_info.shift if isinstance(server_info, Refined) else (),
+        acceptance=server_info.acceptance if isinstance(server_info, Adjusted) else (),
     )
     clients = all_states(participation, arrangement, groups, state.clients, states)
     return FederatedState(broadcast, server, clients), round_info

@@ -41,6 +41,7 @@ from fedmcmc.runs._watch import (
     warn_excluded,
     warn_grown,
     warn_lost,
+    warn_rejected,
     warn_unreached,
 )
 from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint
@@ -171,6 +172,7 @@ class Run:
         if self.settings.record.draws_to is None:
             warn_lost(samples.info)
             warn_excluded(samples.info)
+            warn_rejected(samples.info)
         warn_grown(self.largest_at_start, largest(samples.state.broadcast))
         return samples
 

@@ -33,6 +33,8 @@ FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
 RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
+LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
+"""Below this share of accepted proposals, of at least so many, a chain hardly moves."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
 
@@ -186,6 +188,19 @@ def warn_excluded(info: dict[str, np.ndarray]) -> None:
             "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
             "step size is too large for this posterior, or a log density or gradient is not finite "
             "there.",
+        )
+
+
+def warn_rejected(info: dict[str, np.ndarray]) -> None:
+    """Warn where hardly any proposal was accepted: draws then repeat where a chain began."""
+    acceptance = info.get("acceptance", np.zeros(0))
+    if acceptance.size >= FEWEST_PROPOSALS and acceptance.mean() < LEAST_ACCEPTED:
+        warn(
+            f"Proposals of the kept rounds were accepted with a probability of "
+            f"{acceptance.mean():.2g}, so that the chains hardly moved: see "
+            "samples.info['acceptance']. What may help: a metric= (or whitened coordinates, "
+            "fedmcmc.whiten), a smaller step_size, a better approximation; and a center at which "
+            "the log likelihood is finite.",
         )
 
 

@@ -176,8 +176,8 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
     TypeError
         If one is no `FederatedKernel`.
     ValueError
-        If there are fewer than two, one has faults, or their participations differ; and from `init`
-        where a kernel but the last keeps a snapshot.
+        If there are fewer than two, one has faults, one accepts or rejects proposals, or their
+        participations differ; and from `init` where a kernel but the last keeps a snapshot.
 
     Examples
     --------
@@ -202,6 +202,11 @@ def sequence(*kernels: FederatedKernel) -> FederatedKernel:
     if any(kernel.participation.guards for kernel in kernels):
         raise ValueError(
             "All kernels of a sequence have their faults together: give faults to the sequence."
+        )
+    if any(kernel.needs_everyone for kernel in kernels):
+        raise ValueError(
+            "A kernel that accepts or rejects knows the log density at its own position, which "
+            "another kernel would move: it cannot be part of a sequence."
         )
     every = tuple(as_functions(kernel) for kernel in kernels)
     for kernel in every[1:]:

@@ -1,10 +1,14 @@
-"""What a kernel's settings do, and which to choose: exact bias, step sizes.
+"""What a kernel's settings do, and which to choose: exact bias, step sizes, acceptance.
 
 Predictions come from exact laws on Gaussian approximations: one round of a kernel is run and
 differentiated. Smoothness takes products with Hessians of the model. The room imports kernels'
 types, data, Gaussians, gradients and rounds, and runs no chain.
 """
 
+from fedmcmc.dynamics import gaussian_mh_acceptance as gaussian_mh_acceptance
+from fedmcmc.dynamics import hmc_acceptance as hmc_acceptance
+from fedmcmc.dynamics import hmc_step_size as hmc_step_size
+from fedmcmc.dynamics import mala_acceptance as mala_acceptance
 from fedmcmc.tuning._predictions import Prediction as Prediction
 from fedmcmc.tuning._predictions import predict_bias as predict_bias
 from fedmcmc.tuning._step_sizes import Smoothness as Smoothness

@@ -1,0 +1,41 @@
+"""Acceptance of proposals on Gaussian targets, by simulation in float64: NumPy alone."""
+
+import numpy as np
+
+NUM = 200_000
+
+
+def mean_and_error(probabilities):
+    return probabilities.mean(), probabilities.std() / np.sqrt(len(probabilities))
+
+
+def hmc(step_size, curvatures, num_steps, seed=0):
+    """Return the mean acceptance of leapfrog trajectories on N(0, diag(1 / curvatures)), and se."""
+    rng = np.random.default_rng(seed)
+    h = np.asarray(curvatures, float)
+    x, p = rng.normal(size=(2, NUM, len(h)))
+    x = x / np.sqrt(h)
+
+    def energy(x, p):
+        return (h * x**2 + p**2).sum(1) / 2
+
+    before = energy(x, p)
+    for _ in range(num_steps):
+        p = p - step_size / 2 * h * x
+        x = x + step_size * p
+        p = p - step_size / 2 * h * x
+    return mean_and_error(np.exp(np.minimum(0, before - energy(x, p))))
+
+
+def gaussian_mh(num_dimensions, variance, distance, correlation, seed=0):
+    """Return the mean acceptance on N(0, I) of proposals by N(m, v I), ``|m|`` the distance."""
+    rng = np.random.default_rng(seed)
+    x, z = rng.normal(size=(2, NUM, num_dimensions))
+    mean = np.zeros(num_dimensions)
+    mean[0] = distance
+    y = mean + correlation * (x - mean) + np.sqrt((1 - correlation**2) * variance) * z
+
+    def log_weight(x):
+        return (((x - mean) ** 2).sum(1) / variance - (x**2).sum(1)) / 2
+
+    return mean_and_error(np.exp(np.minimum(0, log_weight(y) - log_weight(x))))
