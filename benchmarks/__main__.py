@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import alarms, convolution, fed_ep, memory, settings, sweeps, toy, wire
+from benchmarks import alarms, convolution, exact, fed_ep, memory, settings, sweeps, toy, wire
 from benchmarks.timing import compare, row
 
 
@@ -159,6 +159,7 @@ BENCHMARKS = {
     "convolution": convolution.bench,
     "alarms": alarms.bench,
     "settings": settings.bench,
+    "exact": exact.bench,
     "sweeps": sweeps.bench,
     "scaling": partial(on_two_devices, "benchmarks.scaling"),
     "processes": partial(in_two_processes, "benchmarks.processes"),

@@ -25,6 +25,16 @@ def test_the_page_on_choosing_runs():
     assert names["samples"].diagnosis.findings == ()
 
 
+def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("exact.md")
+    assert names["fitted"].verdict.startswith("exact (importance)")
+    corrected = names["corrected"]
+    assert abs(names["log_z"] - corrected.log_evidence) < 1e-3
+    assert abs(1 / (names["weights"] ** 2).sum() / corrected.ess - 1) < 0.01
+    assert (tmp_path / "fit.html").exists()
+
+
 @pytest.mark.slow
 def test_the_page_on_fed_ep_runs():
     names = run_page("fed_ep.md")

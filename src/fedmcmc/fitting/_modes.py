@@ -113,7 +113,8 @@ class Search:
         parts: list[tuple[float, float, Any, Any]] = []
         for weight, mode in zip(weights, self.modes, strict=True):
             parts.append(((1 - tail) * weight, np.inf, mode.flat, mode.covariance))
-            parts.append((tail * weight, degrees, mode.flat, 1.2 * mode.covariance))
+            if tail:
+                parts.append((tail * weight, degrees, mode.flat, 1.2 * mode.covariance))
         return Mixture.of(parts)
 
 
@@ -142,8 +143,8 @@ def find_modes(
 ) -> Search:
     """Search for maxima of the posterior from several starts, whose points share each message.
 
-    Starts are a place near the origin (or `position`) and draws of ``posterior.init_fn`` (or normals of sd 2
-    around `position`), the first of them with a finite density. Each is followed by SciPy's
+    Starts are a place near the origin and draws of ``posterior.init_fn``, or `position` and normals
+    of sd 2 around it: the first of them with a finite density. Each is followed by SciPy's
     trust-region Newton method on summed curvatures, above 256 dimensions by its L-BFGS.
 
     Raises
@@ -154,10 +155,7 @@ def find_modes(
     posterior = as_functions(posterior)
     ledger = _Ledger(consortium)
     candidates = _candidates(rng_key, posterior, position)
-    like = jax.tree.map(lambda leaf: leaf[0], candidates)
-    values = np.asarray(
-        ledger.ask(evaluations(posterior), Points(candidates, like)).value, np.float64
-    )
+    values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
     prior = np.asarray(_log_priors(posterior, candidates), np.float64)
     good = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
     if len(good) == 0:
@@ -343,15 +341,21 @@ def _newton(objective: Any, start: np.ndarray) -> _Expansion:
                 raise _Arrived
         return seen[key]
 
-    with contextlib.suppress(_Arrived, Stopped):
-        minimize(
-            lambda x: at(x).value,
-            start,
-            jac=lambda x: at(x).gradient,
-            hess=lambda x: at(x).hessian,
-            method="trust-exact",
-            options={"gtol": 0.0, "maxiter": 200},
-        )
+    def follow(method: str, begin: np.ndarray) -> None:
+        with contextlib.suppress(_Arrived, Stopped), np.errstate(all="ignore"):
+            minimize(
+                lambda x: at(x).value,
+                begin,
+                jac=lambda x: at(x).gradient,
+                hess=lambda x: at(x).hessian,
+                method=method,
+                options={"gtol": 0.0, "maxiter": 200},
+            )
+
+    try:
+        follow("trust-exact", start)
+    except UnboundLocalError:  # of SciPy: at some saddles it finds no step
+        follow("trust-krylov", best[0].point)
     return best[0]
 
 

@@ -129,11 +129,12 @@ class Question(FederatedKernel):
 class Points(NamedTuple):
     """Points to evaluate, leaves ``[num, *event]``, and the center that differences are taken to.
 
-    `centre` is a position, leaves ``[*event]``.
+    `centre` is a position, leaves ``[*event]``, where the log density is finite; without one values
+    are no differences, and float32 loses digits of them.
     """
 
     points: ArrayTree
-    centre: ArrayTree
+    centre: ArrayTree = ()
 
 
 @register_dataclass
@@ -180,8 +181,8 @@ class Evaluated(NamedTuple):
     Attributes
     ----------
     value
-        ``[num]``, ``log p(rows | point) - log p(rows | centre)``, summed row by row; below -1e29
-        where it is minus infinity.
+        ``[num]``, ``log p(rows | point) - log p(rows | centre)``, summed row by row (without a
+        center the former alone); below -1e29 where it is minus infinity.
     gradient
         Of `value`, leaves ``[num, *event]``; zero where the value is not finite; or ``()``.
     at_centre
@@ -228,8 +229,12 @@ class Evaluations(Question):
         drawn = isinstance(content, Recipe)
         num = content.num if drawn else jax.tree.leaves(content.points)[0].shape[0]
         dtype = jnp.result_type(float)
-        gradient = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), content.centre
+        gradient = (
+            content.points
+            if not drawn
+            else jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), content.centre
+            )
         )
         return Evaluated(
             jax.ShapeDtypeStruct((num,), dtype),
@@ -240,7 +245,10 @@ class Evaluations(Question):
         )
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
-        check_model(self.posterior, content.centre, federation)
+        one = content.centre
+        if trees.is_empty(one):
+            one = jax.tree.map(lambda leaf: leaf[0], content.points)
+        check_model(self.posterior, one, federation)
 
     def check_compressor(self, compressor: Any) -> None:
         if not compressor.unbiased or isinstance(compressor, Memory):
@@ -313,7 +321,9 @@ def differences(
     at_a_time = max(1, POINTS_BUDGET // (rows_at_a_time * max(row_size(client.rows), 1)))
 
     def of_rows(rows: ArrayTree, mask: Array) -> tuple[Any, Array]:
-        at_centre = row_terms(posterior.loglikelihood_fn, centre, rows)
+        at_centre = jnp.zeros(mask.shape, jnp.result_type(float))
+        if not trees.is_empty(centre):
+            at_centre = row_terms(posterior.loglikelihood_fn, centre, rows)
 
         def total(point: ArrayTree) -> Array:
             terms = row_terms(posterior.loglikelihood_fn, point, rows)

@@ -1,0 +1,256 @@
+"""How many rounds, bits and seconds a posterior takes: one call, exact kernels, tuned kernels.
+
+``python -m benchmarks exact`` prints the table of docs/exact.md. A method has arrived at the first
+of its checkpoints from which on every mean stays within 0.05 sd of pooled NUTS and every sd within
+five percent; the seconds are those of the whole run to that checkpoint, compilation included.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC, NUTS
+
+import fedmcmc
+from benchmarks import settings
+from experiments import demo
+
+BIAS, SPREAD = 0.05, 0.05
+CHECKPOINTS = (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+CHAINS = 64
+"""Of the exact kernels, whose chains share a message; the others run four."""
+
+
+def problems() -> Iterator[tuple[str, Any, Callable[[], fedmcmc.FederatedData]]]:
+    yield "4 hospitals, d = 3", demo.model, lambda: demo.load_trial()[0]
+    yield "heart disease, d = 7", settings.logistic, settings.heart
+    yield "radon, 85 counties, d = 4", settings.linear, settings.radon
+    logistic = settings.simulated
+    yield (
+        "logistic, 20 clients, d = 20",
+        settings.logistic,
+        lambda: logistic(settings.logistic, 20, (30, 300), 20, 0),
+    )
+    yield (
+        "logistic, 20 clients, d = 100",
+        settings.logistic,
+        lambda: logistic(settings.logistic, 20, (100, 400), 100, 1),
+    )
+    yield (
+        "Poisson, 20 clients, d = 4",
+        settings.poisson,
+        lambda: logistic(settings.poisson, 20, (5, 100), 4, 1),
+    )
+
+
+def reference(
+    posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
+) -> tuple[np.ndarray, float]:
+    """Return draws of NUTS on the pooled rows, and the seconds that they took."""
+
+    def potential(position: Any) -> jax.Array:
+        terms = posterior.loglikelihood_fn(position, data.rows)
+        return -posterior.logprior_fn(position) - jnp.sum(terms)
+
+    begun = time.perf_counter()
+    mcmc = MCMC(
+        NUTS(potential_fn=potential),
+        num_warmup=1000,
+        num_samples=5000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(9), init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), start))
+    draws = settings.flat(mcmc.get_samples(group_by_chain=True))
+    return draws, time.perf_counter() - begun
+
+
+def blackjax_seconds(
+    posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
+) -> float:
+    """Return the seconds of BlackJAX's NUTS with window adaptation, as many draws."""
+    import blackjax
+
+    def log_density(position: Any) -> jax.Array:
+        terms = posterior.loglikelihood_fn(position, data.rows)
+        return posterior.logprior_fn(position) + jnp.sum(terms)
+
+    begun = time.perf_counter()
+
+    def chain(key: jax.Array) -> Any:
+        warm_key, key = jax.random.split(key)
+        warmup = blackjax.window_adaptation(blackjax.nuts, log_density)
+        (state, parameters), _ = warmup.run(warm_key, start, num_steps=1000)
+        step = blackjax.nuts(log_density, **parameters).step
+
+        def one(state: Any, key: jax.Array) -> Any:
+            state, _ = step(key, state)
+            return state, state.position
+
+        return jax.lax.scan(one, state, jax.random.split(key, 5000))[1]
+
+    jax.block_until_ready(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(8), 4)))
+    return time.perf_counter() - begun
+
+
+def errors(draws: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
+    """Return the largest error of a mean in sds, and of an sd as a share."""
+    bias = np.abs(draws.mean(0) - exact.mean(0)) / exact.std(0)
+    return float(bias.max()), float(np.abs(draws.std(0) / exact.std(0) - 1).max())
+
+
+def arrival(draws: Any, exact: np.ndarray, burnin: int) -> int | None:
+    """Return the first checkpoint from which on the errors are small, ``None`` if none."""
+    arrived = None
+    num = jax.tree.leaves(draws)[0].shape[1]
+    for checkpoint in CHECKPOINTS:
+        if not burnin < checkpoint <= num:
+            continue
+        part = jax.tree.map(lambda leaf, c=checkpoint: leaf[:, burnin:c], draws)
+        bias, spread = errors(settings.flat(part), exact)
+        good = bias <= BIAS and spread <= SPREAD
+        arrived = (arrived or checkpoint) if good else None
+    return arrived
+
+
+def chain_kernels(white: fedmcmc.Whitened, data: fedmcmc.FederatedData) -> dict[str, Any]:
+    """Return kernels, tuned where a law gives settings, and the numbers of their chains."""
+    model = white.posterior
+
+    def tuned(build: Callable[..., Any], **grid: Any) -> Any:
+        return fedmcmc.tune(build, model, data, white.surrogates, grid=grid or None).kernel
+
+    return {
+        "`hmc`": (fedmcmc.hmc(model, white.position), CHAINS),
+        "`fsgld`": (
+            tuned(
+                lambda step_size, num_local_steps: fedmcmc.fsgld(
+                    model, white.surrogates, step_size=step_size, num_local_steps=num_local_steps
+                ),
+                num_local_steps=[10],
+            ),
+            4,
+        ),
+        "`qlsd_pp`": (
+            fedmcmc.qlsd_pp(
+                model,
+                step_size=0.08,
+                batch_size=0.2,
+                refresh_every=100,
+                compressor=fedmcmc.quantize(16),
+            ),
+            4,
+        ),
+        "`fa_hmc`": (
+            tuned(
+                lambda step_size: fedmcmc.fa_hmc(
+                    model,
+                    step_size=step_size,
+                    num_integration_steps=5,
+                    num_local_steps=1,
+                    control_variate=True,
+                )
+            ),
+            4,
+        ),
+    }
+
+
+def bench() -> None:
+    print("| model | method | rounds | Mbit | seconds | mean off by, sds | sds off by |")
+    print("|---|---|---|---|---|---|---|")
+
+    def line(*cells: Any) -> None:
+        print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+    for name, model, load in problems():
+        try:
+            data = load()
+        except FileNotFoundError as error:
+            print(f"{name} is skipped: set FEDMCMC_DATA ({error}).")
+            continue
+        posterior = fedmcmc.from_numpyro(model, example=data)
+        key = jax.random.key(1)
+        begun = time.perf_counter()
+        fitted = fedmcmc.fit(model, data, rng_key=key, progress=False)
+        seconds = time.perf_counter() - begun
+        start = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), fitted.samples.draws)
+        exact, nuts = reference(posterior, data, start)
+        bias, spread = errors(settings.flat(fitted.samples.draws), exact)
+        megabits = (fitted.report.bits_up + fitted.report.bits_down) / 1e6
+        kind = fitted.verdict.split(":")[0]
+        cells = (fitted.report.rounds, f"{megabits:,.1f}", f"{seconds:.1f}")
+        line(name, f"`fit`: {kind}", *cells, f"{bias:.3f}", f"{spread:.1%}")
+        white = fedmcmc.whiten(posterior, data)
+        for title, (kernel, chains) in chain_kernels(white, data).items():
+            line("", title, *_of_chains(kernel, chains, data, white, exact))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            begun = time.perf_counter()
+            samples = fedmcmc.sample(
+                key,
+                fedmcmc.fed_ep(white.posterior),
+                data,
+                white.position,
+                until=fedmcmc.at_rest(),
+                max_rounds=60,
+                progress=False,
+            )
+            seconds = time.perf_counter() - begun
+        bias, spread = errors(settings.flat(samples.final_draws), exact)
+        arrived = bias <= BIAS and spread <= SPREAD
+        total = sum(float(samples.totals[way].sum()) for way in ("bits_up", "bits_down")) / 1e6
+        cells = (samples.totals["rounds"][0], f"{total:,.1f}", f"{seconds:.1f}")
+        shown = cells if arrived else ("not there", "", "")
+        line("", "`fed_ep`, at rest", *shown, f"{bias:.3f}", f"{spread:.1%}")
+        line("", "NUTS on pooled rows, NumPyro", "", "", f"{nuts:.1f}", "", "")
+        line(
+            "", "NUTS, BlackJAX", "", "", f"{blackjax_seconds(posterior, data, start):.1f}", "", ""
+        )
+
+
+def _of_chains(
+    kernel: Any, chains: int, data: Any, white: fedmcmc.Whitened, exact: np.ndarray
+) -> tuple[str, ...]:
+    """Return rounds, megabits and seconds to where the errors are small, and the last errors."""
+    most = 2000 if chains == CHAINS else CHECKPOINTS[-1]
+
+    def run(num_rounds: int) -> tuple[Any, float]:
+        begun = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            samples = fedmcmc.sample(
+                jax.random.key(2),
+                kernel,
+                data,
+                white.position,
+                num_rounds=num_rounds,
+                num_chains=chains,
+                progress=False,
+            )
+        return samples, time.perf_counter() - begun
+
+    try:
+        samples, _ = run(most)
+    except fedmcmc.NonFiniteError:
+        return "diverges", "", "", "", ""
+    burnin = 25
+    bias, spread = errors(
+        settings.flat(jax.tree.map(lambda leaf: leaf[:, burnin:], samples.draws)), exact
+    )
+    arrived = arrival(samples.draws, exact, burnin)
+    if arrived is None:
+        return "not there", "", "", f"{bias:.3f}", f"{spread:.1%}"
+    jax.clear_caches()
+    part, seconds = run(arrived)
+    bits = sum(float(part.totals[way].sum()) for way in ("bits_up", "bits_down")) / 1e6
+    return f"{arrived:,}", f"{bits:,.1f}", f"{seconds:.1f}", f"{bias:.3f}", f"{spread:.1%}"
+
+
+if __name__ == "__main__":
+    bench()

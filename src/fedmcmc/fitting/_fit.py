@@ -1,0 +1,453 @@
+"""One call: modes, curvature, importance correction, and HMC where that does not do."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from tqdm import tqdm
+
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior, as_functions
+from fedmcmc.algorithms import fed_ep
+from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import SamplingWarning, at_rest
+from fedmcmc.exact import Corrected, correct
+from fedmcmc.fitting._chains import Chains, run_chains
+from fedmcmc.fitting._fitted import Fitted, figures_of, summarized
+from fedmcmc.fitting._modes import Search, find_modes
+from fedmcmc.fitting._report import Report, Stage
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key
+from fedmcmc.records import Samples
+from fedmcmc.runs import Consortium, as_consortium
+
+EFFORTS = ("auto", "exact", "approximate")
+USUAL_ROUNDS, PATIENCE = 1050, 3600.0
+"""Rounds that chains may take, and seconds that ``effort="auto"`` spends on them at most."""
+EP_ROUNDS, EP_ROWS, EP_DIMENSIONS = 50, 5, 256
+"""Rounds of FedEP at most; rows per parameter that most clients need for it, and parameters."""
+MODES, CORRECTION, PROPAGATION, RECORRECTION, CHAINS, EVIDENCE, DRAW = range(7)
+"""Folded into the key, one per stage."""
+
+
+def fit(
+    model: Any,
+    data: Any,
+    *,
+    rng_key: Array,
+    num_draws: int = 4000,
+    effort: Literal["auto", "exact", "approximate"] = "auto",
+    max_rounds: int = 2000,
+    latency: float | None = None,
+    position: ArrayTree | None = None,
+    progress: bool = True,
+) -> Fitted:
+    """Sample a posterior without pooling rows, and say whether the draws are exact.
+
+    First the modes are found, from several starts, with the curvature there (about ten rounds).
+    One more round weights draws of the Gaussians that these make, which for regressions with more
+    than ten rows per parameter is usually exact. Where it is not, the proposal is adapted,
+    expectation propagation gives another, and at last chains of Hamiltonian Monte Carlo run until
+    they agree.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model of one client's rows, or a `Posterior`.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere.
+    rng_key
+        Of all that is random: the same key gives the same draws.
+    num_draws
+        Weighted draws per correction, at least 100.
+    effort
+        ``"approximate"`` stops at the Gaussians; ``"exact"`` goes on to chains unless a correction
+        passes; ``"auto"`` too, if 1,050 rounds of `latency` seconds take less than an hour.
+    max_rounds
+        Rounds of chains at most.
+    latency
+        Seconds that a round takes, where clients are elsewhere; none by default.
+    position
+        A place to start from, for a `Posterior` without ``init_fn``.
+    progress
+        Whether to show a bar per stage.
+
+    Returns
+    -------
+    Fitted
+        ``.samples``, ``.verdict``, ``.log_evidence``, ``.report``. The verdict begins with:
+
+        - ``exact (importance)``: k-hat below 0.5 and 400 effective draws at the first correction;
+        - ``exact (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws;
+        - ``doubtful``: a correction that passed only after its proposal was adapted, or with k-hat
+          above 0.5;
+        - ``approximate``: draws of Gaussians;
+        - ``failed``: chains that do not agree.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If model and data do not fit together, before anything is sampled.
+
+    Warns
+    -----
+    SamplingWarning
+        If the verdict is not exact and `effort` asked for more than an approximation.
+
+    Notes
+    -----
+    Exact means: up to Monte Carlo error, if the search found all modes that matter. A mode that no
+    start leads to and no draw reaches cannot be seen.
+
+    Examples
+    --------
+    >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+    >>> import fedmcmc
+    >>> def model(x, y=None):
+    ...     b = numpyro.sample("b", dist.Normal(0, 2.5).expand([2]).to_event(1))
+    ...     with numpyro.plate("rows", len(x)):
+    ...         numpyro.sample("y", dist.Bernoulli(logits=b[0] + b[1] * x), obs=y)
+    >>> rng = np.random.default_rng(0)
+    >>> clinics = []
+    >>> for size in (80, 40, 6):
+    ...     x = rng.normal(size=size)
+    ...     clinics.append({"x": x, "y": (rng.random(size) < 1 / (1 + np.exp(-x))).astype(int)})
+    >>> data = fedmcmc.FederatedData.from_clients(clinics)
+    >>> fitted = fit(model, data, rng_key=jax.random.key(0), progress=False)
+    >>> fitted.verdict[:18], fitted.report.rounds < 20
+    ('exact (importance)', True)
+    >>> fitted.samples.constrained["b"].shape
+    (1, 4000, 2)
+    """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort must be one of {EFFORTS}, got {effort!r}.")
+    positive_integer(num_draws, "num_draws")
+    positive_integer(max_rounds, "max_rounds")
+    if latency is not None and not latency >= 0:
+        raise ValueError(f"latency must be a number of seconds per round, got {latency!r}.")
+    posterior, consortium = _understood(model, data)
+    sampled = as_functions(posterior._replace(position_fn=None))
+    run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
+    with warnings.catch_warnings():
+        # What the stages find is in the report, and the verdict warns.
+        warnings.simplefilter("ignore", SamplingWarning)
+        verdict = run.go(effort, max_rounds, latency or 0.0, position)
+    if effort != "approximate" and not verdict.startswith("exact"):
+        warnings.warn(f"fit: {verdict}", SamplingWarning, stacklevel=2)
+    return run.fitted(posterior, verdict)
+
+
+def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
+    """Return the posterior and whom to ask."""
+    consortium = as_consortium(data)
+    if isinstance(model, Posterior):
+        return model, consortium
+    if not callable(model):
+        raise TypeError(
+            f"fit takes a NumPyro model or a fedmcmc.Posterior, got {type(model).__name__}."
+        )
+    from fedmcmc.interop.numpyro import from_numpyro
+
+    if isinstance(data, FederatedData):
+        return from_numpyro(model, example=data), consortium
+    rows = jax.tree.map(
+        lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), consortium.federation.rows
+    )
+    return from_numpyro(model, example=rows, check_rows=False), consortium
+
+
+class _Fit:
+    """The stages of a fit, which add what they find to one another's."""
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        consortium: Consortium,
+        rng_key: Array,
+        num_draws: int,
+        progress: bool,
+    ) -> None:
+        self.posterior, self.consortium, self.rng_key = posterior, consortium, rng_key
+        self.num_draws, self.progress = num_draws, progress
+        self.stages: list[Stage] = []
+        self.search: Search
+        self.corrected: Corrected | None = None
+        self.evidence: Corrected | None = None
+        self.chains: Chains | None = None
+
+    def go(self, effort: str, max_rounds: int, latency: float, position: ArrayTree | None) -> str:
+        """Run what is needed and return the verdict."""
+        self._find_modes(position)
+        if effort == "approximate":
+            return self._approximate("as asked for")
+        if self.search.found:
+            self._correct(CORRECTION, self.search.mixture(), "mixture at the modes")
+            if self.corrected is not None and self.corrected.verdict == "failed" and self._ep_fits:
+                self._propagate()
+            if self.corrected is not None and self.corrected.verdict == "exact":
+                return self._by_importance("exact (importance)")
+        if effort == "auto" and latency * USUAL_ROUNDS > PATIENCE:
+            hours = latency * USUAL_ROUNDS / 3600
+            cost = f'effort="exact" would take up to {USUAL_ROUNDS:,} rounds, {hours:.1f} hours'
+            if self.corrected is not None and self.corrected.verdict == "doubtful":
+                return self._by_importance("doubtful (importance)", cost)
+            return self._approximate(cost)
+        return self._run_chains(max_rounds)
+
+    @contextmanager
+    def _bar(self, name: str) -> Iterator[Callable[[Stage], None]]:
+        """Show that a stage runs, and take its row."""
+        begun = time.perf_counter()
+        layout = "{desc} [{elapsed}] {postfix}"
+        with tqdm(desc=name, bar_format=layout, disable=not self.progress) as bar:
+
+            def done(stage: Stage) -> None:
+                seconds = time.perf_counter() - begun
+                self.stages.append(replace(stage, seconds=seconds))
+                bar.set_postfix_str(stage.verdict)
+
+            yield done
+
+    def _key(self, number: int) -> Array:
+        return jax.random.fold_in(self.rng_key, number)
+
+    def _find_modes(self, position: ArrayTree | None) -> None:
+        with self._bar("modes") as done:
+            self.search = search = find_modes(
+                self._key(MODES),
+                self.posterior,
+                self.consortium,
+                position=position,
+                num_draws=self.num_draws,
+            )
+            num, highest = len(search.modes), search.modes[0]
+            if search.found:
+                verdict, why = (
+                    f"{num} mode{'s' * (num > 1)}",
+                    (
+                        f"from {search.num_starts} starts; curvature there is positive in all "
+                        f"{len(highest.flat)} directions"
+                    ),
+                )
+            else:
+                verdict, why = (
+                    "no maximum",
+                    (
+                        f"{highest.clipped} of {len(highest.flat)} directions are flat or rise at "
+                        f"the best place found"
+                    ),
+                )
+            cost = (search.rounds, search.bits_up, search.bits_down, 0.0)
+            done(Stage("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why))
+
+    def _correct(self, number: int, approximation: Any, method: str) -> None:
+        with self._bar("correction") as done:
+            try:
+                self.corrected = found = correct(
+                    self._key(number),
+                    self.posterior,
+                    self.consortium,
+                    approximation,
+                    num_draws=self.num_draws,
+                    centre=self.search.centre,
+                )
+            except ValueError as error:
+                # The search's own exchanges were finite: draws of its Gaussians need not be.
+                done(
+                    Stage("correction", method, 1, 0.0, 0.0, 0.0, verdict="failed", why=str(error))
+                )
+                return
+            done(_row("correction", f"{method}, {len(found.rounds)} proposal(s)", found))
+
+    @property
+    def _ep_fits(self) -> bool:
+        size = trees.num_elements(self.search.centre)
+        enough = np.asarray(self.consortium.federation.sizes) >= EP_ROWS * size
+        return size <= EP_DIMENSIONS and float(enough.mean()) > 0.5
+
+    def _propagate(self) -> None:
+        with self._bar("FedEP") as done:
+            samples = self.consortium.sample(
+                self._key(PROPAGATION),
+                fed_ep(self.posterior),
+                position=self.search.centre,
+                until=at_rest(),
+                max_rounds=EP_ROUNDS,
+                progress=False,
+            )
+            reached = bool(samples.stopped["reached"])
+            verdict = "at rest" if reached else "still moves"
+            done(Stage("approximation", "FedEP", *_cost(samples), 0.0, verdict=verdict))
+        if reached:
+            self._correct(RECORRECTION, samples, "FedEP's Gaussian")
+
+    def _run_chains(self, max_rounds: int) -> str:
+        with self._bar("chains") as done:
+            self.chains = chains = run_chains(
+                self._key(CHAINS),
+                self.posterior,
+                self.consortium,
+                self.search,
+                self.corrected,
+                max_rounds=max_rounds,
+            )
+            agreed = chains.agree
+            done(
+                Stage(
+                    "chains",
+                    chains.method,
+                    *_cost(chains.samples, chains.num_rounds),
+                    0.0,
+                    rhat=chains.rhat,
+                    ess=chains.ess,
+                    verdict="agree" if agreed else "disagree",
+                    why=chains.why,
+                )
+            )
+        figures = (
+            f"R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws of "
+            f"{chains.samples.num_chains} chains"
+        )
+        if not agreed:
+            return f"failed: {figures} after {chains.num_rounds:,} rounds of chains (wanted: R-hat \
+below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparametrize the model."
+        self._measure_evidence(chains)
+        return f"exact (MCMC): {figures} (R-hat below 1.01), {self._so_far}."
+
+    def _measure_evidence(self, chains: Chains) -> None:
+        with self._bar("evidence") as done:
+            self.evidence = found = correct(
+                self._key(EVIDENCE),
+                self.posterior,
+                self.consortium,
+                chains.proposal(),
+                num_draws=self.num_draws,
+                centre=self.search.centre,
+                adapt=False,
+            )
+            done(_row("evidence", "weights of a Gaussian with the chains' moments", found))
+
+    def _by_importance(self, kind: str, more: str = "") -> str:
+        found = self.corrected
+        assert found is not None
+        self.evidence = found
+        return f"{kind}: {found.reason.rstrip('.')}, {self._so_far}{'; ' * bool(more)}{more}."
+
+    def _approximate(self, why: str) -> str:
+        num = len(self.search.modes)
+        what = f"Gaussian{'s' * (num > 1)} at {num} mode{'s' * (num > 1)}"
+        if not self.search.found:
+            what = "a Gaussian at a place that is no mode"
+        said = "not compared with the posterior"
+        if self.corrected is not None:
+            said = f"importance weights say: {self.corrected.reason.rstrip('.')}"
+        return f"approximate: {what}, {said}; {why}; {self._so_far}."
+
+    @property
+    def _so_far(self) -> str:
+        rounds = sum(stage.rounds for stage in self.stages)
+        bits = sum(stage.bits_up + stage.bits_down for stage in self.stages)
+        starts = f"modes searched from {self.search.num_starts} starts"
+        return f"{rounds:,} rounds, {bits / 1e6:,.1f} Mbit; {starts}"
+
+    def fitted(self, posterior: Posterior, verdict: str) -> Fitted:
+        """Return draws in the user's coordinates, with the report."""
+        samples = replace(self._samples(), constrain_fn=posterior.constrain_fn)
+        if posterior.position_fn is not None:
+            in_users = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
+            samples = replace(samples, draws=jax.tree.map(np.asarray, in_users(samples.draws)))
+        weighted = None if self.chains is not None else self.corrected
+        evidence = self.evidence
+        if evidence is not None and evidence.verdict == "failed":
+            evidence = None
+        federation = self.consortium.federation
+        report = Report(
+            tuple(self.stages),
+            verdict,
+            summarized(samples.constrained),
+            {
+                "clients": federation.num_clients,
+                "rows": federation.num_rows,
+                "parameters": trees.num_elements(self.search.centre),
+                "log evidence": "" if evidence is None else f"{evidence.log_evidence:.4f}",
+                "JAX": jax.__version__,
+            },
+            lambda: figures_of(samples, weighted),
+        )
+        return Fitted(
+            samples,
+            verdict,
+            np.nan if evidence is None else evidence.log_evidence,
+            np.nan if evidence is None else evidence.log_evidence_sd,
+            report,
+            self.corrected,
+            self._gaussian(),
+        )
+
+    def _gaussian(self) -> Gaussian | None:
+        if not self.search.found:
+            return None
+        covariance = self.search.modes[0].covariance
+        if covariance.ndim == 2:
+            return Gaussian.from_moments(self.search.centre, covariance)
+        variance = trees.unravel(jnp.asarray(covariance), self.search.centre)
+        return Gaussian.from_moments(self.search.centre, variance=variance)
+
+    def _samples(self) -> Samples:
+        if self.chains is not None:
+            return self.chains.samples
+        if self.evidence is not None:
+            found, num = self.evidence, self.num_draws
+            index_key = self._key(DRAW)
+            return _as_samples(found.resample(index_key, num), self.stages)
+        flat = self.search.mixture(tail=0.0).draw(self._key(DRAW), self.num_draws)
+        draws = jax.vmap(lambda x: trees.unravel(x, self.search.centre))(flat)
+        return _as_samples(jax.tree.map(np.asarray, draws), self.stages)
+
+
+def _row(stage: str, method: str, found: Corrected) -> Stage:
+    totals = found.totals
+    return Stage(
+        stage,
+        method,
+        int(totals["rounds"]),
+        totals["bits_up"],
+        totals["bits_down"],
+        0.0,
+        khat=found.khat,
+        ess=found.ess,
+        verdict=found.verdict,
+        why=found.reason,
+    )
+
+
+def _cost(samples: Samples, rounds: int | None = None) -> tuple[int, float, float]:
+    """Return exchanges (those of all chains are one) and bits of all chains."""
+    totals = samples.totals
+    up, down = (float(np.sum(totals[way])) for way in ("bits_up", "bits_down"))
+    return int(np.max(totals["rounds"])) if rounds is None else rounds, up, down
+
+
+def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
+    """Return draws of equal weight, leaves ``[num, *event]``, as those of one chain."""
+    num = len(jax.tree.leaves(draws)[0])
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), draws)
+    nothing = FederatedState(Broadcast(jnp.zeros(1, jnp.int32), first), (), ())
+    return Samples(
+        jax.tree.map(lambda leaf: leaf[None], draws),
+        {"draw": np.arange(num)[None]},
+        nothing,
+        {
+            "rounds": np.array([sum(stage.rounds for stage in stages)]),
+            "bits_up": np.array([sum(stage.bits_up for stage in stages)]),
+            "bits_down": np.array([sum(stage.bits_down for stage in stages)]),
+        },
+    )

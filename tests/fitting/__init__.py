@@ -1,0 +1,1 @@
+"""Tests of one call: modes, chains, verdicts, reports."""

@@ -1,0 +1,263 @@
+"""One call, against exact laws, quadrature and pooled NUTS."""
+
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedmcmc
+from fedmcmc.runs import SimulatedConsortium
+from tests.exact.test_correct import log_evidence
+from tests.fitting.test_modes import EXACT, FEDERATION, bimodal
+
+KEY = jax.random.key(11)
+
+
+def fit(model, data, **settings):
+    return fedmcmc.fit(model, data, rng_key=KEY, progress=False, **settings)
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    return fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3))
+
+
+def test_a_gaussian_federation(gaussian):
+    assert gaussian.verdict.startswith("exact (importance): k-hat")
+    assert "modes searched from 8 starts" in gaussian.verdict
+    assert gaussian.report.rounds <= 6
+    draws = gaussian.samples.draws
+    assert draws.shape == (1, 4000, 3)
+    sds = np.sqrt(np.diag(EXACT.covariance))
+    assert (np.abs(draws.mean((0, 1)) - EXACT.mean) / sds).max() < 5.5 / np.sqrt(3700)
+    np.testing.assert_allclose(draws.std((0, 1)) / sds, 1, atol=5.5 / np.sqrt(2 * 3700))
+    assert abs(gaussian.log_evidence - log_evidence()) < 4 * gaussian.log_evidence_sd + 1e-3
+    np.testing.assert_allclose(gaussian.gaussian.mean(), EXACT.mean, atol=1e-3)
+
+
+def test_the_same_key_gives_the_same_draws(gaussian):
+    again = fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3))
+    np.testing.assert_array_equal(again.samples.draws, gaussian.samples.draws)
+
+
+def test_reports(gaussian, tmp_path):
+    told = json.loads(json.dumps(gaussian.report.to_dict()))
+    assert told["total"]["rounds"] == gaussian.report.rounds
+    assert told["stages"][0]["khat"] is None and told["stages"][1]["verdict"] == "exact"
+    text = str(gaussian)
+    assert text.startswith("exact (importance)") and "coordinate 2:" in text
+    page = gaussian.report.save(tmp_path / "fit.html").read_text()
+    assert page.count("<svg") == 2 and "Importance weights" in page
+    assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
+    assert gaussian.samples.to_datatree()["posterior"]["theta"].shape == (1, 4000, 3)
+
+
+def test_an_approximation_is_called_one():
+    fitted = fit(FEDERATION.posterior, FEDERATION.data, position=jnp.zeros(3), effort="approximate")
+    assert fitted.verdict.startswith("approximate: Gaussian at 1 mode, not compared")
+    assert np.isnan(fitted.log_evidence) and fitted.samples.draws.shape == (1, 4000, 3)
+
+
+def poisson(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.deterministic("rate", jnp.exp(b[0]))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(b[0] + b[1] * x)), obs=y)
+
+
+def counts():
+    x = np.linspace(-1, 1, 12).astype(np.float32)
+    y = np.random.default_rng(3).poisson(np.exp(0.3 + 0.8 * x))
+    parts = (slice(0, 7), slice(7, 11), slice(11, 12))
+    return x, y, fedmcmc.FederatedData.from_clients([{"x": x[p], "y": y[p]} for p in parts])
+
+
+def by_quadrature(x, y):
+    """Return mean, sd and log evidence of the Poisson model on a grid, in float64."""
+    from scipy.special import gammaln, logsumexp
+
+    grid = np.linspace(-4, 4, 801)
+    a, b = np.meshgrid(grid, grid, indexing="ij")
+    log_p = -0.5 * (a**2 + b**2) - np.log(2 * np.pi)
+    for xi, yi in zip(x.astype(float), y, strict=True):
+        eta = a + b * xi
+        log_p = log_p + yi * eta - np.exp(eta) - gammaln(yi + 1)
+    log_z = logsumexp(log_p) + 2 * np.log(grid[1] - grid[0])
+    p = np.exp(log_p - logsumexp(log_p))
+    mean = np.array([(p * a).sum(), (p * b).sum()])
+    sd = np.sqrt([(p * (a - mean[0]) ** 2).sum(), (p * (b - mean[1]) ** 2).sum()])
+    return mean, sd, log_z
+
+
+def test_a_numpyro_model_against_quadrature():
+    x, y, data = counts()
+    mean, sd, log_z = by_quadrature(x, y)
+    fitted = fit(poisson, data)
+    assert fitted.verdict.startswith("exact (importance)")
+    draws = fitted.samples.constrained
+    num = fitted.corrected.ess
+    assert (np.abs(draws["b"].mean((0, 1)) - mean) / sd).max() < 5 / np.sqrt(num)
+    np.testing.assert_allclose(draws["b"].std((0, 1)) / sd, 1, atol=5 / np.sqrt(num))
+    np.testing.assert_allclose(draws["rate"], np.exp(draws["b"][..., 0]), rtol=1e-5)
+    assert abs(fitted.log_evidence - log_z) < 4 * fitted.log_evidence_sd + 1e-3
+
+
+def test_two_modes_are_both_in_the_draws():
+    posterior, data = bimodal()
+    fitted = fit(posterior, data, position=jnp.zeros(2))
+    assert fitted.verdict.startswith("exact") and "2 modes" in fitted.report.stages[0].verdict
+    share = (fitted.samples.draws[..., 0] > 0).mean()
+    assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 3000)
+
+
+def curved(x, rows):
+    """A banana, far from a Gaussian: x[1] about x[0] squared."""
+    return -0.5 * (rows - x[0]) ** 2 / len(rows) - 2.0 * (x[1] - x[0] ** 2) ** 2 / 4
+
+
+CURVED = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2) / 4, curved)
+CURVED_DATA = fedmcmc.FederatedData.from_clients([jnp.ones(1), jnp.zeros(2), jnp.zeros(1)])
+
+
+def test_chains_take_over_where_weights_fail():
+    fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
+    assert fitted.verdict.startswith("exact (MCMC): R-hat")
+    grid = np.linspace(-6, 14, 1001)
+    a, b = np.meshgrid(grid, grid, indexing="ij")
+    # Rows as the clients hold them: a sum over four rows, of which each divides by its batch.
+    log_p = sum(
+        jax.vmap(jax.vmap(lambda u, v, r=r: jnp.sum(curved(jnp.stack([u, v]), r))))(a, b)
+        for r in (jnp.ones(1), jnp.zeros(2), jnp.zeros(1))
+    )
+    log_p = np.asarray(log_p, float) - 0.125 * (a**2 + b**2)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = np.array([(p * a).sum(), (p * b).sum()])
+    sd = np.sqrt([(p * (a - mean[0]) ** 2).sum(), (p * (b - mean[1]) ** 2).sum()])
+    draws = fitted.samples.draws
+    num = fitted.report.stages[2].ess
+    assert num >= 400 and draws.shape[0] == 64
+    assert (np.abs(draws.mean((0, 1)) - mean) / sd).max() < 5 / np.sqrt(num)
+    np.testing.assert_allclose(draws.std((0, 1)) / sd, 1, atol=6 / np.sqrt(num))
+
+
+def test_patience_is_asked_for():
+    with pytest.warns(fedmcmc.SamplingWarning, match=r'effort="exact" would take'):
+        fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)
+    assert fitted.verdict.startswith(("approximate", "doubtful"))
+    assert len(fitted.report.stages) == 2
+
+
+def test_too_few_rounds_are_called_failed():
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"fit: failed: R-hat"):
+        fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, max_rounds=1)
+    assert fitted.verdict.startswith("failed") and np.isnan(fitted.log_evidence)
+
+
+def test_what_asks_sees_no_rows():
+    """A consortium that hides its data serves as well, and faults void rounds."""
+    x, y, data = counts()
+    del x, y
+
+    class Hidden:
+        def __init__(self):
+            self.__inner = SimulatedConsortium(
+                data, transform=lambda k: fedmcmc.faults(k, drop=0.1, nan=0.05, rescale=False)
+            )
+            self.federation = self.__inner.federation
+
+        def ask(self, question, content):
+            return self.__inner.ask(question, content)
+
+        def sample(self, *args, **kwargs):
+            return self.__inner.sample(*args, **kwargs)
+
+    hidden, plain = fit(poisson, Hidden()), fit(poisson, data)
+    np.testing.assert_allclose(
+        hidden.samples.draws["b"].mean((0, 1)), plain.samples.draws["b"].mean((0, 1)), atol=0.02
+    )
+    assert hidden.report.rounds > plain.report.rounds
+
+
+def test_whitened_posteriors_give_draws_in_the_users_coordinates():
+    white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
+    fitted = fit(white.posterior, FEDERATION.data, position=white.position)
+    sds = np.sqrt(np.diag(EXACT.covariance))
+    draws = fitted.samples.draws
+    assert (np.abs(draws.mean((0, 1)) - EXACT.mean) / sds).max() < 5.5 / np.sqrt(3700)
+
+
+def test_bad_input_is_said_before_anything_runs():
+    with pytest.raises(TypeError, match=r"takes a NumPyro model or a fedmcmc\.Posterior, got int"):
+        fit(3, FEDERATION.data)
+    with pytest.raises(TypeError, match="a consortium of clients, got dict"):
+        fit(poisson, {"x": 1})
+    for settings, text in (
+        (dict(effort="much"), "effort must be one of"),
+        (dict(num_draws=0), "num_draws must be a positive integer"),
+        (dict(max_rounds=0.5), "max_rounds must be a positive integer"),
+        (dict(latency=-1.0), "latency must be a number of seconds"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fit(FEDERATION.posterior, FEDERATION.data, **settings)
+    with pytest.raises(ValueError, match="pass position="):
+        fit(FEDERATION.posterior, FEDERATION.data)
+
+
+@pytest.mark.slow
+def test_eight_schools_against_quadrature():
+    """Non-centered, one client per school: Laplace's tail index is 0.92, and chains take over."""
+    from scipy.special import logsumexp
+    from scipy.stats import halfcauchy, norm
+
+    y = np.array([28, 8, -3, 7, -1, 1, 18, 12.0], np.float32)
+    s = np.array([15, 10, 16, 11, 9, 11, 10, 18.0], np.float32)
+
+    def schools(k, s, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfCauchy(5))
+        effects = numpyro.sample("effects", dist.Normal(0, 1).expand([8]).to_event(1))
+        with numpyro.plate("rows", len(k)):
+            numpyro.sample("y", dist.Normal(mu + tau * effects[k], s), obs=y)
+
+    data = fedmcmc.FederatedData.from_clients(
+        [{"k": np.array([i]), "s": s[i : i + 1], "y": y[i : i + 1]} for i in range(8)]
+    )
+    # Effects integrated out: y is normal with mean mu and variance s**2 + tau**2.
+    mu, log_tau = np.meshgrid(np.linspace(-25, 35, 601), np.linspace(-12, 6, 1801), indexing="ij")
+    tau = np.exp(log_tau)
+    log_p = norm.logpdf(mu, 0, 5) + halfcauchy.logpdf(tau, 0, 5) + log_tau
+    for yi, si in zip(y.astype(float), s.astype(float), strict=True):
+        log_p = log_p + norm.logpdf(yi, mu, np.sqrt(si**2 + tau**2))
+    log_z = logsumexp(log_p) + np.log(0.1) + np.log(0.01)
+    assert abs(log_z - -31.3113) < 1e-3
+    p = np.exp(log_p - logsumexp(log_p))
+    fitted = fit(schools, data, num_draws=8000)
+    assert fitted.verdict.startswith("exact (MCMC)")
+    assert abs(fitted.log_evidence - log_z) < 5 * fitted.log_evidence_sd
+    draws, ess = fitted.samples.constrained, fitted.report.stages[-2].ess
+    for found, exact in ((draws["mu"], mu), (np.log(draws["tau"]), log_tau)):
+        mean = (p * exact).sum()
+        sd = np.sqrt((p * (exact - mean) ** 2).sum())
+        assert abs(found.mean() - mean) < 5 * sd / np.sqrt(ess)
+        assert abs(found.std() / sd - 1) < 6 / np.sqrt(ess)
+
+
+@pytest.mark.slow
+def test_an_improper_posterior_is_never_called_exact():
+    def separated(b, rows):
+        return jax.nn.log_sigmoid(rows["s"] * (b[0] + b[1] * rows["x"]))
+
+    flat = fedmcmc.Posterior(lambda b: jnp.zeros(()), separated)
+    rows = [{"x": np.array([-2.0, -1.0]), "s": np.array([-1.0, -1.0])}]
+    rows.append({"x": np.array([1.0, 2.0]), "s": np.array([1.0, 1.0])})
+    data = fedmcmc.FederatedData.from_clients(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        fitted = fit(flat, data, position=jnp.zeros(2))
+    assert not fitted.verdict.startswith("exact"), fitted.verdict

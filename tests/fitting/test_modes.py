@@ -1,0 +1,195 @@
+"""Modes from several starts, and optimizers in lockstep."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.optimize import minimize
+
+import fedmcmc
+from fedmcmc.fitting import find_modes
+from fedmcmc.fitting._lockstep import Stopped, lockstep
+from fedmcmc.runs import SimulatedConsortium, as_consortium
+from tests.oracles import laws
+from tests.oracles.federations import Federation
+
+FEDERATION = Federation()
+EXACT = laws.posterior(
+    FEDERATION.precisions, FEDERATION.means, FEDERATION.prior_precision, FEDERATION.prior_mean
+)
+KEY = jax.random.key(2)
+
+
+def quartic(point):
+    return float((point**4).sum() + (point**2).sum()), 4 * point**3 + 2 * point
+
+
+def descend(objective, start):
+    return minimize(objective, start, jac=True, method="L-BFGS-B").x
+
+
+def test_optimizers_in_lockstep_are_those_alone():
+    starts = np.array([[1.0, -2.0], [0.1, 0.0], [5.0, 5.0]])
+    evaluated = []
+
+    def evaluate(points):
+        evaluated.append(points)
+        return [quartic(point) for point in points]
+
+    found, count = lockstep(evaluate, starts, descend, 100)
+    alone = [minimize(quartic, start, jac=True, method="L-BFGS-B") for start in starts]
+    for one, other in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(one, other.x)
+    assert count == len(evaluated) == max(result.nfev for result in alone)
+    assert {points.shape for points in evaluated} == {(3, 2)}  # one program serves all
+
+
+def test_lockstep_stops_and_tells_what_went_wrong():
+    def patient(objective, start):
+        for _ in range(10):
+            try:
+                objective(start)
+            except Stopped:
+                return "stopped"
+        return "ended"
+
+    starts = np.zeros((2, 1))
+    assert lockstep(lambda points: [0.0, 0.0], starts, patient, 3) == (["stopped"] * 2, 3)
+    assert lockstep(lambda points: [0.0, 0.0], starts, patient, 30)[0] == ["ended"] * 2
+
+    def broken(points):
+        raise RuntimeError("the line is dead")
+
+    with pytest.raises(RuntimeError, match="the line is dead"):
+        lockstep(broken, starts, patient, 3)
+
+    def clumsy(objective, start):
+        objective(start)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        lockstep(lambda points: [0.0, 0.0], starts, clumsy, 3)
+
+
+@pytest.mark.check
+def test_the_mode_of_a_gaussian_and_its_curvature():
+    consortium = SimulatedConsortium(FEDERATION.data)
+    search = find_modes(KEY, FEDERATION.posterior, consortium, position=jnp.zeros(3))
+    (mode,) = search.modes
+    assert search.found and search.num_starts == 8
+    sds = np.sqrt(np.diag(EXACT.covariance))
+    assert (np.abs(mode.flat - EXACT.mean) / sds).max() < 1e-3
+    np.testing.assert_allclose(mode.covariance, EXACT.covariance, rtol=1e-4, atol=1e-6)
+    # Values of candidates, expansions at the starts, and then Newton is there.
+    assert search.rounds <= 5
+    values_up = 32 * (32 + 3 + 1 + 1) * 4
+    assert search.bits_up == values_up + (search.rounds - 1) * 32 * (8 * (1 + 3 + 6) + 1) * 4
+
+
+def test_faults_repeat_exchanges_and_change_nothing():
+    plain = find_modes(
+        KEY, FEDERATION.posterior, as_consortium(FEDERATION.data), position=jnp.zeros(3)
+    )
+    faulty = SimulatedConsortium(
+        FEDERATION.data, transform=lambda k: fedmcmc.faults(k, drop=0.3, rescale=False)
+    )
+    again = find_modes(KEY, FEDERATION.posterior, faulty, position=jnp.zeros(3))
+    np.testing.assert_allclose(again.modes[0].flat, plain.modes[0].flat, atol=1e-5)
+    assert again.rounds > plain.rounds
+
+
+def bimodal(distance=6.0):
+    """Return a posterior of two clients with modes of masses 0.7 and 0.3, and its data."""
+
+    def loglikelihood(x, rows):
+        # Of client 0 all but what pulls to one side, which is client 1's.
+        places = jnp.array([-distance / 2, distance / 2])
+        both = jax.scipy.special.logsumexp(-0.5 * (x[0] - places) ** 2) - 0.5 * x[1] ** 2
+        weighted = jnp.log(0.3 + 0.4 / (1 + jnp.exp(distance * x[0])))
+        return jnp.where(rows == 0, both, weighted - jnp.log(2 * jnp.pi * 0.5))
+
+    posterior = fedmcmc.Posterior(lambda x: jnp.zeros(()), loglikelihood)
+    return posterior, fedmcmc.FederatedData.from_clients([jnp.zeros(1), jnp.ones(1)])
+
+
+def test_two_modes_in_two_clients_are_both_found():
+    posterior, data = bimodal()
+    search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(2))
+    places = sorted(float(mode.flat[0]) for mode in search.modes)
+    np.testing.assert_allclose(places, [-3.0, 3.0], atol=0.05)
+    assert search.modes[0].flat[0] < 0  # the heavier first
+    corrected = fedmcmc.correct(KEY, posterior, data, search.mixture(), centre=search.centre)
+    assert corrected.verdict == "exact"
+    mass = corrected.mean(lambda x: (x[0] > 0).astype(float))
+    assert abs(float(mass) - 0.3) < 4 * np.sqrt(0.21 / corrected.ess)
+
+
+def test_a_ridge_is_no_mode_or_its_weights_say_so():
+    """Newton's steps gain less and less along it, as at a mode; draws there tell."""
+
+    def logistic(b, rows):
+        return jax.nn.log_sigmoid(rows["s"] * (b[0] + b[1] * rows["x"]))
+
+    flat = fedmcmc.Posterior(lambda b: jnp.zeros(()), logistic)
+    separated = [{"x": np.array([-2.0, -1.0]), "s": np.array([-1.0, -1.0])}]
+    separated.append({"x": np.array([1.0, 2.0]), "s": np.array([1.0, 1.0])})
+    data = fedmcmc.FederatedData.from_clients(separated)
+    search = find_modes(KEY, flat, as_consortium(data), position=jnp.zeros(2))
+    if search.found:
+        with pytest.warns(fedmcmc.SamplingWarning):
+            corrected = fedmcmc.correct(KEY, flat, data, search.mixture(), centre=search.centre)
+        assert corrected.verdict != "exact" and corrected.rounds[0].khat > 0.7
+    saddle = fedmcmc.Posterior(
+        lambda x: jnp.zeros(()), lambda x, rows: 0 * rows["x"] + x[0] ** 2 / 8 - x[1] ** 2 / 8
+    )
+    assert not find_modes(KEY, saddle, as_consortium(data), position=jnp.zeros(2)).found
+
+
+def test_starts_that_have_no_density_are_left_out():
+    def half(x, rows):
+        return jnp.where(x[0] > 0.5, -0.5 * (rows - x[0]) ** 2, -jnp.inf)
+
+    posterior = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2), half)
+    data = fedmcmc.FederatedData.from_clients([jnp.full(3, 4.0), jnp.full(5, 4.0)])
+    search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(1))
+    assert search.found and abs(search.modes[0].flat[0] - 32 / 9) < 1e-3
+    nowhere = posterior._replace(loglikelihood_fn=lambda x, rows: jnp.full(len(rows), -jnp.inf))
+    with pytest.raises(ValueError, match="finite at none of 32 starts"):
+        find_modes(KEY, nowhere, as_consortium(data), position=jnp.zeros(1))
+    with pytest.raises(ValueError, match="has no init_fn to draw starts from: pass position="):
+        find_modes(KEY, posterior, as_consortium(data))
+
+
+def test_a_start_near_the_origin_has_a_gradient():
+    """At zero NumPyro's Bernoulli(logits) has a wrong one, which no line search survives."""
+
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 2.5).expand([3]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)).astype(np.float32)
+    y = (rng.random(300) < 1 / (1 + np.exp(-x[:, 0]))).astype(np.int32)
+    data = fedmcmc.FederatedData.from_clients(
+        [{"x": x[:200], "y": y[:200]}, {"x": x[200:], "y": y[200:]}]
+    )
+    posterior = fedmcmc.from_numpyro(model, example=data)
+    search = find_modes(KEY, posterior, as_consortium(data))
+    assert search.found and search.rounds < 20
+    expected = fedmcmc.surrogates.mode(posterior, data, search.centre).position["b"]
+    np.testing.assert_allclose(search.centre["b"], expected, atol=2e-3)
+
+
+def test_many_dimensions_go_by_gradients():
+    rows = jax.random.normal(KEY, (40, 300))
+    posterior = fedmcmc.Posterior(
+        lambda x: -0.5 * jnp.sum(x**2), lambda x, rows: -0.5 * jnp.sum((rows - x) ** 2, -1)
+    )
+    data = fedmcmc.FederatedData.from_clients([rows[:30], rows[30:]])
+    search = find_modes(KEY, posterior, as_consortium(data), position=jnp.zeros(300))
+    assert search.found
+    np.testing.assert_allclose(search.modes[0].flat, np.asarray(rows.sum(0)) / 41, atol=1e-3)
+    np.testing.assert_allclose(np.diag(search.modes[0].covariance), 1 / 41, rtol=1e-4)
