@@ -25,6 +25,7 @@ from experiments.output import environment, save_draws, text_table, write_metric
 NAMES = ("intercept", "indomethacin", "risk score")
 THIN_TRACE = 5
 COLUMNS = {
+    "fit": COLORS["orange"],
     "FSGLD": COLORS["blue"],
     "DSGLD": COLORS["red"],
     "FedEP": COLORS["green"],
@@ -79,10 +80,26 @@ def model(treated: Any, risk: Any, pancreatitis: Any = None) -> None:
         numpyro.sample("pancreatitis", dist.Bernoulli(logits=logits), obs=pancreatitis)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Rounds of communication, and megabits to and from all hospitals."""
+
+    rounds: int
+    megabits: float
+
+
+def run_fit(config: Config, data: fedmcmc.FederatedData) -> tuple[fedmcmc.Fitted, Cost]:
+    """Fit in one call; return draws with a verdict, and what they cost."""
+    print("fit: one call", flush=True)
+    fitted = fedmcmc.fit(model, data, rng_key=jax.random.key(config.seed + 3))
+    report = fitted.report
+    return fitted, Cost(report.rounds, (report.bits_up + report.bits_down) / 1e6)
+
+
 def run_federated(
     config: Config, data: fedmcmc.FederatedData, posterior: fedmcmc.Posterior, mode: Any
-) -> tuple[dict[str, fedmcmc.Samples], dict[str, float]]:
-    """Sample by FSGLD and DSGLD; return the draws and the megabits sent."""
+) -> tuple[dict[str, fedmcmc.Samples], dict[str, Cost]]:
+    """Sample by FSGLD and DSGLD; return the draws and what they cost."""
     rng_key = jax.random.split(jax.random.key(config.seed))[0]
     # The smallest hospital has 3 patients, all without the outcome: its likelihood alone is
     # improper, so surrogates are expansions at the common mode instead of local fits.
@@ -92,7 +109,7 @@ def run_federated(
         "FSGLD": fedmcmc.fsgld(posterior, surrogates, **settings),
         "DSGLD": fedmcmc.dsgld(posterior, **settings),
     }
-    draws, megabits = {}, {}
+    draws, costs = {}, {}
     for name, kernel in kernels.items():
         print(f"{name}: {config.num_rounds:,} rounds of {config.num_chains} chains", flush=True)
         draws[name] = fedmcmc.sample(
@@ -107,16 +124,18 @@ def run_federated(
             placement=fedmcmc.Placement.over_devices(config.num_chains),
         )
         bits = sum(int(draws[name].totals[way].sum()) for way in ("bits_up", "bits_down"))
-        if name == "FSGLD":
+        rounds = config.num_rounds
+        if name == "FSGLD":  # the mode, and the expansions there
             bits += fedmcmc.surrogates.setup_bits(surrogates, num_exchanges=mode.num_exchanges)
-        megabits[name] = bits / 1e6
-    return draws, megabits
+            rounds += mode.num_exchanges + 1
+        costs[name] = Cost(rounds, bits / 1e6)
+    return draws, costs
 
 
 def run_propagation(
     config: Config, data: fedmcmc.FederatedData, posterior: fedmcmc.Posterior, mode: Any
-) -> tuple[dict[str, np.ndarray], float]:
-    """Approximate by FedEP; return draws of its Gaussian and the megabits sent.
+) -> tuple[dict[str, np.ndarray], Cost]:
+    """Approximate by FedEP; return draws of its Gaussian and what they cost.
 
     Sites have dense precisions. A hospital's tilted moments are those of a Langevin chain of its
     own; steps grow shorter with the rounds, so that its noise averages out.
@@ -147,7 +166,8 @@ def run_propagation(
     bits = sum(int(samples.totals[way].sum()) for way in ("bits_up", "bits_down"))
     # Each exchange that found the mode: d numbers down, d + 1 up, as `surrogates.setup_bits`.
     bits += 32 * (2 * len(NAMES) + 1) * data.num_clients * mode.num_exchanges
-    return {k: np.asarray(v) for k, v in constrained.items()}, bits / 1e6
+    cost = Cost(config.ep_rounds + mode.num_exchanges, bits / 1e6)
+    return {k: np.asarray(v) for k, v in constrained.items()}, cost
 
 
 def run_pooled(config: Config, data: fedmcmc.FederatedData) -> dict[str, np.ndarray]:
@@ -172,14 +192,14 @@ def quantities(draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def compare(
-    all_draws: dict[str, dict[str, np.ndarray]], megabits: dict[str, float]
+    all_draws: dict[str, dict[str, np.ndarray]], costs: dict[str, Cost]
 ) -> list[dict[str, Any]]:
-    """Return the table: moments, interval, distance to pooled NUTS, ESS, R-hat, megabits."""
+    """Return the table: moments, interval, distance to pooled NUTS, ESS, R-hat, what it cost."""
     reference = quantities(all_draws["pooled NUTS"])
     table = []
     for name in reference:
         for method, draws in all_draws.items():
-            x = quantities(draws)[name]
+            x, cost = quantities(draws)[name], costs.get(method)
             mean, sd = x.mean(), x.std()
             low, high = np.quantile(x, [0.05, 0.95])
             table.append(
@@ -195,8 +215,10 @@ def compare(
                     ),
                     "sd / NUTS": float(sd / reference[name].std()),
                     "ESS": float(arviz_stats.ess(x)),
-                    "R-hat": float(arviz_stats.rhat(x)),
-                    "megabits": megabits.get(method),
+                    # Draws of one chain have none: those of fit are independent, resampled.
+                    "R-hat": float(arviz_stats.rhat(x)) if len(x) > 1 else None,
+                    "rounds": None if cost is None else cost.rounds,
+                    "megabits": None if cost is None else cost.megabits,
                 }
             )
     return table
@@ -205,7 +227,9 @@ def compare(
 def readable(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of the table as it is printed."""
     formats = {"mean - NUTS, sds": "+.3f", "sd / NUTS": ".3f", "ESS": ",.0f", "R-hat": ".3f"}
-    return row | {name: format(row[name], spec) for name, spec in formats.items()}
+    formats["rounds"] = ","
+    shown = {name: spec for name, spec in formats.items() if row[name] is not None}
+    return row | {name: format(row[name], spec) for name, spec in shown.items()}
 
 
 def draw_figures(all_draws: dict[str, dict[str, np.ndarray]], out: Path) -> None:
@@ -251,18 +275,23 @@ def main(arguments: list[str]) -> None:
     assert posterior.init_fn is not None
     start_key = jax.random.split(jax.random.key(config.seed))[1]
     mode = fedmcmc.surrogates.mode(posterior, data, posterior.init_fn(start_key))
-    samples, megabits = run_federated(config, data, posterior, mode)
-    all_draws = {name: s.constrained for name, s in samples.items()}
-    all_draws["FedEP"], megabits["FedEP"] = run_propagation(config, data, posterior, mode)
+    fitted, of_fit = run_fit(config, data)
+    samples, costs = run_federated(config, data, posterior, mode)
+    all_draws = {"fit": fitted.samples.constrained}
+    all_draws |= {name: s.constrained for name, s in samples.items()}
+    all_draws["FedEP"], costs["FedEP"] = run_propagation(config, data, posterior, mode)
     all_draws["pooled NUTS"] = run_pooled(config, data)
-    table = compare(all_draws, megabits)
+    table = compare(all_draws, costs | {"fit": of_fit})
     print("\n" + text_table([readable(row) for row in table]))
+    print(f"\nfit: {fitted.verdict}")
     draw_figures(all_draws, out)
+    fitted.report.save(out / "fit.html")
     for name, s in samples.items():
         save_draws(s, out / f"draws_{name.lower()}.nc")
     seconds = time.perf_counter() - begun
-    write_metrics(out, {"table": table, "seconds": seconds, **environment()})
-    print(f"\n{seconds:.0f} s; figures, draws, metrics and config are in {out}/")
+    told = {"table": table, "fit": fitted.report.to_dict(), "seconds": seconds}
+    write_metrics(out, {**told, **environment()})
+    print(f"\n{seconds:.0f} s; figures, draws, metrics, fit's report and config are in {out}/")
 
 
 def parse(arguments: list[str]) -> Config:
