@@ -1,6 +1,7 @@
 """One call, against exact laws, quadrature and pooled NUTS."""
 
 import json
+import shutil
 import warnings
 
 import jax
@@ -182,6 +183,49 @@ def test_what_asks_sees_no_rows():
         hidden.samples.draws["b"].mean((0, 1)), plain.samples.draws["b"].mean((0, 1)), atol=0.02
     )
     assert hidden.report.rounds > plain.report.rounds
+
+
+class Watched(SimulatedConsortium):
+    """Counts rounds of chains, and interrupts a call of `sample` as Ctrl-C does."""
+
+    def __init__(self, interrupt_call=None, lasts=10):
+        super().__init__(CURVED_DATA)
+        self.interrupt_call, self.lasts, self.calls = interrupt_call, lasts, 0
+
+    def sample(self, *args, num_rounds, **kwargs):
+        self.calls += 1
+        if self.calls == self.interrupt_call:
+            num_rounds = self.lasts
+        return super().sample(*args, num_rounds=num_rounds, **kwargs)
+
+
+def test_an_interrupt_keeps_what_was_sampled():
+    settings = dict(position=jnp.zeros(2), num_draws=500)
+    with pytest.warns(fedmcmc.SamplingWarning, match="fit: failed: R-hat"):
+        stopped = fit(CURVED, Watched(interrupt_call=7), **settings)
+    assert stopped.samples.draws.shape == (64, 10, 2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(CURVED, Watched(interrupt_call=3, lasts=2), **settings)
+
+
+def test_a_fit_resumes(tmp_path):
+    """Calls of `sample` that ended are read back, and the draws are those of one go."""
+    settings = dict(position=jnp.zeros(2), num_draws=500, max_rounds=200)
+
+    def program(consortium):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+            return fit(CURVED, consortium, **settings)
+
+    whole = program(Watched())
+    with fedmcmc.resumable(tmp_path, every_seconds=600), pytest.raises(KeyboardInterrupt):
+        program(Watched(interrupt_call=5, lasts=2))
+    # What was cut short is another run than that of the whole length: its checkpoint is dropped.
+    shutil.rmtree(tmp_path / "0005")
+    with fedmcmc.resumable(tmp_path, every_seconds=600):
+        again = program(Watched())
+    np.testing.assert_array_equal(again.samples.draws, whole.samples.draws)
+    assert again.verdict.split(";")[0] == whole.verdict.split(";")[0]
 
 
 def test_whitened_posteriors_give_draws_in_the_users_coordinates():

@@ -24,7 +24,8 @@ NUM_CHAINS, NUM_PLACES = 64, 8
 """Chains, eight from each of eight places: nested R-hat compares the places."""
 ADAPTING = (10, 10, 10, 20, 20, 40)
 """Rounds of segments after each of which steps, and every other the metric, are adapted."""
-SEGMENT = 50
+SEGMENT, FEWEST_ROUNDS = 50, 4
+"""Rounds of a segment, and of one that was interrupted (Ctrl-C) so that it is judged."""
 RHAT, ESS = 1.01, 400.0
 PER_DIMENSION = 10
 METRIC_PRIOR = 5.0
@@ -111,6 +112,8 @@ def run_chains(
     done, parts = 0, []
     for number, length in enumerate(ADAPTING):
         samples = ran(state, length)
+        if samples.num_draws < length:
+            raise KeyboardInterrupt  # nothing was kept yet
         done = done + length
         parts.append(samples)
         gap = float(np.mean(samples.info["acceptance"])) - target
@@ -120,16 +123,22 @@ def run_chains(
         kernel = _kernel(posterior, search.centre, step, most, metric, like)
         # A trajectory is reversible only if step and metric are those that it began with.
         state = started(kernel, samples.state.broadcast.position, jnp.int32(done))
-    adapted, kept = parts, []
+    adapted: list[Samples] = parts
+    kept: list[Samples] = []
     rhat, ess = np.inf, 0.0
     while done < max(max_rounds, sum(ADAPTING) + SEGMENT):
         samples = ran(state, SEGMENT)
-        done, state = done + SEGMENT, samples.state
+        interrupted = samples.num_draws < SEGMENT
+        if interrupted and samples.num_draws < FEWEST_ROUNDS:
+            if kept:
+                break
+            raise KeyboardInterrupt
+        done, state = done + samples.num_draws, samples.state
         kept.append(samples)
         found = mixing(_joined([part.draws for part in kept]))
         rhat = float(np.nanmax(found.rhat))
         ess = float(min(np.nanmin(found.ess_bulk), np.nanmin(found.ess_tail)))
-        if rhat < RHAT and ess >= ESS:
+        if interrupted or (rhat < RHAT and ess >= ESS):
             break
     whole = replace(
         kept[-1],
