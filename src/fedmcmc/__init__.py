@@ -69,6 +69,7 @@ from fedmcmc.dynamics import shared_momentum as shared_momentum
 from fedmcmc.dynamics import training as training
 from fedmcmc.exact import Corrected as Corrected
 from fedmcmc.exact import correct as correct
+from fedmcmc.exact import tempered as tempered
 from fedmcmc.fitting import Fitted as Fitted
 from fedmcmc.fitting import fit as fit
 from fedmcmc.gaussian import Gaussian as Gaussian

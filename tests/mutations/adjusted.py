@@ -11,8 +11,11 @@ ALONE, CORRELATED = f"{TOLD}[independent, narrow]", f"{TOLD}[correlated, wide]"
 TRIES = f"{OF_WEIGHTS}::test_a_choice_among_tries_keeps_the_law_and_moves_as_often_as_told[8]"
 VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_alone"
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
-TESTS = [STEPS, METRIC, VOID, WALL, ALONE, CORRELATED, TRIES, VOID_WEIGHTS, MIXED]
+MODES = "exact/test_tempered.py::test_masses_of_two_modes_that_no_chain_comes_across_between"
+NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
+TESTS = [STEPS, METRIC, VOID, WALL, ALONE, CORRELATED, TRIES, VOID_WEIGHTS, MIXED, MODES, NEAR]
 HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
+TEMPERED = "exact/_tempered.py"
 
 MUTATIONS = {
     "no kinetic energy": (
@@ -140,5 +143,29 @@ MUTATIONS = {
         "return jax.nn.logsumexp(jnp.stack(terms))",
         "return terms[0]",
         MIXED,
+    ),
+    "states resampled without their weights": (
+        TEMPERED,
+        "seeds = states.take(_systematic(weights, num_seeds, rng))",
+        "seeds = states.take(_systematic(np.full(num, 1 / num), num_seeds, rng))",
+        MODES,
+    ),
+    "moves to the posterior at every temperature": (
+        TEMPERED,
+        "log_ratio = tried.log_density(power) - now.log_density(power)",
+        "log_ratio = tried.log_density(1.0) - now.log_density(1.0)",
+        MODES,
+    ),
+    "moves that are always made": (
+        TEMPERED,
+        "taken = np.log(rng.random(num)) < log_ratio",
+        "taken = np.isfinite(log_ratio)",
+        NEAR,
+    ),
+    "an evidence of the last temperature alone": (
+        TEMPERED,
+        "log_evidence += step",
+        "log_evidence = step",
+        MODES,
     ),
 }
