@@ -69,6 +69,7 @@ from fedmcmc.dynamics import shared_momentum as shared_momentum
 from fedmcmc.dynamics import training as training
 from fedmcmc.exact import Corrected as Corrected
 from fedmcmc.exact import correct as correct
+from fedmcmc.exact import tempered as tempered
 from fedmcmc.fitting import Fitted as Fitted
 from fedmcmc.fitting import fit as fit
 from fedmcmc.gaussian import Gaussian as Gaussian
@@ -91,9 +92,11 @@ from fedmcmc.kernels import displacement as displacement
 from fedmcmc.kernels import distillation as distillation
 from fedmcmc.kernels import ensemble as ensemble
 from fedmcmc.kernels import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels import gaussian_mh as gaussian_mh
 from fedmcmc.kernels import hmc as hmc
 from fedmcmc.kernels import langevin as langevin
 from fedmcmc.kernels import mala as mala
+from fedmcmc.kernels import multiple_try as multiple_try
 from fedmcmc.kernels import natural as natural
 from fedmcmc.kernels import posterior_delta as posterior_delta
 from fedmcmc.kernels import pseudo_gradients as pseudo_gradients

@@ -80,19 +80,19 @@ POOLED = {
     "psgld": fedmcmc.psgld(POSTERIOR, step_size=0.01, batch_size=2),
 }
 # Everyone takes part in these, and only what is a function of the message may compress it.
+APPROXIMATION = fedmcmc.Gaussian.from_moments(POSITION, variance=0.3 + 0 * POSITION)
 WHOLE = {
     "hmc": fedmcmc.hmc(POSTERIOR, POSITION, step_size=0.4, max_integration_steps=3),
     "mala": fedmcmc.mala(POSTERIOR, POSITION, step_size=0.1, num_adapt=2),
+    "gaussian_mh": fedmcmc.gaussian_mh(POSTERIOR, APPROXIMATION, correlation=0.5),
+    "multiple_try": fedmcmc.multiple_try(POSTERIOR, APPROXIMATION, num_tries=4),
 }
 COMPRESSORS = {
     "identity": fedmcmc.identity(),
     "quantize": fedmcmc.quantize(8),
     "memory": fedmcmc.memory(fedmcmc.quantize(8)),
 }
-EXACT_COMPRESSORS = {
-    "identity": fedmcmc.identity(),
-    "top_k": fedmcmc.top_k(0.5, error_feedback=False),
-}
+OF_GRADIENTS = {"top_k": fedmcmc.top_k(0.5, error_feedback=False)}
 PARTICIPATIONS = {
     "full": fedmcmc.full(),
     "bernoulli": fedmcmc.bernoulli(0.7),
@@ -147,7 +147,10 @@ def bare_kernels(name):
 
 def compressors(name):
     """Return the compressors that the kernel can have."""
-    return EXACT_COMPRESSORS if name in WHOLE else COMPRESSORS
+    if name not in WHOLE:
+        return COMPRESSORS
+    of_gradients = OF_GRADIENTS if WHOLE[name].asks_for_gradients else {}
+    return {"identity": fedmcmc.identity(), **of_gradients}
 
 
 if __name__ == "__main__":

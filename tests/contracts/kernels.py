@@ -367,6 +367,27 @@ def build_mala(position, given):
     return fedmcmc.mala(given.posterior, centre(position, given), metric=metric)
 
 
+def approximation(position, given):
+    variance = jax.tree.map(lambda x: jnp.full_like(x, 0.3 * given.scale), position)
+    return fedmcmc.Gaussian.from_moments(centre(position, given), variance=variance)
+
+
+def build_gaussian_mh(position, given):
+    return fedmcmc.gaussian_mh(
+        given.posterior, approximation(position, given), correlation=0.4 * given.scale
+    )
+
+
+def build_independence(position, given):
+    return fedmcmc.gaussian_mh(given.posterior, approximation(position, given))
+
+
+def build_multiple_try(position, given):
+    q = fedmcmc.Gaussian.uniform(position, "dense")
+    dense = fedmcmc.Gaussian(q.precision_mean, q.precision + 3 * np.eye(len(q.precision)), "dense")
+    return fedmcmc.multiple_try(given.posterior, dense**given.scale, num_tries=5)
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -398,5 +419,8 @@ PLAIN = {
     "natural": build_natural,
     "hmc": build_hmc,
     "mala": build_mala,
+    "gaussian_mh": build_gaussian_mh,
+    "gaussian_mh: independent": build_independence,
+    "multiple_try": build_multiple_try,
     # Further kernels: a line here, and a pair in `COMPRESSED` of `tables.py`.
 }

@@ -67,6 +67,9 @@ COMPRESSED = (
     ("natural", "memory"),
     ("hmc", "top_k: no feedback"),
     ("mala", "clip"),
+    ("gaussian_mh", "identity"),
+    ("gaussian_mh: independent", "identity"),
+    ("multiple_try", "identity"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),
 )

@@ -136,6 +136,9 @@ families = [
         ),
         drop=0.2,
     ),
+    fedmcmc.gaussian_mh(posterior, dense.sum(), correlation=0.3),
+    fedmcmc.gaussian_mh(posterior, diagonal.sum()),
+    fedmcmc.multiple_try(posterior, dense.sum(), num_tries=3),
     fedmcmc.compress(
         fedmcmc.fed_ep(posterior, inference=inference.mcmc(chain, shrinkage=0.5), cohort_size=2),
         fedmcmc.quantize(8),

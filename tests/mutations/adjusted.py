@@ -5,8 +5,17 @@ KEPT = f"{LAW}::test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as
 STEPS, METRIC = f"{KEPT}[1-3 steps]", f"{KEPT}[another metric]"
 VOID = f"{LAW}::test_faults_make_rounds_void_and_leave_the_law_alone[1-3 steps]"
 WALL = f"{LAW}::test_walls_do_not_push_chains_to_where_trajectories_end_soon"
-TESTS = [STEPS, METRIC, VOID, WALL]
-HMC = "kernels/_hamiltonian.py"
+OF_WEIGHTS = "laws/test_weighted_law.py"
+TOLD = f"{OF_WEIGHTS}::test_gaussian_proposals_keep_the_law_and_are_accepted_as_often_as_told"
+ALONE, CORRELATED = f"{TOLD}[independent, narrow]", f"{TOLD}[correlated, wide]"
+TRIES = f"{OF_WEIGHTS}::test_a_choice_among_tries_keeps_the_law_and_moves_as_often_as_told[8]"
+VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_alone"
+MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
+MODES = "exact/test_tempered.py::test_masses_of_two_modes_that_no_chain_comes_across_between"
+NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
+TESTS = [STEPS, METRIC, VOID, WALL, ALONE, CORRELATED, TRIES, VOID_WEIGHTS, MIXED, MODES, NEAR]
+HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
+TEMPERED = "exact/_tempered.py"
 
 MUTATIONS = {
     "no kinetic energy": (
@@ -80,5 +89,83 @@ MUTATIONS = {
         "ends = is_start | (done >= old.length)",
         "ends = is_start | (done >= old.length) | jnp.isneginf(log_density)",
         WALL,
+    ),
+    "the approximation's density left out": (
+        WEIGHTED,
+        "log_weights = jnp.concatenate([here[None], log_density - of_proposal])",
+        "log_weights = jnp.concatenate([here[None], log_density])",
+        ALONE,
+    ),
+    "every weighted proposal accepted": (
+        WEIGHTED,
+        "return (uniforms[0] < accepted).astype(jnp.int32), accepted",
+        "return jnp.int32(1), accepted",
+        ALONE,
+    ),
+    "the weight of what was rejected": (
+        WEIGHTED,
+        "log_weights[chosen],",
+        "log_weights[1],",
+        ALONE,
+    ),
+    "a correlation with another variance": (
+        WEIGHTED,
+        "share = jnp.sqrt(1 - jnp.square(correlation))",
+        "share = jnp.sqrt(1 - correlation)",
+        CORRELATED,
+    ),
+    "a correlated proposal from another point": (
+        WEIGHTED,
+        "kept = mean + correlation * (position.astype(mean.dtype) - mean)",
+        "kept = correlation * position.astype(mean.dtype)",
+        CORRELATED,
+    ),
+    "the old position not among the tries": (
+        WEIGHTED,
+        "return jnp.argmax(log_weights + gumbel)",
+        "return 1 + jnp.argmax(log_weights[1:] + gumbel[1:])",
+        TRIES,
+    ),
+    "the best of the tries": (
+        WEIGHTED,
+        "return jnp.argmax(log_weights + gumbel)",
+        "return jnp.argmax(log_weights)",
+        TRIES,
+    ),
+    "void rounds that are weighed": (
+        WEIGHTED,
+        "judged.whole, (server, position, asked)",
+        "judged.whole | True, (server, position, asked)",
+        VOID_WEIGHTS,
+    ),
+    "a density of one part alone": (
+        "gaussian/_mixtures.py",
+        "return jax.nn.logsumexp(jnp.stack(terms))",
+        "return terms[0]",
+        MIXED,
+    ),
+    "states resampled without their weights": (
+        TEMPERED,
+        "seeds = states.take(_systematic(weights, num_seeds, rng))",
+        "seeds = states.take(_systematic(np.full(num, 1 / num), num_seeds, rng))",
+        MODES,
+    ),
+    "moves to the posterior at every temperature": (
+        TEMPERED,
+        "log_ratio = tried.log_density(power) - now.log_density(power)",
+        "log_ratio = tried.log_density(1.0) - now.log_density(1.0)",
+        MODES,
+    ),
+    "moves that are always made": (
+        TEMPERED,
+        "taken = np.log(rng.random(num)) < log_ratio",
+        "taken = np.isfinite(log_ratio)",
+        NEAR,
+    ),
+    "an evidence of the last temperature alone": (
+        TEMPERED,
+        "log_evidence += step",
+        "log_evidence = step",
+        MODES,
     ),
 }

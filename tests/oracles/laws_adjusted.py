@@ -39,3 +39,16 @@ def gaussian_mh(num_dimensions, variance, distance, correlation, seed=0):
         return (((x - mean) ** 2).sum(1) / variance - (x**2).sum(1)) / 2
 
     return mean_and_error(np.exp(np.minimum(0, log_weight(y) - log_weight(x))))
+
+
+def multiple_try(num_dimensions, variance, distance, num_tries, seed=0):
+    """Return how often a choice by weight leaves the old point, on N(0, I), and se."""
+    rng = np.random.default_rng(seed)
+    num = NUM // num_tries
+    mean = np.zeros(num_dimensions)
+    mean[0] = distance
+    fresh = mean + np.sqrt(variance) * rng.normal(size=(num, num_tries - 1, num_dimensions))
+    points = np.concatenate([rng.normal(size=(num, 1, num_dimensions)), fresh], axis=1)
+    log_weights = (((points - mean) ** 2).sum(-1) / variance - (points**2).sum(-1)) / 2
+    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+    return mean_and_error(1 - weights[:, 0] / weights.sum(1))

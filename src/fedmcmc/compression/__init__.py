@@ -12,6 +12,7 @@ from fedmcmc.compression._elias import SMALLEST_NORM as SMALLEST_NORM
 from fedmcmc.compression._elias import as_vectors as as_vectors
 from fedmcmc.compression._elias import code_length as code_length
 from fedmcmc.compression._elias import message_bits as message_bits
+from fedmcmc.compression._identity import Identity as Identity
 from fedmcmc.compression._identity import identity as identity
 from fedmcmc.compression._memory import Memory as Memory
 from fedmcmc.compression._memory import memory as memory

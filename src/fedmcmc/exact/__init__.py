@@ -9,3 +9,5 @@ from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round
 from fedmcmc.exact._psis import psis as psis
 from fedmcmc.exact._psis import threshold as threshold
+from fedmcmc.exact._tempered import Tempered as Tempered
+from fedmcmc.exact._tempered import tempered as tempered

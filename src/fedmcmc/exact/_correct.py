@@ -136,14 +136,14 @@ def correct(
     max_rounds = positive_integer(max_rounds, "max_rounds")
     if not 0 <= tail < 1 or not degrees > 0:
         raise ValueError(f"tail must lie in [0, 1) and degrees be positive, got {tail}, {degrees}.")
-    proposal, middle = _first_proposal(approximation, tail, degrees)
+    proposal, middle = first_proposal(approximation, tail, degrees)
     centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
     if trees.num_elements(centre) != proposal.means.shape[1]:
         raise ValueError(
             f"The approximation has {proposal.means.shape[1]} dimensions, and centre "
             f"{trees.num_elements(centre)}."
         )
-    target = _Target(as_functions(posterior), as_consortium(data), centre)
+    target = Target(as_functions(posterior), as_consortium(data), centre)
     rounds: list[Round] = []
     found: list[_Weighted] = []
     key, enough = as_key(rng_key), min(ENOUGH, num_draws / 10)
@@ -197,7 +197,7 @@ class _Weighted:
     cost: tuple[int, float, float]
 
 
-class _Target:
+class Target:
     """The posterior, whose log density a consortium's clients sum."""
 
     def __init__(self, posterior: Posterior, consortium: Consortium, centre: ArrayTree) -> None:
@@ -297,7 +297,7 @@ def _drawn(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Arra
     return points, jax.vmap(trees.ravel)(points), prior, at_centre
 
 
-def _first_proposal(approximation: Any, tail: float, degrees: float) -> tuple[Mixture, ArrayTree]:
+def first_proposal(approximation: Any, tail: float, degrees: float) -> tuple[Mixture, ArrayTree]:
     """Return what the first round draws from, and the center of differences, a position."""
     if isinstance(approximation, Mixture):
         return approximation, approximation.means[0]

@@ -16,4 +16,5 @@ from fedmcmc.gaussian._gaussian import project as project
 from fedmcmc.gaussian._gaussian import symmetric as symmetric
 from fedmcmc.gaussian._gaussian import with_mean as with_mean
 from fedmcmc.gaussian._mixtures import Mixture as Mixture
+from fedmcmc.gaussian._mixtures import StandardDraws as StandardDraws
 from fedmcmc.gaussian._mixtures import defensive as defensive

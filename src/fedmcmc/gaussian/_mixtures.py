@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,21 @@ from jax import Array
 from jax.tree_util import register_dataclass
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
+
+
+class StandardDraws(NamedTuple):
+    """Draws of a mixture before they have its means and scales.
+
+    Attributes
+    ----------
+    part
+        ``[num]`` int32, the part that each is of.
+    z
+        ``[num, d]``, of the standard Gaussian or t of that part.
+    """
+
+    part: Array
+    z: Array
 
 
 @register_dataclass
@@ -99,6 +114,49 @@ class Mixture:
             first += count
         return jnp.concatenate(parts)
 
+    def standard_draws(self, rng_key: Array, num: int) -> StandardDraws:
+        """Draw independently, not in strata, what `placed` makes draws of the mixture of.
+
+        Means and scales are not used yet.
+        """
+        part_key, normal_key, gamma_key = jax.random.split(rng_key, 3)
+        dtype = self.means.dtype
+        u = jax.random.uniform(part_key, (num,), dtype)
+        part = jnp.searchsorted(jnp.asarray(np.cumsum(self.weights)[:-1], dtype), u, side="right")
+        z = jax.random.normal(normal_key, (num, self.means.shape[1]), dtype)
+        if not np.isinf(self.degrees).all():
+            degrees = np.array(self.degrees)
+            half = jnp.asarray(np.where(np.isinf(degrees), 2, degrees) / 2, dtype)[part]
+            stretch = jax.lax.rsqrt(jax.random.gamma(gamma_key, half, dtype=dtype) / half)
+            z = jnp.where(jnp.asarray(np.isinf(degrees))[part][:, None], z, z * stretch[:, None])
+        return StandardDraws(part.astype(jnp.int32), z)
+
+    def placed(self, draws: StandardDraws) -> Array:
+        """Return draws of the mixture, ``[num, d]``."""
+        parts = [
+            mean[None] + (draws.z * factor[None] if factor.ndim == 1 else _apply(factor, draws.z))
+            for mean, factor in zip(self.means, self.factors, strict=True)
+        ]
+        return jnp.take_along_axis(jnp.stack(parts), draws.part[None, :, None], axis=0)[0]
+
+    def log_density_of(self, point: Array) -> Array:
+        """Return what `log_density` does of a point ``[d]``, ``[]``, in a compiled program."""
+        terms = []
+        for j, (weight, degrees) in enumerate(zip(self.weights, self.degrees, strict=True)):
+            if weight == 0:
+                continue
+            factor, gap = self.factors[j], point - self.means[j]
+            if factor.ndim == 1:
+                z, scales = gap / factor, factor
+            else:
+                z = jax.scipy.linalg.solve_triangular(factor, gap, lower=True)
+                scales = jnp.diagonal(factor)
+            square = jnp.sum(jnp.square(z))
+            norm, half = _constants(len(point), degrees)
+            decay = square / 2 if np.isinf(degrees) else half * jnp.log1p(square / degrees)
+            terms.append(float(np.log(weight)) + norm - jnp.sum(jnp.log(scales)) - decay)
+        return jax.nn.logsumexp(jnp.stack(terms))
+
     def log_density(self, points: Any) -> np.ndarray:
         """Return the log density at points ``[num, d]``, in float64 on the host."""
         points = np.asarray(points, np.float64)
@@ -154,7 +212,15 @@ def _log_density(
         z = solve_triangular(factor, gaps, lower=True)
         log_det = np.log(np.diagonal(factor)).sum()
     square = (z**2).sum(0)
+    norm, half = _constants(size, degrees)
     if np.isinf(degrees):
-        return -0.5 * (square + size * np.log(2 * np.pi)) - log_det
+        return norm - log_det - square / 2
+    return norm - log_det - half * np.log1p(square / degrees)
+
+
+def _constants(size: int, degrees: float) -> tuple[float, float]:
+    """Return the logarithm of a density's norm, and half of what its power is."""
+    if np.isinf(degrees):
+        return float(-size / 2 * np.log(2 * np.pi)), np.inf
     norm = gammaln((degrees + size) / 2) - gammaln(degrees / 2) - size / 2 * np.log(degrees * np.pi)
-    return norm - log_det - (degrees + size) / 2 * np.log1p(square / degrees)
+    return float(norm), float(degrees + size) / 2

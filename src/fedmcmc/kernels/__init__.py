@@ -31,3 +31,5 @@ from fedmcmc.kernels._questions import Recipe as Recipe
 from fedmcmc.kernels._questions import evaluations as evaluations
 from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._relay import relay as relay
+from fedmcmc.kernels._weighted import gaussian_mh as gaussian_mh
+from fedmcmc.kernels._weighted import multiple_try as multiple_try

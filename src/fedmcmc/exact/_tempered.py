@@ -1,0 +1,351 @@
+"""Tempering: from an approximation to the posterior in steps, for several modes and the evidence.
+
+Source: Dau and Chopin (2022), Waste-free sequential Monte Carlo.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.special import logsumexp
+
+from fedmcmc._checks import expect, positive_integer
+from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.diagnostics import SamplingWarning
+from fedmcmc.exact._correct import Target, first_proposal
+from fedmcmc.gaussian import Gaussian, Mixture
+from fedmcmc.kernels import BELOW, Evaluated, Points
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key
+from fedmcmc.records import Samples
+from fedmcmc.runs import as_consortium
+
+SHARE = 0.5
+"""Of the states: how many effective ones a step of the temperature leaves."""
+MOST_TEMPERATURES = 200
+SCALES = (1.0, 0.25)
+"""Of random-walk proposals in turns, relative to what is best for a Gaussian: far and near."""
+LEAST_ACCEPTED = 0.02
+MOST_INVALID = 0.01
+
+
+@dataclass(frozen=True, repr=False)
+class Tempered:
+    """Draws of the posterior and its evidence, by sequential Monte Carlo.
+
+    Attributes
+    ----------
+    draws
+        Pytree of NumPy arrays, leaves ``[num_seeds * length, *event]``, of equal weight, in the
+        user's coordinates, unconstrained: `num_seeds` chains of `length` states, one after another.
+    log_evidence, log_evidence_sd
+        Log of ``p(data)`` with an estimate of its standard error, from how the chains of a
+        temperature differ. Right only if log prior and log likelihood are normalized, as those of
+        `fedmcmc.from_numpyro` are; nothing can check it.
+    temperatures
+        Powers of the posterior, from zero to one.
+    acceptance
+        Share of accepted moves, one per temperature above zero.
+    totals
+        ``rounds`` of communication, ``bits_up`` and ``bits_down`` of all clients.
+    constrain_fn
+        Unconstrained position to the user's parameters, ``None`` for the identity.
+    """
+
+    draws: ArrayTree
+    log_evidence: float
+    log_evidence_sd: float
+    temperatures: tuple[float, ...]
+    acceptance: tuple[float, ...]
+    totals: dict[str, float]
+    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None)
+
+    def __repr__(self) -> str:
+        """Return figures and cost."""
+        num = len(jax.tree.leaves(self.draws)[0])
+        return (
+            f"Tempered: {num:,} draws, {len(self.acceptance)} temperatures, moves accepted with "
+            f"{min(self.acceptance):.2g} at least, {self.totals['rounds']:,} rounds\n"
+            f"log evidence {self.log_evidence:.4g} (sd {self.log_evidence_sd:.2g}, if prior and "
+            f"likelihood are normalized)"
+        )
+
+    @property
+    def constrained(self) -> ArrayTree:
+        """The draws in the user's parameters, leaves ``[num_seeds * length, ...]``."""
+        if self.constrain_fn is None:
+            return self.draws
+        mapped = jax.jit(jax.vmap(self.constrain_fn))(jax.tree.map(jnp.asarray, self.draws))
+        return jax.tree.map(np.asarray, mapped)
+
+
+def tempered(
+    rng_key: Array,
+    posterior: Posterior,
+    data: Any,
+    approximation: Gaussian | Mixture | Samples,
+    *,
+    num_seeds: int = 100,
+    length: int = 20,
+    centre: ArrayTree | None = None,
+) -> Tempered:
+    """Sample the posterior by way of ``approximation**(1 - b) * posterior**b``, b from 0 to 1.
+
+    At each ``b``, chosen so that half of the states stay effective, `num_seeds` states are drawn by
+    weight and each begins a chain of `length` states, all of which are kept. A step of all chains
+    is one exchange with all clients, who send log likelihoods alone. Slower than
+    `fedmcmc.hmc`, and for what that cannot do: modes that no chain comes across between, as long as
+    the approximation covers them, and the evidence.
+
+    Parameters
+    ----------
+    rng_key
+        Of all draws.
+    posterior, data, approximation, centre
+        As those of `fedmcmc.correct`. A wider approximation finds more modes, for more
+        temperatures.
+    num_seeds, length
+        Chains at each temperature, and their states: ``num_seeds * length`` draws, and ``length -
+        1`` exchanges per temperature.
+
+    Returns
+    -------
+    Tempered
+        The evidence is unbiased for fixed temperatures, consistent for these.
+
+    Raises
+    ------
+    ValueError
+        As `fedmcmc.correct`; if the posterior's density is zero at all draws of the approximation.
+    RuntimeError
+        If 200 temperatures do not reach the posterior.
+
+    Warns
+    -----
+    SamplingWarning
+        If chains hardly move at some temperature, or log densities are NaN or infinite at more than
+        one point in a hundred.
+
+    References
+    ----------
+    Dau and Chopin (2022), Waste-free sequential Monte Carlo.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
+    >>> wide = fedmcmc.Gaussian.from_moments(jnp.array(-2.0), variance=jnp.array(9.0))
+    >>> found = tempered(jax.random.key(0), posterior, data, wide)
+    >>> print(round(float(found.draws.mean()), 1), round(float(found.draws.std()), 1))
+    0.3 0.3
+    """
+    expect(posterior, Posterior, "posterior")
+    num_seeds = positive_integer(num_seeds, "num_seeds")
+    length = positive_integer(length, "length")
+    if num_seeds < 2 or length < 2:
+        raise ValueError(f"num_seeds and length must be 2 at least, got {num_seeds} and {length}.")
+    proposal, middle = first_proposal(approximation, 0.2, 5.0)
+    centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
+    if trees.num_elements(centre) != proposal.means.shape[1]:
+        raise ValueError(
+            f"The approximation has {proposal.means.shape[1]} dimensions, and centre "
+            f"{trees.num_elements(centre)}."
+        )
+    path = _Path(Target(as_functions(posterior), as_consortium(data), centre), proposal)
+    words = np.asarray(jax.random.bits(as_key(rng_key), (4,), jnp.uint32))
+    rng = np.random.default_rng(words.tolist())
+    num = num_seeds * length
+    states = path.at(_drawn(proposal, rng, num))
+    if not np.isfinite(states.log_ratio).any():
+        raise ValueError(
+            f"The posterior's density is zero or not a number at all {num} draws of the "
+            "approximation: it is that of another model, or far off."
+        )
+    powers, acceptance = [0.0], []
+    log_evidence = variance = 0.0
+    chain_length = 1  # the first states are independent
+    while powers[-1] < 1:
+        if len(powers) > MOST_TEMPERATURES:
+            raise RuntimeError(
+                f"{MOST_TEMPERATURES} temperatures came to a power of {powers[-1]:.3g} of the "
+                "posterior: the approximation is too far from it."
+            )
+        power = _next_power(powers[-1], states.log_ratio)
+        log_weights = (power - powers[-1]) * states.log_ratio
+        step = logsumexp(log_weights) - np.log(num)
+        log_evidence += step
+        of_chains = np.exp(log_weights - step).reshape(-1, chain_length).mean(1)
+        variance += of_chains.var(ddof=1) / len(of_chains)
+        weights = np.exp(log_weights - logsumexp(log_weights))
+        root = _root_of_covariance(states.points, weights)
+        seeds = states.take(_systematic(weights, num_seeds, rng))
+        states, accepted = path.move(seeds, power, root, length, rng)
+        powers.append(power)
+        acceptance.append(accepted)
+        chain_length = length
+    path.warn(acceptance)
+    return Tempered(
+        draws=path.target.in_users_coordinates(states.points),
+        log_evidence=float(log_evidence + path.log_density_at_centre),
+        log_evidence_sd=float(np.sqrt(variance)),
+        temperatures=tuple(powers),
+        acceptance=tuple(acceptance),
+        totals={"rounds": path.rounds, "bits_up": path.bits_up, "bits_down": path.bits_down},
+        constrain_fn=posterior.constrain_fn,
+    )
+
+
+@dataclass(frozen=True)
+class _States:
+    """Points ``[num, d]`` with log densities, ``[num]``, of posterior and approximation."""
+
+    points: np.ndarray
+    log_target: np.ndarray
+    log_start: np.ndarray
+
+    @property
+    def log_ratio(self) -> np.ndarray:
+        return self.log_target - self.log_start
+
+    def log_density(self, power: float) -> np.ndarray:
+        return power * self.log_target + (1 - power) * self.log_start
+
+    def take(self, places: np.ndarray) -> "_States":
+        return _States(self.points[places], self.log_target[places], self.log_start[places])
+
+    def where(self, chosen: np.ndarray, other: "_States") -> "_States":
+        """Return these states where `chosen`, and others elsewhere."""
+        return _States(
+            np.where(chosen[:, None], self.points, other.points),
+            np.where(chosen, self.log_target, other.log_target),
+            np.where(chosen, self.log_start, other.log_start),
+        )
+
+
+class _Path:
+    """The way from an approximation to the posterior, and what was asked on it."""
+
+    def __init__(self, target: Target, start: Mixture) -> None:
+        self.target, self.start = target, start
+        self.rounds, self.bits_up, self.bits_down = 0, 0.0, 0.0
+        self.num_points = self.num_invalid = 0
+        self.log_density_at_centre = np.nan
+
+    def at(self, points: np.ndarray) -> _States:
+        """Ask all clients for their log likelihoods at points, ``[num, d]``."""
+        centre = self.target.centre
+        flat = jnp.asarray(points, trees.ravel(centre).dtype)
+        positions = trees.cast_like(jax.vmap(lambda x: trees.unravel(x, centre))(flat), centre)
+        asked = self.target.consortium.ask(self.target.question, Points(positions, centre))
+        answer: Evaluated = asked.value
+        prior, prior_at_centre = _priors(self.target.posterior, positions, centre)
+        value = np.asarray(answer.value, np.float64)
+        log_target = np.where(value < BELOW, -np.inf, value + np.asarray(prior, np.float64))
+        log_target[~(log_target < np.inf)] = -np.inf  # NaN too
+        points = np.asarray(flat, np.float64)  # as the clients had them
+        self.rounds += asked.rounds
+        self.bits_up += asked.bits_up
+        self.bits_down += asked.bits_down
+        self.num_points += len(points)
+        self.num_invalid += int(answer.invalid.value)
+        at_centre = np.asarray(answer.at_centre.value, np.float64).sum() + float(prior_at_centre)
+        if not np.isfinite(at_centre):
+            raise ValueError(
+                "The log density at the center of the approximation is not finite. Pass centre=, a "
+                "position where it is."
+            )
+        self.log_density_at_centre = at_centre
+        return _States(points, log_target, self.start.log_density(points))
+
+    def move(
+        self, seeds: _States, power: float, root: np.ndarray, length: int, rng: np.random.Generator
+    ) -> tuple[_States, float]:
+        """Return the states of chains from `seeds` that leave a power of the target invariant."""
+        now, chains, accepted = seeds, [seeds], []
+        num, size = seeds.points.shape
+        for step in range(length - 1):
+            scale = SCALES[step % len(SCALES)] * 2.38 / np.sqrt(size)
+            tried = self.at(now.points + scale * rng.normal(size=(num, size)) @ root.T)
+            with np.errstate(invalid="ignore"):  # minus infinity less itself
+                log_ratio = tried.log_density(power) - now.log_density(power)
+            taken = np.log(rng.random(num)) < log_ratio
+            now = tried.where(taken, now)
+            chains.append(now)
+            accepted.append(taken.mean())
+        # One chain after another.
+        states = _States(
+            np.stack([x.points for x in chains], axis=1).reshape(-1, size),
+            np.stack([x.log_target for x in chains], axis=1).ravel(),
+            np.stack([x.log_start for x in chains], axis=1).ravel(),
+        )
+        return states, float(np.mean(accepted))
+
+    def warn(self, acceptance: list[float]) -> None:
+        """Warn where chains hardly moved, or log densities were no numbers."""
+        if min(acceptance) < LEAST_ACCEPTED:
+            warnings.warn(
+                f"tempered: at a temperature moves were accepted with a share of "
+                f"{min(acceptance):.2g}, so that chains hardly moved: take a larger length.",
+                SamplingWarning,
+                stacklevel=3,
+            )
+        if self.num_invalid > MOST_INVALID * self.num_points:
+            warnings.warn(
+                f"tempered: the log density is NaN or infinite at {self.num_invalid} of "
+                f"{self.num_points} points, which get no weight.",
+                SamplingWarning,
+                stacklevel=3,
+            )
+
+
+@jax.jit
+def _priors(posterior: Posterior, points: ArrayTree, centre: ArrayTree) -> tuple[Array, Array]:
+    at_centre = posterior.logprior_fn(centre)
+    return jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points), at_centre
+
+
+def _drawn(mixture: Mixture, rng: np.random.Generator, num: int) -> np.ndarray:
+    """Draw points ``[num, d]`` of a mixture, independently."""
+    key = jax.random.key(int(rng.integers(2**32)))
+    return np.asarray(mixture.placed(mixture.standard_draws(key, num)), np.float64)
+
+
+def _next_power(power: float, log_ratio: np.ndarray) -> float:
+    """Return the power to which half of the states that have any weight stay effective."""
+    wanted = SHARE * np.isfinite(log_ratio).sum()
+
+    def effective(to: float) -> float:
+        log_weights = (to - power) * log_ratio
+        return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)))
+
+    if effective(1.0) >= wanted:
+        return 1.0
+    low, high = power, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if effective(middle) >= wanted else (low, middle)
+    return high
+
+
+def _root_of_covariance(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    gaps = points - weights @ points
+    covariance = (gaps.T * weights) @ gaps
+    ridge = 1e-10 * np.trace(covariance) / len(covariance)
+    root: np.ndarray = np.linalg.cholesky(covariance + ridge * np.eye(len(covariance)))
+    return root
+
+
+def _systematic(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
+    """Return `num` places, each as often as its weight, rounded up or down."""
+    ends = np.cumsum(weights)
+    places = np.searchsorted(ends, (np.arange(num) + rng.random()) / num * ends[-1])
+    return np.minimum(places, len(weights) - 1)

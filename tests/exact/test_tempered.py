@@ -1,0 +1,146 @@
+"""Waste-free sequential Monte Carlo against exact evidences, masses of modes and moments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+
+import fedmcmc
+from fedmcmc.exact._tempered import _next_power, _systematic
+from fedmcmc.runs import SimulatedConsortium
+from tests.exact.test_correct import EXACT, FEDERATION, ROOT, approximation, log_evidence
+from tests.oracles.federations import LIMIT, z_scores
+from tests.support.lanes import fast_and_slow
+
+KEY = jax.random.key(3)
+
+
+def repeat(times, posterior, data, q, **settings):
+    return [
+        fedmcmc.tempered(jax.random.fold_in(KEY, i), posterior, data, q, **settings)
+        for i in range(times)
+    ]
+
+
+@pytest.mark.parametrize("case", fast_and_slow(["near", "far"], ["near"]))
+def test_evidence_and_moments_of_a_gaussian_federation(case):
+    off, length = dict(near=(dict(shift=2.5, scale=1.5), 6), far=(dict(shift=8.0, scale=6.0), 12))[
+        case
+    ]
+    q = approximation(**off)
+    found = repeat(16, FEDERATION.posterior, FEDERATION.data, q, num_seeds=60, length=length)
+    errors = np.array([x.log_evidence for x in found]) - log_evidence()
+    sds = np.array([x.log_evidence_sd for x in found])
+    assert abs(z_scores(errors, 0.0)) < LIMIT
+    assert 0.4 < sds.mean() / errors.std(ddof=1) < 2.5
+    z = np.stack([np.linalg.solve(ROOT, (x.draws - EXACT.mean).T).T for x in found])
+    assert np.abs(z_scores(z.mean(1), 0.0)).max() < LIMIT
+    assert np.abs(z_scores((z**2).mean(1), 1.0)).max() < LIMIT
+    first = found[0]
+    assert first.temperatures[0] == 0 and first.temperatures[-1] == 1
+    assert (np.diff(first.temperatures) > 0).all()
+    assert len(first.temperatures) > 2
+    assert first.totals["rounds"] == 1 + (length - 1) * len(first.acceptance)
+    assert "temperatures" in str(first) and "log evidence" in str(first)
+
+
+def two_modes(theta, rows):
+    """Rows of which the first of all holds a one: 0.7 N(0, I) + 0.3 N((6, 0), I)."""
+    near = jnp.log(0.7) + norm.logpdf(theta[0])
+    far = jnp.log(0.3) + norm.logpdf(theta[0] - 6)
+    return rows * (jnp.logaddexp(near, far) + norm.logpdf(theta[1]))
+
+
+TWO_MODES = fedmcmc.Posterior(lambda theta: jnp.zeros(()), two_modes)
+TWO_CLIENTS = fedmcmc.FederatedData.from_clients(
+    [np.array([1.0, 0.0], np.float32), np.zeros(3, np.float32)]
+)
+WIDE = fedmcmc.Gaussian.from_moments(np.zeros(2), variance=np.full(2, 16.0))
+
+
+def test_masses_of_two_modes_that_no_chain_comes_across_between():
+    found = repeat(10, TWO_MODES, TWO_CLIENTS, WIDE)
+    right = np.array([(x.draws[:, 0] > 3).mean() for x in found])
+    assert abs(z_scores(right, 0.3)) < LIMIT and right.std(ddof=1) < 0.1
+    evidence = np.array([x.log_evidence for x in found])
+    assert abs(z_scores(evidence, 0.0)) < LIMIT and evidence.std(ddof=1) < 0.2
+    spread = np.array([x.draws[:, 1].var() for x in found])
+    assert abs(z_scores(spread, 1.0)) < LIMIT
+
+
+def test_clients_that_are_missing_are_asked_again_and_the_key_says_the_rest():
+    settings = dict(num_seeds=10, length=4)
+    q = approximation(scale=2.0)
+    plain = fedmcmc.tempered(KEY, FEDERATION.posterior, FEDERATION.data, q, **settings)
+    shaky = SimulatedConsortium(
+        FEDERATION.data,
+        transform=lambda kernel: fedmcmc.faults(kernel, drop=0.2, rescale=False),
+    )
+    again = fedmcmc.tempered(KEY, FEDERATION.posterior, shaky, q, **settings)
+    np.testing.assert_array_equal(again.draws, plain.draws)
+    assert again.totals["rounds"] > plain.totals["rounds"]
+    assert again.log_evidence == plain.log_evidence
+
+
+def test_draws_are_in_the_users_coordinates():
+    posterior = FEDERATION.posterior._replace(constrain_fn=lambda theta: {"shifted": theta + 1.0})
+    white = fedmcmc.whiten(posterior, FEDERATION.data, jnp.asarray(FEDERATION.start))
+    standard = fedmcmc.Gaussian.from_moments(jnp.zeros(3), variance=jnp.full(3, 1.5))
+    found = fedmcmc.tempered(KEY, white.posterior, FEDERATION.data, standard, length=8)
+    assert np.abs(found.draws.mean(0) - EXACT.mean).max() < 0.3 * np.sqrt(EXACT.covariance.max())
+    np.testing.assert_allclose(found.constrained["shifted"], found.draws + 1, rtol=1e-6)
+
+
+def test_the_next_power_leaves_half_of_the_states_effective():
+    log_ratio = np.random.default_rng(0).normal(scale=20, size=1000)
+    log_ratio[::4] = -np.inf
+    power = _next_power(0.1, log_ratio)
+    weights = np.exp((power - 0.1) * log_ratio)
+    assert abs(weights.sum() ** 2 / (weights**2).sum() / 750 - 0.5) < 1e-6
+    assert _next_power(0.1, 0.001 * log_ratio) == 1.0
+
+
+def test_systematic_resampling_takes_each_as_often_as_its_weight():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.ones(30))
+    counts = np.array(
+        [np.bincount(_systematic(weights, 40, rng), minlength=30) for _ in range(999)]
+    )
+    assert (np.abs(counts - 40 * weights) < 1).all()
+    assert np.abs(z_scores(counts, 40 * weights)).max() < LIMIT
+
+
+def test_what_does_not_fit_is_refused_and_what_hardly_moves_warns():
+    run = FEDERATION.posterior, FEDERATION.data
+    with pytest.raises(ValueError, match="2 at least"):
+        fedmcmc.tempered(KEY, *run, approximation(), num_seeds=1)
+    with pytest.raises(ValueError, match="dimensions"):
+        fedmcmc.tempered(KEY, *run, approximation(), centre=jnp.zeros(2))
+    with pytest.raises(TypeError, match="approximation"):
+        fedmcmc.tempered(KEY, *run, np.zeros(3))
+    nowhere = FEDERATION.posterior._replace(
+        logprior_fn=lambda theta: jnp.where(jnp.sum(theta) > 1e6, 0.0, -jnp.inf)
+    )
+    with pytest.raises(ValueError, match="center of the approximation is not finite"):
+        fedmcmc.tempered(KEY, nowhere, FEDERATION.data, approximation())
+    with pytest.raises(ValueError, match="zero or not a number at all"):
+        fedmcmc.tempered(KEY, nowhere, FEDERATION.data, approximation(), centre=jnp.full(3, 1e6))
+    holes = FEDERATION.posterior._replace(
+        logprior_fn=lambda theta: jnp.zeros(()),
+        loglikelihood_fn=lambda theta, rows: (
+            jnp.sqrt(jnp.sin(1e4 * theta[0]) + 0.2) + 0 * rows["x"][:, 0]
+        ),
+    )
+    middle = jnp.zeros(3)
+    standard = fedmcmc.Gaussian.from_moments(middle, variance=jnp.ones(3))
+    with pytest.warns(fedmcmc.SamplingWarning, match="NaN or infinite at"):
+        fedmcmc.tempered(KEY, holes, FEDERATION.data, standard, num_seeds=30, length=3)
+    needles = FEDERATION.posterior._replace(
+        logprior_fn=lambda theta: jnp.zeros(()),
+        loglikelihood_fn=lambda theta, rows: (
+            jnp.where(jnp.cos(300 * theta).min() > 0.9, 0.0, -jnp.inf) + 0 * rows["x"][:, 0]
+        ),
+    )
+    with pytest.warns(fedmcmc.SamplingWarning, match="hardly moved"):
+        fedmcmc.tempered(KEY, needles, FEDERATION.data, standard, num_seeds=1000, length=3)
