@@ -147,6 +147,26 @@ def test_chains_take_over_where_weights_fail():
     np.testing.assert_allclose(draws.std((0, 1)) / sd, 1, atol=6 / np.sqrt(num))
 
 
+@pytest.mark.slow
+def test_tempering_takes_over_between_modes_that_weights_miss():
+    """Two bananas: the curvature at a mode is no guide, and no chain comes across."""
+    posterior, data = bimodal()
+
+    def bent(x, rows):
+        x = jnp.stack([x[0], x[1] - 0.35 * x[0] ** 2])
+        return posterior.loglikelihood_fn(jnp.stack([x[0], 3 * x[1]]), rows)
+
+    bent_posterior = posterior._replace(loglikelihood_fn=bent)
+    fitted = fit(bent_posterior, data, position=jnp.zeros(2), num_draws=1000)
+    assert fitted.verdict.startswith("exact (SMC)"), fitted.verdict
+    draws = fitted.samples.draws
+    assert draws.shape == (2, 2000, 2)
+    assert abs((draws[..., 0] > 0).mean() - 0.3) < 0.08  # chains share their seeds' modes
+    inside = draws[..., 1] - 0.35 * draws[..., 0] ** 2
+    assert abs(3 * inside.std() - 1) < 0.1
+    assert np.isfinite(fitted.log_evidence)
+
+
 def test_patience_is_asked_for():
     with pytest.warns(fedmcmc.SamplingWarning, match=r'effort="exact" would take'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)

@@ -27,6 +27,8 @@ ADAPTING = (10, 10, 10, 20, 20, 40)
 SEGMENT, FEWEST_ROUNDS = 50, 4
 """Rounds of a segment, and of one that was interrupted (Ctrl-C) so that it is judged."""
 RHAT, ESS = 1.01, 400.0
+HOPELESS_ROUNDS, HOPELESS_RHAT = 600, 1.1
+"""Chains that after so many rounds are so far apart will not agree soon."""
 PER_DIMENSION = 10
 METRIC_PRIOR = 5.0
 """Draws that the metric so far counts as when moments of chains replace it."""
@@ -138,7 +140,8 @@ def run_chains(
         found = mixing(_joined([part.draws for part in kept]))
         rhat = float(np.nanmax(found.rhat))
         ess = float(min(np.nanmin(found.ess_bulk), np.nanmin(found.ess_tail)))
-        if interrupted or (rhat < RHAT and ess >= ESS):
+        hopeless = done >= HOPELESS_ROUNDS and rhat > HOPELESS_RHAT
+        if interrupted or hopeless or (rhat < RHAT and ess >= ESS):
             break
     whole = replace(
         kept[-1],

@@ -18,7 +18,7 @@ from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior, as_f
 from fedmcmc.algorithms import fed_ep
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning, at_rest
-from fedmcmc.exact import Corrected, correct
+from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
 from fedmcmc.fitting._fitted import Fitted, figures_of, summarized
 from fedmcmc.fitting._modes import Search, find_modes
@@ -34,8 +34,11 @@ USUAL_ROUNDS, PATIENCE = 1050, 3600.0
 """Rounds that chains may take, and seconds that ``effort="auto"`` spends on them at most."""
 EP_ROUNDS, EP_ROWS, EP_DIMENSIONS = 50, 5, 256
 """Rounds of FedEP at most; rows per parameter that most clients need for it, and parameters."""
-MODES, CORRECTION, PROPAGATION, RECORRECTION, CHAINS, EVIDENCE, DRAW = range(7)
+MODES, CORRECTION, PROPAGATION, RECORRECTION, CHAINS, EVIDENCE, DRAW, TEMPERING = range(8)
 """Folded into the key, one per stage."""
+TEMPERED_DIMENSIONS, WIDER, MOST_SHIFT = 50, 4.0, 0.2
+"""Where tempering is tried; how wide it begins, in variances; posterior sds between repetitions."""
+COSTS = ("rounds", "bits_up", "bits_down")
 
 
 def fit(
@@ -56,7 +59,8 @@ def fit(
     One more round weights draws of the Gaussians that these make, which for regressions with more
     than ten rows per parameter is usually exact. Where it is not, the proposal is adapted,
     expectation propagation gives another, and at last chains of Hamiltonian Monte Carlo run until
-    they agree.
+    they agree; between several modes, or where chains do not agree, tempering leads from the
+    Gaussians to the posterior.
 
     Parameters
     ----------
@@ -87,10 +91,11 @@ def fit(
 
         - ``exact (importance)``: k-hat below 0.5 and 400 effective draws at the first correction;
         - ``exact (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws;
+        - ``exact (SMC)``: two repetitions of `fedmcmc.tempered` that agree;
         - ``doubtful``: a correction that passed only after its proposal was adapted, or with k-hat
           above 0.5;
         - ``approximate``: draws of Gaussians;
-        - ``failed``: chains that do not agree.
+        - ``failed``: chains that do not agree, nor repetitions of tempering.
 
     Raises
     ------
@@ -182,6 +187,7 @@ class _Fit:
         self.corrected: Corrected | None = None
         self.evidence: Corrected | None = None
         self.chains: Chains | None = None
+        self.tempered: list[Tempered] = []
 
     def go(self, effort: str, max_rounds: int, latency: float, position: ArrayTree | None) -> str:
         """Run what is needed and return the verdict."""
@@ -200,7 +206,13 @@ class _Fit:
             if self.corrected is not None and self.corrected.verdict == "doubtful":
                 return self._by_importance("doubtful (importance)", cost)
             return self._approximate(cost)
-        return self._run_chains(max_rounds)
+        if len(self.search.modes) > 1:  # no chain comes across between them
+            return self._temper("failed: weights and repetitions of tempering disagree")
+        verdict = self._run_chains(max_rounds)
+        can_temper = trees.num_elements(self.search.centre) <= TEMPERED_DIMENSIONS
+        if verdict.startswith("failed") and self.search.found and can_temper:
+            return self._temper(verdict)
+        return verdict
 
     @contextmanager
     def _bar(self, name: str) -> Iterator[Callable[[Stage], None]]:
@@ -322,6 +334,33 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
         self._measure_evidence(chains)
         return f"exact (MCMC): {figures} (R-hat below 1.01), {self._so_far}."
 
+    def _temper(self, otherwise: str) -> str:
+        """Temper twice, and return a verdict, `otherwise` if the two disagree."""
+        with self._bar("tempering") as done:
+            start = self.search.mixture(tail=0.5, widen=WIDER)
+            keys = jax.random.split(self._key(TEMPERING))
+            found = [
+                tempered(key, self.posterior, self.consortium, start, centre=self.search.centre)
+                for key in keys
+            ]
+            one, two = found
+            sd = max(float(np.hypot(one.log_evidence_sd, two.log_evidence_sd)), 1e-6)
+            gap = abs(one.log_evidence - two.log_evidence) / sd
+            shift = _largest_shift(one.draws, two.draws)
+            agree = gap < 4 and shift < MOST_SHIFT
+            why = (
+                f"log evidence {one.log_evidence:.3f} and {two.log_evidence:.3f}, {gap:.1f} sds "
+                f"apart (below 4), means up to {shift:.2f} sd (below {MOST_SHIFT:g})"
+            )
+            rounds, up, down = (sum(each.totals[name] for each in found) for name in COSTS)
+            method = f"2 repetitions, {len(one.acceptance)} temperatures"
+            verdict = "agree" if agree else "disagree"
+            done(Stage("tempering", method, int(rounds), up, down, 0.0, verdict=verdict, why=why))
+        if not agree:
+            return f"{otherwise.rstrip('.')}; tempering: {why}."
+        self.chains, self.tempered = None, found
+        return f"exact (SMC): {why}, {self._so_far}."
+
     def _measure_evidence(self, chains: Chains) -> None:
         with self._bar("evidence") as done:
             self.evidence = found = correct(
@@ -365,9 +404,7 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
             in_users = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
             samples = replace(samples, draws=jax.tree.map(np.asarray, in_users(samples.draws)))
         weighted = None if self.chains is not None else self.corrected
-        evidence = self.evidence
-        if evidence is not None and evidence.verdict == "failed":
-            evidence = None
+        evidence, evidence_sd = self._evidence()
         federation = self.consortium.federation
         report = Report(
             tuple(self.stages),
@@ -377,7 +414,7 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
                 "clients": federation.num_clients,
                 "rows": federation.num_rows,
                 "parameters": trees.num_elements(self.search.centre),
-                "log evidence": "" if evidence is None else f"{evidence.log_evidence:.4f}",
+                "log evidence": f"{evidence:.4f} (sd {evidence_sd:.2g})",
                 "JAX": jax.__version__,
             },
             lambda: figures_of(samples, weighted),
@@ -385,12 +422,22 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
         return Fitted(
             samples,
             verdict,
-            np.nan if evidence is None else evidence.log_evidence,
-            np.nan if evidence is None else evidence.log_evidence_sd,
+            evidence,
+            evidence_sd,
             report,
             self.corrected,
             self._gaussian(),
         )
+
+    def _evidence(self) -> tuple[float, float]:
+        """Return the log evidence and its standard error, NaN if nothing that passed has it."""
+        if self.tempered:
+            one, two = self.tempered
+            sd = float(np.hypot(one.log_evidence_sd, two.log_evidence_sd)) / 2
+            return (one.log_evidence + two.log_evidence) / 2, sd
+        if self.evidence is None or self.evidence.verdict == "failed":
+            return np.nan, np.nan
+        return self.evidence.log_evidence, self.evidence.log_evidence_sd
 
     def _gaussian(self) -> Gaussian | None:
         if not self.search.found:
@@ -402,15 +449,18 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
         return Gaussian.from_moments(self.search.centre, variance=variance)
 
     def _samples(self) -> Samples:
+        if self.tempered:
+            draws = [each.draws for each in self.tempered]
+            return _as_samples(jax.tree.map(lambda *leaves: np.stack(leaves), *draws), self.stages)
         if self.chains is not None:
             return self.chains.samples
         if self.evidence is not None:
             found, num = self.evidence, self.num_draws
             index_key = self._key(DRAW)
-            return _as_samples(found.resample(index_key, num), self.stages)
+            return _as_samples(_one_chain(found.resample(index_key, num)), self.stages)
         flat = self.search.mixture(tail=0.0).draw(self._key(DRAW), self.num_draws)
         draws = jax.vmap(lambda x: trees.unravel(x, self.search.centre))(flat)
-        return _as_samples(jax.tree.map(np.asarray, draws), self.stages)
+        return _as_samples(_one_chain(draws), self.stages)
 
 
 def _row(stage: str, method: str, found: Corrected) -> Stage:
@@ -436,18 +486,26 @@ def _cost(samples: Samples, rounds: int | None = None) -> tuple[int, float, floa
     return int(np.max(totals["rounds"])) if rounds is None else rounds, up, down
 
 
+def _largest_shift(one: ArrayTree, two: ArrayTree) -> float:
+    """Return the largest difference of two means, in pooled sds."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    shifts = [np.abs(a.mean(0) - b.mean(0)) / np.concatenate([a, b]).std(0) for a, b in pairs]
+    return max(float(np.max(shift)) for shift in shifts)
+
+
+def _one_chain(draws: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], draws)
+
+
 def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
-    """Return draws of equal weight, leaves ``[num, *event]``, as those of one chain."""
-    num = len(jax.tree.leaves(draws)[0])
-    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), draws)
-    nothing = FederatedState(Broadcast(jnp.zeros(1, jnp.int32), first), (), ())
-    return Samples(
-        jax.tree.map(lambda leaf: leaf[None], draws),
-        {"draw": np.arange(num)[None]},
-        nothing,
-        {
-            "rounds": np.array([sum(stage.rounds for stage in stages)]),
-            "bits_up": np.array([sum(stage.bits_up for stage in stages)]),
-            "bits_down": np.array([sum(stage.bits_down for stage in stages)]),
-        },
-    )
+    """Return draws of equal weight, leaves ``[num_chains, num, *event]``."""
+    num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), draws)
+    rounds = jnp.zeros(num_chains, jnp.int32)
+    nothing = FederatedState(Broadcast(rounds, first), (), ())
+    info = {"draw": np.tile(np.arange(num), (num_chains, 1))}
+    totals = {
+        name: np.full(num_chains, sum(getattr(stage, name) for stage in stages) / num_chains)
+        for name in COSTS
+    }
+    return Samples(draws, info, nothing, totals)

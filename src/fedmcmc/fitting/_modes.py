@@ -104,17 +104,21 @@ class Search:
         """Whether the highest place is a mode."""
         return self.modes[0].found
 
-    def mixture(self, *, tail: float = 0.2, degrees: float = 5.0) -> Mixture:
-        """Return Laplace approximations of all modes, with heavier tails (`defensive`)."""
+    def mixture(self, *, tail: float = 0.2, degrees: float = 5.0, widen: float = 1.0) -> Mixture:
+        """Return Laplace approximations of all modes, with heavier tails (`defensive`).
+
+        Covariances are multiplied by `widen`.
+        """
         masses = np.array([mode.log_mass for mode in self.modes])
         weights = np.exp(masses - masses.max())
         # A mode that Laplace's method thinks little of is still looked at.
         weights = np.maximum(weights / weights.sum(), 0.05)
         parts: list[tuple[float, float, Any, Any]] = []
         for weight, mode in zip(weights, self.modes, strict=True):
-            parts.append(((1 - tail) * weight, np.inf, mode.flat, mode.covariance))
+            scale = widen * mode.covariance
+            parts.append(((1 - tail) * weight, np.inf, mode.flat, scale))
             if tail:
-                parts.append((tail * weight, degrees, mode.flat, 1.2 * mode.covariance))
+                parts.append((tail * weight, degrees, mode.flat, 1.2 * scale))
         return Mixture.of(parts)
 
 
