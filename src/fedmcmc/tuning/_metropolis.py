@@ -1,0 +1,31 @@
+"""What a draw costs where each step is accepted or rejected: closed forms on Gaussians.
+
+For a reversible proposal the mean acceptance is twice the probability that the ratio is above one,
+and likewise ``E[accepted f] = 2 E[f; ratio above one]`` for symmetric ``f``. For the proposal of
+MALA on a standard normal in ``d`` dimensions both are probabilities of a t distribution, hence of
+a beta.
+"""
+
+import numpy as np
+from scipy.special import betainc
+
+
+def mala_acceptance(step_size: np.ndarray, size: int) -> np.ndarray:
+    """Return the mean acceptance of Langevin proposals of these steps on a standard normal.
+
+    A proposal is ``(1 - step_size) x + sqrt(2 step_size) z``.
+    """
+    square = step_size**3 / 8
+    return np.asarray(betainc(size / 2, 0.5, 1 / (1 + square)))
+
+
+def mala_rounds_per_draw(size: int) -> float:
+    """Return about how many proposals an effective draw of a coordinate takes, at the best step.
+
+    From the autocorrelation at lag one, ``1 - E[accepted (x - y)**2] / 2`` of a coordinate, which
+    is ``1 - (g + g**2 / 2) * (acceptance in size + 2 dimensions)``, as if it decayed geometrically:
+    a reversible chain takes no fewer, and on Gaussians in 3 to 100 dimensions at most a tenth more.
+    """
+    steps = np.geomspace(1e-3, 3, 2000)
+    gains = (steps + steps**2 / 2) * mala_acceptance(steps, size + 2)
+    return float(2 / gains.max() - 1)
