@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import alarms, convolution, fed_ep, memory, settings, sweeps, toy, wire
+from benchmarks import (
+    alarms,
+    convolution,
+    fed_ep,
+    memory,
+    predictions,
+    settings,
+    sweeps,
+    toy,
+    wire,
+)
 from benchmarks.timing import compare, row
 
 
@@ -159,6 +169,7 @@ BENCHMARKS = {
     "convolution": convolution.bench,
     "alarms": alarms.bench,
     "settings": settings.bench,
+    "predictions": predictions.bench,
     "sweeps": sweeps.bench,
     "scaling": partial(on_two_devices, "benchmarks.scaling"),
     "processes": partial(in_two_processes, "benchmarks.processes"),

@@ -200,6 +200,16 @@ def test_chains_that_run_away_are_told():
     assert "the kernel diverges (its simulated chains run away)" in str(told)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_chain_without_noise_stands_still_and_is_off(compressed):
+    kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=STEP_SIZE, temperature=0.0)
+    if compressed:
+        kernel = fedmcmc.compress(kernel, fedmcmc.identity())
+    told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
+    assert told.is_off and not told.spread.max() > 1e-3
+    np.testing.assert_allclose(told.mean, told.target_mean, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_chains_that_are_too_slow_to_be_simulated_say_so():
     kernel = fedmcmc.qlsd(FEDERATION.posterior, step_size=1e-6, compressor=fedmcmc.quantize(2))

@@ -89,9 +89,13 @@ def rounds_per_draw(
 ) -> tuple[np.ndarray, float, np.ndarray]:
     """Return autocorrelation times: of each coordinate ``[d]``, of the slowest direction, and that.
 
-    Autocovariances are ``on_position^k covariance`` at lag k. The direction is ``[d]``.
+    Autocovariances are ``on_position^k covariance`` at lag k. The direction is ``[d]``. All are NaN
+    where a direction has no variance.
     """
-    one = np.eye(len(covariance))
+    size = len(covariance)
+    if not np.linalg.eigvalsh(covariance)[0] > 0:
+        return np.full(size, np.nan), float("nan"), np.full(size, np.nan)
+    one = np.eye(size)
     sums = np.linalg.solve(one - on_position, (one + on_position) @ covariance)
     sums = (sums + sums.T) / 2
     root = np.linalg.cholesky(covariance)

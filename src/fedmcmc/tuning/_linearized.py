@@ -180,15 +180,14 @@ def _of_cohorts(
 
 def _read(begun: _Round) -> _Read:
     """Differentiate a round."""
-    # Clients of one row, an integer, have no other numbers among their draws than normals.
     x = trees.ravel(begun.state.broadcast.position)
     zero = trees.zeros_like(_normals(begun.draws))
     try:
-        (on_position, on_normals), _ = _jacobians(x, zero, *begun)
+        (on_position, on_normals), (moved, _, _) = _jacobians(x, zero, *begun)
     except ValueError as error:  # of what has no derivative, as a quantizer's integers
         raise _NotAffineError("its messages have no derivative") from error
     a = np.asarray(on_position, np.float64)
-    b = np.asarray(_after(x, zero, *begun)[0], np.float64) - a @ np.asarray(x)
+    b = np.asarray(moved, np.float64) - a @ np.asarray(x)
     columns = [np.asarray(leaf, np.float64).reshape(x.size, -1) for leaf in on_normals]
     num_own = len(_normals(begun.draws.clients))
     nothing = [np.zeros((x.size, 0))]
@@ -207,7 +206,7 @@ def _check(begun: _Round, read: _Read, *, with_normals: bool) -> float:
     state, normals = begun.state, _normals(begun.draws)
     x = trees.ravel(state.broadcast.position)
     normals = normals if with_normals else trees.zeros_like(normals)
-    moved, (kept, bits) = _after(x + 1.0, normals, *begun)
+    _, (moved, kept, bits) = _after(x + 1.0, normals, *begun)
     expected = read.on_position @ (np.asarray(x) + 1.0) + read.shift
     if with_normals:
         z = np.concatenate([np.zeros(0), *(np.asarray(leaf).ravel() for leaf in normals)])
@@ -238,8 +237,11 @@ def _run(
     state: FederatedState,
     cohort: Cohort,
     draws: RoundDraws,
-) -> tuple[Array, tuple[ArrayTree, Array]]:
-    """Run a round from position `x` with these `normals`; return what it keeps, and its bits."""
+) -> tuple[Array, tuple[Array, ArrayTree, Array]]:
+    """Run a round from `x` with these `normals`.
+
+    Return the position, and again with what else is kept and the bits: beside a derivative.
+    """
     rest = iter(normals)
     draws = jax.tree.map(lambda leaf: next(rest) if _is_normal(leaf) else leaf, draws)
     broadcast = state.broadcast
@@ -247,7 +249,8 @@ def _run(
     start = state._replace(broadcast=broadcast._replace(position=position))
     moved, info = run_round(kernel, data, TOGETHER, start, cohort, draws)
     kept = (moved.server, moved.clients, moved.broadcast.extra)
-    return trees.ravel(moved.broadcast.position), (kept, info.bits_up + info.bits_down)
+    position = trees.ravel(moved.broadcast.position)
+    return position, (position, kept, info.bits_up + info.bits_down)
 
 
 _after = jax.jit(_run)

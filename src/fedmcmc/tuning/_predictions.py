@@ -105,8 +105,9 @@ class Prediction(NamedTuple):
         if not self.spectral_radius < 1:
             return True
         bias = np.abs(self.bias) - SURE * self.bias_error
-        stretch = np.abs(np.log(self.spread)) - SURE * self.spread_error / self.spread
-        return bool(bias.max() > BIAS or stretch.max() > np.log(SPREAD))
+        with np.errstate(divide="ignore", invalid="ignore"):  # of a chain that stands still
+            stretch = np.abs(np.log(self.spread)) - SURE * self.spread_error / self.spread
+        return bool(bias.max() > BIAS or not stretch.max() <= np.log(SPREAD))
 
     def __str__(self) -> str:
         """Return the largest errors in a sentence."""

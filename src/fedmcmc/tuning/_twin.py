@@ -119,7 +119,8 @@ def simulated(clients: GaussianClients, round_: int) -> Simulated:
             return _ran_away(size)
         every = np.concatenate([every, draws], 1)
         told = _moments(every)
-        num_wanted = int(np.ceil(WANTED_DRAWS * told.slowest / (num_chains * SEGMENT)))
+        if np.isfinite(told.slowest):
+            num_wanted = int(np.ceil(WANTED_DRAWS * told.slowest / (num_chains * SEGMENT)))
     return told._replace(bits=bits, num_rounds=num_chains * every.shape[1])
 
 
@@ -174,27 +175,31 @@ def _moments(draws: np.ndarray) -> Simulated:
     x -= mean
     covariance = np.einsum("cri,crj->ij", x, x) / (num_chains * num_rounds)
     variances = np.einsum("cri,cri->ci", x, x) / num_rounds
-    root_num = np.sqrt(num_chains)
+    root_num, sds = np.sqrt(num_chains), np.sqrt(np.diag(covariance))
     mean_error = of_chains.std(0, ddof=1) / root_num
-    sds = np.sqrt(np.diag(covariance))
-    sd_error = variances.std(0, ddof=1) / root_num / (2 * sds)
+    with np.errstate(invalid="ignore"):  # of chains that stand still
+        sd_error = np.nan_to_num(variances.std(0, ddof=1) / root_num / (2 * sds))
     # Of a kernel whose mean is affine in the position, exact but for noise.
     before = np.einsum("cri,crj->ij", x[:, :-1], x[:, :-1])
-    on_position = np.linalg.solve(before, np.einsum("cri,crj->ij", x[:, :-1], x[:, 1:])).T
+    after = np.einsum("cri,crj->ij", x[:, :-1], x[:, 1:])
+    on_position = (np.linalg.pinv(before) @ after).T
     radius = float(np.abs(np.linalg.eigvals(on_position)).max())
-    if radius < 1:
-        direction = rounds_per_draw(on_position, covariance)[2]
-    else:  # not yet long enough to tell
-        direction = np.eye(len(mean))[0]
     times = np.array([_time(x[..., i]) for i in range(len(mean))])
-    slowest = max(float(times.max()), _time(x @ direction))
+    slowest = float(times.max())
+    if radius < 1:  # else not long enough to tell
+        slowest = max(slowest, _time(x @ rounds_per_draw(on_position, covariance)[2]))
     return Simulated(
         mean, covariance, mean_error, sd_error, on_position, radius, times, slowest, 0.0, 0
     )
 
 
 def _time(x: np.ndarray) -> float:
-    """Return the autocorrelation time of chains ``[num_chains, num_rounds]`` of known mean zero."""
+    """Return the autocorrelation time of chains ``[num_chains, num_rounds]`` of known mean zero.
+
+    NaN where they stand still.
+    """
+    if not np.any(x):
+        return float("nan")
     num_rounds = x.shape[1]
     power = np.abs(np.fft.rfft(x, 2 * num_rounds, axis=1)) ** 2
     covariances = np.fft.irfft(power.mean(0))[:num_rounds] / (num_rounds - np.arange(num_rounds))
