@@ -2,13 +2,14 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedmcmc
 from tests.oracles import laws, laws_averaging, laws_qlsd
-from tests.oracles.federations import Federation
+from tests.oracles.federations import LIMIT, Federation
 from tests.oracles.federations_averaging import FEDERATION as AVERAGED
 from tests.oracles.federations_averaging import law as law_of_averaging
 from tests.oracles.federations_qlsd import Curved
@@ -44,12 +45,12 @@ def exact(federation):
     return fedmcmc.Gaussian.from_moments(federation.means, np.linalg.inv(federation.precisions))
 
 
-def assert_law(told, expected, rtol=1e-4):
+def assert_law(told, expected, tolerance=1e-4):
     sd = np.sqrt(np.diag(expected.covariance))
     assert told.simulated == ""
-    np.testing.assert_array_less(np.abs(told.mean - expected.mean) / sd, rtol)
-    gap = np.abs(told.covariance - expected.covariance) / np.outer(sd, sd)
-    np.testing.assert_array_less(gap, rtol)
+    np.testing.assert_allclose((told.mean - expected.mean) / sd, 0, atol=tolerance)
+    gap = (told.covariance - expected.covariance) / np.outer(sd, sd)
+    np.testing.assert_allclose(gap, 0, atol=tolerance)
 
 
 def first(law):
@@ -143,6 +144,18 @@ def test_at_the_center_nobody_says_anything():
         step_size=STEP_SIZE, participation=laws_qlsd.bernoulli(P), centre=center.mean
     )
     assert_law(told, first(law.stationary()))
+
+
+def test_bits_are_those_that_a_run_counts():
+    kernel = fedmcmc.faults(noisy_lsd(participation=fedmcmc.uniform(3)), drop=0.2)
+    told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
+    samples = fedmcmc.sample(
+        jax.random.key(0), kernel, FEDERATION.data, jnp.zeros(3), num_rounds=4000, progress=False
+    )
+    sent = samples.info["bits_up"] + samples.info["bits_down"]
+    error = sent.std() / np.sqrt(sent.size)
+    assert 0 < error < 0.01 * told.bits
+    assert abs(sent.mean() - told.bits) < LIMIT * error
 
 
 @pytest.mark.parametrize("rule", RULES)

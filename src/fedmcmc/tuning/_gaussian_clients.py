@@ -154,7 +154,8 @@ class _NoisyAsMinibatches(GradientEstimator):
         client: Client,
     ) -> ArrayTree:
         gradient = client_gradient(loglikelihood_fn, position, client)
-        noise = self.roots.of(client) @ trees.ravel(realize_normals(draws, position))
+        normal = trees.ravel(realize_normals(draws, position))
+        noise = trees.cast(self.roots.of(client), normal) @ normal
         return trees.add(gradient, trees.cast_like(trees.unravel(noise, position), position))
 
 
