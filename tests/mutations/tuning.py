@@ -38,10 +38,10 @@ MUTATIONS = {
         "scores(rows, mask), 0)",
         SCORES,
     ),
-    "weights of a predicted cohort squared": (
-        LINEARIZED,
-        "weight = jnp.asarray(counts.weight[client : client + 1]",
-        "weight = jnp.asarray(counts.weight[client : client + 1] ** 2",
+    "counts of distinct clients taken for independent ones": (
+        "participation/_participation.py",
+        "own = share * (1 - share) * num_clients / max(num_clients - 1, 1)",
+        "own = share * (1 - share)",
         SUM,
     ),
     "a client's own noise counted by the variance of its count": (
