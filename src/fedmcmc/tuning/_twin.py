@@ -22,10 +22,11 @@ from fedmcmc.tuning._laws import rounds_per_draw
 MOST_CHAINS, FEWEST_CHAINS = 256, 32
 STATE_NUMBERS = 2**20
 """In the states of all chains, about: larger ones fall out of a processor's cache."""
-SEGMENT = 512
-"""Rounds between two looks at the chains."""
-BURN_IN = 6
-"""In relaxation times; chains start in draws of the target."""
+SEGMENT = 128
+"""Rounds of one call."""
+BURN_IN, LOOK = 6, 4
+"""Of the former many relaxation times and of the latter many segments at least: chains start in
+draws of the target, memories and snapshots do not."""
 WANTED_DRAWS = 10_000
 """Effective draws: means to a hundredth of an sd, sds to 0.7 percent."""
 MOST_NUMBERS, MOST_ROUNDS = 2**26, 2**21
@@ -102,14 +103,14 @@ def simulated(clients: GaussianClients, round_: int) -> Simulated:
     # Burn-in: as long as positions say that they remember where they started.
     num_run, num_needed = 0, 1
     while num_run < num_needed:
-        draws = run(1)
+        draws = run(LOOK)
         if draws is None:
             return _ran_away(size)
-        num_run, told = num_run + 1, _moments(draws)
+        num_run, told = num_run + LOOK, _moments(draws)
         memory = -1 / np.log(min(told.spectral_radius, 1 - 1e-6))
         num_needed = int(np.ceil(BURN_IN * memory / SEGMENT))
         # A radius above one may yet be that of chains that run away.
-        if num_needed > most and (told.spectral_radius < 1 or num_run == most):
+        if num_needed > most and (told.spectral_radius < 1 or num_run >= most):
             unknown = np.full(size, np.inf)
             return told._replace(mean_error=unknown, sd_error=unknown, bits=bits)
     every, num_wanted = np.zeros((num_chains, 0, size)), 2
