@@ -173,7 +173,15 @@ def test_cohorts_minibatches_and_compression_are_tuned(white, kernel):
     np.testing.assert_array_equal(best.prediction.covariance, below.covariance)
 
 
-def metropolis(step_size, size, num=2**16, length=40, seed=0):
+def test_noise_that_allows_only_tiny_steps(white):
+    """The search goes down where already its first step, far below Langevin's, is too long."""
+    scores = fedmcmc.surrogates.score_covariance(white.posterior, FEDERATION.data, white.position)
+    best = tuned(minibatches(white), white, scores=scores, max_spread=0.005)
+    assert best.settings["step_size"] < 1e-3 / 1.01
+    assert 0.004 < np.abs(best.prediction.spread - 1).max() <= 0.005
+
+
+def metropolis(step_size, size, num=2**15, length=40, seed=0):
     """Return the acceptance of MALA on a standard normal, and its chains ``[length, num]``."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num, size))
@@ -210,7 +218,7 @@ def test_what_an_accepted_step_is_worth(step_size, size):
 def test_rounds_per_draw_of_metropolis_steps_are_about_right(size):
     steps = np.geomspace(0.05, 2, 30)
     best = steps[np.argmax((steps + steps**2 / 2) * mala_acceptance(steps, size + 2))]
-    _, chain = metropolis(best, size, num=2**14, length=200)
+    _, chain = metropolis(best, size, num=2**13, length=200)
     covariances = [np.mean(chain[: 200 - k] * chain[k:]) for k in range(60)]
     time = 2 * np.sum(covariances) / covariances[0] - 1
     told = mala_rounds_per_draw(size)

@@ -176,7 +176,7 @@ def _without_minibatches(
         left_out = "gradients without the noise of minibatches (give scores=)"
         return _with(kernel, Minibatch, lambda _: full_gradient()), left_out
     sizes = np.asarray(data.size)
-    # Roots of one row's covariances, symmetric, so that they may be singular.
+    # By eigenvalues, since covariances of few rows are singular.
     values, vectors = np.linalg.eigh(np.asarray(scores, np.float64))
     roots = np.sqrt(np.maximum(values, 0))[:, None, :] * vectors
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from fedmcmc._types import Counts
 
-MOST_STEPS = 500
-"""Of the iteration for the covariance, each of which is a geometric series."""
+MOST_STEPS = 2_000
+"""Of the iteration for the covariance, each of which is a geometric series: more are needed only
+where cohorts make it fifty times as large."""
 
 
 class RandomMap(NamedTuple):
