@@ -4,7 +4,6 @@ It costs no round of communication. Chains are independent, so that every standa
 a mean over chains, whatever the kernel.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.rounds import PREPARED_BYTES, RoundInfo, run_rounds
+from fedmcmc.rounds import PREPARED_BYTES, run_rounds
 from fedmcmc.tuning._gaussian_clients import GaussianClients
 from fedmcmc.tuning._laws import rounds_per_draw
 
@@ -154,17 +153,17 @@ def _begin(
 def _segment(
     kernel: FederatedKernel, data: FederatedData, keys: Array, states: FederatedState
 ) -> tuple[FederatedState, Array, Array]:
-    """Return states after a segment, positions ``[num_chains, SEGMENT, d]``, and bits per chain."""
-    run = partial(run_rounds, collect=_position, ahead_bytes=PREPARED_BYTES // keys.shape[0])
-    states, records = jax.vmap(lambda key, state: run(kernel, data, key, state, SEGMENT))(
-        keys, states
-    )
-    bits = records.bits.astype(jnp.float32)  # [num_chains, 2, 2], in units of 2**32 and of 1
-    return states, records.draws, jnp.sum(bits[:, 0] * 2.0**32 + bits[:, 1], axis=-1)
+    """Return states after a segment, draws ``[num_chains, SEGMENT, d]``, and bits per chain."""
+    ahead = PREPARED_BYTES // keys.shape[0]
 
+    def one(key: Array, state: FederatedState) -> tuple[FederatedState, Array, Array]:
+        state, records = run_rounds(kernel, data, key, state, SEGMENT, ahead_bytes=ahead)
+        bits = records.bits.astype(jnp.float32)  # [2, 2], in units of 2**32 and of 1
+        draws = jax.vmap(trees.ravel)(records.draws)
+        return state, draws, jnp.sum(bits[0] * 2.0**32 + bits[1])
 
-def _position(state: FederatedState, info: RoundInfo) -> Array:
-    return trees.ravel(state.broadcast.position)
+    states, draws, bits = jax.vmap(one)(keys, states)
+    return states, draws, bits
 
 
 def _moments(draws: np.ndarray) -> Simulated:
