@@ -149,8 +149,8 @@ def predict_bias(
     """Predict the stationary law of `kernel` from Gaussian approximations of its clients.
 
     Exact where the clients' likelihoods and the prior are Gaussian and a round is an affine map of
-    the position and of normals, whoever takes part. Kernels that compress messages, reject steps, or
-    keep more than the position between rounds (memories, snapshots, late messages) are simulated
+    the position and of normals, whoever takes part. Kernels that compress messages, reject steps
+    or keep more than the position between rounds (memories, snapshots, late messages) are simulated
     on the approximations, on the server and without a round of communication, until means are
     known to about 0.01 posterior sd and sds to one percent.
 
