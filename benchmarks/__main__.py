@@ -11,7 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from benchmarks import alarms, convolution, exact, fed_ep, memory, settings, sweeps, toy, wire
+from benchmarks import (
+    alarms,
+    convolution,
+    exact,
+    fed_ep,
+    memory,
+    predictions,
+    settings,
+    sweeps,
+    toy,
+    wire,
+)
 from benchmarks.timing import compare, row
 
 
@@ -160,6 +171,7 @@ BENCHMARKS = {
     "alarms": alarms.bench,
     "settings": settings.bench,
     "exact": exact.bench,
+    "predictions": predictions.bench,
     "sweeps": sweeps.bench,
     "scaling": partial(on_two_devices, "benchmarks.scaling"),
     "processes": partial(in_two_processes, "benchmarks.processes"),

@@ -171,6 +171,30 @@ class Cohort(NamedTuple):
     garbage: ArrayTree = ()
 
 
+class Counts(NamedTuple):
+    """How often clients take part in a round: mean and covariance, in closed form.
+
+    A client's message is multiplied by `weight` times its count. The counts' covariance is
+    ``diag(own) + sign * outer(common, common)``.
+
+    Attributes
+    ----------
+    weight, mean, own, common
+        ``[num_clients]`` float64.
+    sign
+        1 or -1.
+    active
+        ``[num_clients]`` float64, how many messages it sends in a round on average.
+    """
+
+    weight: Any
+    mean: Any
+    own: Any
+    common: Any
+    sign: float
+    active: Any
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Participation:
     """Who takes part in a round, and with which weights.
@@ -211,6 +235,10 @@ class Participation:
 
     def check(self, num_clients: int) -> None:
         """Raise `ValueError` where the rule does not fit the federation."""
+
+    def counts(self, num_clients: int) -> Counts | None:
+        """Return mean and covariance of how often clients take part, ``None`` where not known."""
+        return None
 
 
 class Arrivals(NamedTuple):

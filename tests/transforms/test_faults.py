@@ -571,13 +571,6 @@ def lsd(**settings):
             ValueError,
             "give faults to the sequence",
         ),
-        (
-            lambda: fedmcmc.predict_bias(
-                fedmcmc.faults(lsd(), nan=0.1), FEDERATION.data, FEDERATION.surrogates("exact")[0]
-            ),
-            ValueError,
-            "every client takes part",
-        ),
     ],
 )
 def test_errors(call, error, message):

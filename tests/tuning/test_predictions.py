@@ -129,7 +129,6 @@ def test_a_kernel_that_diverges_is_told_before_it_runs():
     assert "diverges" in str(prediction) and "smaller step size" in str(prediction)
 
 
-RARE = np.array([0.4, 0.3, 0.3 - 1e-6, 1e-6])
 VISITS = np.array([0.1, 0.4, 0.2, 0.3])
 
 
@@ -171,29 +170,10 @@ def test_a_relay_whose_covariance_grows_diverges():
     assert told.spectral_radius == np.inf and "diverges" in str(told)
 
 
-@pytest.mark.parametrize(
-    "kernel, message",
-    [
-        (lambda p: fedmcmc.lsd(p, step_size=0.01, participation=fedmcmc.bernoulli(0.5)), "every"),
-        (lambda p: fedmcmc.lsd(p, step_size=0.01, participation=fedmcmc.uniform(2)), "or one"),
-        (
-            lambda p: fedmcmc.dsgld(p, step_size=0.01, num_local_steps=2, probabilities=RARE),
-            "found 3 of 4 clients among .* visits",
-        ),
-        (lambda p: fedmcmc.sgld(p, step_size=0.01), "not one on pooled rows"),
-        (
-            lambda p: fedmcmc.qlsd(p, step_size=0.01, compressor=fedmcmc.quantize(1)),
-            "an affine map",
-        ),
-        (
-            lambda p: fedmcmc.lsd_pp(p, step_size=0.01, batch_size=None, refresh_every=5),
-            "an affine map",
-        ),
-    ],
-)
-def test_kernels_that_cannot_be_predicted_say_so(kernel, message):
-    with pytest.raises(ValueError, match=message):
-        fedmcmc.predict_bias(kernel(FEDERATION.posterior), FEDERATION.data, EXACT)
+def test_kernels_on_pooled_rows_cannot_be_predicted():
+    kernel = fedmcmc.sgld(FEDERATION.posterior, step_size=0.01)
+    with pytest.raises(ValueError, match="not one on pooled rows"):
+        fedmcmc.predict_bias(kernel, FEDERATION.data, EXACT)
 
 
 def test_surrogates_that_do_not_fit_say_so():

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.dynamics import mala_acceptance
+from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from tests.oracles.federations import Federation
 
 FEDERATION = Federation()
@@ -60,7 +62,7 @@ def test_autocorrelation_times_are_sums_over_lags(kernel):
         power = power @ told.on_position
         total = total + power @ told.covariance
     variances = np.diag(told.covariance)
-    np.testing.assert_allclose(told.rounds_per_draw, 1 + 2 * np.diag(total) / variances, rtol=1e-6)
+    np.testing.assert_allclose(told.rounds_per_draw, 1 + 2 * np.diag(total) / variances, rtol=1e-8)
     assert told.slowest >= told.rounds_per_draw.max() * (1 - 1e-9)
     assert np.abs(told.on_position - told.on_position.T).max() > 1e-3  # the side matters
 
@@ -132,6 +134,105 @@ def test_relays_are_tuned(white):
     assert best.settings["num_local_steps"] == 10
     assert 0.06 < best.settings["step_size"] < 0.0778
     assert best.prediction.slowest < 4
+
+
+def sparse(white):
+    def kernel_fn(step_size):
+        return fedmcmc.qlsd(white.posterior, step_size=step_size, compressor=fedmcmc.sparsify(0.9))
+
+    return kernel_fn
+
+
+def minibatches(white):
+    def kernel_fn(step_size):
+        return fedmcmc.lsd(
+            white.posterior, step_size=step_size, batch_size=3, participation=fedmcmc.uniform(3)
+        )
+
+    return kernel_fn
+
+
+@pytest.mark.parametrize("kernel", [sparse, minibatches])
+def test_cohorts_minibatches_and_compression_are_tuned(white, kernel):
+    """Their noise needs shorter steps than whole messages of everyone."""
+    scores = fedmcmc.surrogates.score_covariance(white.posterior, FEDERATION.data, white.position)
+    best = tuned(kernel(white), white, scores=scores, max_spread=0.1)
+    below, above = (
+        fedmcmc.predict_bias(
+            kernel(white)(factor * best.settings["step_size"]),
+            FEDERATION.data,
+            white.surrogates,
+            scores=scores,
+        )
+        for factor in (1, 1.05 if kernel is minibatches else 1.1)
+    )
+    assert np.abs(below.bias).max() <= 0.05 and np.abs(below.spread - 1).max() <= 0.1
+    assert np.abs(above.bias).max() > 0.05 or np.abs(above.spread - 1).max() > 0.1
+    longest = 2 * (1 - 1 / 1.1**2)  # where nothing but the step itself makes sds too wide
+    assert best.settings["step_size"] < 0.5 * longest
+    assert best.prediction.simulated == ("it compresses messages" if kernel is sparse else "")
+    np.testing.assert_array_equal(best.prediction.covariance, below.covariance)
+
+
+def test_noise_that_allows_only_tiny_steps(white):
+    """The search goes down where already its first step, far below Langevin's, is too long."""
+    scores = fedmcmc.surrogates.score_covariance(white.posterior, FEDERATION.data, white.position)
+    best = tuned(minibatches(white), white, scores=scores, max_spread=0.005)
+    assert best.settings["step_size"] < 1e-3 / 1.01
+    assert 0.004 < np.abs(best.prediction.spread - 1).max() <= 0.005
+
+
+def metropolis(step_size, size, num=2**15, length=40, seed=0):
+    """Return the acceptance of MALA on a standard normal, and its chains ``[length, num]``."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num, size))
+    accepted, first = [], []
+    for _ in range(length):
+        y = (1 - step_size) * x + np.sqrt(2 * step_size) * rng.normal(size=x.shape)
+
+        def gap(a, b):
+            return np.sum((b - (1 - step_size) * a) ** 2, 1) / (4 * step_size)
+
+        ratio = np.sum(x**2 - y**2, 1) / 2 + gap(x, y) - gap(y, x)
+        take = np.log(rng.random(num)) < ratio
+        accepted.append(take.mean())
+        x = np.where(take[:, None], y, x)
+        first.append(x[:, 0])
+    return np.array(accepted), np.stack(first)
+
+
+@pytest.mark.parametrize(("step_size", "size"), [(1.0, 3), (0.6, 10), (0.4, 30)])
+def test_what_an_accepted_step_is_worth(step_size, size):
+    """Acceptance and autocorrelation at lag one in closed form, against chains in NumPy."""
+    accepted, chain = metropolis(step_size, size)
+    rate = mala_acceptance(step_size, size)
+    error = np.sqrt(rate * (1 - rate) / (len(accepted) * chain.shape[1] / 10))
+    assert abs(accepted.mean() - rate) < 5.5 * error
+    products = chain[:-1] * chain[1:]
+    gain = (step_size + step_size**2 / 2) * mala_acceptance(step_size, size + 2)
+    of_chains = products.mean(0)
+    error = of_chains.std() / np.sqrt(len(of_chains))
+    assert abs(of_chains.mean() - (1 - gain)) < 5.5 * error
+
+
+@pytest.mark.parametrize("size", [3, 30])
+def test_rounds_per_draw_of_metropolis_steps_are_about_right(size):
+    steps = np.geomspace(0.05, 2, 30)
+    accepted = np.array([mala_acceptance(step, size + 2) for step in steps])
+    best = steps[np.argmax((steps + steps**2 / 2) * accepted)]
+    _, chain = metropolis(best, size, num=2**13, length=200)
+    covariances = [np.mean(chain[: 200 - k] * chain[k:]) for k in range(60)]
+    time = 2 * np.sum(covariances) / covariances[0] - 1
+    told = mala_rounds_per_draw(size)
+    assert 0.85 * time < told < 1.03 * time
+
+
+def test_the_exact_alternative_stands_beside_what_is_tuned(white):
+    best = tuned(lambda step_size: fedmcmc.lsd(white.posterior, step_size=step_size), white)
+    figure = f"about {mala_rounds_per_draw(3):.2g} rounds per effective draw"
+    assert f"fedmcmc.mala in whitened coordinates takes {figure}" in str(best)
+    assert "in 3 dimensions" in str(best) and "fedmcmc.correct" in str(best)
+    assert mala_rounds_per_draw(3) < best.prediction.slowest / 10
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ Minibatches, epochs, control variates and corrections that sum to zero over the 
 estimator sees one client at a time; the room imports data and the ground floor.
 """
 
+from fedmcmc.gradients._corrections import FixedPoint as FixedPoint
+from fedmcmc.gradients._corrections import Scaffold as Scaffold
+from fedmcmc.gradients._corrections import Svrg as Svrg
 from fedmcmc.gradients._corrections import as_surrogates as as_surrogates
 from fedmcmc.gradients._corrections import conducive as conducive
 from fedmcmc.gradients._corrections import fixed_point as fixed_point
@@ -18,6 +21,8 @@ from fedmcmc.gradients._estimators import full_gradient as full_gradient
 from fedmcmc.gradients._estimators import next_broadcast as next_broadcast
 from fedmcmc.gradients._estimators import noisy as noisy
 from fedmcmc.gradients._estimators import row_terms as row_terms
+from fedmcmc.gradients._minibatches import Epochs as Epochs
+from fedmcmc.gradients._minibatches import Minibatch as Minibatch
 from fedmcmc.gradients._minibatches import epochs as epochs
 from fedmcmc.gradients._minibatches import for_batch_size as for_batch_size
 from fedmcmc.gradients._minibatches import minibatch as minibatch

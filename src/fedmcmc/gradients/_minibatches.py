@@ -74,6 +74,17 @@ class Minibatch(GradientEstimator):
         mask = jnp.arange(most, dtype=jnp.int32) < used
         return rows_over_batch(client, used, sum_gradient(loglikelihood_fn, position, rows, mask))
 
+    def variance_factor(self, size: Any) -> Any:
+        """Return the variance of estimates in units of that of a row's term over the rows.
+
+        Where clients have `size` rows, ``[...]``: ``size**2 / n`` of batches of ``n``, times
+        ``(size - n) / (size - 1)`` without replacement.
+        """
+        size = jnp.asarray(size, jnp.result_type(float))
+        used = jnp.asarray(self._rows_used(size)).astype(size.dtype)
+        left = 1.0 if self.replace else (size - used) / jnp.maximum(size - 1, 1)
+        return size**2 / used * left
+
     def _rows_used(self, size: Any) -> Any:
         if isinstance(self.batch_size, int):
             return self.batch_size if self.replace else jnp.minimum(self.batch_size, size)

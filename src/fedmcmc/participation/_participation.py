@@ -1,5 +1,6 @@
 """Who takes part in a round: everyone, a Bernoulli subset, a uniform cohort, draws at random."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import parts_of_one
-from fedmcmc._types import Cohort, Participation
+from fedmcmc._types import Cohort, Counts, Participation
 from fedmcmc.random import distinct_integers, integers_below
 
 
@@ -160,6 +161,10 @@ class Full(Participation):
         ones = jnp.ones(num_clients)
         return Cohort(_everyone(num_clients), ones, jnp.ones(num_clients, bool))
 
+    def counts(self, num_clients: int) -> Counts:
+        ones = np.ones(num_clients)
+        return Counts(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -173,6 +178,10 @@ class Bernoulli(Participation):
         probability = jnp.broadcast_to(p, (num_clients,))
         active = jax.random.uniform(rng_key, (num_clients,), p.dtype) < probability
         return Cohort(_everyone(num_clients), 1 / probability, active)
+
+    def counts(self, num_clients: int) -> Counts:
+        p = np.broadcast_to(np.asarray(self.probability, np.float64), (num_clients,))
+        return Counts(1 / p, p, p * (1 - p), 0 * p, 1.0, p)
 
     def check(self, num_clients: int) -> None:
         _check_length(self.probability, num_clients)
@@ -199,6 +208,20 @@ class Realised(Bernoulli):
         weight = num_clients / jnp.sum(active.astype(p.dtype))
         return Cohort(ids, jnp.broadcast_to(weight, (num_clients,)), active)
 
+    def counts(self, num_clients: int) -> Counts:
+        """Return moments of ``b a_i / |A|``, which is what messages are multiplied by."""
+        b, p, ones = num_clients, float(self.probability), np.ones(num_clients)
+        if b == 1 or p == 1:
+            return Counts(ones, ones, 0 * ones, 0 * ones, 1.0, ones)
+        k = np.arange(1, b + 1)
+        log_pmf = [math.lgamma(b + 1) - math.lgamma(j + 1) - math.lgamma(b - j + 1) for j in k]
+        pmf = np.exp(log_pmf + k * np.log(p) + (b - k) * np.log1p(-p))
+        inverse = float(pmf @ (1 / k) / pmf.sum())  # E 1 / |A|, given that anyone takes part
+        # Products over pairs have the mean b (1 - inverse) / (b - 1), squares b * inverse.
+        own = b * (b * inverse - 1) / (b - 1)
+        active = p / (1 - (1 - p) ** b) * ones
+        return Counts(ones, ones, own * ones, np.sqrt(own / b) * ones, -1.0, active)
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -210,6 +233,13 @@ class Uniform(Participation):
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         index = distinct_integers(rng_key, jnp.asarray(num_clients), (self.cohort_size,))
         return _equal_cohort(index, num_clients)
+
+    def counts(self, num_clients: int) -> Counts:
+        ones, share = np.ones(num_clients), self.cohort_size / num_clients
+        # Counts sum to a constant, so a client's variance is what it shares with all others.
+        own = share * (1 - share) * num_clients / max(num_clients - 1, 1)
+        common = np.sqrt(own / num_clients) * ones
+        return Counts(ones / share, share * ones, own * ones, common, -1.0, share * ones)
 
     def check(self, num_clients: int) -> None:
         if self.cohort_size > num_clients:
@@ -236,6 +266,15 @@ class Categorical(Participation):
         word = jax.random.bits(rng_key, (size,), jnp.uint32)
         index = jnp.searchsorted(self.edges, word, side="right").astype(jnp.int32)
         return Cohort(index, 1 / (size * p[index]), jnp.ones(size, bool))
+
+    def counts(self, num_clients: int) -> Counts:
+        size = self.cohort_size
+        if isinstance(self.probabilities, tuple):
+            p = np.full(num_clients, 1 / num_clients)
+        else:
+            p = np.asarray(self.probabilities, np.float64)
+            p = p / p.sum()
+        return Counts(1 / (size * p), size * p, size * p, np.sqrt(size) * p, -1.0, size * p)
 
     def check(self, num_clients: int) -> None:
         if not isinstance(self.probabilities, tuple):

@@ -100,7 +100,8 @@ def sample(
     surrogates
         One `Gaussian` per client for its likelihood (`fedmcmc.surrogates`): where
         `fedmcmc.predict_bias` finds with them that the kernel diverges or is off, the run warns
-        before it begins.
+        before it begins. The noise of minibatches is left out, and kernels that compress messages
+        are simulated for some seconds.
     record
         What is kept besides, and where, if not draws in memory: see `fedmcmc.Record`.
     checkpoint

@@ -16,6 +16,8 @@ function   where ``grad log q_s`` is exact   a client needs
 `sampled`  nowhere in particular             ``num_burnin + num_samples * thinning`` gradients
 ========== ================================= ======================================================
 
+`score_covariance` says how the rows' scores vary within each client: the noise of minibatches.
+
 A dense structure holds ``d * d`` numbers per client. A Hessian takes ``d`` products with a vector,
 each about three gradients over the client's rows, dense or diagonal; the diagonal one takes 64 of
 them at a time and builds no ``d`` by ``d`` matrix above 256 dimensions.
@@ -29,5 +31,6 @@ from fedmcmc.surrogates._expansions import mode as mode
 from fedmcmc.surrogates._expansions import setup_bits as setup_bits
 from fedmcmc.surrogates._expansions import taylor as taylor
 from fedmcmc.surrogates._sampled import sampled as sampled
+from fedmcmc.surrogates._scores import score_covariance as score_covariance
 from fedmcmc.surrogates._target import Target as Target
 from fedmcmc.surrogates._target import as_gaussian as as_gaussian

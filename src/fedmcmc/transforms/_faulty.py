@@ -17,6 +17,7 @@ from fedmcmc._types import (
     Arrivals,
     Broadcast,
     Cohort,
+    Counts,
     FederatedKernel,
     FederatedState,
     Federation,
@@ -55,6 +56,29 @@ class FaultyParticipation(Participation):
                     f"{name} has probabilities for {rate.shape[0]} clients, but the data has "
                     f"{num_clients} clients."
                 )
+
+    def counts(self, num_clients: int) -> Counts | None:
+        """Return the inner rule's counts, thinned by what does not arrive."""
+        counts = self.inner.counts(num_clients)
+        if counts is None or not trees.is_empty(self.rates.late):
+            return None  # what is late moves the chain a round later
+        sends, crosses = (
+            np.ones(num_clients)
+            if trees.is_empty(rate)
+            else 1 - np.broadcast_to(np.asarray(rate, np.float64), (num_clients,))
+            for rate in (self.rates.drop, self.rates.nan)
+        )
+        arrives = sends * crosses
+        weight, mean, own, common, sign, active = counts
+        square = own + sign * common**2 + mean**2
+        return Counts(
+            weight / arrives if self.rescale else weight,
+            mean * arrives,
+            own * arrives**2 + square * arrives * (1 - arrives),
+            common * arrives,
+            sign,
+            active * sends,
+        )
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         cohort = self.inner.prepare(rng_key, num_clients)

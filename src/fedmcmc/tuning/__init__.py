@@ -1,8 +1,9 @@
 """What a kernel's settings do, and which to choose: exact bias, step sizes, acceptance.
 
 Predictions come from exact laws on Gaussian approximations: one round of a kernel is run and
-differentiated. Smoothness takes products with Hessians of the model. The room imports kernels'
-types, data, Gaussians, gradients and rounds, and runs no chain.
+differentiated. A kernel without such a law is run on the approximations, the only chains here.
+Smoothness takes products with Hessians of the model. The room imports types, data, Gaussians,
+gradients, compressors' type and rounds.
 """
 
 from fedmcmc.dynamics import gaussian_mh_acceptance as gaussian_mh_acceptance

@@ -1,44 +1,28 @@
-"""What a kernel does to Gaussian clients, exactly: its stationary law, before any run.
+"""What a kernel does to Gaussian clients: its stationary law, before any run.
 
-With Gaussian surrogates in place of the clients' likelihoods a round is an affine map of the
-position and of the normals that it draws. The map is read off the kernel's own round, by
-differentiating it, so whatever the kernel is made of is part of the prediction.
+With Gaussian surrogates in place of the clients' likelihoods a round is, for many kernels, an
+affine map of the position and of the normals that it draws. The map is read off the kernel's own
+round, by differentiating it, so whatever the kernel is made of is part of the prediction. Other
+kernels are simulated on the surrogates.
 """
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
-from jax.tree_util import Partial
 
-from fedmcmc._types import (
-    ArrayTree,
-    Cohort,
-    FederatedKernel,
-    FederatedState,
-    Posterior,
-    as_functions,
-)
+from fedmcmc._types import FederatedKernel
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import BIAS, SPREAD
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import as_surrogates
-from fedmcmc.pytrees import is_key, trees
-from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
+from fedmcmc.pytrees import trees
+from fedmcmc.tuning._gaussian_clients import GaussianClients, on_gaussian_clients
+from fedmcmc.tuning._laws import RandomMap, rounds_per_draw
+from fedmcmc.tuning._linearized import affine_map
+from fedmcmc.tuning._twin import simulated
 
-MAX_DIMENSION = 512
-NEWTON_STEPS = 20
-MOST_COHORTS = 2**15
-"""Visits that are drawn to find all clients of a relay."""
-MOST_ITERATIONS = 100_000
-NOT_AFFINE = (
-    "predict_bias needs a kernel whose round moves the position by an affine map of position and "
-    "normals, and keeps nothing else: not one that compresses messages or refreshes snapshots."
-)
+SURE = 2
+"""Standard errors by which a simulated error must lie above what is accepted."""
 
 
 class Prediction(NamedTuple):
@@ -57,9 +41,23 @@ class Prediction(NamedTuple):
     names
         What the coordinates of the raveled position are called.
     on_position
-        ``[d, d]``, what a round does to the position in the mean.
+        ``[d, d]``, what a round does to the position in the mean; of a simulated kernel the
+        regression of a position on the one before.
     bits
-        Sent up and down in a round, by and to all clients, uncompressed or as the kernel counts.
+        Sent up and down in a round on average, by and to all clients.
+    rounds_per_draw
+        Rounds per effective draw of each coordinate, ``[d]``: autocorrelation times.
+    slowest
+        Rounds per effective draw of the slowest direction.
+    gradients
+        In words, what is taken for the clients' gradients.
+    mean_error, sd_error
+        ``[d]``, standard errors of ``mean`` and of the standard deviations: zero where the law is
+        exact.
+    simulated
+        Why the kernel was simulated on Gaussian clients, empty where the law is exact.
+    num_simulated
+        Rounds of all simulated chains together.
     """
 
     mean: np.ndarray
@@ -70,25 +68,13 @@ class Prediction(NamedTuple):
     names: tuple[str, ...]
     on_position: np.ndarray
     bits: float
-
-    @property
-    def rounds_per_draw(self) -> np.ndarray:
-        """Rounds per effective draw of each coordinate, ``[d]``: autocorrelation times, exact."""
-        return np.diag(self._integrated) / np.diag(self.covariance)
-
-    @property
-    def slowest(self) -> float:
-        """Rounds per effective draw of the slowest direction."""
-        integrated, root = self._integrated, np.linalg.cholesky(self.covariance)
-        inside = np.linalg.solve(root, np.linalg.solve(root, integrated).T)
-        return float(np.linalg.eigvalsh((inside + inside.T) / 2)[-1])
-
-    @property
-    def _integrated(self) -> np.ndarray:
-        """Return the sum of the autocovariances at all lags, ``[d, d]``."""
-        one = np.eye(len(self.mean))
-        sums = np.linalg.solve(one - self.on_position, (one + self.on_position) @ self.covariance)
-        return (sums + sums.T) / 2
+    rounds_per_draw: np.ndarray
+    slowest: float
+    gradients: str
+    mean_error: np.ndarray
+    sd_error: np.ndarray
+    simulated: str = ""
+    num_simulated: int = 0
 
     @property
     def bias(self) -> np.ndarray:
@@ -96,32 +82,60 @@ class Prediction(NamedTuple):
         return (self.mean - self.target_mean) / np.sqrt(np.diag(self.target_covariance))
 
     @property
+    def bias_error(self) -> np.ndarray:
+        """Standard error of `bias`, ``[d]``."""
+        return self.mean_error / np.sqrt(np.diag(self.target_covariance))
+
+    @property
     def spread(self) -> np.ndarray:
         """Standard deviations over those of the posterior, ``[d]``."""
         return np.sqrt(np.diag(self.covariance) / np.diag(self.target_covariance))
 
     @property
+    def spread_error(self) -> np.ndarray:
+        """Standard error of `spread`, ``[d]``."""
+        return self.sd_error / np.sqrt(np.diag(self.target_covariance))
+
+    @property
     def is_off(self) -> bool:
-        """Whether the kernel diverges, or a mean is off by 0.1 sd, or an sd by a tenth."""
+        """Whether the kernel diverges, or a mean is off by 0.1 sd, or an sd by a tenth.
+
+        Of a simulated kernel, beyond two standard errors.
+        """
         if not self.spectral_radius < 1:
             return True
-        stretch = np.abs(np.log(self.spread)).max()
-        return bool(np.abs(self.bias).max() > BIAS or stretch > np.log(SPREAD))
+        bias = np.abs(self.bias) - SURE * self.bias_error
+        with np.errstate(divide="ignore", invalid="ignore"):  # of a chain that stands still
+            stretch = np.abs(np.log(self.spread)) - SURE * self.spread_error / self.spread
+        return bool(bias.max() > BIAS or not stretch.max() <= np.log(SPREAD))
 
     def __str__(self) -> str:
         """Return the largest errors in a sentence."""
+        source = f"Predicted from Gaussian approximations and {self.gradients}"
         if not self.spectral_radius < 1:
-            return (
-                f"Predicted from Gaussian approximations and exact gradients: the kernel diverges "
-                f"(spectral radius {self.spectral_radius:.4g} per round); take a smaller step size."
-            )
+            how = f"spectral radius {self.spectral_radius:.4g} per round"
+            if self.simulated:
+                how = "its simulated chains run away"
+            return f"{source}: the kernel diverges ({how}); take a smaller step size."
         worst = np.abs(self.bias).argmax()
-        return (
-            f"Predicted from Gaussian approximations and exact gradients: means off by up to "
-            f"{abs(self.bias[worst]):.3g} posterior sd ({self.names[worst]}), sds "
-            f"{self.spread.min():.3g} to {self.spread.max():.3g} of the posterior's; a distance "
-            f"from the stationary mean shrinks to {self.spectral_radius:.3g} of it per round."
+        told = (
+            f"{source}: means off by up to {abs(self.bias[worst]):.3g} posterior sd "
+            f"({self.names[worst]}), sds {self.spread.min():.3g} to {self.spread.max():.3g} of the "
+            f"posterior's; a distance from the stationary mean shrinks to "
+            f"{self.spectral_radius:.3g} of it per round."
         )
+        if self.simulated and not np.isfinite(self.mean_error).all():
+            told += (
+                f" Simulated, since {self.simulated}, and not for long enough: chains that forget "
+                f"this slowly are not predicted. Take a larger step size."
+            )
+        elif self.simulated:
+            told += (
+                f" Simulated over {self.num_simulated:,} rounds, since {self.simulated}: standard "
+                f"errors are {self.bias_error.max():.2g} sd for means and "
+                f"{self.spread_error.max():.2g} for ratios of sds."
+            )
+        return told
 
 
 def predict_bias(
@@ -129,33 +143,40 @@ def predict_bias(
     data: FederatedData,
     surrogates: Gaussian,
     *,
+    scores: Array | None = None,
     round_: int = 0,
 ) -> Prediction:
     """Predict the stationary law of `kernel` from Gaussian approximations of its clients.
 
-    Exact where the clients' likelihoods and the prior are Gaussian and gradients are exact. The
-    noise of minibatches is not part of it, that of `noisy` is. What remains at small step sizes is
-    the bias of local steps at clients that differ in curvature.
+    Exact where the clients' likelihoods and the prior are Gaussian and a round is an affine map of
+    the position and of normals, whoever takes part. Kernels that compress messages, reject steps
+    or keep more than the position between rounds (memories, snapshots, late messages) are simulated
+    on the approximations, on the server and without a round of communication, until means are
+    known to about 0.01 posterior sd and sds to one percent.
 
     Parameters
     ----------
     kernel
-        A kernel in whose rounds everyone takes part, or one client (`fedmcmc.fsgld`,
-        `fedmcmc.dsgld`), and nothing but the position is kept between rounds; of compressed
-        messages only what is not compressed can be predicted.
+        A federated kernel that samples.
     data
         The clients' rows, for their number and shares.
     surrogates
         One `Gaussian` per client for its likelihood, as from `fedmcmc.surrogates.laplace`. The
         prior is expanded to second order at the mode of its product with them.
+    scores
+        ``[num_clients, d, d]``, as from `fedmcmc.surrogates.score_covariance` at the mode: the
+        noise of minibatches is part of the prediction then, and left out without. It is taken
+        as normal noise that does not depend on the position. Hence there is none in differences of
+        gradients at two places (`fedmcmc.svrg`, `fedmcmc.fixed_point`, `fedmcmc.scaffold`), as if
+        all rows of a client had one curvature.
     round_
         The round whose step sizes are meant, where these are schedules.
 
     Raises
     ------
     ValueError
-        If the kernel's round is not an affine map of position and normals alone, or the dimension
-        is above 512.
+        If the kernel is one on pooled rows or does not sample, what is given does not fit, or the
+        dimension is above 512.
 
     Examples
     --------
@@ -178,279 +199,61 @@ def predict_bias(
             "predict_bias takes a FederatedKernel, a FederatedData and surrogates, got "
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
         )
-    surrogates = as_surrogates(surrogates)
-    position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
-    size = trees.num_elements(position)
-    if size > MAX_DIMENSION:
-        raise ValueError(
-            f"A prediction needs dense matrices: at most {MAX_DIMENSION} dimensions, got {size}."
-        )
-    surrogates.check_clients(position, data.num_clients)
-    kernel = as_functions(kernel)
-    posteriors = [x for x in jax.tree.leaves(kernel, is_leaf=_is_posterior) if _is_posterior(x)]
-    if not posteriors:
-        raise ValueError("This kernel holds no posterior whose clients could be approximated.")
-    eta, precision = _dense(surrogates)
-    mode, prior = _mode(posteriors[0], eta.sum(0), precision.sum(0), position)
-    model = Posterior(
-        Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
+    clients = on_gaussian_clients(kernel, data, surrogates, scores)
+    law = affine_map(clients.kernel, clients.data, clients.mode, round_)
+    if isinstance(law, str):
+        return _by_simulation(clients, law, round_)
+    return _by_law(clients, *law)
+
+
+def is_simulated(
+    kernel: FederatedKernel, data: FederatedData, surrogates: Gaussian, scores: Array | None
+) -> bool:
+    """Return whether `predict_bias` simulates `kernel`."""
+    clients = on_gaussian_clients(kernel, data, surrogates, scores)
+    return isinstance(affine_map(clients.kernel, clients.data, clients.mode, 0), str)
+
+
+def _by_law(clients: GaussianClients, law: RandomMap, bits: float) -> Prediction:
+    """Return the prediction that follows from the map of a round."""
+    mean, covariance, radius = law.stationary()
+    times, slowest = np.full(len(mean), np.nan), float("nan")
+    if radius < 1:
+        times, slowest, _ = rounds_per_draw(law.on_position, covariance)
+    return Prediction(
+        mean,
+        covariance,
+        clients.target_mean,
+        clients.target_covariance,
+        radius,
+        tuple(trees.element_names(clients.mode)),
+        law.on_position,
+        bits,
+        times,
+        slowest,
+        clients.gradients,
+        np.zeros(len(mean)),
+        np.zeros(len(mean)),
     )
-    kernel = jax.tree.map(lambda x: model if _is_posterior(x) else x, kernel, is_leaf=_is_posterior)
-    maps, bits = _affine_maps(kernel, _one_row_each(data), mode, round_)
-    mean, covariance, radius = _stationary(maps)
-    total = np.asarray(prior[1] + precision.sum(0), np.float64)
-    target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
-    names = tuple(trees.element_names(position))
-    whole = np.sum([each.share * each.on_position for each in maps], axis=0)
-    inverse = np.linalg.inv(total)
-    return Prediction(mean, covariance, target_mean, inverse, radius, names, whole, bits)
 
 
-def largest_curvature(posterior: Posterior, surrogates: Gaussian) -> float:
-    """Return the largest eigenvalue of the precision that surrogates and prior have together."""
-    surrogates = as_surrogates(surrogates)
-    position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
-    eta, precision = _dense(surrogates)
-    _, prior = _mode(as_functions(posterior), eta.sum(0), precision.sum(0), position)
-    return float(np.linalg.eigvalsh(np.asarray(precision.sum(0) + prior[1], np.float64))[-1])
-
-
-def _is_posterior(node: Any) -> bool:
-    return isinstance(node, Posterior)
-
-
-def _dense(surrogates: Gaussian) -> tuple[Array, Array]:
-    """Return natural parameters ``[num_clients, d]`` and ``[num_clients, d, d]``."""
-
-    def one(q: Gaussian) -> tuple[Array, Array]:
-        eta, unravel = ravel_pytree(q.precision_mean)
-        precision = jax.vmap(lambda e: ravel_pytree(q.apply_precision(unravel(e)))[0])
-        return eta, precision(jnp.eye(eta.size, dtype=eta.dtype))
-
-    return jax.vmap(one)(surrogates)
-
-
-def _mode(
-    posterior: Posterior, eta: Array, precision: Array, like: ArrayTree
-) -> tuple[ArrayTree, tuple[Array, Array]]:
-    """Return the mode with the prior, and the prior's natural parameters around it."""
-    flat, unravel = ravel_pytree(like)
-    x = jnp.zeros_like(flat)
-    for _ in range(NEWTON_STEPS):
-        prior = _expand(posterior, like, x)
-        x = jnp.linalg.solve(precision + prior[1], eta + prior[0])
-    prior = _expand(posterior, like, x)
-    total = np.asarray(precision + prior[1], np.float64)
-    if not np.isfinite(total).all() or np.linalg.eigvalsh(total).min() <= 0:
-        raise ValueError(
-            "The surrogates and the prior together make no proper Gaussian: the sum of their "
-            "precisions is not positive definite."
-        )
-    return unravel(x), prior
-
-
-@jax.jit
-def _expand(posterior: Posterior, like: ArrayTree, x: Array) -> tuple[Array, Array]:
-    """Return the natural parameters of the prior's expansion to second order at `x`."""
-
-    def logprior(place: Array) -> Array:
-        return posterior.logprior_fn(trees.cast_like(trees.unravel(place, like), like))
-
-    curvature = -jax.hessian(logprior)(x)
-    return jax.grad(logprior)(x) + curvature @ x, curvature
-
-
-def _log_quadratic(eta: Array, precision: Array, position: ArrayTree) -> Array:
-    x, _ = ravel_pytree(position)
-    return x @ eta - x @ (precision @ x) / 2
-
-
-def _log_surrogate(eta: Array, precision: Array, position: ArrayTree, rows: Array) -> Array:
-    return jax.vmap(lambda c: _log_quadratic(eta[c], precision[c], position))(rows)
-
-
-def _one_row_each(data: FederatedData) -> FederatedData:
-    """Return clients of one row, their number, with the shares of `data`."""
-    ids = np.arange(data.num_clients, dtype=np.int32)
-    return replace(FederatedData.from_arrays(ids, ids), share=data.share)
-
-
-class _Map(NamedTuple):
-    """``position' = on_position position + shift + N(0, noise)``, in a share of the rounds."""
-
-    share: float
-    on_position: np.ndarray
-    shift: np.ndarray
-    noise: np.ndarray
-
-
-def _cohorts(kernel: FederatedKernel, data: FederatedData) -> list[tuple[float, Cohort]]:
-    """Return all cohorts that a round may have and how often it has them: one, or single clients.
-
-    Raises
-    ------
-    ValueError
-        If there are others.
-    """
-    participation = kernel.participation
-    if participation.pooled:
-        raise ValueError("predict_bias needs a federated kernel, not one on pooled rows.")
-    if participation.drops or participation.cohort_size not in (None, 1):
-        raise ValueError(
-            "predict_bias needs a kernel in whose rounds every client takes part, or one."
-        )
-    num = data.num_clients
-    draw: Any = jax.jit(lambda keys: jax.vmap(lambda k: participation.prepare(k, num))(keys))
-    if participation.cohort_size is None:
-        cohort = draw(jax.random.split(jax.random.key(0), 1))
-        return [(1.0, jax.tree.map(lambda leaf: leaf[0], cohort))]
-    cohorts = draw(jax.random.split(jax.random.key(0), MOST_COHORTS))
-    ids, first = np.unique(np.asarray(cohorts.ids)[:, 0], return_index=True)
-    found = [jax.tree.map(lambda leaf, i=i: leaf[i], cohorts) for i in first]
-    shares = [1 / float(cohort.weight[0]) for cohort in found]
-    if len(ids) < num or abs(sum(shares) - 1) > 1e-3:
-        raise ValueError(
-            f"predict_bias found {len(ids)} of {num} clients among {MOST_COHORTS} visits, in "
-            f"shares that sum to {sum(shares):.3g}: visits are too rare to be predicted."
-        )
-    return list(zip(shares, found, strict=True))
-
-
-def _affine_maps(
-    kernel: FederatedKernel, data: FederatedData, position: ArrayTree, round_: int
-) -> tuple[list[_Map], float]:
-    """Return the map of a round, for each cohort that it may have, and the bits of a round."""
-    key, number = jax.random.key(0), jnp.asarray(round_, jnp.int32)
-    cohorts = _cohorts(kernel, data)
-    state = kernel.init(key, position, data)
-    state = state._replace(broadcast=state.broadcast._replace(round=number))
-    _, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
-    if any(map(is_key, jax.tree.leaves(draws.server))):
-        # It draws from a key, and not as a normal that is added.
-        raise ValueError(NOT_AFFINE)
-    if any(map(is_key, jax.tree.leaves(draws))):
-        raise ValueError("The draws of a round are too many to be predicted.")
-    maps = [
-        _Map(share, *_affine_map(kernel, data, state, cohort, draws)) for share, cohort in cohorts
-    ]
-    return maps, float(_bits(kernel, data, state, cohorts[0][1], draws))
-
-
-def _affine_map(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    state: FederatedState,
-    cohort: Cohort,
-    draws: RoundDraws,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ``(A, b, V)`` of a round, ``position' = A position + b + N(0, V)``."""
-    given = (kernel, data, state, cohort, draws)
-    # Clients of one row, an integer, have no other numbers among their draws than normals.
-    x = trees.ravel(state.broadcast.position)
-    normals = list(filter(_is_normal, jax.tree.leaves(draws)))
-    zero = trees.zeros_like(normals)
-    try:
-        (on_position, on_normals), _ = _jacobians(x, zero, *given)
-    except ValueError as error:  # of what has no derivative, as a quantizer's integers
-        raise ValueError(NOT_AFFINE) from error
-    a = np.asarray(on_position, np.float64)
-    b = np.asarray(_after(x, zero, *given)[0], np.float64) - a @ np.asarray(x)
-    columns = [np.asarray(leaf, np.float64).reshape(x.size, -1) for leaf in on_normals]
-    z = [np.asarray(leaf).ravel() for leaf in normals]
-    # Elsewhere the round must be what the map says, and keep nothing.
-    moved, states = _after(x + 1.0, normals, *given)
-    expected = a @ (np.asarray(x) + 1.0) + b
-    expected = expected + sum(c @ v for c, v in zip(columns, z, strict=True))
-    pairs = zip(
-        jax.tree.leaves(states), jax.tree.leaves((state.server, state.clients)), strict=True
+def _by_simulation(clients: GaussianClients, reason: str, round_: int) -> Prediction:
+    """Return what chains on Gaussian clients say."""
+    told = simulated(clients, round_)
+    return Prediction(
+        told.mean,
+        told.covariance,
+        clients.target_mean,
+        clients.target_covariance,
+        told.spectral_radius,
+        tuple(trees.element_names(clients.mode)),
+        told.on_position,
+        told.bits,
+        told.rounds_per_draw,
+        told.slowest,
+        clients.gradients,
+        told.mean_error,
+        told.sd_error,
+        reason,
+        told.num_rounds,
     )
-    keeps_nothing = all(np.array_equal(new, old) for new, old in pairs)
-    error_size = np.abs(np.asarray(moved) - expected).max()
-    if not keeps_nothing or error_size > 1e-3 * (1 + np.abs(expected).max()):
-        raise ValueError(NOT_AFFINE)
-    return a, b, np.asarray(sum(c @ c.T for c in columns)) + np.zeros_like(a)
-
-
-def _stationary(maps: list[_Map]) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return mean and covariance in the long run, and what is left of a distance per round.
-
-    Not finite where there is no such law. The distance is that of the mean, and at one or above
-    also where the covariance grows.
-    """
-    shares = np.array([each.share for each in maps])
-    shares = shares / shares.sum()
-    on_position = np.stack([each.on_position for each in maps])
-    whole, size = np.tensordot(shares, on_position, 1), on_position.shape[-1]
-    nothing = np.full(size, np.nan), np.full((size, size), np.nan)
-    radius = float(np.abs(np.linalg.eigvals(whole)).max())
-    if not radius < 1:
-        return *nothing, radius
-    mean = np.linalg.solve(
-        np.eye(size) - whole, sum(p * each.shift for p, each in zip(shares, maps, strict=True))
-    )
-    if len(maps) == 1:
-        return mean, _lyapunov(whole, maps[0].noise), radius
-    # Where a visit takes the mean of all differs from client to client.
-    gaps = np.stack([each.on_position @ mean + each.shift - mean for each in maps])
-    noise = sum(p * each.noise for p, each in zip(shares, maps, strict=True))
-    noise = noise + np.einsum("s,si,sj->ij", shares, gaps, gaps)
-    covariance, most = noise, 1e12 * np.abs(noise).max()
-    for _ in range(MOST_ITERATIONS):
-        after = noise + np.einsum(
-            "s,sik,skl,sjl->ij", shares, on_position, covariance[None], on_position, optimize=True
-        )
-        change = np.abs(after - covariance).max()
-        covariance = after
-        if change < 1e-10 * np.abs(covariance).max():
-            return mean, (covariance + covariance.T) / 2, radius
-        if np.abs(covariance).max() > most:
-            break
-    return *nothing, float("inf")
-
-
-def _is_normal(leaf: Array) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
-
-
-def _run(
-    x: Array,
-    normals: list[Array],
-    kernel: FederatedKernel,
-    data: FederatedData,
-    state: FederatedState,
-    cohort: Cohort,
-    draws: RoundDraws,
-) -> tuple[Array, tuple[ArrayTree, ArrayTree]]:
-    """Run a round from position `x` with these `normals`; return the position and the states."""
-    rest = iter(normals)
-    draws = jax.tree.map(lambda leaf: next(rest) if _is_normal(leaf) else leaf, draws)
-    broadcast = state.broadcast
-    position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
-    start = state._replace(broadcast=broadcast._replace(position=position))
-    moved, _ = run_round(kernel, data, TOGETHER, start, cohort, draws)
-    return trees.ravel(moved.broadcast.position), (moved.server, moved.clients)
-
-
-@jax.jit
-def _bits(
-    kernel: FederatedKernel,
-    data: FederatedData,
-    state: FederatedState,
-    cohort: Cohort,
-    draws: RoundDraws,
-) -> Array:
-    _, info = run_round(kernel, data, TOGETHER, state, cohort, draws)
-    return info.bits_up + info.bits_down
-
-
-_after = jax.jit(_run)
-_jacobians = jax.jit(jax.jacrev(_run, argnums=(0, 1), has_aux=True))
-
-
-def _lyapunov(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return ``sum_k a^k v a^k'``, by doubling."""
-    total, power = v, a
-    while np.abs(power).max() > 1e-18:
-        total = total + power @ total @ power.T
-        power = power @ power
-    return (total + total.T) / 2

@@ -1,0 +1,132 @@
+"""Predictions against long runs: what `predict_bias` says before, and what chains then do.
+
+``python -m benchmarks predictions`` prints the table of docs/choosing.md. Means and sds of the run
+are compared with NUTS on the pooled rows, as in `settings`, in the whitened coordinates in which
+predictions are made; rounds per effective draw are those of the mean of the slowest coordinate.
+"""
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+import fedmcmc
+from benchmarks.settings import heart, logistic, poisson, simulated, truth
+
+ROUNDS, BURN_IN, CHAINS = 20_000, 1_000, 8
+
+
+def kernels(white: fedmcmc.Whitened) -> dict[str, fedmcmc.FederatedKernel]:
+    """Return kernels of every kind that is predicted, none of them tuned."""
+    model, q = white.posterior, white.surrogates
+    coarse, half = fedmcmc.quantize(1), fedmcmc.bernoulli(0.5)
+    return {
+        "`lsd`, whole batches": fedmcmc.lsd(model, step_size=0.1),
+        "`lsd`, half of the rows": fedmcmc.lsd(model, step_size=0.1, batch_size=0.5),
+        "`lsd`, half of the clients": fedmcmc.lsd(model, step_size=0.1, participation=half),
+        "`fsgld`, a fifth of the rows": fedmcmc.fsgld(
+            model, q, step_size=0.005, num_local_steps=10, batch_size=0.2
+        ),
+        "`fa_ld`, 5 local steps": fedmcmc.fa_ld(model, step_size=0.05, num_local_steps=5),
+        "`qlsd`, one level, half of the clients": fedmcmc.qlsd(
+            model, step_size=0.05, compressor=coarse, participation=half
+        ),
+        "`qlsd_pp`, one level, half of the clients": fedmcmc.qlsd_pp(
+            model,
+            step_size=0.05,
+            batch_size=0.2,
+            refresh_every=100,
+            compressor=coarse,
+            participation=half,
+        ),
+    }
+
+
+def run(
+    kernel: fedmcmc.FederatedKernel, data: fedmcmc.FederatedData, white: fedmcmc.Whitened
+) -> np.ndarray:
+    """Return whitened positions of chains after burn-in, ``[CHAINS, ROUNDS, d]``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        samples = fedmcmc.sample(
+            jax.random.key(1),
+            kernel,
+            data,
+            white.position,
+            num_rounds=ROUNDS + BURN_IN,
+            num_burnin=BURN_IN,
+            num_chains=CHAINS,
+            collect=lambda state, info: ravel_pytree(state.broadcast.position)[0],
+            progress=False,
+        )
+    return np.asarray(samples.draws, np.float64)
+
+
+def whitened(white: fedmcmc.Whitened, draws: np.ndarray) -> np.ndarray:
+    """Return raveled draws ``[num, d]`` of the model in whitened coordinates."""
+    unravel = ravel_pytree(white.position)[1]
+
+    def one(flat: jax.Array) -> jax.Array:
+        return ravel_pytree(white.whitened_position(unravel(flat)))[0]
+
+    return np.asarray(jax.vmap(one)(draws.astype(np.float32)), np.float64)
+
+
+def rounds_per_draw(draws: np.ndarray) -> float:
+    """Return rounds over effective draws of the mean, by ArviZ."""
+    ess = import_module("arviz_stats.base").array_stats.ess
+    found = [
+        ess(draws[..., i], method="mean", chain_axis=0, draw_axis=1) for i in range(draws.shape[-1])
+    ]
+    return draws.shape[0] * draws.shape[1] / float(np.min(found))
+
+
+def bench() -> None:
+    federations: dict[str, tuple[Any, Any]] = {
+        "logistic, 60 clients of 2 to 200 rows": (
+            logistic,
+            lambda: simulated(logistic, 60, (2, 200), 5, 0),
+        ),
+        "Poisson, 20 clients of 5 to 100": (
+            poisson,
+            lambda: simulated(poisson, 20, (5, 100), 4, 1),
+        ),
+        "heart disease, 4 hospitals": (logistic, heart),
+    }
+    print(
+        "| federation | kernel | law | mean off by, sds | the run | sds | the run | rounds per "
+        "draw | the run |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, (model, load) in federations.items():
+        try:
+            data = load()
+        except FileNotFoundError as error:
+            print(f"{name} is skipped: set FEDMCMC_DATA ({error}).")
+            continue
+        posterior = fedmcmc.from_numpyro(model, example=data)
+        white = fedmcmc.whiten(posterior, data)
+        scores = fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)
+        exact = truth(posterior, data, white.posterior.position_fn(white.position))
+        exact = whitened(white, exact)
+        for title, kernel in kernels(white).items():
+            told = fedmcmc.predict_bias(kernel, data, white.surrogates, scores=scores)
+            draws = run(kernel, data, white)
+            bias = (draws.mean((0, 1)) - exact.mean(0)) / exact.std(0)
+            spread = draws.std((0, 1)) / exact.std(0)
+            law = "simulated" if told.simulated else "exact"
+            print(
+                f"| {name} | {title} | {law} | {np.abs(told.bias).max():.3f} | "
+                f"{np.abs(bias).max():.3f} | {told.spread.min():.2f} to {told.spread.max():.2f} | "
+                f"{spread.min():.2f} to {spread.max():.2f} | {told.rounds_per_draw.max():.3g} | "
+                f"{rounds_per_draw(draws):.3g} |",
+                flush=True,
+            )
+            name = ""
+
+
+if __name__ == "__main__":
+    bench()

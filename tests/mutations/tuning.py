@@ -1,0 +1,95 @@
+"""Bugs of predictions that their law tests must notice; see `test_mutations`."""
+
+MAPS = "tuning/test_random_maps.py"
+MINIBATCH = f"{MAPS}::test_minibatches_of_rows_that_share_a_curvature[lsd-False]"
+SCORES = f"{MAPS}::test_score_covariances_are_those_of_rows"
+SUM = f"{MAPS}::test_langevin_on_sums_of_cohorts[server-uniform]"
+AVERAGE = f"{MAPS}::test_averages_of_cohorts[uniform]"
+FAULTS = f"{MAPS}::test_faults_thin_who_takes_part[dropped]"
+SPARSE = "tuning/test_twin.py::test_the_law_of_sparsified_messages[star]"
+ROUND = "tuning/test_twin.py::test_a_step_size_of_the_round_that_is_asked_for"
+TIMES = "tuning/test_tune.py::test_autocorrelation_times_are_sums_over_lags[fa_hmc]"
+TESTS = [MINIBATCH, SCORES, SUM, AVERAGE, FAULTS, SPARSE, ROUND, TIMES]
+LAWS, LINEARIZED = "tuning/_laws.py", "tuning/_linearized.py"
+MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_twin.py"
+
+MUTATIONS = {
+    "predicted noise of minibatches off by sqrt 2": (
+        "tuning/_gaussian_clients.py",
+        "factor = np.sqrt(np.asarray(",
+        "factor = np.sqrt(2 * np.asarray(",
+        MINIBATCH,
+    ),
+    "predicted noise of minibatches of size N instead of N^2": (
+        MINIBATCHES,
+        "return size**2 / used * left",
+        "return size / used * left",
+        MINIBATCH,
+    ),
+    "predicted noise of minibatches without replacement off": (
+        MINIBATCHES,
+        "(size - used) / jnp.maximum(size - 1, 1)",
+        "(size - used) / size",
+        MINIBATCH,
+    ),
+    "covariance of scores around zero": (
+        "surrogates/_scores.py",
+        "scores(rows, mask) - mean, 0)",
+        "scores(rows, mask), 0)",
+        SCORES,
+    ),
+    "counts of distinct clients taken for independent ones": (
+        "participation/_participation.py",
+        "own = share * (1 - share) * num_clients / max(num_clients - 1, 1)",
+        "own = share * (1 - share)",
+        SUM,
+    ),
+    "a client's own noise counted by the variance of its count": (
+        LINEARIZED,
+        "counts.sign * counts.common**2 + counts.mean**2",
+        "counts.sign * counts.common**2",
+        AVERAGE,
+    ),
+    "noise that clients share counted at the mean cohort": (
+        LINEARIZED,
+        "        noise += counts.own[i] * common @ common.T\n",
+        "",
+        AVERAGE,
+    ),
+    "cohorts that pull to different places taken for one": (
+        LAWS,
+        "noise = self.noise + self._over_cohorts(pulls[:, :, None], np.eye(1))",
+        "noise = self.noise",
+        SUM,
+    ),
+    "cohorts that differ in curvature taken for one": (
+        LAWS,
+        "noise + self._over_cohorts(self.of_client, covariance)",
+        "noise",
+        SUM,
+    ),
+    "faults that add no variance": (
+        "transforms/_faulty.py",
+        "own * arrives**2 + square * arrives * (1 - arrives)",
+        "own * arrives**2",
+        FAULTS,
+    ),
+    "standard errors of fewer chains": (
+        TWIN,
+        "variances.std(0, ddof=1) / root_num / (2 * sds)",
+        "variances.std(0, ddof=1) / root_num / (20 * sds)",
+        SPARSE,
+    ),
+    "a schedule simulated at round zero": (
+        TWIN,
+        "number = jnp.asarray(round_, jnp.int32)",
+        "number = jnp.asarray(0, jnp.int32)",
+        ROUND,
+    ),
+    "autocorrelations of the transposed map": (
+        LAWS,
+        "np.linalg.solve(one - on_position, (one + on_position) @ covariance)",
+        "np.linalg.solve(one - on_position.T, (one + on_position.T) @ covariance)",
+        TIMES,
+    ),
+}
