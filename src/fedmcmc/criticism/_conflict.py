@@ -158,8 +158,13 @@ def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
     if not all(np.isfinite(x).all() for x in (precision, eta, prior_precision, prior_eta)):
         raise ValueError("Surrogates and prior must be finite.")
     resolution = SINGULAR * np.finfo(np.asarray(clients.precision).dtype).eps
+    # In units in which the posterior's curvature is one in each coordinate; no figure has a unit.
+    diagonal = np.diag(prior_precision + precision.sum(0))
+    unit = np.sqrt(np.where(diagonal > 0, diagonal, 1))
+    precision, eta = precision / np.outer(unit, unit), eta / unit
+    whole = prior_precision / np.outer(unit, unit) + precision.sum(0)
+    whole_eta = prior_eta / unit + eta.sum(0)
     roots = [_root(precision[i], resolution, f"client {i}") for i in range(num)]
-    whole, whole_eta = prior_precision + precision.sum(0), prior_eta + eta.sum(0)
     covariance = _inverse(whole, resolution, "The product of prior and all clients")
     mean = covariance @ whole_eta
     statistic, shift = np.empty(num), np.empty((num, len(mean)))
@@ -210,14 +215,11 @@ def _solve(root: np.ndarray, vector: np.ndarray) -> np.ndarray:
 
 
 def _inverse(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:
-    scale = np.sqrt(np.abs(np.diag(precision)))
-    scale = np.where(scale > 0, scale, 1)
-    scaled = (precision + precision.T) / 2 / np.outer(scale, scale)
-    lowest = np.linalg.eigvalsh(scaled)[0]
-    if not lowest > resolution * len(scale):
+    lowest = np.linalg.eigvalsh(precision)[0]
+    if not lowest > resolution * len(precision):
         raise ValueError(
-            f"{name} is no proper density (smallest eigenvalue {lowest:.2g}, in units of its "
-            "diagonal): give a prior that is proper where they say nothing."
+            f"{name} is no proper density (smallest eigenvalue {lowest:.2g}, in units of the "
+            "posterior's diagonal): give a prior that is proper where they say nothing."
         )
-    inverse: np.ndarray = np.linalg.inv(scaled) / np.outer(scale, scale)
+    inverse: np.ndarray = np.linalg.inv(precision)
     return inverse

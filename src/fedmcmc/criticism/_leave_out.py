@@ -122,9 +122,8 @@ class LeftOut:
         lines = ["client  largest shift (posterior sds)  k-hat"]
         for i in order:
             told = f"{size[i]:+.2f} in {self.coordinates[largest[i]]}"
-            lines.append(
-                f"{i:>6}  {told:<29}  {self.khat[i]:>5.2f}" + " unreliable" * (~self.reliable[i])
-            )
+            trust = "" if self.reliable[i] else " unreliable"
+            lines.append(f"{i:>6}  {told:<29}  {self.khat[i]:>5.2f}{trust}")
         if len(size) > len(order):
             lines.append(f"... and {len(size) - len(order)} more with smaller shifts")
         return "\n".join(lines)

@@ -57,13 +57,16 @@ def psis_sorted(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     # exp(tail) - exp(cut), without the digits that this loses
     excess = jnp.where(jnp.isneginf(tail), 0, jnp.exp(tail) * -jnp.expm1(cut - tail))
     shape, scale = _fit(excess)
+    # So far apart that this type cannot hold them together; shapes are far above one there.
+    spans = excess[_quartile(num_tail)] > jnp.finfo(ratios.dtype).eps * excess[-1]
     khat = (num_tail * shape + PRIOR_DRAWS * PRIOR_SHAPE) / (num_tail + PRIOR_DRAWS)
     places = (jnp.arange(num_tail, dtype=ratios.dtype) + 0.5) / num_tail
     # An exponential distribution at zero, where the quotient is not a number.
     k = jnp.where(jnp.abs(khat) > jnp.finfo(ratios.dtype).eps, khat, jnp.finfo(ratios.dtype).eps)
     quantiles = scale * jnp.expm1(-k * jnp.log1p(-places)) / k
     fitted = jnp.minimum(jnp.logaddexp(cut, jnp.log(quantiles)), 0)
-    fits = jnp.isfinite(khat) & (scale > 0)
+    fitted = jnp.where(jnp.isneginf(tail), tail, fitted)
+    fits = jnp.isfinite(khat) & (scale > 0) & spans
     equal = -tail[0] < jnp.maximum(EQUAL, ROUNDING * jnp.finfo(ratios.dtype).eps * (1 + size))
     smoothed = ratios.at[-num_tail:].set(jnp.where(fits & ~equal, fitted, tail))
     khat = jnp.where(equal, -jnp.inf, jnp.where(fits, khat, jnp.inf))
@@ -79,8 +82,7 @@ def _fit(excess: Array) -> tuple[Array, Array]:
     num_candidates = 30 + int(np.sqrt(num))
     ranks = jnp.arange(1, num_candidates + 1, dtype=dtype) - 0.5
     largest = excess[-1]
-    quartile = jnp.maximum(excess[int(num / 4 + 0.5) - 1], jnp.finfo(dtype).eps * largest)
-    candidates = (1 - jnp.sqrt(num_candidates / ranks)) / (3 * quartile) + 1 / largest
+    candidates = (1 - jnp.sqrt(num_candidates / ranks)) / (3 * excess[_quartile(num)]) + 1 / largest
     shapes = jnp.mean(jnp.log1p(-candidates[:, None] * excess), axis=1)
     lengths = num * (jnp.log(-candidates / shapes) - shapes - 1)
     weights = jnp.exp(lengths - logsumexp(lengths))
@@ -88,3 +90,8 @@ def _fit(excess: Array) -> tuple[Array, Array]:
     best = jnp.sum(weights * candidates) / jnp.sum(weights)
     shape = jnp.mean(jnp.log1p(-best * excess))
     return shape, -shape / best
+
+
+def _quartile(num: int) -> int:
+    """Return the place of the lower quartile of `num` numbers that ascend."""
+    return int(num / 4 + 0.5) - 1
