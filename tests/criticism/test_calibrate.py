@@ -1,5 +1,7 @@
 """Simulation-based calibration: right fits pass, wrong ones do not."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,17 +156,31 @@ def test_a_laplace_approximation_is_rejected():
     assert run(laplace_fit, 1000).p_values.min() < 1e-4
 
 
-@pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning")
 def test_correct_passes_a_few_times():
     found = run(corrected_fit, 40)
     assert found.p_values.min() > 1e-3 and found.coordinates == ("coordinate 0", "coordinate 1")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning")
 def test_correct_passes_where_a_laplace_approximation_is_rejected():
     assert run(laplace_fit, 2000).p_values.min() < 1e-8
     assert run(corrected_fit, 1000).p_values.min() > 1e-3
+
+
+def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_passed_on():
+    def fit(rng_key, data):
+        if data.rows["y"][0] > 0:
+            warnings.warn("far off", fedmcmc.SamplingWarning, stacklevel=1)
+        if data.rows["y"][0] > 2.5:
+            warnings.warn("something else", UserWarning, stacklevel=1)
+        return exact_fit(rng_key, data)
+
+    with pytest.warns(UserWarning, match="something else"):
+        found = criticism.calibrate(
+            KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=100
+        )
+    assert 20 < found.num_warned < 80
+    assert f"{found.num_warned} of 100 fits warned" in repr(found)
 
 
 def test_samples_of_a_run_are_ranked():

@@ -9,7 +9,10 @@ import fedmcmc
 from fedmcmc import criticism
 from fedmcmc._types import as_functions
 from fedmcmc.criticism._leave_out import WeightedPoints, WithoutClient
+from fedmcmc.criticism._others import AllBut, Others
 from fedmcmc.gaussian import Gaussian, as_dense
+from fedmcmc.kernels import Points, evaluations
+from fedmcmc.runs import as_consortium
 from tests.criticism.federation import LOGISTIC, clients, messages
 from tests.support.deployed import hold_against_the_simulation
 
@@ -86,7 +89,36 @@ def test_a_client_that_carries_much_is_said(corrected):
     with pytest.warns(fedmcmc.SamplingWarning, match="leave_out: k-hat above 0.70 for 1 of 3"):
         found = criticism.leave_out(LINEAR, data, large)
     assert found.reliable.tolist() == [False, True, True]
-    assert repr(found).count("unreliable") == 1
+    assert repr(found).count("unreliable") == 1 and not found.refitted.any()
+    # The others are asked about draws of their own posterior.
+    expansion = fedmcmc.surrogates.taylor(LINEAR, data, {"b": jnp.asarray(mean, jnp.float32)})
+    prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
+    again = criticism.leave_out(LINEAR, data, large, surrogates=expansion, prior=prior)
+    assert again.reliable.all() and again.refitted.tolist() == [True, False, False]
+    wanted, spread = exact(rows, without=0)
+    sd = np.sqrt(np.diag(spread))
+    np.testing.assert_allclose(again.mean[0], wanted, atol=(4 * sd / np.sqrt(again.ess[0])).max())
+    np.testing.assert_allclose(again.sd[0], sd, rtol=4 / np.sqrt(again.ess[0]))
+    np.testing.assert_allclose(again.mean[1:], found.mean[1:])
+    assert again.totals["rounds"] == 2 and repr(again).count("refitted") == 1
+
+
+def test_all_clients_but_one_answer_questions():
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    others = Others(as_consortium(data), 1)
+    assert others.federation.num_clients == 3
+    assert others.federation.num_rows == 60 + 25 + 30
+    assert others.federation.sizes.tolist() == [60, 25, 30]
+    points = Points({"b": jnp.ones((3, 2))}, {"b": jnp.zeros(2)})
+    found = others.ask(evaluations(LINEAR), points).value.value
+    rest = [x for i, x in enumerate(linear_data()) if i != 1]
+    whole = fedmcmc.FederatedData.from_clients(rest)
+    wanted = as_consortium(whole).ask(evaluations(LINEAR), points).value.value
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    with pytest.raises(NotImplementedError, match="run no kernel"):
+        others.sample(jax.random.key(0), None)
+    with pytest.raises(ValueError, match="unbiased compressor"):
+        AllBut(LINEAR, evaluations(LINEAR), 1).check_compressor(fedmcmc.top_k(0.1))
 
 
 def test_a_refit_without_the_client_says_the_same():
@@ -161,6 +193,11 @@ def test_bad_input_is_said(corrected):
         criticism.leave_out(linear, data, corrected)
     with pytest.raises(TypeError, match="FederatedData or a consortium"):
         criticism.leave_out(LINEAR, linear_data(), corrected)
+    q = Gaussian.from_moments({"b": jnp.zeros(2)}, jnp.eye(2))
+    with pytest.raises(ValueError, match="or neither"):
+        criticism.leave_out(LINEAR, data, corrected, surrogates=q)
+    with pytest.raises(ValueError, match="one Gaussian per client"):
+        criticism.leave_out(LINEAR, data, corrected, surrogates=q, prior=q)
     with pytest.raises(ValueError, match="loglikelihood_fn"):
         criticism.leave_out(
             LINEAR._replace(loglikelihood_fn=lambda theta, rows: theta["b"][0]), data, corrected

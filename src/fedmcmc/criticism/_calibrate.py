@@ -3,7 +3,9 @@
 Source: Talts, Betancourt, Simpson, Vehtari and Gelman (2018).
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._rows import check_resample
 from fedmcmc.data import FederatedData, gather
+from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.kernels import check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
@@ -38,12 +41,15 @@ class Calibration:
         Of the histograms that `p_values` are of; it divides `num_ranks`.
     coordinates
         Names of the ``d`` coordinates.
+    num_warned
+        How many fits warned of their own draws (`fedmcmc.SamplingWarning`); they count as all.
     """
 
     ranks: np.ndarray
     num_ranks: int
     num_bins: int
     coordinates: tuple[str, ...]
+    num_warned: int = 0
 
     @property
     def counts(self) -> np.ndarray:
@@ -72,6 +78,8 @@ class Calibration:
         for j in np.argsort(p_values)[:10]:
             bars = " ".join(f"{count:>3}" for count in counts[:, j])
             lines.append(f"{self.coordinates[j]:<{width}}  p {p_values[j]:<8.2g} {bars}")
+        if self.num_warned:
+            lines.append(f"{self.num_warned:,} of {num:,} fits warned of their draws")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,23 +181,41 @@ def calibrate(
     check_model(posterior, like, data.federation)
     check_resample(posterior, like, data.federation)
     model = as_functions(posterior)
-    keys = jax.random.split(as_key(rng_key), num_repetitions)
-    ranks = []
-    for key in keys:
+    ranks, num_warned = [], 0
+    for key in jax.random.split(as_key(rng_key), num_repetitions):
         prior_key, outcome_key, fit_key, draw_key = jax.random.split(key, 4)
         truth = jax.tree.map(trees.as_float, prior_fn(prior_key))
-        found = fit(fit_key, _with_outcomes(model, data, outcome_key, truth))
-        chosen = equal_draws(found, posterior, num_draws, draw_key, least=num_draws)
-        flat = np.asarray(jax.vmap(trees.ravel)(chosen.positions))
+        redrawn = _with_outcomes(model, data, outcome_key, truth)
+        with _counted() as said:
+            found = fit(fit_key, redrawn)
+            chosen = equal_draws(found, posterior, num_draws, draw_key, least=num_draws)
+        num_warned += bool(said)
         if not trees.same_shapes(one_of(chosen.positions), truth):
             raise ValueError(
                 "fit must return draws of positions as those of prior_fn, shapes "
                 f"{jax.tree.map(jnp.shape, truth)}, got "
                 f"{jax.tree.map(lambda x: x.shape, one_of(chosen.positions))}."
             )
+        flat = np.asarray(jax.vmap(trees.ravel)(chosen.positions))
         ranks.append((flat < np.asarray(trees.ravel(truth))).sum(0))
     names = tuple(trees.element_names(like))
-    return Calibration(np.array(ranks), num_draws + 1, num_bins, names)
+    return Calibration(np.array(ranks), num_draws + 1, num_bins, names, num_warned)
+
+
+@contextmanager
+def _counted() -> Iterator[list[Any]]:
+    """Keep warnings of draws in a list, and pass others on.
+
+    Of some hundred fits a few warn, which is their business; how many is ours.
+    """
+    counted: list[Any] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", SamplingWarning)
+        yield counted
+    counted += [x for x in said if issubclass(x.category, SamplingWarning)]
+    for x in said:
+        if not issubclass(x.category, SamplingWarning):
+            warnings.warn_explicit(x.message, x.category, x.filename, x.lineno)
 
 
 @jax.jit

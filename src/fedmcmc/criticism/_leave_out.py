@@ -17,11 +17,14 @@ from jax.tree_util import register_dataclass
 from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
 from fedmcmc.criticism._draws import LEAST_DRAWS, one_of
+from fedmcmc.criticism._others import Others
 from fedmcmc.criticism._pareto import psis, tail_length
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact import Corrected, threshold
+from fedmcmc.exact import Corrected, correct, threshold
+from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import Question, check_model, differences
 from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key
 from fedmcmc.runs import as_consortium
 
 UNBOUNDED = 1e30
@@ -92,12 +95,16 @@ class LeftOut:
         ``[num_clients]``, of the weights; minus infinity where they are equal.
     ess
         ``[num_clients]``, effective draws.
+    reliable
+        ``[num_clients]`` bool, where k-hat is below `good_k`.
+    refitted
+        ``[num_clients]`` bool, whose figures come of a correction without the client.
     good_k
         ``min(1 - 1 / log10(num_draws), 0.7)``.
     coordinates
         Names of the ``d`` coordinates.
     totals
-        ``rounds``, ``bits_up`` and ``bits_down`` of the exchange.
+        ``rounds``, ``bits_up`` and ``bits_down`` of all exchanges.
     """
 
     mean: np.ndarray
@@ -105,14 +112,11 @@ class LeftOut:
     shift: np.ndarray
     khat: np.ndarray
     ess: np.ndarray
+    reliable: np.ndarray
+    refitted: np.ndarray
     good_k: float
     coordinates: tuple[str, ...]
     totals: dict[str, float]
-
-    @property
-    def reliable(self) -> np.ndarray:
-        """Where k-hat is below `good_k`, ``[num_clients]`` bool."""
-        return self.khat < self.good_k
 
     def __repr__(self) -> str:
         """Return the clients with the largest shifts, and which figures cannot be trusted."""
@@ -122,7 +126,7 @@ class LeftOut:
         lines = ["client  largest shift (posterior sds)  k-hat"]
         for i in order:
             told = f"{size[i]:+.2f} in {self.coordinates[largest[i]]}"
-            trust = "" if self.reliable[i] else " unreliable"
+            trust = " unreliable" * (not self.reliable[i]) + " refitted" * bool(self.refitted[i])
             lines.append(f"{i:>6}  {told:<29}  {self.khat[i]:>5.2f}{trust}")
         if len(size) > len(order):
             lines.append(f"... and {len(size) - len(order)} more with smaller shifts")
@@ -130,16 +134,25 @@ class LeftOut:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, vectors as lists."""
-        names = ("mean", "sd", "shift", "khat", "ess", "reliable")
+        names = ("mean", "sd", "shift", "khat", "ess", "reliable", "refitted")
         return {name: getattr(self, name).tolist() for name in names}
 
 
-def leave_out(posterior: Posterior, data: Any, corrected: Corrected) -> LeftOut:
+def leave_out(
+    posterior: Posterior,
+    data: Any,
+    corrected: Corrected,
+    *,
+    surrogates: Gaussian | None = None,
+    prior: Gaussian | None = None,
+    rng_key: Array | None = None,
+) -> LeftOut:
     """Say what the posterior would be without each client, exactly, in one exchange.
 
     Each client divides the weights of the draws by its own likelihood, smooths them, and sends the
-    moments that they give. Where a client carries much of what is known, the weights say so: their
-    k-hat is high, and its figures are `LeftOut.reliable` no longer.
+    moments that they give. Where a client carries much of what is known, or differs much, the
+    weights say so: their k-hat is high, and its figures are `LeftOut.reliable` no longer. With
+    surrogates such clients are left out once more, by a correction of the others' posterior.
 
     Parameters
     ----------
@@ -149,6 +162,12 @@ def leave_out(posterior: Posterior, data: Any, corrected: Corrected) -> LeftOut:
         A `FederatedData`, or a consortium of clients elsewhere.
     corrected
         Draws and weights of the posterior of all clients, of `fedmcmc.correct`.
+    surrogates, prior
+        One Gaussian per client and the prior's, as of `conflict`. With them `fedmcmc.correct` asks
+        all others about each client whose k-hat is too high, from the product of prior and others:
+        an exchange or a few for each of them.
+    rng_key
+        Of these corrections, by default ``jax.random.key(0)``.
 
     Returns
     -------
@@ -160,14 +179,13 @@ def leave_out(posterior: Posterior, data: Any, corrected: Corrected) -> LeftOut:
     TypeError
         If `corrected` is none.
     ValueError
-        If posterior is in whitened coordinates.
+        If posterior is in whitened coordinates, or one of surrogates and prior is missing or does
+        not fit.
 
     Warns
     -----
     SamplingWarning
-        If the k-hat of some client is above ``min(1 - 1 / log10(num_draws), 0.7)``. What the
-        posterior is without it then takes a round: `fedmcmc.correct` on the data of the others,
-        with the product of prior and their surrogates as approximation.
+        If the k-hat of some client is above ``min(1 - 1 / log10(num_draws), 0.7)``, as it is.
 
     Notes
     -----
@@ -195,6 +213,8 @@ def leave_out(posterior: Posterior, data: Any, corrected: Corrected) -> LeftOut:
             "The draws are in the model's own coordinates, and posterior is in whitened ones: pass "
             "the posterior that was given to whiten."
         )
+    if (surrogates is None) != (prior is None):
+        raise ValueError("Give surrogates= and prior=, or neither.")
     num = corrected.num_draws
     points = jax.tree.map(trees.as_float, corrected.draws)
     flat = np.asarray(jax.vmap(trees.ravel)(points), np.float64)
@@ -210,30 +230,57 @@ def leave_out(posterior: Posterior, data: Any, corrected: Corrected) -> LeftOut:
     ratios = jnp.asarray(corrected.log_ratios - corrected.log_ratios.max(), scale.dtype)
     consortium = as_consortium(data)
     num_clients = consortium.federation.num_clients
+    if surrogates is not None and prior is not None:
+        expect(surrogates, Gaussian, "surrogates")
+        expect(prior, Gaussian, "prior")
+        surrogates.check_clients(like, num_clients)
     asked = consortium.ask(
         WithoutClient(posterior, num_clients), WeightedPoints(points, ratios, centre, scale)
     )
     table = np.asarray(asked.value.value, np.float64)
     table = np.where(np.abs(table) >= UNBOUNDED / 2, np.sign(table) * np.inf, table)
-    size = len(mean)
-    means = middle + table[:, :size] * np.asarray(scale, np.float64)
+    size, units = len(mean), np.asarray(scale, np.float64)
+    means, sds = middle + table[:, :size] * units, table[:, size : 2 * size] * units
+    khat, ess, good_k = table[:, -2], table[:, -1], threshold(num)
+    refitted = np.zeros(num_clients, bool)
+    totals = np.array([asked.rounds, asked.bits_up, asked.bits_down], float)
+    for i in np.flatnonzero(~(khat < good_k)) if surrogates is not None else ():
+        key = jax.random.fold_in(jax.random.key(0) if rng_key is None else as_key(rng_key), i)
+        others = _others(surrogates, prior, int(i))
+        again = correct(key, posterior, Others(consortium, int(i)), others, num_draws=num)
+        means[i], sds[i] = (_ravel(x) for x in (again.mean(lambda x: x), again.sd(lambda x: x)))
+        khat[i], ess[i], refitted[i] = again.khat, again.ess, True
+        totals += [again.totals[name] for name in ("rounds", "bits_up", "bits_down")]
     found = LeftOut(
         mean=means,
-        sd=table[:, size : 2 * size] * np.asarray(scale, np.float64),
+        sd=sds,
         shift=(mean - means) / sd,
-        khat=table[:, -2],
-        ess=table[:, -1],
-        good_k=threshold(num),
+        khat=khat,
+        ess=ess,
+        reliable=khat < good_k,
+        refitted=refitted,
+        good_k=good_k,
         coordinates=tuple(trees.element_names(like)),
-        totals={"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down},
+        totals=dict(zip(("rounds", "bits_up", "bits_down"), totals.tolist(), strict=True)),
     )
     bad = np.flatnonzero(~found.reliable)
     if bad.size:
         warnings.warn(
-            f"leave_out: k-hat above {found.good_k:.2f} for {bad.size} of {num_clients} clients "
-            f"(first client {bad[0]}: {found.khat[bad[0]]:.2f}): they carry so much of what is "
-            "known that the draws hardly reach the posterior without them.",
+            f"leave_out: k-hat above {good_k:.2f} for {bad.size} of {num_clients} clients (first "
+            f"client {bad[0]}: {khat[bad[0]]:.2f}): without them the posterior is so far away that "
+            "the draws hardly reach it. Give surrogates= and prior=.",
             SamplingWarning,
             stacklevel=2,
         )
     return found
+
+
+def _others(surrogates: Any, prior: Any, index: int) -> Gaussian:
+    """Return the product of the prior and all surrogates but one, dense."""
+    clients = jax.vmap(as_dense)(surrogates)
+    rest: Gaussian = jax.tree.map(lambda leaf: jnp.delete(leaf, index, 0).sum(0), clients)
+    return rest * as_dense(prior)
+
+
+def _ravel(tree: ArrayTree) -> np.ndarray:
+    return np.asarray(trees.ravel(jax.tree.map(jnp.asarray, tree)), np.float64)
