@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import averaging, faults, natural, runs
+from tests.mutations import averaging, criticism, faults, natural, runs
 
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
@@ -37,6 +37,7 @@ TESTS = [
     CONSENSUS,
     QUANTISED,
     *averaging.TESTS,
+    *criticism.TESTS,
     *faults.TESTS,
     *natural.TESTS,
     *runs.TESTS,
@@ -268,6 +269,7 @@ MUTATIONS = {
         MEMORY,
     ),
     **averaging.MUTATIONS,
+    **criticism.MUTATIONS,
     **faults.MUTATIONS,
     **natural.MUTATIONS,
     **runs.MUTATIONS,
