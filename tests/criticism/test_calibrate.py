@@ -220,6 +220,6 @@ def test_bad_input_is_said():
         criticism.calibrate(KEY, NOISE, data, lambda key, data: jnp.zeros((99, 2)), normal)
     with pytest.raises(ValueError, match="num_repetitions must be a positive integer"):
         criticism.calibrate(KEY, NOISE, data, exact_fit, normal, num_repetitions=0)
-    white = fedmcmc.whiten(NOISE, data, jnp.array(0.0)).posterior
+    white = NOISE._replace(position_fn=lambda z: 2 * z)
     with pytest.raises(ValueError, match="posterior that was given to whiten"):
         criticism.calibrate(KEY, white, data, exact_fit, normal)

@@ -10,8 +10,10 @@ import pytest
 import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism import _rows
+from fedmcmc.criticism._draws import equal_draws
 from fedmcmc.criticism._loo import LeaveOneOut
 from fedmcmc.criticism._pareto import tail_length
+from fedmcmc.diagnostics import mixing
 from fedmcmc.exact import threshold
 from tests.criticism.federation import (
     LOGISTIC,
@@ -168,13 +170,21 @@ def laplace(data):
     return clients.sum() * prior
 
 
-def test_draws_are_resampled_thinned_or_taken():
+def test_weighted_draws_are_resampled():
     data = federation("logistic")
     corrected = fedmcmc.correct(jax.random.key(0), LOGISTIC, data, laplace(data), num_draws=2000)
     found = criticism.loo(LOGISTIC, data, corrected, minimum_rows=1)
     weighted = corrected.resample(jax.random.key(0), 1000)
     table = log_likelihoods(LOGISTIC, pooled("logistic"), weighted).astype(float)
     np.testing.assert_allclose(found.elpd, by_arviz(table).elpd, atol=1e-4)
+    # They are in the model's own coordinates, whatever `correct` was asked in.
+    white = LOGISTIC._replace(position_fn=lambda z: 2 * z)
+    with pytest.raises(ValueError, match="posterior that was given to whiten"):
+        criticism.loo(white, data, corrected)
+
+
+def test_draws_of_a_run_are_taken_at_even_distances():
+    data = federation("logistic")
     kernel = fedmcmc.lsd(LOGISTIC, step_size=0.01)
     samples = fedmcmc.sample(
         jax.random.key(1),
@@ -186,11 +196,20 @@ def test_draws_are_resampled_thinned_or_taken():
         num_chains=4,
         progress=False,
     )
-    again = criticism.loo(LOGISTIC, data, samples, minimum_rows=1)
-    assert again.num_draws == 1000
-    assert abs(again.elpd - found.elpd) < 0.5
-    few = criticism.loo(LOGISTIC, data, samples, minimum_rows=1, num_draws=202)
-    assert few.num_draws == 200  # fifty per chain
+    chosen = equal_draws(samples, LOGISTIC, 202, None)
+    assert chosen.num == 200  # fifty per chain, every sixteenth
+    np.testing.assert_array_equal(chosen.positions[:50], samples.draws[0, 8::16])
+    np.testing.assert_array_equal(chosen.positions[150:], samples.draws[3, 8::16])
+    ess = mixing(samples.draws).ess_bulk.mean()
+    assert chosen.efficiency == pytest.approx(min(1, ess / 200))
+    whole = equal_draws(samples, LOGISTIC, 5000, None)
+    assert whole.num == 3200 and whole.efficiency == pytest.approx(ess / 3200)
+    found = criticism.loo(LOGISTIC, data, samples, minimum_rows=1)
+    table = log_likelihoods(
+        LOGISTIC, pooled("logistic"), equal_draws(samples, LOGISTIC, 1000, None).positions
+    )
+    wanted = by_arviz(table.astype(float), ess / 1000)
+    np.testing.assert_allclose([found.elpd, found.p_loo], [wanted.elpd, wanted.p], atol=1e-4)
 
 
 def test_draws_of_a_failed_correction_warn():
@@ -232,16 +251,6 @@ def test_bad_input_is_said():
     )
     with pytest.raises(ValueError, match=r"not finite for \d+ rows"):
         criticism.loo(broken, data, draws)
-
-
-def test_a_whitened_posterior_is_refused_for_draws_in_the_models_coordinates():
-    data = federation("logistic")
-    white = fedmcmc.whiten(LOGISTIC, data, jnp.zeros(2))
-    prior = fedmcmc.Gaussian.from_moments(jnp.zeros(2), variance=jnp.array(1.0))
-    corrected = fedmcmc.correct(jax.random.key(0), white.posterior, data, prior, num_draws=500)
-    with pytest.raises(ValueError, match="posterior that was given to whiten"):
-        criticism.loo(white.posterior, data, corrected)
-    criticism.loo(LOGISTIC, data, corrected)
 
 
 def test_a_whole_sum_is_waited_for():

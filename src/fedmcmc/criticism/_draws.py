@@ -82,7 +82,9 @@ def equal_draws(
         per_chain = max(1, num_draws // draws.num_chains)
         chosen = jax.tree.map(lambda leaf: _evenly(np.asarray(leaf), 1, per_chain), found)
         positions = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), chosen)
-        efficiency = np.nanmean(mixing(found).ess_bulk) / len(jax.tree.leaves(positions)[0])
+        sizes = mixing(found).ess_bulk
+        ess = sizes[np.isfinite(sizes)].sum() / max(np.isfinite(sizes).sum(), 1)
+        efficiency = float(ess) / len(jax.tree.leaves(positions)[0])
     else:
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(draws)}
         if len(lengths) != 1 or () in lengths:

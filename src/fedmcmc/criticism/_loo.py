@@ -17,7 +17,7 @@ from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
 from fedmcmc.criticism._draws import equal_draws, one_of
-from fedmcmc.criticism._pareto import psis_sorted, tail_length
+from fedmcmc.criticism._pareto import smoothed_tail, tail_length
 from fedmcmc.criticism._rows import exact_sum, over_rows
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import threshold
@@ -124,10 +124,17 @@ def _left_out(
     terms = jax.vmap(lambda draw: row_terms(posterior.loglikelihood_fn, draw, rows))(draws).T
 
     def of_row(log_density: Array) -> tuple[Array, Array, Array]:
-        ratios = jnp.sort(-log_density)
-        log_weights, khat = psis_sorted(ratios, num_tail)
-        elpd = logsumexp(log_weights - ratios)
-        return elpd, logsumexp(log_density) - np.log(log_density.shape[0]) - elpd, khat
+        num = log_density.shape[0]
+        largest, _ = jax.lax.top_k(-log_density, num_tail + 1)
+        tail, khat = smoothed_tail(largest)
+        before = largest[:-1] - largest[0]
+        # Below the tail, weight times density is one, up to a factor that weights share.
+        weights = jnp.sum(jnp.exp(-log_density - largest[0])) + jnp.sum(
+            jnp.exp(tail) - jnp.exp(before)
+        )
+        products = num - num_tail + jnp.sum(jnp.exp(tail - before))
+        elpd = jnp.log(products) - jnp.log(weights) - largest[0]
+        return elpd, logsumexp(log_density) - np.log(num) - elpd, khat
 
     finite = jnp.isfinite(terms).all(1)
     return *jax.vmap(of_row)(jnp.where(finite[:, None], terms, 0)), finite
@@ -440,9 +447,7 @@ def _ask(
     if minimum_rows < 1:
         raise ValueError(f"minimum_rows must be at least 1, got {minimum_rows!r}.")
     consortium = as_consortium(data)
-    tails = tuple(
-        min(tail_length(x.num, e), x.num - 1) for x, e in zip(draws, efficiencies, strict=True)
-    )
+    tails = tuple(tail_length(x.num, e) for x, e in zip(draws, efficiencies, strict=True))
     worst = jnp.array([threshold(x.num) for x in draws])
     least = 1 if secure_sum else minimum_rows
     question = LeaveOneOut(models[0], models[1:], least, worst, tails)

@@ -3,6 +3,7 @@
 `fedmcmc.exact.psis` is the same for a server, in float64.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -44,33 +45,37 @@ def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     ----------
     Vehtari, Simpson, Gelman, Yao and Gabry (2024), Algorithm 1; Zhang and Stephens (2009).
     """
-    order = jnp.argsort(log_ratios)
-    smoothed, khat = psis_sorted(log_ratios[order], num_tail)
-    return jnp.zeros_like(smoothed).at[order].set(smoothed), khat
+    largest, places = jax.lax.top_k(log_ratios, num_tail + 1)
+    tail, khat = smoothed_tail(largest)
+    smoothed = (log_ratios - largest[0]).at[places[:-1]].set(tail)
+    return smoothed - logsumexp(smoothed), khat
 
 
-def psis_sorted(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
-    """Do what `psis` does, for ratios that ascend."""
-    size = jnp.abs(log_ratios[-1])
-    ratios = log_ratios - log_ratios[-1]
-    tail, cut = ratios[-num_tail:], ratios[-num_tail - 1]
+def smoothed_tail(largest: Array) -> tuple[Array, Array]:
+    """Return the tail of log ratios, smoothed, and its k-hat; see `psis`.
+
+    `largest` ``[num_tail + 1]`` descends: the tail, and what lies next below it. What is returned,
+    ``[num_tail]``, descends too, from the largest ratio at zero.
+    """
+    ratios = (largest - largest[0])[::-1]
+    tail, cut, num_tail = ratios[1:], ratios[0], ratios.shape[0] - 1
     # exp(tail) - exp(cut), without the digits that this loses
     excess = jnp.where(jnp.isneginf(tail), 0, jnp.exp(tail) * -jnp.expm1(cut - tail))
     shape, scale = _fit(excess)
+    epsilon = jnp.finfo(ratios.dtype).eps
     # So far apart that this type cannot hold them together; shapes are far above one there.
-    spans = excess[_quartile(num_tail)] > jnp.finfo(ratios.dtype).eps * excess[-1]
+    spans = excess[_quartile(num_tail)] > epsilon * excess[-1]
     khat = (num_tail * shape + PRIOR_DRAWS * PRIOR_SHAPE) / (num_tail + PRIOR_DRAWS)
     places = (jnp.arange(num_tail, dtype=ratios.dtype) + 0.5) / num_tail
     # An exponential distribution at zero, where the quotient is not a number.
-    k = jnp.where(jnp.abs(khat) > jnp.finfo(ratios.dtype).eps, khat, jnp.finfo(ratios.dtype).eps)
+    k = jnp.where(jnp.abs(khat) > epsilon, khat, epsilon)
     quantiles = scale * jnp.expm1(-k * jnp.log1p(-places)) / k
     fitted = jnp.minimum(jnp.logaddexp(cut, jnp.log(quantiles)), 0)
     fitted = jnp.where(jnp.isneginf(tail), tail, fitted)
     fits = jnp.isfinite(khat) & (scale > 0) & spans
-    equal = -tail[0] < jnp.maximum(EQUAL, ROUNDING * jnp.finfo(ratios.dtype).eps * (1 + size))
-    smoothed = ratios.at[-num_tail:].set(jnp.where(fits & ~equal, fitted, tail))
+    equal = -tail[0] < jnp.maximum(EQUAL, ROUNDING * epsilon * (1 + jnp.abs(largest[0])))
     khat = jnp.where(equal, -jnp.inf, jnp.where(fits, khat, jnp.inf))
-    return smoothed - logsumexp(smoothed), khat
+    return jnp.where(fits & ~equal, fitted, tail)[::-1], khat
 
 
 def _fit(excess: Array) -> tuple[Array, Array]:

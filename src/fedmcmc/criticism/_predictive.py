@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation
+from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._histogram import Histogram, merged, receivers
 from fedmcmc.criticism._rows import BUDGET, check_resample, over_rows
@@ -215,7 +215,7 @@ class PredictiveCheck:
 
 def predictive_check(
     rng_key: Array,
-    posterior: Any,
+    posterior: Posterior,
     data: Any,
     draws: Any,
     statistics: Statistic | Mapping[str, Statistic],
@@ -246,8 +246,9 @@ def predictive_check(
     minimum_rows
         A client with fewer rows sends no sum; its rows are counted.
     minimum_count
-        A client merges a cell of its observed histogram that holds fewer rows with the next, and
+        A client merges a cell of its observed `Histogram` that holds fewer rows with the next, and
         the same cells of its replicated ones, so that the comparison stays one of like with like.
+        A sum of zeros and ones is no histogram: count rare events by one.
     secure_sum
         Whether sums are added where nobody sees a single client's: both rules then hold for the
         total alone.
