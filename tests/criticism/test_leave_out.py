@@ -7,14 +7,12 @@ import pytest
 
 import fedmcmc
 from fedmcmc import criticism
-from fedmcmc._types import as_functions
 from fedmcmc.criticism._leave_out import WeightedPoints, WithoutClient
 from fedmcmc.criticism._others import AllBut, Others
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import Points, evaluations
 from fedmcmc.runs import as_consortium
 from tests.criticism.federation import LOGISTIC, clients, messages
-from tests.support.deployed import hold_against_the_simulation
 
 SIZES = (60, 40, 25, 30)
 PRIOR = Gaussian.from_moments(jnp.zeros(2), 2.5**2 * jnp.eye(2))
@@ -163,13 +161,6 @@ def test_a_client_fills_its_own_row_and_no_other():
         table = message.value.value
         assert table.shape == (4, 6)  # two means, two sds, k-hat, effective draws
         assert table[i].all() and not np.delete(table, i, 0).any()
-
-
-def test_a_deployed_question_gives_the_same():
-    data = fedmcmc.FederatedData.from_clients(linear_data())
-    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4)  # noqa: E731
-    kernel = as_functions(WithoutClient(LINEAR, 4))
-    hold_against_the_simulation(kernel, data, jax.random.key(0), content(), near, num_rounds=1)
 
 
 def test_a_point_that_no_client_can_have_gets_no_weight():

@@ -27,7 +27,6 @@ from tests.criticism.federation import (
     messages,
     numbers,
 )
-from tests.support.deployed import hold_against_the_simulation
 
 
 def by_arviz(table, reff=1.0):
@@ -114,14 +113,6 @@ def test_no_message_holds_a_row_or_what_a_row_has():
     for message in sent:  # of one shape, however many rows there are
         assert jax.tree.map(np.shape, message) == jax.tree.map(np.shape, sent[0])
         assert numbers(message.value).size == 3 * 3 + 3 + 2 + 3
-
-
-def test_a_deployed_question_gives_the_same():
-    data = federation("normal")
-    draws = jax.tree.map(jnp.asarray, draws_near("normal", 200))
-    asked = fedmcmc._types.as_functions(question((NORMAL, NORMAL), (draws, draws)))
-    same = np.testing.assert_array_equal
-    hold_against_the_simulation(asked, data, jax.random.key(0), (draws, draws), same, num_rounds=1)
 
 
 def constant(theta, rows):
@@ -251,6 +242,23 @@ def test_bad_input_is_said():
     )
     with pytest.raises(ValueError, match=r"not finite for \d+ rows"):
         criticism.loo(broken, data, draws)
+
+
+def test_strict_promotion_is_kept():
+    again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
+    with jax.numpy_dtype_promotion("strict"):
+        found = criticism.loo(again, federation("normal"), draws_near("normal"))
+        criticism.predictive_check(
+            jax.random.key(0),
+            again,
+            federation("normal"),
+            draws_near("normal", 100),
+            {
+                "y": lambda rows: rows["y"],
+                "cells": criticism.Histogram(lambda rows: rows["y"], [2]),
+            },
+        )
+    assert found.num_rows == 71
 
 
 def test_a_whole_sum_is_waited_for():

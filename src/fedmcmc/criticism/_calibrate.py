@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.stats import chi2
+from scipy.special import gammaincc
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
@@ -63,7 +63,7 @@ class Calibration:
         """Of the chi-squared test of uniform ranks, ``[d]``."""
         expected = len(self.ranks) / self.num_bins
         statistic = ((self.counts - expected) ** 2 / expected).sum(0)
-        p_values: np.ndarray = chi2.sf(statistic, self.num_bins - 1)
+        p_values: np.ndarray = gammaincc((self.num_bins - 1) / 2, statistic / 2)
         return p_values
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import gammaincc
 
 from fedmcmc._checks import expect
 from fedmcmc.gaussian import Gaussian, as_dense
@@ -56,7 +56,7 @@ class Conflict:
         """Probability of a larger Q where no client differs; one without degrees of freedom."""
         if not self.heterogeneity_degrees:
             return 1.0
-        return float(chi2.sf(self.heterogeneity, self.heterogeneity_degrees))
+        return float(gammaincc(self.heterogeneity_degrees / 2, self.heterogeneity / 2))
 
     @property
     def i_squared(self) -> float:
@@ -184,7 +184,7 @@ def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
     return Conflict(
         statistic,
         ranks,
-        np.where(ranks > 0, chi2.sf(statistic, np.maximum(ranks, 1)), 1.0),
+        np.where(ranks > 0, gammaincc(np.maximum(ranks, 1) / 2, statistic / 2), 1.0),
         shift,
         max(0.0, squares - float(np.sum(_solve(total, eta.sum(0)) ** 2))),
         int(ranks.sum() - total.shape[1]),

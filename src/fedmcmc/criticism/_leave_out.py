@@ -189,9 +189,9 @@ def leave_out(
 
     Notes
     -----
-    Weights ``W_m / p(rows_i | theta_m)`` at the draws of `correct`. What a client sends tells what
-    the others' posterior is, so two clients who add their knowledge learn it; `conflict` gives a
-    Gaussian answer without an exchange.
+    Weights ``W_m / p(rows_i | theta_m)`` at the draws of `correct`. Whoever sees the result learns
+    how each client moves the posterior, under a secure sum too. `conflict` gives the answer of
+    Gaussians without an exchange.
 
     Examples
     --------

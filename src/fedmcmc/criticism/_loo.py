@@ -277,8 +277,8 @@ def loo(
         A client with fewer rows sends no sum, as that of one row is the row's own density; its rows
         are counted.
     efficiency
-        Effective draws per draw, by which the tail of the weights is longer; by default the mean
-        over coordinates of those of `Samples`, at most one.
+        Effective draws per draw, at most one: the fewer, the longer the tail of the weights. By
+        default that of `draws`: of `Samples` the mean over coordinates, one of a pytree.
     secure_sum
         Whether sums are added where nobody sees a single client's: `minimum_rows` then does not
         hold.
