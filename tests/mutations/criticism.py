@@ -24,7 +24,7 @@ MUTATIONS = {
         LOO,
     ),
     "the standard error of a difference without its mean": (
-        "criticism/_loo.py",
+        "criticism/_compare.py",
         "np.maximum(squares - difference**2 / num, 0)",
         "np.maximum(squares, 0)",
         COMPARE,

@@ -18,14 +18,14 @@ function           asks                                           exchanges
 
 from fedmcmc.criticism._calibrate import Calibration as Calibration
 from fedmcmc.criticism._calibrate import calibrate as calibrate
+from fedmcmc.criticism._compare import Comparison as Comparison
+from fedmcmc.criticism._compare import compare as compare
 from fedmcmc.criticism._conflict import Conflict as Conflict
 from fedmcmc.criticism._conflict import conflict as conflict
 from fedmcmc.criticism._histogram import Histogram as Histogram
 from fedmcmc.criticism._leave_out import LeftOut as LeftOut
 from fedmcmc.criticism._leave_out import leave_out as leave_out
-from fedmcmc.criticism._loo import Comparison as Comparison
 from fedmcmc.criticism._loo import Loo as Loo
-from fedmcmc.criticism._loo import compare as compare
 from fedmcmc.criticism._loo import loo as loo
 from fedmcmc.criticism._predictive import PredictiveCheck as PredictiveCheck
 from fedmcmc.criticism._predictive import predictive_check as predictive_check
