@@ -240,7 +240,7 @@ class Target:
                     "The clients drew other points than the server: their random generators "
                     "differ. Use the same version of JAX everywhere."
                 )
-        value = np.asarray(answer.value, np.float64)
+        value = np.array(answer.value, np.float64)
         value[value < BELOW] = -np.inf
         log_target = value + np.asarray(prior, np.float64)
         points64 = np.asarray(flat, np.float64)

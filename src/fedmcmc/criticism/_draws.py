@@ -1,0 +1,117 @@
+"""Draws of equal weight, of whatever a user has: weighted draws, a run, a pytree."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc._checks import expect, positive_integer
+from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc.diagnostics import SamplingWarning, mixing
+from fedmcmc.exact import Corrected
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key
+from fedmcmc.records import Samples
+
+LEAST_DRAWS = 100
+
+
+class EqualDraws(NamedTuple):
+    """Draws of equal weight.
+
+    Attributes
+    ----------
+    positions
+        Leaves ``[num, *event]``.
+    num
+        How many.
+    efficiency
+        Effective draws per draw, at most one.
+    """
+
+    positions: ArrayTree
+    num: int
+    efficiency: float
+
+
+def equal_draws(
+    draws: Any,
+    posterior: Posterior,
+    num_draws: int,
+    rng_key: Array | None,
+    *,
+    least: int = LEAST_DRAWS,
+) -> EqualDraws:
+    """Return at most `num_draws` draws of equal weight that `posterior` takes.
+
+    `Corrected` ones are resampled (with `rng_key`, by default ``jax.random.key(0)``), those of
+    `Samples` and of a pytree, leaves ``[num, *event]``, are taken at even distances, in `Samples`
+    from all chains.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than `least`, no leading axis, or `posterior` is in other coordinates.
+
+    Warns
+    -----
+    SamplingWarning
+        If they come of a correction that failed.
+    """
+    expect(posterior, Posterior, "posterior")
+    num_draws = positive_integer(num_draws, "num_draws")
+    if isinstance(draws, Corrected | Samples) and posterior.position_fn is not None:
+        raise ValueError(
+            "These draws are in the model's own coordinates, and posterior is in whitened ones: "
+            "pass the posterior that was given to whiten."
+        )
+    if isinstance(draws, Corrected):
+        if draws.verdict == "failed":
+            warnings.warn(
+                f"These draws are of a correction that failed ({draws.reason})",
+                SamplingWarning,
+                stacklevel=3,
+            )
+        key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+        positions, efficiency = draws.resample(key, num_draws), draws.ess / num_draws
+    elif isinstance(draws, Samples):
+        found = draws.draws if draws.final_draws is None else draws.final_draws
+        per_chain = max(1, num_draws // draws.num_chains)
+        chosen = jax.tree.map(lambda leaf: _evenly(np.asarray(leaf), 1, per_chain), found)
+        positions = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), chosen)
+        sizes = mixing(found).ess_bulk
+        ess = sizes[np.isfinite(sizes)].sum() / max(np.isfinite(sizes).sum(), 1)
+        efficiency = float(ess) / len(jax.tree.leaves(positions)[0])
+    else:
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(draws)}
+        if len(lengths) != 1 or () in lengths:
+            raise ValueError(
+                "draws must be a fedmcmc.Corrected, fedmcmc.Samples, or a pytree of positions with "
+                f"one leading axis of draws; got leaves of shapes "
+                f"{[np.shape(leaf) for leaf in jax.tree.leaves(draws)]}."
+            )
+        positions = jax.tree.map(lambda leaf: _evenly(np.asarray(leaf), 0, num_draws), draws)
+        efficiency = 1.0
+    positions = jax.tree.map(trees.as_float, positions)
+    num = jax.tree.leaves(positions)[0].shape[0]
+    if num < least:
+        raise ValueError(f"At least {least} draws are needed, got {num}.")
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(positions)):
+        raise ValueError("draws hold NaN or infinite numbers.")
+    return EqualDraws(positions, num, float(min(1.0, max(efficiency, 1 / num))))
+
+
+def one_of(positions: ArrayTree) -> ArrayTree:
+    """Return the shapes of one of several positions, leaves ``[num, *event]``."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
+
+
+def _evenly(leaf: np.ndarray, axis: int, most: int) -> np.ndarray:
+    """Return at most `most` entries along `axis`, at even distances."""
+    num = leaf.shape[axis]
+    if num <= most:
+        return leaf
+    return np.take(leaf, ((np.arange(most) + 0.5) * num / most).astype(int), axis)

@@ -1,0 +1,225 @@
+"""Simulation-based calibration: right fits pass, wrong ones do not."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedmcmc
+from fedmcmc import criticism
+from fedmcmc.criticism._calibrate import Calibration, _with_outcomes
+from fedmcmc.gaussian import Gaussian
+
+KEY = jax.random.key(0)
+NOISE = fedmcmc.Posterior(
+    lambda theta: -0.5 * theta**2,
+    lambda theta, rows: -0.5 * (rows["y"] - theta * rows["x"]) ** 2,
+    lambda key, theta, rows: {
+        **rows,
+        "y": theta * rows["x"] + jax.random.normal(key, rows["y"].shape),
+    },
+)
+
+
+def noise_data():
+    rng = np.random.default_rng(0)
+    return fedmcmc.FederatedData.from_clients(
+        [{"x": rng.normal(size=n), "y": np.zeros(n)} for n in (3, 1, 4)]
+    )
+
+
+def exact_fit(rng_key, data, spread=1.0):
+    x, y = data.rows["x"], data.rows["y"]
+    precision = 1 + jnp.sum(x**2)
+    noise = spread * jax.random.normal(rng_key, (200,)) / jnp.sqrt(precision)
+    return jnp.sum(x * y) / precision + noise
+
+
+def test_exact_draws_pass():
+    found = criticism.calibrate(
+        KEY, NOISE, noise_data(), exact_fit, jax.random.normal, num_repetitions=400
+    )
+    assert found.ranks.shape == (400, 1) and found.num_ranks == 100
+    assert found.ranks.min() >= 0 and found.ranks.max() <= 99
+    assert found.p_values[0] > 1e-3
+    assert stats.kstest((found.ranks[:, 0] + 0.5) / 100, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("spread, shape", [(0.6, "ends"), (1.7, "middle")])
+def test_draws_that_are_too_narrow_or_wide_fail(spread, shape):
+    fit = lambda key, data: exact_fit(key, data, spread)  # noqa: E731
+    found = criticism.calibrate(
+        KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=400
+    )
+    assert found.p_values[0] < 1e-4
+    ends, middle = found.counts[[0, 9], 0].sum(), found.counts[[4, 5], 0].sum()
+    assert (ends > 1.5 * middle) == (shape == "ends")
+
+
+def test_outcomes_are_redrawn_and_covariates_stay():
+    data = noise_data()
+    redrawn = _with_outcomes(fedmcmc._types.as_functions(NOISE), data, KEY, jnp.array(2.0))
+    np.testing.assert_array_equal(redrawn.rows["x"], data.rows["x"])
+    assert redrawn.rows["y"].shape == data.rows["y"].shape
+    for i in range(3):  # each client by its own key, wherever its rows lie
+        rows = jax.tree.map(
+            lambda leaf: leaf[np.minimum(np.arange(4), len(leaf) - 1)], data.client_rows(i)
+        )
+        own = NOISE.resample_fn(jax.random.fold_in(KEY, i), 2.0, rows)["y"]
+        size = int(data.sizes[i])
+        np.testing.assert_allclose(redrawn.client_rows(i)["y"], own[:size], rtol=1e-6)
+
+
+def test_the_test_is_of_uniform_counts():
+    rng = np.random.default_rng(0)
+    p_values = [
+        Calibration(rng.integers(0, 100, (200, 1)), 100, 10, ("a",)).p_values[0] for _ in range(400)
+    ]
+    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
+    one = Calibration(np.arange(100)[:, None], 100, 10, ("a",))
+    np.testing.assert_array_equal(one.counts[:, 0], np.full(10, 10))
+    assert one.p_values[0] == 1 and "p 1" in repr(one)
+    assert one.to_dict()["a"]["counts"] == [10] * 10
+
+
+# Poisson rows with a log link, twelve of them and often without event: posteriors are skewed.
+SD, OFFSET = 1.5, -2.0
+
+
+def poisson(theta, rows):
+    log_rate = rows["x"] @ theta + OFFSET
+    return rows["y"] * log_rate - jnp.exp(log_rate) - jax.lax.lgamma(rows["y"] + 1)
+
+
+POISSON = fedmcmc.Posterior(
+    lambda theta: -0.5 * jnp.sum((theta / SD) ** 2),
+    poisson,
+    lambda key, theta, rows: {
+        **rows,
+        "y": jax.random.poisson(key, jnp.exp(rows["x"] @ theta + OFFSET)).astype(rows["y"].dtype),
+    },
+)
+
+
+def poisson_data():
+    rng = np.random.default_rng(3)
+    return fedmcmc.FederatedData.from_clients(
+        [{"x": np.stack([np.ones(n), rng.normal(size=n)], 1), "y": np.zeros(n)} for n in (5, 4, 3)]
+    )
+
+
+def prior_fn(key):
+    return SD * jax.random.normal(key, (2,))
+
+
+@jax.jit
+def laplace(data):
+    """Return mode and precision, by Newton's method with halved steps."""
+
+    def log_density(theta):
+        return POISSON.logprior_fn(theta) + jnp.sum(poisson(theta, data.rows))
+
+    def step(theta, _):
+        move = jnp.linalg.solve(-jax.hessian(log_density)(theta), jax.grad(log_density)(theta))
+        sizes = 0.5 ** jnp.arange(20.0)
+        values = jnp.nan_to_num(
+            jax.vmap(lambda size: log_density(theta + size * move))(sizes), nan=-jnp.inf
+        )
+        return theta + sizes[jnp.argmax(values)] * move, None
+
+    theta, _ = jax.lax.scan(step, jnp.zeros(2), None, length=30)
+    return theta, -jax.hessian(log_density)(theta)
+
+
+@jax.jit
+def laplace_fit(rng_key, data):
+    mode, precision = laplace(data)
+    z = jax.random.normal(rng_key, (99, 2))
+    return mode + jnp.linalg.solve(jnp.linalg.cholesky(precision).T, z.T).T
+
+
+def corrected_fit(rng_key, data):
+    mode, precision = laplace(data)
+    q = Gaussian(precision @ mode, precision, "dense")
+    return fedmcmc.correct(rng_key, POISSON, data, q, num_draws=1000)
+
+
+def run(fit, num):
+    data = poisson_data()
+    return criticism.calibrate(KEY, POISSON, data, fit, prior_fn, num_repetitions=num)
+
+
+def test_a_laplace_approximation_is_rejected():
+    assert run(laplace_fit, 1000).p_values.min() < 1e-4
+
+
+def test_correct_passes_a_few_times():
+    found = run(corrected_fit, 40)
+    assert found.p_values.min() > 1e-3 and found.coordinates == ("coordinate 0", "coordinate 1")
+
+
+@pytest.mark.slow
+def test_correct_passes_where_a_laplace_approximation_is_rejected():
+    assert run(laplace_fit, 2000).p_values.min() < 1e-8
+    assert run(corrected_fit, 1000).p_values.min() > 1e-3
+
+
+def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_passed_on():
+    def fit(rng_key, data):
+        if data.rows["y"][0] > 0:
+            warnings.warn("far off", fedmcmc.SamplingWarning, stacklevel=1)
+        if data.rows["y"][0] > 2.5:
+            warnings.warn("something else", UserWarning, stacklevel=1)
+        return exact_fit(rng_key, data)
+
+    with pytest.warns(UserWarning, match="something else"):
+        found = criticism.calibrate(
+            KEY, NOISE, noise_data(), fit, jax.random.normal, num_repetitions=100
+        )
+    assert 20 < found.num_warned < 80
+    assert f"{found.num_warned} of 100 fits warned" in repr(found)
+
+
+def test_samples_of_a_run_are_ranked():
+    def fit(rng_key, data):
+        kernel = fedmcmc.lsd(NOISE, step_size=0.05)
+        start = jnp.array(0.0)
+        return fedmcmc.sample(
+            rng_key, kernel, data, start, num_rounds=300, num_burnin=100, progress=False
+        )
+
+    found = criticism.calibrate(
+        KEY,
+        NOISE,
+        noise_data(),
+        fit,
+        jax.random.normal,
+        num_repetitions=3,
+        num_draws=19,
+        num_bins=2,
+    )
+    assert found.ranks.shape == (3, 1) and found.num_ranks == 20
+
+
+def test_bad_input_is_said():
+    data, normal = noise_data(), jax.random.normal
+    with pytest.raises(ValueError, match="divide num_draws"):
+        criticism.calibrate(KEY, NOISE, data, exact_fit, normal, num_bins=7)
+    with pytest.raises(ValueError, match="resample_fn"):
+        criticism.calibrate(KEY, NOISE._replace(resample_fn=None), data, exact_fit, normal)
+    with pytest.raises(TypeError, match=r"data must be a fedmcmc\.FederatedData"):
+        criticism.calibrate(KEY, NOISE, [1, 2], exact_fit, normal)
+    with pytest.raises(TypeError, match="fit must be a function"):
+        criticism.calibrate(KEY, NOISE, data, 3, normal)
+    with pytest.raises(ValueError, match="At least 99 draws"):
+        criticism.calibrate(KEY, NOISE, data, lambda key, data: jnp.zeros(50), normal)
+    with pytest.raises(ValueError, match=r"those of prior_fn, shapes \(\), got \(2,\)"):
+        criticism.calibrate(KEY, NOISE, data, lambda key, data: jnp.zeros((99, 2)), normal)
+    with pytest.raises(ValueError, match="num_repetitions must be a positive integer"):
+        criticism.calibrate(KEY, NOISE, data, exact_fit, normal, num_repetitions=0)
+    white = NOISE._replace(position_fn=lambda z: 2 * z)
+    with pytest.raises(ValueError, match="posterior that was given to whiten"):
+        criticism.calibrate(KEY, white, data, exact_fit, normal)

@@ -1,0 +1,222 @@
+"""Conflict of clients: formulas, identities, and uniform p-values where nobody differs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedmcmc
+from fedmcmc.criticism import conflict
+from fedmcmc.gaussian import Gaussian
+
+RANKS = (3, 3, 2, 1, 3, 2)
+PRIOR = np.array([[1.0, 0.3, 0.0], [0.3, 2.0, 0.1], [0.0, 0.1, 1.5]])
+
+
+def designs(ranks=RANKS, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(rank, 3)) * rng.uniform(0.5, 3, 3) for rank in ranks]
+
+
+def surrogates(rng, found, theta, shifts=None):
+    """Return Gaussians of clients with ``X theta + noise``, in float64 on the host."""
+    precision, eta = [], []
+    for i, x in enumerate(found):
+        own = theta + (0 if shifts is None else shifts[i])
+        outcome = x @ own + rng.normal(size=len(x))
+        precision.append(x.T @ x)
+        eta.append(x.T @ outcome)
+    return Gaussian(np.array(eta), np.array(precision), "dense")
+
+
+def prior_of(precision=PRIOR):
+    return Gaussian(np.zeros(3), precision, "dense")
+
+
+def by_pseudo_inverse(q, prior):
+    """Return the statistics as the docstring has them."""
+    a, eta = np.asarray(q.precision, float), np.asarray(q.precision_mean, float)
+    whole, whole_eta = prior.precision + a.sum(0), prior.precision_mean + eta.sum(0)
+    found = []
+    for i in range(len(a)):
+        others = np.linalg.inv(whole - a[i])
+        g = eta[i] - a[i] @ others @ (whole_eta - eta[i])
+        found.append(g @ np.linalg.pinv(a[i] + a[i] @ others @ a[i], rcond=1e-9) @ g)
+    pinv = [np.linalg.pinv(x, rcond=1e-9) for x in a]
+    squares = sum(e @ p @ e for e, p in zip(eta, pinv, strict=True))
+    return np.array(found), squares - eta.sum(0) @ np.linalg.pinv(a.sum(0)) @ eta.sum(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_statistics_are_the_formulas_of_pseudo_inverses():
+    rng = np.random.default_rng(1)
+    q = surrogates(rng, designs(), rng.normal(size=3))
+    found = conflict(q, prior_of())
+    statistic, heterogeneity = by_pseudo_inverse(q, prior_of())
+    assert found.ranks.tolist() == list(RANKS)
+    np.testing.assert_allclose(found.statistic, statistic, rtol=1e-8)
+    np.testing.assert_allclose(found.heterogeneity, heterogeneity, rtol=1e-8)
+    assert found.heterogeneity_degrees == sum(RANKS) - 3
+    np.testing.assert_allclose(found.p_values, stats.chi2.sf(statistic, RANKS), rtol=1e-8)
+    assert found.heterogeneity_p_value == pytest.approx(
+        stats.chi2.sf(heterogeneity, sum(RANKS) - 3)
+    )
+
+
+def test_shifts_are_those_of_leaving_out():
+    rng = np.random.default_rng(2)
+    q, prior = surrogates(rng, designs(), rng.normal(size=3)), prior_of()
+    found = conflict(q, prior)
+    a, eta = q.precision, q.precision_mean
+    for i in range(len(a)):
+        rest = [j for j in range(len(a)) if j != i]
+        without = np.linalg.solve(PRIOR + a[rest].sum(0), eta[rest].sum(0))
+        covariance = np.linalg.inv(PRIOR + a.sum(0))
+        wanted = (covariance @ eta.sum(0) - without) / np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(found.shift[i], wanted, rtol=1e-8)
+
+
+def test_two_clients_and_a_flat_prior_are_a_z_test():
+    means, variances = np.array([[0.3], [1.8]]), np.array([0.5, 0.2])
+    q = Gaussian(means / variances[:, None], (1 / variances)[:, None, None], "dense")
+    found = conflict(q, Gaussian(np.zeros(1), np.zeros((1, 1)), "dense"))
+    z2 = (means[1, 0] - means[0, 0]) ** 2 / variances.sum()
+    np.testing.assert_allclose([*found.statistic, found.heterogeneity], z2)
+    assert found.heterogeneity_degrees == 1
+    assert found.i_squared == pytest.approx(max(0, 1 - 1 / z2))
+
+
+def test_one_client_is_held_against_the_prior():
+    q = Gaussian(np.array([[8.0]]), np.array([[[4.0]]]), "dense")  # mean 2, variance 1/4
+    found = conflict(q, Gaussian(np.zeros(1), np.array([[1.0]]), "dense"))
+    assert found.statistic[0] == pytest.approx(4 / 1.25)
+    assert found.heterogeneity == pytest.approx(0) and found.heterogeneity_p_value == 1
+
+
+@pytest.fixture(scope="module")
+def federations():
+    """Return p-values and Q of federations in which nobody differs, the truth of the prior."""
+    rng, found = np.random.default_rng(3), designs()
+    factor = np.linalg.cholesky(np.linalg.inv(PRIOR))
+    results = [
+        conflict(surrogates(rng, found, factor @ rng.normal(size=3)), prior_of())
+        for _ in range(600)
+    ]
+    return np.array([x.p_values for x in results]), np.array([x.heterogeneity for x in results])
+
+
+def test_p_values_are_uniform_where_nobody_differs(federations):
+    p_values, heterogeneity = federations
+    for p in p_values.T:
+        assert stats.kstest(p, "uniform").pvalue > 1e-3
+    assert stats.kstest(heterogeneity, stats.chi2(sum(RANKS) - 3).cdf).pvalue > 1e-3
+    # The smallest, times the number of clients, is below 0.05 about that often.
+    assert 0.02 < (p_values.min(1) * len(RANKS) < 0.05).mean() < 0.09
+
+
+def test_a_prior_that_is_counted_twice_would_be_seen():
+    rng, found = np.random.default_rng(4), designs()
+    factor = np.linalg.cholesky(np.linalg.inv(PRIOR))
+    p_values = np.array(
+        [
+            conflict(
+                surrogates(rng, found, factor @ rng.normal(size=3)), prior_of(8 * PRIOR)
+            ).p_values
+            for _ in range(300)
+        ]
+    )
+    assert min(stats.kstest(p, "uniform").pvalue for p in p_values.T) < 1e-3
+
+
+def test_a_client_that_differs_is_named():
+    rng, shifts = np.random.default_rng(5), np.zeros((6, 3))
+    shifts[4] = [0, 4.0, 0]
+    found = conflict(surrogates(rng, designs(), np.zeros(3), shifts), prior_of())
+    assert np.argmin(found.p_values) == 4 and found.p_values[4] < 0.01
+    assert found.heterogeneity_p_value < 0.05 and found.i_squared > 0.3
+    lines = repr(found).splitlines()
+    assert lines[1].split()[0] == "4" and "heterogeneity" in lines[-1]
+    assert found.to_dict()["p_values"][4] == found.p_values[4]
+
+
+def test_a_client_that_knows_nothing_does_not_differ():
+    q = Gaussian(
+        np.array([[1.0, 0.0], [0.0, 0.0]]), np.stack([np.eye(2), np.zeros((2, 2))]), "dense"
+    )
+    found = conflict(q, Gaussian(np.zeros(2), np.eye(2), "dense"))
+    assert found.ranks.tolist() == [2, 0] and found.p_values[1] == 1
+    assert found.statistic[1] == 0 and not found.shift[1].any()
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "scaled_identity"])
+def test_every_structure_is_taken(structure):
+    variance = {"diagonal": np.array([[1.0, 2.0], [0.5, 0.1]]), "scaled_identity": np.ones(2)}
+    mean = np.array([[0.0, 1.0], [2.0, -1.0]])
+    q = Gaussian.from_moments(jnp.asarray(mean), variance=jnp.asarray(variance[structure]))
+    prior = {"diagonal": jnp.ones(2), "scaled_identity": jnp.array(1.0)}[structure]
+    prior = Gaussian.from_moments(jnp.zeros(2), variance=prior)
+    dense = jax.vmap(fedmcmc.gaussian.as_dense)
+    wanted = conflict(dense(q), fedmcmc.gaussian.as_dense(prior))
+    np.testing.assert_allclose(conflict(q, prior).statistic, wanted.statistic)
+
+
+def test_units_of_a_parameter_change_nothing():
+    rng = np.random.default_rng(6)
+    q = surrogates(rng, designs(), rng.normal(size=3))
+    unit = np.diag([1e-4, 1.0, 1e5])
+    scaled = Gaussian(q.precision_mean @ unit, unit @ q.precision @ unit, "dense")
+    found = conflict(scaled, prior_of(unit @ PRIOR @ unit))
+    wanted = conflict(q, prior_of())
+    assert found.ranks.tolist() == wanted.ranks.tolist()
+    np.testing.assert_allclose(found.statistic, wanted.statistic, rtol=1e-6)
+    np.testing.assert_allclose(found.shift, wanted.shift, rtol=1e-6)
+
+
+def test_expansions_in_float32_have_the_ranks_they_should():
+    with jax.enable_x64(False):
+        x = [
+            np.random.default_rng(i).normal(size=(n, 3)).astype(np.float32)
+            for i, n in enumerate((40, 2, 1))
+        ]
+        posterior = fedmcmc.Posterior(
+            lambda theta: -0.5 * jnp.sum(theta**2),
+            lambda theta, rows: -0.5 * (rows["y"] - rows["x"] @ theta) ** 2,
+        )
+        data = fedmcmc.FederatedData.from_clients(
+            [{"x": a, "y": a[:, 0] + np.float32(0.1)} for a in x]
+        )
+        q = fedmcmc.surrogates.taylor(posterior, data, jnp.array([1.0, 0, 0]))
+        prior = Gaussian(jnp.zeros(3), jnp.eye(3), "dense")
+        assert conflict(q, prior).ranks.tolist() == [3, 2, 1]
+
+
+def test_bad_input_is_said():
+    rng = np.random.default_rng(7)
+    q, prior = surrogates(rng, designs(), np.zeros(3)), prior_of()
+    with pytest.raises(TypeError, match=r"surrogates must be a fedmcmc\.Gaussian"):
+        conflict(q.precision, prior)
+    with pytest.raises(TypeError, match=r"prior must be a fedmcmc\.Gaussian"):
+        conflict(q, None)
+    with pytest.raises(ValueError, match="one Gaussian per client"):
+        conflict(q, Gaussian(np.zeros(2), np.eye(2), "dense"))
+    with pytest.raises(ValueError, match="one Gaussian per client"):
+        conflict(Gaussian(np.array(0.0), np.eye(1), "dense"), prior)
+    bent = Gaussian(
+        q.precision_mean,
+        q.precision - 9 * np.eye(3)[None] * (np.arange(6) == 2)[:, None, None],
+        "dense",
+    )
+    with pytest.raises(ValueError, match="client 2 has a direction of negative curvature"):
+        conflict(bent, prior)
+    one = Gaussian(q.precision_mean[:1], q.precision[:1], "dense")
+    with pytest.raises(ValueError, match=r"Without client 0 .* no proper density"):
+        conflict(one, prior_of(np.zeros((3, 3))))
+    broken = Gaussian(q.precision_mean * np.nan, q.precision, "dense")
+    with pytest.raises(ValueError, match="finite"):
+        conflict(broken, prior)

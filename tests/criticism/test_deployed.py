@@ -1,0 +1,103 @@
+"""Every question put to clients that are by themselves and send bytes, as it is to a simulation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import criticism
+from fedmcmc._types import as_functions
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.runs import Consortium, Sum
+from tests.criticism.federation import LOGISTIC, clients, draws_near
+from tests.criticism.test_predictive import HISTOGRAM
+from tests.support.deployed import Server
+
+SIZES = (60, 40, 25, 6)
+KEY = jax.random.key(0)
+
+
+class BytesOnly:
+    """Clients who each have their own rows, NaN in place of all others, and answer in bytes."""
+
+    def __init__(self, data):
+        self.data, self.federation = data, data.federation
+
+    def ask(self, question, content):
+        kernel = as_functions(question)
+        state, bits = Server(kernel, self.data, KEY, content).round()
+        answered = kernel.draw(KEY, state)
+        assert answered.whole
+        return Sum(answered.value, 1, *map(float, bits))
+
+    def sample(self, rng_key, kernel, *args, **kwargs):
+        raise AssertionError("criticism asks questions alone")
+
+
+@pytest.fixture(scope="module")
+def places():
+    data = fedmcmc.FederatedData.from_clients(clients("logistic", SIZES))
+    return data, BytesOnly(data)
+
+
+def near(found, wanted, **tolerance):
+    """Compare two results, figure by figure; what a client added is all that may round."""
+    for name, value in vars(wanted).items():
+        if isinstance(value, float | np.ndarray):
+            np.testing.assert_allclose(getattr(found, name), value, err_msg=name, **tolerance)
+        else:
+            assert getattr(found, name) == value, name
+
+
+def test_it_is_a_consortium(places):
+    assert isinstance(places[1], Consortium)
+
+
+def test_loo_and_compare(places):
+    draws = draws_near("logistic")
+    here, there = (criticism.loo(LOGISTIC, place, draws) for place in places)
+    near(there, here, rtol=1e-6)
+    assert here.num_not_judged == 6 and here.totals["bits_up"] > 0
+    models = {"one": (LOGISTIC, draws), "other": (LOGISTIC, draws_near("logistic", 700, seed=3))}
+    here, there = (criticism.compare(models, place) for place in places)
+    np.testing.assert_allclose(there.difference, here.difference, atol=1e-4)
+    np.testing.assert_allclose(there.se, here.se, rtol=1e-4)
+
+
+def test_predictive_check(places):
+    checks = {"y": lambda rows: rows["y"], "cells": HISTOGRAM}
+    here, there = (
+        criticism.predictive_check(KEY, LOGISTIC, place, draws_near("logistic", 200), checks)
+        for place in places
+    )
+    near(there, here, atol=0)  # counts
+    assert here.merged.any()
+
+
+def test_leave_out_and_those_who_are_asked_without_a_client(places):
+    data, _ = places
+    prior = Gaussian.from_moments(jnp.zeros(2), 2.5**2 * jnp.eye(2))
+    mode = fedmcmc.surrogates.mode(LOGISTIC, data, jnp.zeros(2)).position
+    expansions = fedmcmc.surrogates.taylor(LOGISTIC, data, mode)
+    q = expansions.sum() * prior
+    corrected = fedmcmc.correct(KEY, LOGISTIC, data, q, num_draws=1000)
+    # So that client 0 is asked about again: weights without it that are hardly weights.
+    uneven = np.where(np.arange(1000) % 50 == 0, corrected.log_ratios + 9, corrected.log_ratios)
+    object.__setattr__(corrected, "log_ratios", uneven)
+    here, there = (
+        criticism.leave_out(LOGISTIC, place, corrected, surrogates=expansions, prior=prior)
+        for place in places
+    )
+    assert here.refitted.any()
+    near(there, here, rtol=2e-3, atol=2e-3)
+
+
+def test_clients_who_compress_their_messages_leave_these_alone(places):
+    data, _ = places
+    squeezed = fedmcmc.runs.SimulatedConsortium(
+        data, rng_key=KEY, transform=lambda kernel: fedmcmc.compress(kernel, fedmcmc.quantize(4))
+    )
+    draws = draws_near("logistic")
+    here, there = (criticism.loo(LOGISTIC, place, draws) for place in (data, squeezed))
+    near(there, here, rtol=1e-6)

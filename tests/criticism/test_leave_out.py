@@ -1,0 +1,195 @@
+"""The posterior without a client: against exact Gaussians, refits, and `conflict`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import criticism
+from fedmcmc.criticism._leave_out import WeightedPoints, WithoutClient
+from fedmcmc.criticism._others import AllBut, Others
+from fedmcmc.gaussian import Gaussian, as_dense
+from fedmcmc.kernels import Points, evaluations
+from fedmcmc.runs import as_consortium
+from tests.criticism.federation import LOGISTIC, clients, messages
+
+SIZES = (60, 40, 25, 30)
+PRIOR = Gaussian.from_moments(jnp.zeros(2), 2.5**2 * jnp.eye(2))
+
+
+def linear(theta, rows):
+    return -0.5 * (rows["y"] - rows["x"] @ theta["b"]) ** 2
+
+
+LINEAR = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum((theta["b"] / 2.5) ** 2), linear)
+
+
+def linear_data(sizes=SIZES):
+    rng, found = np.random.default_rng(0), []
+    for i, size in enumerate(sizes):
+        x = np.stack([np.ones(size), rng.normal(size=size)], 1).astype(np.float32)
+        y = x @ [0.5, 1.0 - 0.4 * (i == 2)] + rng.normal(size=size)
+        found.append({"x": x, "y": y.astype(np.float32)})
+    return found
+
+
+def exact(found, without=None):
+    """Return mean and covariance, without a client."""
+    rows = [x for i, x in enumerate(found) if i != without]
+    x, y = (np.concatenate([r[k] for r in rows]).astype(float) for k in ("x", "y"))
+    covariance = np.linalg.inv(np.eye(2) / 2.5**2 + x.T @ x)
+    return covariance @ x.T @ y, covariance
+
+
+@pytest.fixture(scope="module")
+def corrected():
+    mean, covariance = exact(linear_data())
+    q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    return fedmcmc.correct(jax.random.key(0), LINEAR, data, q, num_draws=8000)
+
+
+def test_moments_are_those_of_the_others_posterior(corrected):
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    found = criticism.leave_out(LINEAR, data, corrected)
+    mean, covariance = exact(linear_data())
+    assert found.reliable.all() and found.totals["rounds"] == 1
+    for i in range(4):
+        wanted, spread = exact(linear_data(), without=i)
+        sd, error = np.sqrt(np.diag(spread)), 4 / np.sqrt(found.ess[i])
+        np.testing.assert_allclose(found.mean[i], wanted, atol=(error * sd).max())
+        np.testing.assert_allclose(found.sd[i], sd, rtol=error)
+        shift = (mean - wanted) / np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(found.shift[i], shift, atol=2 * error)
+    assert np.abs(found.shift[2, 1]) > 0.3  # client 2 differs, and its shift is seen
+    assert found.coordinates == ("b[0]", "b[1]")
+    assert "b[1]" in repr(found) and found.to_dict()["khat"] == found.khat.tolist()
+
+
+def test_shifts_agree_with_those_of_gaussians(corrected):
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    found = criticism.leave_out(LINEAR, data, corrected)
+    centre = {"b": jnp.zeros(2)}
+    q = fedmcmc.surrogates.taylor(LINEAR, data, centre)
+    prior = as_dense(Gaussian.from_moments(centre, variance=jnp.array(2.5**2)))
+    wanted = criticism.conflict(q, prior).shift
+    np.testing.assert_allclose(found.shift, wanted, atol=0.15)
+
+
+def test_a_client_that_carries_much_is_said(corrected):
+    sizes = (300, 8, 8)
+    rows = linear_data(sizes)
+    mean, covariance = exact(rows)
+    q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
+    data = fedmcmc.FederatedData.from_clients(rows)
+    large = fedmcmc.correct(jax.random.key(0), LINEAR, data, q)
+    with pytest.warns(fedmcmc.SamplingWarning, match="leave_out: k-hat above 0.70 for 1 of 3"):
+        found = criticism.leave_out(LINEAR, data, large)
+    assert found.reliable.tolist() == [False, True, True]
+    assert repr(found).count("unreliable") == 1 and not found.refitted.any()
+    # The others are asked about draws of their own posterior.
+    expansion = fedmcmc.surrogates.taylor(LINEAR, data, {"b": jnp.asarray(mean, jnp.float32)})
+    prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
+    again = criticism.leave_out(LINEAR, data, large, surrogates=expansion, prior=prior)
+    assert again.reliable.all() and again.refitted.tolist() == [True, False, False]
+    wanted, spread = exact(rows, without=0)
+    sd = np.sqrt(np.diag(spread))
+    np.testing.assert_allclose(again.mean[0], wanted, atol=(4 * sd / np.sqrt(again.ess[0])).max())
+    np.testing.assert_allclose(again.sd[0], sd, rtol=4 / np.sqrt(again.ess[0]))
+    np.testing.assert_allclose(again.mean[1:], found.mean[1:])
+    assert again.totals["rounds"] == 2 and repr(again).count("refitted") == 1
+
+
+def test_all_clients_but_one_answer_questions():
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    others = Others(as_consortium(data), 1)
+    assert others.federation.num_clients == 3
+    assert others.federation.num_rows == 60 + 25 + 30
+    assert others.federation.sizes.tolist() == [60, 25, 30]
+    points = Points({"b": jnp.ones((3, 2))}, {"b": jnp.zeros(2)})
+    found = others.ask(evaluations(LINEAR), points).value.value
+    rest = [x for i, x in enumerate(linear_data()) if i != 1]
+    whole = fedmcmc.FederatedData.from_clients(rest)
+    wanted = as_consortium(whole).ask(evaluations(LINEAR), points).value.value
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    with pytest.raises(NotImplementedError, match="run no kernel"):
+        others.sample(jax.random.key(0), None)
+    with pytest.raises(ValueError, match="unbiased compressor"):
+        AllBut(LINEAR, evaluations(LINEAR), 1).check_compressor(fedmcmc.top_k(0.1))
+
+
+def test_a_refit_without_the_client_says_the_same():
+    found = clients("logistic", SIZES)
+    data = fedmcmc.FederatedData.from_clients(found)
+
+    def fitted(data):
+        mode = fedmcmc.surrogates.mode(LOGISTIC, data, jnp.zeros(2)).position
+        q = fedmcmc.surrogates.taylor(LOGISTIC, data, mode).sum() * PRIOR
+        return fedmcmc.correct(jax.random.key(0), LOGISTIC, data, q, num_draws=8000)
+
+    without = criticism.leave_out(LOGISTIC, data, fitted(data))
+    for i in (1, 2):
+        refit = fitted(fedmcmc.FederatedData.from_clients(found[:i] + found[i + 1 :]))
+        error = 4 * np.sqrt(1 / without.ess[i] + 1 / refit.ess)
+        np.testing.assert_allclose(without.mean[i], refit.mean(), atol=(error * refit.sd()).max())
+        np.testing.assert_allclose(without.sd[i], refit.sd(), rtol=error)
+
+
+def test_whitened_draws_are_in_the_models_coordinates():
+    data = fedmcmc.FederatedData.from_clients(clients("logistic", SIZES))
+    white = fedmcmc.whiten(LOGISTIC, data, jnp.zeros(2))
+    standard = Gaussian.from_moments(jnp.zeros(2), variance=jnp.array(1.0))
+    corrected = fedmcmc.correct(jax.random.key(0), white.posterior, data, standard)
+    with pytest.raises(ValueError, match="posterior that was given to whiten"):
+        criticism.leave_out(white.posterior, data, corrected)
+    found = criticism.leave_out(LOGISTIC, data, corrected)
+    q = fedmcmc.surrogates.taylor(LOGISTIC, data, jnp.asarray(corrected.mean()))
+    np.testing.assert_allclose(found.shift, criticism.conflict(q, PRIOR).shift, atol=0.35)
+
+
+def content(num=200):
+    rng = np.random.default_rng(0)
+    points = {"b": jnp.asarray(rng.normal([0.5, 1.0], 0.1, (num, 2)), jnp.float32)}
+    ratios = jnp.asarray(rng.normal(size=num), jnp.float32)
+    return WeightedPoints(points, ratios, {"b": jnp.array([0.5, 1.0])}, jnp.full(2, 0.1))
+
+
+def test_a_client_fills_its_own_row_and_no_other():
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    for i, message in enumerate(messages(WithoutClient(LINEAR, 4), data, content())):
+        table = message.value.value
+        assert table.shape == (4, 6)  # two means, two sds, k-hat, effective draws
+        assert table[i].all() and not np.delete(table, i, 0).any()
+
+
+def test_a_point_that_no_client_can_have_gets_no_weight():
+    hard = fedmcmc.Posterior(
+        LINEAR.logprior_fn,
+        lambda theta, rows: jnp.where(theta["b"][0] > 0.2, linear(theta, rows), -jnp.inf),
+    )
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    mean, covariance = exact(linear_data())
+    q = Gaussian.from_moments({"b": jnp.asarray(mean)}, jnp.asarray(covariance))
+    corrected = fedmcmc.correct(jax.random.key(0), hard, data, q, num_draws=2000)
+    found = criticism.leave_out(hard, data, corrected)
+    assert np.isfinite(found.mean).all() and np.isfinite(found.khat).all()
+
+
+def test_bad_input_is_said(corrected):
+    data = fedmcmc.FederatedData.from_clients(linear_data())
+    with pytest.raises(TypeError, match=r"corrected must be a fedmcmc\.Corrected"):
+        criticism.leave_out(LINEAR, data, corrected.draws)
+    with pytest.raises(TypeError, match=r"posterior must be a fedmcmc\.Posterior"):
+        criticism.leave_out(linear, data, corrected)
+    with pytest.raises(TypeError, match="FederatedData or a consortium"):
+        criticism.leave_out(LINEAR, linear_data(), corrected)
+    q = Gaussian.from_moments({"b": jnp.zeros(2)}, jnp.eye(2))
+    with pytest.raises(ValueError, match="or neither"):
+        criticism.leave_out(LINEAR, data, corrected, surrogates=q)
+    with pytest.raises(ValueError, match="one Gaussian per client"):
+        criticism.leave_out(LINEAR, data, corrected, surrogates=q, prior=q)
+    with pytest.raises(ValueError, match="loglikelihood_fn"):
+        criticism.leave_out(
+            LINEAR._replace(loglikelihood_fn=lambda theta, rows: theta["b"][0]), data, corrected
+        )

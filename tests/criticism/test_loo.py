@@ -1,0 +1,273 @@
+"""Leave-one-out as sums against ArviZ on the pooled rows."""
+
+import arviz_base
+import arviz_stats
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import criticism
+from fedmcmc.criticism import _rows
+from fedmcmc.criticism._draws import equal_draws
+from fedmcmc.criticism._loo import LeaveOneOut
+from fedmcmc.criticism._pareto import tail_length
+from fedmcmc.diagnostics import mixing
+from fedmcmc.exact import threshold
+from tests.criticism.federation import (
+    LOGISTIC,
+    MODELS,
+    NORMAL,
+    SIZES,
+    clients,
+    draws_near,
+    federation,
+    log_likelihoods,
+    messages,
+    numbers,
+)
+
+
+def by_arviz(table, reff=1.0):
+    """Return ArviZ's result of a table ``[num_draws, num_rows]``, with what each row has."""
+    groups = {"posterior": {"t": np.zeros((1, len(table)))}, "log_likelihood": {"y": table[None]}}
+    tree = arviz_base.from_dict(groups)
+    return arviz_stats.loo(tree, pointwise=True, reff=reff)
+
+
+def pooled(name, least=1):
+    rows = [x for x in clients(name) if len(x["y"]) >= least]
+    return jax.tree.map(lambda *x: np.concatenate(x), *rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("efficiency", [1.0, 0.4])
+def test_loo_is_arvizs_on_pooled_rows(name, efficiency):
+    data, draws = federation(name), draws_near(name)
+    found = criticism.loo(MODELS[name], data, draws, minimum_rows=1, efficiency=efficiency)
+    table = log_likelihoods(MODELS[name], pooled(name), draws).astype(float)
+    wanted = by_arviz(table, efficiency)
+    np.testing.assert_allclose(found.elpd, wanted.elpd, atol=1e-4)
+    np.testing.assert_allclose(found.se, wanted.se, atol=1e-4)
+    np.testing.assert_allclose(found.p_loo, wanted.p, atol=1e-4)
+    assert found.num_rows == sum(SIZES) and found.num_not_judged == 0
+    assert found.good_k == wanted.good_k and found.verdict == "good"
+    assert found.totals["rounds"] == 1
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    data, draws = federation("normal"), draws_near("normal")
+    whole = criticism.loo(NORMAL, data, draws, minimum_rows=1)
+    monkeypatch.setattr(_rows, "BUDGET", 3 * 5 * 1000)  # five rows of three numbers
+    # Another function object, so that nothing compiled is used again.
+    again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
+    parts = criticism.loo(again, data, draws, minimum_rows=1)
+    np.testing.assert_allclose([parts.elpd, parts.se], [whole.elpd, whole.se], rtol=1e-6)
+    assert parts.num_rows == whole.num_rows
+
+
+def test_rows_that_carry_a_draw_are_counted_and_said():
+    data, draws = federation("normal"), draws_near("normal")
+    data.rows["y"] = data.rows["y"].at[0].set(14.0)  # eight sds away
+    with pytest.warns(fedmcmc.SamplingWarning, match="k-hat of 1 of 74 rows above 0.67"):
+        found = criticism.loo(NORMAL, data, draws, minimum_rows=1)
+    table = log_likelihoods(NORMAL, data.rows, draws).astype(float)
+    with pytest.warns(UserWarning, match="Pareto"):
+        wanted = by_arviz(table)
+    khat = np.asarray(wanted.pareto_k)
+    assert found.num_bad == (khat > found.good_k).sum() == 1
+    assert found.num_very_bad == (khat > 1).sum()
+    assert found.verdict == ("failed" if found.num_very_bad else "doubtful")
+    np.testing.assert_allclose(found.elpd, wanted.elpd, atol=2e-3)
+    assert "above 0.67" in repr(found) and found.to_dict()["verdict"] == found.verdict
+
+
+def test_clients_with_few_rows_send_nothing_but_their_number():
+    data, draws = federation("normal"), draws_near("normal")
+    found = criticism.loo(NORMAL, data, draws)
+    wanted = by_arviz(log_likelihoods(NORMAL, pooled("normal", 10), draws).astype(float))
+    np.testing.assert_allclose([found.elpd, found.se], [wanted.elpd, wanted.se], atol=1e-4)
+    assert (found.num_rows, found.num_not_judged) == (71, 3)
+    assert "3 rows of clients with too few rows" in repr(found)
+    secure = criticism.loo(NORMAL, data, draws, secure_sum=True)
+    assert secure.num_rows == 74
+
+
+def question(models, draws, least=10):
+    num = len(jax.tree.leaves(draws[0])[0])
+    worst = jnp.full(len(models), threshold(num))
+    return LeaveOneOut(models[0], models[1:], least, worst, (tail_length(num),) * len(models))
+
+
+def test_no_message_holds_a_row_or_what_a_row_has():
+    data, draws = federation("normal"), jax.tree.map(jnp.asarray, draws_near("normal"))
+    sent = messages(question((NORMAL,), (draws,)), data, (draws,))
+    assert np.count_nonzero(numbers(sent[3].value)) == 1  # three rows: their number
+    assert numbers(sent[3].value).max() == 3
+    table = log_likelihoods(NORMAL, data.rows, draws).astype(float)
+    densities = by_arviz(table).elpd_i.values
+    told = numbers(sent[0].value)  # of 37 rows
+    for private in (*densities[:37], *np.asarray(data.rows["y"])[:37]):
+        assert np.abs(told - private).min() > 1e-6
+    for message in sent:  # of one shape, however many rows there are
+        assert jax.tree.map(np.shape, message) == jax.tree.map(np.shape, sent[0])
+        assert numbers(message.value).size == 3 * 3 + 3 + 2 + 3
+
+
+def constant(theta, rows):
+    return rows["y"] * theta - jnp.logaddexp(0.0, theta)
+
+
+INTERCEPT = fedmcmc.Posterior(lambda theta: -0.5 * (theta / 2.5) ** 2, constant)
+
+
+def test_compare_takes_differences_row_by_row():
+    data, draws = federation("logistic"), draws_near("logistic")
+    alone = np.random.default_rng(2).normal(0.3, 0.25, 1000).astype(np.float32)
+    models = {"constant": (INTERCEPT, alone), "slope": (LOGISTIC, draws)}
+    found = criticism.compare(models, data, minimum_rows=1)
+    rows = pooled("logistic")
+    tables = [log_likelihoods(model, rows, x).astype(float) for model, x in models.values()]
+    rowwise = [by_arviz(table).elpd_i.values for table in tables]
+    gaps = rowwise[1] - rowwise[0]
+    assert list(found.models) == ["slope", "constant"]
+    np.testing.assert_allclose(found.difference, [0, gaps.sum()], atol=1e-4)
+    np.testing.assert_allclose(found.se, [0, np.sqrt(74 * gaps.var())], atol=1e-4)
+    # It is not what the two standard errors make together.
+    apart = np.hypot(found.models["slope"].se, found.models["constant"].se)
+    assert found.se[1] < 0.95 * apart
+    assert any("fewer than 100" in note for note in found.notes)
+    for name, model in models.items():
+        one = criticism.loo(model[0], data, model[1], minimum_rows=1)
+        np.testing.assert_allclose(one.elpd, found.models[name].elpd, atol=1e-5)
+    text = repr(found)
+    assert text.index("slope") < text.index("constant")
+    assert found.to_dict()["constant"]["difference"] == found.difference[1]
+
+
+def test_a_small_difference_is_said_to_be_small():
+    data, draws = federation("logistic"), draws_near("logistic")
+    models = {"one": (LOGISTIC, draws), "same": (LOGISTIC, draws_near("logistic", seed=5))}
+    found = criticism.compare(models, data)
+    assert found.difference[1] < 1 and any("4 nats" in note for note in found.notes)
+    assert any("not judged" in note for note in found.notes)
+
+
+def laplace(data):
+    mode = fedmcmc.surrogates.mode(LOGISTIC, data, jnp.zeros(2)).position
+    clients = fedmcmc.surrogates.taylor(LOGISTIC, data, mode)
+    prior = fedmcmc.Gaussian.from_moments(jnp.zeros(2), 2.5**2 * jnp.eye(2))
+    return clients.sum() * prior
+
+
+def test_weighted_draws_are_resampled():
+    data = federation("logistic")
+    corrected = fedmcmc.correct(jax.random.key(0), LOGISTIC, data, laplace(data), num_draws=2000)
+    found = criticism.loo(LOGISTIC, data, corrected, minimum_rows=1)
+    weighted = corrected.resample(jax.random.key(0), 1000)
+    table = log_likelihoods(LOGISTIC, pooled("logistic"), weighted).astype(float)
+    np.testing.assert_allclose(found.elpd, by_arviz(table).elpd, atol=1e-4)
+    # They are in the model's own coordinates, whatever `correct` was asked in.
+    white = LOGISTIC._replace(position_fn=lambda z: 2 * z)
+    with pytest.raises(ValueError, match="posterior that was given to whiten"):
+        criticism.loo(white, data, corrected)
+
+
+def test_draws_of_a_run_are_taken_at_even_distances():
+    data = federation("logistic")
+    kernel = fedmcmc.lsd(LOGISTIC, step_size=0.01)
+    samples = fedmcmc.sample(
+        jax.random.key(1),
+        kernel,
+        data,
+        jnp.array([0.3, 0.8]),
+        num_rounds=900,
+        num_burnin=100,
+        num_chains=4,
+        progress=False,
+    )
+    chosen = equal_draws(samples, LOGISTIC, 202, None)
+    assert chosen.num == 200  # fifty per chain, every sixteenth
+    np.testing.assert_array_equal(chosen.positions[:50], samples.draws[0, 8::16])
+    np.testing.assert_array_equal(chosen.positions[150:], samples.draws[3, 8::16])
+    ess = mixing(samples.draws).ess_bulk.mean()
+    assert chosen.efficiency == pytest.approx(min(1, ess / 200))
+    whole = equal_draws(samples, LOGISTIC, 5000, None)
+    assert whole.num == 3200 and whole.efficiency == pytest.approx(ess / 3200)
+    found = criticism.loo(LOGISTIC, data, samples, minimum_rows=1)
+    table = log_likelihoods(
+        LOGISTIC, pooled("logistic"), equal_draws(samples, LOGISTIC, 1000, None).positions
+    )
+    wanted = by_arviz(table.astype(float), ess / 1000)
+    np.testing.assert_allclose([found.elpd, found.p_loo], [wanted.elpd, wanted.p], atol=1e-4)
+
+
+def test_draws_of_a_failed_correction_warn():
+    data = federation("logistic")
+    far = fedmcmc.Gaussian.from_moments(jnp.array([4.0, 4.0]), variance=jnp.array(1e-3))
+    with pytest.warns(fedmcmc.SamplingWarning, match="failed"):
+        corrected = fedmcmc.correct(
+            jax.random.key(0), LOGISTIC, data, far, num_draws=200, max_rounds=1
+        )
+    with pytest.warns(fedmcmc.SamplingWarning) as said:
+        criticism.loo(LOGISTIC, data, corrected)
+    assert any("a correction that failed" in str(x.message) for x in said)
+
+
+def test_bad_input_is_said():
+    data, draws = federation("logistic"), draws_near("logistic")
+    with pytest.raises(TypeError, match=r"posterior must be a fedmcmc\.Posterior"):
+        criticism.loo(LOGISTIC.loglikelihood_fn, data, draws)
+    with pytest.raises(ValueError, match="At least 100 draws"):
+        criticism.loo(LOGISTIC, data, draws[:99])
+    with pytest.raises(ValueError, match="one leading axis of draws"):
+        criticism.loo(NORMAL, data, {"mean": draws[:, 0], "log_sd": draws[:200, 0]})
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        criticism.loo(LOGISTIC, data, draws * np.where(np.arange(1000) == 3, np.nan, 1)[:, None])
+    with pytest.raises(ValueError, match="loglikelihood_fn"):
+        criticism.loo(LOGISTIC, data, draws[:, :1])
+    with pytest.raises(ValueError, match="No client has at least 50 rows"):
+        criticism.loo(LOGISTIC, data, draws, minimum_rows=50)
+    with pytest.raises(ValueError, match="minimum_rows must be at least 1"):
+        criticism.loo(LOGISTIC, data, draws, minimum_rows=0)
+    with pytest.raises(ValueError, match=r"efficiency must lie in \(0, 1\]"):
+        criticism.loo(LOGISTIC, data, draws, efficiency=0.0)
+    with pytest.raises(ValueError, match="at least two models"):
+        criticism.compare({"one": (LOGISTIC, draws)}, data)
+    with pytest.raises(TypeError, match=r"FederatedData or a consortium"):
+        criticism.loo(LOGISTIC, clients("logistic"), draws)
+    broken = LOGISTIC._replace(
+        loglikelihood_fn=lambda theta, rows: jnp.where(rows["y"] > 0, jnp.log(theta[0] - 0.3), 0.0)
+    )
+    with pytest.raises(ValueError, match=r"not finite for \d+ rows"):
+        criticism.loo(broken, data, draws)
+
+
+def test_strict_promotion_is_kept():
+    again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
+    with jax.numpy_dtype_promotion("strict"):
+        found = criticism.loo(again, federation("normal"), draws_near("normal"))
+        criticism.predictive_check(
+            jax.random.key(0),
+            again,
+            federation("normal"),
+            draws_near("normal", 100),
+            {
+                "y": lambda rows: rows["y"],
+                "cells": criticism.Histogram(lambda rows: rows["y"], [2]),
+            },
+        )
+    assert found.num_rows == 71
+
+
+def test_a_whole_sum_is_waited_for():
+    consortium = fedmcmc.runs.SimulatedConsortium(
+        federation("normal"),
+        rng_key=jax.random.key(4),
+        transform=lambda kernel: fedmcmc.faults(kernel, drop=0.3),
+    )
+    found = criticism.loo(NORMAL, consortium, draws_near("normal"))
+    plain = criticism.loo(NORMAL, federation("normal"), draws_near("normal"))
+    assert found.elpd == pytest.approx(plain.elpd, abs=1e-5)
+    assert found.totals["rounds"] > 1

@@ -1,0 +1,284 @@
+"""Predictive checks against sums of pooled rows, with the clients' own random numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedmcmc
+from fedmcmc import criticism
+from fedmcmc.criticism import _rows
+from fedmcmc.criticism._histogram import merged, receivers
+from fedmcmc.criticism._predictive import Replicates, Replication
+from tests.criticism.federation import (
+    LOGISTIC,
+    MODELS,
+    NORMAL,
+    SIZES,
+    clients,
+    draws_near,
+    federation,
+    messages,
+    numbers,
+)
+
+KEY = jax.random.key(7)
+EDGES = (0.0, 1.0, 2.0, 3.0, 4.0)
+HISTOGRAM = criticism.Histogram(lambda rows: rows["y"], EDGES)
+same = np.testing.assert_array_equal
+
+
+def statistic(rows):
+    return jnp.stack([rows["y"], rows["y"] ** 2, rows["y"] * rows["x"][:, 1]], 1)
+
+
+def words_of(key):
+    return jax.random.bits(jax.random.fold_in(key, 1), (2,), jnp.uint32)
+
+
+def outcomes(posterior, rows, index, draws):
+    """Return a client's replicated rows, leaves ``[num_draws, num_rows, ...]``."""
+    size = len(rows["y"])
+    places = np.where(np.arange(max(SIZES)) < size, np.arange(max(SIZES)), 0)
+    padded = jax.tree.map(lambda leaf: leaf[places], rows)
+    own = jax.random.fold_in(jax.random.wrap_key_data(words_of(KEY), impl="threefry2x32"), index)
+    block = jax.random.fold_in(own, 0)
+    num = len(jax.tree.leaves(draws)[0])
+    keys = jax.vmap(lambda s: jax.random.fold_in(block, s))(jnp.arange(num))
+    drawn = jax.vmap(lambda key, theta: posterior.resample_fn(key, theta, padded))(keys, draws)
+    return jax.tree.map(lambda leaf: leaf[:, :size], drawn)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_are_those_of_the_pooled_rows(name):
+    data, draws = federation(name), draws_near(name, 300)
+    found = criticism.predictive_check(
+        KEY,
+        MODELS[name],
+        data,
+        draws,
+        {"moments": statistic, "y": lambda rows: rows["y"]},
+        minimum_rows=1,
+    )
+    observed, replicated = 0, 0
+    for index, rows in enumerate(clients(name)):
+        observed = observed + np.asarray(statistic(rows), float).sum(0)
+        drawn = outcomes(MODELS[name], rows, index, draws)
+        replicated = replicated + np.asarray(jax.vmap(statistic)(drawn), float).sum(1)
+    assert found.names == ("moments[0]", "moments[1]", "moments[2]", "y")
+    np.testing.assert_allclose(found.observed[:3], observed, rtol=1e-5)
+    np.testing.assert_allclose(found.replicated[:, :3], replicated, rtol=1e-4, atol=1e-3)
+    wanted = (replicated > observed + 1e-3).mean(0)
+    wanted += 0.5 * (np.abs(replicated - observed) <= 1e-3).mean(0)
+    np.testing.assert_allclose(found.p_values[:3], wanted, atol=1e-9)
+    assert found.p_values[3] == found.p_values[0]
+    if name == "logistic":  # counts: ties are by half
+        assert (found.replicated[:, 0] == found.observed[0]).any()
+    assert found.num_rows == sum(SIZES) and found.totals["rounds"] == 1
+
+
+def test_replicated_sums_follow_their_law():
+    data = federation("normal")
+    draws = {"mean": np.full(1000, 2.0), "log_sd": np.full(1000, np.log(1.5))}
+    found = criticism.predictive_check(
+        KEY, NORMAL, data, draws, lambda rows: rows["y"], minimum_rows=1
+    )
+    law = stats.norm(2.0 * 74, 1.5 * np.sqrt(74))
+    assert stats.kstest(found.replicated[:, 0], law.cdf).pvalue > 1e-3
+    exact = law.sf(found.observed[0])
+    assert abs(found.p_values[0] - exact) < 4 * np.sqrt(exact * (1 - exact) / 1000)
+    low, high = found.interval(0.5)
+    np.testing.assert_allclose([low[0], high[0]], law.ppf([0.25, 0.75]), atol=2.0)
+
+
+def test_large_sums_lose_no_digit():
+    # Float32 holds these sums to 64 units; what replicated ones differ by is a few.
+    shifted = NORMAL._replace(
+        resample_fn=lambda key, theta, rows: {
+            **rows,
+            "y": rows["y"] + jnp.round(jax.random.normal(key, rows["y"].shape)),
+        }
+    )
+    rows = [{"y": x["y"] + np.float32(2**20), "x": x["x"]} for x in clients("normal")]
+    for x in rows:
+        x["y"] = np.round(x["y"])
+    data = fedmcmc.FederatedData.from_clients(rows)
+    draws = draws_near("normal", 200)
+    found = criticism.predictive_check(
+        KEY, shifted, data, draws, lambda rows: rows["y"] * 1024, minimum_rows=1
+    )
+    gaps = (found.replicated - found.observed)[:, 0] / 1024
+    assert np.abs(gaps - np.round(gaps)).max() < 1e-3
+    assert 5 < gaps.std() < 14
+
+
+def test_blocks_of_rows_are_all_there(monkeypatch):
+    monkeypatch.setattr(_rows, "BUDGET", 5 * 3)  # five rows of three numbers
+    data, draws = federation("normal"), draws_near("normal", 200)
+    again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
+    found = criticism.predictive_check(KEY, again, data, draws, statistic, minimum_rows=1)
+    rows = data.rows
+    np.testing.assert_allclose(found.observed, np.asarray(statistic(rows)).sum(0), rtol=1e-5)
+    mean = np.asarray(draws["mean"]).mean() * 74
+    assert abs(found.replicated[:, 0].mean() - mean) < 5 * np.std(found.replicated[:, 0]) / 14
+    assert 0.5 < found.replicated[:, 0].std() / np.hypot(1.5 * np.sqrt(74), 0.17 * 74) < 1.5
+    # Every block and every client draws numbers of its own.
+    assert np.corrcoef(found.replicated[:, 0], found.replicated[:, 2])[0, 1] < 0.9
+
+
+def test_means_and_sds_are_functions_of_sums():
+    data, draws = federation("normal"), draws_near("normal")
+    found = criticism.predictive_check(KEY, NORMAL, data, draws, statistic)
+    num = found.num_rows
+    sd = found.of(lambda sums: np.sqrt(sums[1] / num - (sums[0] / num) ** 2), "sd")
+    y = np.concatenate([x["y"] for x in clients("normal")[:3]])
+    assert sd.names == ("sd",) and sd.observed[0] == pytest.approx(y.std(), rel=1e-5)
+    assert 0 < sd.p_values[0] < 1
+    assert "sd" in repr(sd) and "3 rows of clients with too few rows" in repr(sd)
+    assert sd.to_dict()["sd"]["p_value"] == sd.p_values[0]
+    with pytest.raises(ValueError, match="one number"):
+        found.of(lambda sums: sums, "all")
+    with pytest.raises(ValueError, match="share"):
+        found.interval(1.0)
+
+
+def test_a_model_that_is_too_narrow_is_seen():
+    data, draws = federation("normal"), draws_near("normal")
+    narrow = {**draws, "log_sd": draws["log_sd"] - 0.7}
+    right = criticism.predictive_check(KEY, NORMAL, data, draws, statistic)
+    wrong = criticism.predictive_check(KEY, NORMAL, data, narrow, statistic)
+    assert 0.05 < right.p_values[1] < 0.95
+    assert wrong.p_values[1] < 0.01
+
+
+def greedy(counts, least):
+    """Return receivers by the rule as it is written in words."""
+    receiver, group, held = [None] * len(counts), [], 0
+    last = None
+    for j, count in enumerate(counts):
+        group.append(j)
+        held += count
+        if held >= least:
+            for i in group:
+                receiver[i] = j
+            group, held, last = [], 0, j
+    for i in group:
+        receiver[i] = len(counts) - 1 if last is None else last
+    return receiver
+
+
+def test_small_cells_are_merged_with_the_next():
+    rng = np.random.default_rng(0)
+    rule = jax.jit(receivers)
+    for _ in range(200):
+        counts = rng.poisson(rng.choice([0.5, 3, 10]), size=6)
+        found = np.asarray(rule(jnp.asarray(counts, jnp.float32), 5))
+        assert found.tolist() == greedy(counts, 5)
+        joined = np.asarray(merged(jnp.asarray(counts, jnp.float32), jnp.asarray(found)))
+        assert joined.sum() == counts.sum()
+        small = (joined > 0) & (joined < 5)
+        assert not small.any() or counts.sum() < 5
+    assert rule(jnp.array([0.0, 0, 0]), 0).tolist() == [0, 1, 2]
+
+
+def test_clients_show_no_small_cell_and_merge_replicated_ones_alike():
+    data, draws = federation("normal"), draws_near("normal", 300)
+    found = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, minimum_rows=1)
+    observed, replicated, moved = 0, 0, 0
+    for index, rows in enumerate(clients("normal")):
+        counts = np.histogram(rows["y"], [-np.inf, *EDGES, np.inf])[0]
+        receiver = np.array(greedy(counts, 5))
+        table = np.zeros((len(counts), len(counts)))
+        table[np.arange(len(counts)), receiver] = 1
+        drawn = np.asarray(outcomes(NORMAL, rows, index, draws)["y"])
+        each = np.array([np.histogram(y, [-np.inf, *EDGES, np.inf])[0] for y in drawn])
+        observed, replicated = observed + counts @ table, replicated + each @ table
+        moved = moved + (receiver != np.arange(len(counts)))
+    assert moved.max() > moved.min() > 0
+    same(found.observed, observed)
+    same(found.replicated, replicated)
+    same(found.merged, moved)
+    assert "small cells were merged" in repr(found)
+
+
+def question(least=10, least_count=5):
+    return Replication(NORMAL, (HISTOGRAM, statistic), least, least_count, (6, 3), (True, False))
+
+
+def content(num=200):
+    draws = jax.tree.map(jnp.asarray, draws_near("normal", num))
+    return Replicates(words_of(KEY), draws)
+
+
+def test_messages_hold_no_row_no_replicated_row_and_no_small_cell():
+    data, asked = federation("normal"), content()
+    sent = messages(question(), data, asked)
+    for index, (message, rows) in enumerate(zip(sent, clients("normal"), strict=True)):
+        value = message.value.value
+        cells = value.observed[:6]
+        assert not ((cells > 0) & (cells < 5)).any()
+        assert value.gaps.shape == (200, 9)  # whatever the number of rows
+        if len(rows["y"]) < 10:
+            assert np.count_nonzero(numbers(value)) == 1 and value.others == len(rows["y"])
+            continue
+        where = np.flatnonzero((cells == 0) & (value.merged[:6] > 0))
+        assert where.size and not value.gaps[:, where].any()  # merged in both
+        drawn = np.asarray(outcomes(NORMAL, rows, index, asked.positions)["y"]).ravel()
+        told = np.sort(numbers(value))
+        for private in (*rows["y"], *drawn[:500]):
+            place = np.searchsorted(told, private).clip(1, told.size - 1)
+            assert min(abs(told[place] - private), abs(told[place - 1] - private)) > 1e-7
+
+
+def test_under_a_secure_sum_the_rules_hold_for_the_total():
+    data, draws = federation("normal"), draws_near("normal", 200)
+    found = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, secure_sum=True)
+    y = np.concatenate([x["y"] for x in clients("normal")])
+    counts = np.histogram(y, [-np.inf, *EDGES, np.inf])[0]
+    receiver = np.array(greedy(counts, 5))
+    same(found.observed, np.bincount(receiver, counts, 6))
+    assert found.num_rows == 74 and found.num_not_judged == 0
+    edges = (-9.0, *EDGES)  # a first cell that holds nobody
+    empty = criticism.Histogram(lambda rows: rows["y"], edges)
+    found = criticism.predictive_check(KEY, NORMAL, data, draws, empty, secure_sum=True)
+    assert found.observed[0] == 0 and found.merged[0] == 1 and not found.replicated[:, 0].any()
+
+
+def test_prior_predictive_checks_take_draws_of_the_prior():
+    data = federation("normal")
+    keys = jax.random.split(jax.random.key(0), (500, 2))
+    prior = {
+        "mean": 10 * jax.vmap(jax.random.normal)(keys[:, 0]),
+        "log_sd": jax.vmap(jax.random.normal)(keys[:, 1]),
+    }
+    found = criticism.predictive_check(KEY, NORMAL, data, prior, statistic, minimum_rows=1)
+    assert found.replicated[:, 0].std() > 5 * 74  # the prior's sd is ten
+    assert 0.2 < found.p_values[0] < 0.6
+
+
+def test_bad_input_is_said():
+    data, draws = federation("logistic"), draws_near("logistic")
+    check = criticism.predictive_check
+    with pytest.raises(ValueError, match="resample_fn"):
+        check(KEY, LOGISTIC._replace(resample_fn=None), data, draws, statistic)
+    short = LOGISTIC._replace(resample_fn=lambda key, theta, rows: {"y": rows["y"]})
+    with pytest.raises(ValueError, match="rows of the shapes it is given"):
+        check(KEY, short, data, draws, statistic)
+    with pytest.raises(ValueError, match="one term per row"):
+        check(KEY, LOGISTIC, data, draws, lambda rows: rows["y"].mean())
+    with pytest.raises(ValueError, match=r"one term per row.*largest returned"):
+        check(KEY, LOGISTIC, data, draws, {"largest": lambda rows: rows["y"].max()})
+    with pytest.raises(TypeError, match="statistics must be a function"):
+        check(KEY, LOGISTIC, data, draws, {"mean": 3})
+    with pytest.raises(ValueError, match="needs a statistic"):
+        check(KEY, LOGISTIC, data, draws, {})
+    with pytest.raises(ValueError, match="minimum_count"):
+        check(KEY, LOGISTIC, data, draws, statistic, minimum_count=-1)
+    with pytest.raises(ValueError, match="No client has at least 40 rows"):
+        check(KEY, LOGISTIC, data, draws, statistic, minimum_rows=40)
+    with pytest.raises(TypeError, match="rng_key must be a JAX key"):
+        check(3, LOGISTIC, data, draws, statistic)
+    for edges in ([], [1.0, 1.0], [2.0, 1.0], [[1.0]]):
+        with pytest.raises(ValueError, match="edges must be numbers that ascend"):
+            criticism.Histogram(lambda rows: rows["y"], edges)

@@ -1,0 +1,62 @@
+"""Bugs of criticism that its tests must notice; see `test_mutations`."""
+
+LOO = "criticism/test_loo.py::test_loo_is_arvizs_on_pooled_rows[0.4-normal]"
+COMPARE = "criticism/test_loo.py::test_compare_takes_differences_row_by_row"
+CELLS = (
+    "criticism/test_predictive.py::test_clients_show_no_small_cell_and_merge_replicated_ones_alike"
+)
+CONFLICT = "criticism/test_conflict.py::test_statistics_are_the_formulas_of_pseudo_inverses"
+WITHOUT = "criticism/test_leave_out.py::test_moments_are_those_of_the_others_posterior"
+OUTCOMES = "criticism/test_calibrate.py::test_outcomes_are_redrawn_and_covariates_stay"
+TESTS = [LOO, COMPARE, CELLS, CONFLICT, WITHOUT, OUTCOMES]
+
+MUTATIONS = {
+    "a tail that forgets how efficient draws are": (
+        "criticism/_pareto.py",
+        "int(3 * np.sqrt(num / efficiency))",
+        "int(3 * np.sqrt(num))",
+        LOO,
+    ),
+    "rows that are padding are judged too": (
+        "criticism/_loo.py",
+        "judged = mask & finite.all(0)",
+        "judged = finite.all(0)",
+        LOO,
+    ),
+    "the standard error of a difference without its mean": (
+        "criticism/_compare.py",
+        "np.maximum(squares - difference**2 / num, 0)",
+        "np.maximum(squares, 0)",
+        COMPARE,
+    ),
+    "small cells of replicated rows are shown": (
+        "criticism/_predictive.py",
+        "merged(gaps[:, own], receiver)",
+        "gaps[:, own]",
+        CELLS,
+    ),
+    "clients draw the same outcomes": (
+        "criticism/_predictive.py",
+        "jax.random.fold_in(words, client.index)",
+        "words",
+        CELLS,
+    ),
+    "conflict counts the prior twice": (
+        "criticism/_conflict.py",
+        "whole = prior_precision / np.outer(unit, unit)",
+        "whole = 2 * prior_precision / np.outer(unit, unit)",
+        CONFLICT,
+    ),
+    "a shift with its sign turned": (
+        "criticism/_leave_out.py",
+        "shift=(mean - means) / sd",
+        "shift=(means - mean) / sd",
+        WITHOUT,
+    ),
+    "clients redraw outcomes by one key": (
+        "criticism/_calibrate.py",
+        "jax.random.fold_in(rng_key, client.index)",
+        "rng_key",
+        OUTCOMES,
+    ),
+}
