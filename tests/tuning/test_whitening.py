@@ -205,6 +205,28 @@ def test_covariates_that_are_not_centered_are_named_where_no_mode_is_found():
             fedmcmc.whiten(posterior, data)
 
 
+def test_the_mode_of_counts_with_large_covariates_is_found_from_zeros():
+    """From what `init_fn` draws their log link overflows."""
+    rng = np.random.default_rng(1)
+    x = np.stack([np.ones(120), 1000 * rng.normal(size=120)], 1)
+    y = rng.poisson(np.exp(0.5 + 0.4 * x[:, 1] / 1000))
+
+    def counts(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 2.5).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)), obs=y)
+
+    data = fedmcmc.FederatedData.from_arrays({"x": x, "y": y}, np.arange(120) % 6)
+    posterior = fedmcmc.from_numpyro(counts, example=data)
+    drawn = posterior.init_fn(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"Give another position=: zeros"):
+        fedmcmc.whiten(posterior, data, drawn)
+    center = fedmcmc.whiten(posterior, data).posterior.position_fn.center
+    by_zeros = fedmcmc.whiten(posterior, data, {"b": jnp.zeros(2)}).posterior.position_fn.center
+    np.testing.assert_array_equal(center, by_zeros)
+    np.testing.assert_allclose(center, [0.5, 0.4 / 1000], rtol=0.3)
+
+
 def test_what_has_no_scale_is_refused():
     flat = fedmcmc.Posterior(
         lambda theta: 0.0 * theta["a"], lambda theta, rows: -0.5 * (rows[:, 0] - theta["a"]) ** 2

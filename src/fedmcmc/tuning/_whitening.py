@@ -107,7 +107,8 @@ def whiten(
         The model and every client's rows. Finding the mode takes some exchanges with all clients,
         and the expansion one.
     position
-        Where the search for the mode starts; by default what ``posterior.init_fn`` draws.
+        Where the search for the mode starts; by default what ``posterior.init_fn`` draws, and
+        zeros where no mode is found from there.
     structure
         ``"dense"`` (the default up to 256 dimensions) or ``"diagonal"``.
 
@@ -119,7 +120,7 @@ def whiten(
     Raises
     ------
     ValueError
-        Without a start, where no mode is found, or where the log posterior is flat there.
+        Without a start, where no mode is found, or where the log posterior is flat at the mode.
 
     Warns
     -----
@@ -144,13 +145,7 @@ def whiten(
     >>> samples.draws.std((0, 1)).round(3)
     array([0.004, 0.336], dtype=float32)
     """
-    if position is None:
-        if posterior.init_fn is None:
-            raise ValueError(
-                "whiten needs a position to start from: this posterior has no init_fn."
-            )
-        position = posterior.init_fn(jax.random.key(0))
-    center = mode(posterior, data, position).position
+    center = _mode(posterior, data, position)
     flat, unravel = ravel_pytree(center)
     size = flat.shape[0]
     if structure is None:
@@ -166,6 +161,21 @@ def whiten(
         jax.tree.map(jnp.zeros_like, center),
         _whitened(fitted, affine, structure),
     )
+
+
+def _mode(posterior: Posterior, data: FederatedData, position: ArrayTree | None) -> ArrayTree:
+    if position is not None:
+        return mode(posterior, data, position).position
+    if posterior.init_fn is None:
+        raise ValueError(
+            "whiten needs position= to start from, zeros say: this posterior has no init_fn."
+        )
+    drawn = posterior.init_fn(jax.random.key(0))
+    try:
+        return mode(posterior, data, drawn).position
+    except ValueError:
+        # At zeros a log link of covariates in the hundreds does not overflow, as it does at a draw.
+        return mode(posterior, data, jax.tree.map(jnp.zeros_like, drawn)).position
 
 
 def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
@@ -277,7 +287,8 @@ def _warn_where_not_quadratic(
     if falls.min() < 0:
         raise ValueError(
             f"No mode was found: {PROBE:g} sds away along {name} the log posterior is higher, by "
-            f"{-min(low, high):.3g} nats. {UNSCALED} Else start from another position."
+            f"{-min(low, high):.3g} nats. {UNSCALED} Else give "
+            f"another position=."
         )
     warnings.warn(
         f"The curvature at the mode is no guide to the scale of {name}: {PROBE:g} sds to either "
