@@ -524,6 +524,11 @@ class FederatedKernel(Phase):
         return False
 
     @property
+    def caution(self) -> str:
+        """What other than too large steps makes a run diverge, and what to do; often nothing."""
+        return ""
+
+    @property
     def clients_apart(self) -> bool:
         """Whether clients move positions of their own, over many gradients per round."""
         return False

@@ -216,14 +216,20 @@ def warn_grown(before: float, after: float) -> None:
         )
 
 
-def non_finite(samples: Samples, first_bad: np.ndarray, round_: int) -> NonFiniteError:
-    """Return the error of a run in which chains turned non-finite, `round_` being the first."""
+def non_finite(
+    samples: Samples, first_bad: np.ndarray, round_: int, caution: str
+) -> NonFiniteError:
+    """Return the error of a run in which chains turned non-finite, `round_` being the first.
+
+    `caution` is the kernel's own, of what makes it diverge.
+    """
     chains = np.flatnonzero(first_bad >= 0).tolist()
     hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
     return NonFiniteError(
         f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
         f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-        f"for this posterior, or a log density or gradient is not finite there.{hint} The "
+        f"for this posterior, or a log density or gradient is not finite there.{hint}"
+        f"{caution and ' ' + caution} The "
         f"{samples.num_draws} draws per chain from the rounds before are in `error.samples`.",
         samples,
         round_,
