@@ -137,23 +137,27 @@ def finished(
         return samples
     try:
         samples = with_final_draws(samples, kernel, keys)
-        found = _diagnosis(samples, kernel, data)
+        draws = samples.draws if samples.final_draws is None else samples.final_draws
+        found = judge(draws, kernel, data)
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:
         if hands_on_interrupts and isinstance(error, KeyboardInterrupt):
             raise
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        warn(f"The draws could not be judged: {what}", depth=4, category=DiagnosisWarning)
+        warn(not_judged(error), depth=4, category=DiagnosisWarning)
         return samples
     for finding in () if found is None else found.findings:
         warn(finding, depth=4, category=DiagnosisWarning)
     return replace(samples, diagnosis=found)
 
 
-def _diagnosis(samples: Samples, kernel: FederatedKernel, data: Any) -> Diagnosis | None:
+def not_judged(error: BaseException) -> str:
+    """Return what is said where the judge itself fails."""
+    return f"The draws could not be judged: {type(error).__name__}: {error}".splitlines()[0]
+
+
+def judge(draws: ArrayTree, kernel: FederatedKernel, data: Any) -> Diagnosis | None:
     """Judge draws; ``None`` where they are too few or too many, or nobody would be told."""
-    draws = samples.draws if samples.final_draws is None else samples.final_draws
     target, leaves = kernel.target, jax.tree.leaves(draws)
     if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
         return None
