@@ -24,9 +24,8 @@ from fedmcmc.diagnostics import (
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
+from fedmcmc.runs._growth import Start, growth
 
-GROWN = 1e6
-"""Positions that many times larger than where they began (or than one) make a run suspicious."""
 MOST_BYTES = 2**31
 """Draws that take more memory than that are not judged."""
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
@@ -123,6 +122,7 @@ def finished(
     keys: Array,
     data: Any,
     *,
+    start: Start,
     positions: bool,
     hands_on_interrupts: bool,
 ) -> Samples:
@@ -130,12 +130,14 @@ def finished(
 
     Warns of what is wrong. Whatever goes wrong in here, the run's own draws are returned.
     `positions` says whether these are what was kept; an interrupt is handed on to a program that
-    goes on from its checkpoints.
+    goes on from its checkpoints. Of a run that went far away only that is said: what is wrong with
+    its draws follows from it, and more rounds are no remedy.
     """
     warn_restless(samples)
-    if not positions:
-        return samples
     try:
+        grown = warn_grown(kernel, start, samples.state.broadcast)
+        if not positions:
+            return samples
         samples = with_final_draws(samples, kernel, keys)
         draws = samples.draws if samples.final_draws is None else samples.final_draws
         found = judge(draws, kernel, data)
@@ -146,7 +148,7 @@ def finished(
             raise
         warn(not_judged(error), depth=4, category=DiagnosisWarning)
         return samples
-    for finding in () if found is None else found.findings:
+    for finding in () if found is None or grown else found.findings:
         warn(finding, depth=4, category=DiagnosisWarning)
     return replace(samples, diagnosis=found)
 
@@ -203,21 +205,19 @@ def warn_unreached(stopped: dict[str, Any]) -> None:
     )
 
 
-def largest(broadcast: Broadcast) -> float:
-    """Return the largest absolute coordinate of all chains' positions."""
-    leaves = jax.tree.leaves(broadcast.position)
-    return max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
-
-
-def warn_grown(before: float, after: float) -> None:
-    """Warn where a run went far away without a number that is not finite."""
-    if after > GROWN * max(before, 1.0):
-        warn(
-            f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
-            "parameters of this model are that large, steps are too large for it and the draws are "
-            "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
-            "rows per client also row_curvature=).",
-        )
+def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> bool:
+    """Warn where a run ended far away without a number that is not finite; return whether."""
+    went = growth(kernel, start, end)
+    if went is None:
+        return False
+    warn(
+        f"{went} at the start of this run. Unless parameters of this model are of that size, steps "
+        f"are too large for it and the draws are of no use: use a smaller step size or learning "
+        f"rate (for inference.sgd_mean with few rows per client also row_curvature=)."
+        f"{kernel.caution and ' ' + kernel.caution}",
+        depth=5,
+    )
+    return True
 
 
 def non_finite(
