@@ -183,6 +183,35 @@ def test_a_curvature_that_is_no_guide_warns():
     assert [warning.filename for warning in said] == [__file__]
 
 
+@pytest.mark.parametrize("num_rows, warns", [(6, True), (10, False), (200, False)])
+def test_a_mean_that_widens_with_its_scale_warns(num_rows, warns):
+    """Given the scale the mean is normal: no fall along its axis shows what six rows leave open."""
+
+    def rows_of(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 10))
+        scale = numpyro.sample("scale", dist.HalfCauchy(5))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    y = 2 + 3 * np.random.default_rng(0).normal(size=num_rows)
+    data = fedmcmc.FederatedData.from_arrays({"y": y}, np.arange(num_rows) % 2)
+    posterior = fedmcmc.from_numpyro(rows_of, example=data)
+    if warns:
+        with pytest.warns(UserWarning, match="no guide 2 sds along (mean|scale): in some"):
+            fedmcmc.whiten(posterior, data)
+    else:
+        fedmcmc.whiten(posterior, data)
+
+
+@pytest.mark.parametrize("num_rows", [30, 600])
+def test_a_few_binary_outcomes_do_not(num_rows):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=num_rows)
+    y = (rng.random(num_rows) < 1 / (1 + np.exp(0.5 - x))).astype(int)
+    data = fedmcmc.FederatedData.from_arrays({"x": x, "y": y}, np.arange(num_rows) % 2)
+    fedmcmc.whiten(fedmcmc.from_numpyro(year, example=data), data)
+
+
 def year(x, y):
     intercept = numpyro.sample("intercept", dist.Normal(0, 500))
     slope = numpyro.sample("slope", dist.Normal(0, 5))
