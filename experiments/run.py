@@ -4,6 +4,7 @@
 ``$FEDMCMC_RESULTS/<experiment>/``, or wherever ``hydra.run.dir=...`` says).
 """
 
+import inspect
 import shlex
 import sys
 import time
@@ -60,7 +61,6 @@ def execute(
             return old or {}
     told = {"experiment": experiment, **settings}
     with (
-        spreading.over_devices(of_run),
         restarts.surviving(out, told, of_run.checkpoint_seconds) as resumed,
         ending_programs(),  # a chain that was cut would be taken for a whole one
         spreading.own_folder(out) as folder,
@@ -69,7 +69,10 @@ def execute(
         (folder / output.METRICS).unlink(missing_ok=True)  # a run that fails leaves no older result
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
         begun = time.perf_counter()
-        metrics = module.run(config, folder)
+        # Experiments that can be spread take a placement.
+        spread = "placement" in inspect.signature(module.run).parameters
+        where = {"placement": spreading.placement_of(of_run)} if spread else {}
+        metrics = module.run(config, folder, **where)
         record = {
             "experiment": experiment,
             "command": command,

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,16 @@ import fedmcmc
 from experiments.schemas import RunSettings
 from fedmcmc import Placement, distributed
 
-__all__ = ["own_folder", "over_devices", "sample"]
+__all__ = ["ONE_DEVICE", "own_folder", "placement_of", "sample"]
 
-_ONE_DEVICE = Placement()
-_PLACEMENT: ContextVar[Placement] = ContextVar("placement", default=_ONE_DEVICE)
+ONE_DEVICE = Placement()
 
 
-@contextmanager
-def over_devices(of_run: RunSettings) -> Iterator[None]:
-    """Place the runs of `sample` within as the settings say, over all devices of all processes."""
+def placement_of(of_run: RunSettings) -> Placement:
+    """Return where runs lie: as the settings say, or over all devices of several processes."""
     spread = of_run.all_devices or jax.process_count() > 1
     mesh = distributed.mesh() if spread else None
-    placement = Placement(mesh=mesh, clients_at_a_time=of_run.clients_at_a_time)
-    token = _PLACEMENT.set(placement)
-    try:
-        yield
-    finally:
-        _PLACEMENT.reset(token)
+    return Placement(mesh=mesh, clients_at_a_time=of_run.clients_at_a_time)
 
 
 def sample(
@@ -39,14 +31,14 @@ def sample(
     data: fedmcmc.FederatedData,
     position: Any = None,
     *,
+    placement: Placement,
     client_store: fedmcmc.HostStore | None = None,
     **settings: Any,
 ) -> fedmcmc.Samples:
-    """Call `fedmcmc.sample` with the placement of the experiment.
+    """Call `fedmcmc.sample` with the placement of an experiment.
 
     Kernels of pooled rows and runs with a store are on one device, wherever the others are.
     """
-    placement = _PLACEMENT.get()
     if client_store is not None or kernel.participation.pooled:
         placement = replace(placement, mesh=None, client_store=client_store)
     return fedmcmc.sample(rng_key, kernel, data, position, placement=placement, **settings)

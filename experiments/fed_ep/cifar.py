@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 
-from experiments import checks
+from experiments import checks, spreading
 from experiments.fed_ep import cifar_findings, federations, image_runs
 from experiments.fed_ep.methods import Federation
+from fedmcmc import Placement
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "federation", "run"]
 
@@ -44,9 +45,9 @@ class Config(image_runs.Settings):
         checks.positive(self, "concentration")
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run all methods; write the curves' figure."""
-    return image_runs.execute(config, federation(config), out)
+    return image_runs.execute(config, federation(config), out, placement)
 
 
 def federation(config: Config) -> Federation:

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from experiments import checks
+from experiments import checks, spreading
 from experiments.fed_ep import federations, findings, image_runs, methods
+from fedmcmc import Placement
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -68,7 +69,7 @@ class Config(image_runs.Settings):
         checks.require(0 <= self.proportion <= 1, "proportion must lie in [0, 1]", self.proportion)
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run all methods; write the curves' figure."""
     if config.dataset == "emnist62":
         federation = federations.emnist62()
@@ -80,7 +81,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
             config.num_test,
             proportion=config.proportion,
         )
-    return image_runs.execute(config, federation, out)
+    return image_runs.execute(config, federation, out, placement)
 
 
 def commentary(metrics: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from experiments import checks, group_norm, models
 from experiments.fed_ep import image_figures, methods, runs
 from experiments.fed_ep.methods import Federation
 from experiments.qlsd.federations import Rows
-from fedmcmc import metrics
+from fedmcmc import Placement, metrics
 from fedmcmc.interop.flax import predictive
 
 __all__ = ["MODELS", "Settings", "execute"]
@@ -71,7 +71,9 @@ class Settings(methods.Settings):
         )
 
 
-def execute(settings: Settings, federation: Federation, out: Path) -> dict[str, Any]:
+def execute(
+    settings: Settings, federation: Federation, out: Path, placement: Placement
+) -> dict[str, Any]:
     """Run all methods on a federation; write the figure; return the metrics."""
     data = federation.data
     num_classes = 1 + int(max(np.max(data.rows.label), np.max(federation.test.label)))
@@ -79,7 +81,7 @@ def execute(settings: Settings, federation: Federation, out: Path) -> dict[str, 
     posterior = _posterior(module, settings, data)
     predict_fn = predictive(module, likelihood="categorical", inputs=0)
     score_fn = Partial(_accuracy, predict_fn)
-    curves = runs.execute(settings, posterior, federation, score_fn)
+    curves = runs.execute(settings, posterior, federation, score_fn, placement)
     key = jax.random.key(settings.seed + 1)
     table, by_round = [], {}
     for name, curve in curves.items():

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import checks, output
+from experiments import checks, output, spreading
 from experiments.fed_ep import cifar, federations, findings, image_runs
+from fedmcmc import Placement
 
 __all__ = ["COMMENT_ON_ALL", "PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -40,12 +41,12 @@ class Config(cifar.Config):
         checks.at_least(0, self, "num_components")
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run all methods; write the curves' figure."""
     federation = cifar.federation(config)
     if config.num_components:
         federation = federations.with_pca(federation, config.num_components)
-    return image_runs.execute(config, federation, out)
+    return image_runs.execute(config, federation, out, placement)
 
 
 def commentary(metrics: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer
 import fedmcmc
 from experiments import checks, spreading
 from experiments.fed_ep import refresh_figures, refresh_findings
-from fedmcmc import inference
+from fedmcmc import Placement, inference
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -156,7 +156,10 @@ def reference(config: Config, posterior: fedmcmc.Posterior, data: fedmcmc.Federa
 
 
 def refreshed(
-    config: Config, posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData
+    config: Config,
+    posterior: fedmcmc.Posterior,
+    data: fedmcmc.FederatedData,
+    placement: Placement,
 ) -> dict[int, fedmcmc.Gaussian]:
     """Return FedEP's sites after each number of rounds, dense."""
     mean = inference.langevin_mean(
@@ -179,6 +182,7 @@ def refreshed(
             jnp.zeros(config.dim + 1) if state is None else None,
             state=state,
             num_rounds=1,
+            placement=placement,
             progress=False,
         )
         state = samples.state
@@ -188,7 +192,11 @@ def refreshed(
 
 
 def chains(
-    config: Config, kernel: fedmcmc.FederatedKernel, data: fedmcmc.FederatedData, steps: int
+    config: Config,
+    kernel: fedmcmc.FederatedKernel,
+    data: fedmcmc.FederatedData,
+    steps: int,
+    placement: Placement,
 ) -> Moments | None:
     """Return the moments of a sampler's chains; ``None`` if one ran off."""
     burnin = -(-config.burnin_updates // steps)
@@ -202,6 +210,7 @@ def chains(
             num_burnin=burnin,
             thinning=max(100 // steps, 1),
             num_chains=config.num_chains,
+            placement=placement,
             progress=False,
         )
     except fedmcmc.NonFiniteError:
@@ -216,7 +225,7 @@ def chains(
     return Moments(mean, sd, error, squares / (2 * sd))
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run all surrogates and numbers of local steps; write the figure."""
     data, posterior = federation(config), model(config)
     truth = reference(config, posterior, data)
@@ -229,11 +238,11 @@ def run(config: Config, out: Path) -> dict[str, Any]:
             jax.random.key(0), posterior, data, position=start, prior_fraction=1.0, check="ignore"
         ),
     }
-    for rounds, sites in refreshed(config, posterior, data).items():
+    for rounds, sites in refreshed(config, posterior, data, placement).items():
         surrogates[f"FedEP, {rounds} round{'s' if rounds > 1 else ''}"] = sites
     table = []
     step_size = config.step_size
-    pooled = chains(config, fedmcmc.sgld(posterior, step_size=step_size), data, 1)
+    pooled = chains(config, fedmcmc.sgld(posterior, step_size=step_size), data, 1, placement)
     table.append(_row("one machine (SGLD)", 1, pooled, truth))
     for name, q in surrogates.items():
         for steps in config.local_steps:
@@ -242,7 +251,8 @@ def run(config: Config, out: Path) -> dict[str, Any]:
                 kernel = fedmcmc.dsgld(posterior, **given)
             else:
                 kernel = fedmcmc.fsgld(posterior, q, **given)
-            table.append(_row(name, steps, chains(config, kernel, data, steps), truth))
+            found = chains(config, kernel, data, steps, placement)
+            table.append(_row(name, steps, found, truth))
     metrics = {
         "table": table,
         "num_rows": data.num_rows,

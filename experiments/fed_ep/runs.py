@@ -13,6 +13,7 @@ import fedmcmc
 from experiments import spreading
 from experiments.fed_ep import methods
 from experiments.fed_ep.methods import Federation, Settings
+from fedmcmc import Placement
 from fedmcmc.pytrees import trees
 
 __all__ = ["MARGINAL_DRAWS", "Curve", "execute", "marginal", "point", "trouble"]
@@ -45,6 +46,7 @@ def execute(
     posterior: fedmcmc.Posterior,
     federation: Federation,
     score_fn: Score,
+    placement: Placement,
 ) -> dict[str, Curve]:
     """Run every method of `settings`.
 
@@ -58,10 +60,12 @@ def execute(
         Rows.
     score_fn
         What is computed of the point estimate after each round, on the rows held out.
+    placement
+        Where runs lie.
     """
     key = jax.random.key(settings.seed)
     collect = partial(_collect, score_fn, federation.test)
-    common: dict[str, Any] = dict(progress=False, collect=collect)
+    common: dict[str, Any] = dict(progress=False, collect=collect, placement=placement)
     data = federation.data
     first = spreading.sample(
         key,

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import checks
+from experiments import checks, spreading
 from experiments.fed_ep import methods, runs, tag_data, tag_figures, tag_findings, tag_model
-from fedmcmc import metrics
+from fedmcmc import Placement, metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -82,7 +82,7 @@ class Config(methods.Settings):
         )
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run all methods; write the curves' figure."""
     if config.dataset == "stackoverflow":
         federation = tag_data.stack_overflow(
@@ -100,7 +100,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
         )
     posterior = tag_model.posterior(config.num_words, config.num_tags)
     score_fn = partial(tag_model.score, jax.random.key(config.seed + 1), config.test_rows)
-    curves = runs.execute(config, posterior, federation, score_fn)
+    curves = runs.execute(config, posterior, federation, score_fn, placement)
     table, by_round = [], {}
     for name, curve in curves.items():
         found = tag_model.rates(curve.scores["counts"])

@@ -16,6 +16,7 @@ from experiments.checks import require
 from experiments.fsgld import gaussian_figures
 from experiments.fsgld.gaussian_findings import PAPER, commentary
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
+from fedmcmc import Placement
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -153,7 +154,9 @@ def plan(config: Config, num_local_steps: int) -> Visit:
     return Visit(times, 1, config.num_draws // len(times))
 
 
-def sample(config: Config, shards: np.ndarray, method: str, num: int, out: Path) -> Result:
+def sample(
+    config: Config, shards: np.ndarray, method: str, num: int, out: Path, placement: Placement
+) -> Result:
     """Run one method with `num` local updates and write its draws."""
     posterior = fedmcmc.Posterior(logprior_fn, loglikelihood_fn)
     data = fedmcmc.FederatedData.from_clients(list(shards.astype(np.float32)))
@@ -181,6 +184,7 @@ def sample(config: Config, shards: np.ndarray, method: str, num: int, out: Path)
         thinning=visit.rounds_apart,
         num_chains=config.num_chains,
         collect=collect_every(config.thinning) if len(visit.times) > 1 else None,
+        placement=placement,
         progress=False,
     )
     output.save_draws(samples, out / f"draws_{method}_{num}.nc")
@@ -241,12 +245,12 @@ def bound_constants(config: Config, shards: np.ndarray) -> dict[str, np.ndarray]
     return {"gamma_squared": np.array(gamma), "eps_squared": np.array(eps)}
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run both methods at every number of local updates; write draws and figures."""
     shards = simulate_shards(config)
     mean, variance = exact_posterior(shards)
     results = [
-        sample(config, shards, method, num, out)
+        sample(config, shards, method, num, out, placement)
         for method in METHODS
         for num in config.num_local_steps
     ]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedmcmc
-from experiments import images
+from experiments import images, spreading
 from experiments.images import Images
 from experiments.models import ResNet
 from experiments.qlsd import network_figures, network_hmc, network_methods, networks
@@ -16,7 +16,7 @@ from experiments.qlsd.cifar10_findings import PAPER, commentary, table_row
 from experiments.qlsd.federations import some_rows
 from experiments.qlsd.image_federations import contiguous_blocks
 from experiments.qlsd.network_scores import scores
-from fedmcmc import metrics
+from fedmcmc import Placement, metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -78,7 +78,7 @@ class Config(networks.Settings):
             raise ValueError("reference is of all test images in full: it needs pool=1, num_test=0")
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run every method from one start, and the reference; write predictions and figures."""
     key = jax.random.key(config.seed)
     test_key, start_key, hmc_key, run_key = jax.random.split(key, 4)
@@ -95,7 +95,9 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     results = {"start": networks.at_start(predict_fn, start, inputs)}
     for i, (name, method) in enumerate(methods(config, posterior, data, start).items()):
         method_key = jax.random.fold_in(run_key, i)
-        results[name] = networks.execute(method_key, method, data, start, predict_fn, inputs)
+        results[name] = networks.execute(
+            method_key, method, data, start, predict_fn, inputs, placement
+        )
     if config.reference:
         reference, of_chain = network_hmc.read(config.reference, labels), {}
         diagnostics: dict[str, float] = {}

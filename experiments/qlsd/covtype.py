@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks
+from experiments import checks, spreading
 from experiments import data as tables
 from experiments.checks import require
 from experiments.qlsd import baselines, federations, hpd_figures, logistic, truth
 from experiments.qlsd.covtype_findings import PAPER, PUBLISHED, commentary
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
+from fedmcmc import Placement
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -146,7 +147,7 @@ def kernels(
     return found
 
 
-def sample(config: Config, given: Problem) -> list[Run]:
+def sample(config: Config, given: Problem, placement: Placement) -> list[Run]:
     """Run every algorithm and keep the potentials."""
     potential_fn = logistic.potential_fn(given.posterior, given.data)
 
@@ -166,6 +167,7 @@ def sample(config: Config, given: Problem) -> list[Run]:
             given.data,
             start,
             collect,
+            placement,
             num_rounds=config.num_rounds,
             num_burnin=config.num_burnin,
             thinning=config.thinning,
@@ -194,12 +196,12 @@ def ground_truth(config: Config, given: Problem) -> truth.Reference:
     return truth.require_converged(found)
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run MALA and every algorithm; write the figure."""
     given = problem(config)
     exact = ground_truth(config, given)
     potential = exact.potential.astype(np.float64)
-    runs = sample(config, given)
+    runs = sample(config, given, placement)
     dim, plain_bits = given.centre.size, runs[0].bits_up
     table = [
         row(each, potential, plain_bits, dim, PUBLISHED.get(each.name, (None, None)))

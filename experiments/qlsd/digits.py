@@ -11,12 +11,13 @@ import numpy as np
 from jax.tree_util import Partial
 
 import fedmcmc
-from experiments import checks, images
+from experiments import checks, images, spreading
 from experiments.checks import require
 from experiments.qlsd import baselines, hpd_figures, image_federations, logistic
 from experiments.qlsd.digits_findings import PAPER, PUBLISHED, commentary
 from experiments.qlsd.federations import Rows
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
+from fedmcmc import Placement
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -175,7 +176,7 @@ def kernels(
     return found
 
 
-def sample(config: Config, given: Problem) -> list[Run]:
+def sample(config: Config, given: Problem, placement: Placement) -> list[Run]:
     """Run every algorithm and keep the potentials."""
     potential_fn = logistic.potential_fn(given.posterior, given.data)
     scale = config.prior_precision**-0.5
@@ -201,6 +202,7 @@ def sample(config: Config, given: Problem) -> list[Run]:
             given.data,
             start,
             collect,
+            placement,
             num_rounds=config.num_rounds,
             num_burnin=config.num_burnin,
             thinning=config.thinning,
@@ -210,10 +212,10 @@ def sample(config: Config, given: Problem) -> list[Run]:
     ]
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run every algorithm; write the figure."""
     given = problem(config)
-    reference, *others = sample(config, given)
+    reference, *others = sample(config, given, placement)
     dim = given.centre[0].size
     table = [
         row(

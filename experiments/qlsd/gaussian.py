@@ -14,6 +14,7 @@ from experiments.checks import require
 from experiments.qlsd import federations, gaussian_figures
 from experiments.qlsd.gaussian_findings import PAPER, commentary
 from experiments.qlsd.gaussian_law import average_error, stationary_variance
+from fedmcmc import Placement
 from fedmcmc.compression import bound_bits
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
@@ -137,6 +138,7 @@ def measure(
     p: int | None,
     kernel: fedmcmc.FederatedKernel,
     key: jax.Array,
+    placement: Placement,
 ) -> Result:
     """Run one algorithm and compare the error of its running averages with the law."""
     samples = spreading.sample(
@@ -148,6 +150,7 @@ def measure(
         num_burnin=config.num_burnin,
         thinning=config.thinning,
         num_chains=config.num_chains,
+        placement=placement,
         progress=False,
     )
     away = np.asarray(samples.draws, np.float64) - federation.mean
@@ -182,7 +185,7 @@ def measure(
 
 
 def budget_grid(
-    config: Config, federation: federations.GaussianFederation
+    config: Config, federation: federations.GaussianFederation, placement: Placement
 ) -> dict[str, np.ndarray]:
     """Return Figure S2: error of the average of all rounds that a budget of bits pays for."""
     levels = np.unique(np.round(np.geomspace(1, 1e4, config.budget_levels)).astype(int))
@@ -208,6 +211,7 @@ def budget_grid(
                 start,
                 num_rounds=int(rounds[i]),
                 num_chains=config.num_chains,
+                placement=placement,
                 progress=False,
             )
             average = np.asarray(samples.draws, np.float64).mean(axis=1) - federation.mean
@@ -234,15 +238,15 @@ def row(result: Result, mean_bits: float) -> dict[str, Any]:
     }
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run every algorithm; write figures."""
     federation = federations.gaussian(config.num_clients, config.dim)
     key = jax.random.key(config.seed)
     results = [
-        measure(config, federation, name, p, kernel, jax.random.fold_in(key, i))
+        measure(config, federation, name, p, kernel, jax.random.fold_in(key, i), placement)
         for i, (name, p, kernel) in enumerate(kernels(config, federation))
     ]
-    grid = budget_grid(config, federation)
+    grid = budget_grid(config, federation, placement)
     return {
         "table": [row(result, 32.0 * config.dim) for result in results],
         "figures": gaussian_figures.draw(out, config, results, grid),

@@ -8,6 +8,7 @@ import numpy as np
 
 import fedmcmc
 from experiments import spreading
+from fedmcmc import Placement
 from fedmcmc.compression import bound_bits
 from fedmcmc.metrics import hpd_error, hpd_threshold
 
@@ -55,6 +56,7 @@ def run_kernel(
     data: fedmcmc.FederatedData,
     start: Callable[[jax.Array], Any],
     collect: Callable[..., Any],
+    placement: Placement,
     **counts: int,
 ) -> Run:
     """Run a kernel and keep what `collect` computes, the potential, of each kept round.
@@ -64,7 +66,14 @@ def run_kernel(
     and the error between them is known far better than either threshold.
     """
     samples = spreading.sample(
-        rng_key, kernel, data, start, collect=collect, progress=False, **counts
+        rng_key,
+        kernel,
+        data,
+        start,
+        collect=collect,
+        placement=placement,
+        progress=False,
+        **counts,
     )
     per_round = samples.totals["bits_up"] / samples.totals["rounds"]
     return Run(name, bits, np.asarray(samples.draws, np.float64), float(np.mean(per_round)))

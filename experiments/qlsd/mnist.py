@@ -8,14 +8,14 @@ import jax
 import numpy as np
 
 import fedmcmc
-from experiments import images
+from experiments import images, spreading
 from experiments.models import LeNet5
 from experiments.qlsd import network_figures, network_methods, networks
 from experiments.qlsd.federations import some_rows
 from experiments.qlsd.image_federations import dominant_digits
 from experiments.qlsd.mnist_findings import PAPER, commentary, table_row
 from experiments.qlsd.network_scores import scores
-from fedmcmc import metrics
+from fedmcmc import Placement, metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -43,7 +43,7 @@ class Config(networks.Settings):
             raise ValueError(f"proportion must be at most 1, got {self.proportion}.")
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run every method from one start; write predictions and figures."""
     key = jax.random.key(config.seed)
     split_key, test_key, start_key, run_key = jax.random.split(key, 4)
@@ -63,7 +63,9 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     results = {"start": networks.at_start(predict_fn, start, inputs)}
     for i, (name, method) in enumerate(methods(config, posterior, data, start).items()):
         method_key = jax.random.fold_in(run_key, i)
-        results[name] = networks.execute(method_key, method, data, start, predict_fn, inputs)
+        results[name] = networks.execute(
+            method_key, method, data, start, predict_fn, inputs, placement
+        )
     found = {name: measure(result, labels, config.num_bins) for name, result in results.items()}
     good = {name: result.probabilities for name, result in results.items() if result.probabilities}
     parts = {

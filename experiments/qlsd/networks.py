@@ -13,7 +13,7 @@ from jax import Array
 
 import fedmcmc
 from experiments import spreading
-from fedmcmc import metrics
+from fedmcmc import Placement, metrics
 from fedmcmc.interop.flax import predictive
 from fedmcmc.pytrees import convolutions, trees
 
@@ -223,6 +223,7 @@ def execute(
     start: Any,
     predict_fn: Prediction,
     inputs: list[np.ndarray],
+    placement: Placement = spreading.ONE_DEVICE,
 ) -> Result:
     """Run a method and average its draws' predictions for every set of inputs."""
     num_rounds, burnin, thinning = run.rounds
@@ -235,6 +236,7 @@ def execute(
             num_rounds=num_rounds,
             num_burnin=burnin,
             thinning=thinning,
+            placement=placement,
             progress=False,
         )
     except fedmcmc.NonFiniteError as error:

@@ -13,6 +13,7 @@ from experiments import checks, spreading
 from experiments.checks import require
 from experiments.qlsd import federations, logistic, synthetic_figures, truth
 from experiments.qlsd.synthetic_findings import PAPER, commentary
+from fedmcmc import Placement
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
@@ -143,7 +144,7 @@ def kernels(
 
 
 def variances(
-    config: Config, given: Problem, kernel: fedmcmc.FederatedKernel
+    config: Config, given: Problem, kernel: fedmcmc.FederatedKernel, placement: Placement
 ) -> tuple[np.ndarray, float]:
     """Return the variance of each coordinate in each repetition, and the bits of a message."""
     samples = spreading.sample(
@@ -154,6 +155,7 @@ def variances(
         num_rounds=config.num_rounds,
         num_burnin=config.num_burnin,
         num_chains=config.num_chains,
+        placement=placement,
         progress=False,
     )
     messages = samples.totals["rounds"] * given.data.num_clients
@@ -213,11 +215,14 @@ def row(
     }
 
 
-def run(config: Config, out: Path) -> dict[str, Any]:
+def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run MALA and every algorithm; write the figure."""
     given = problem(config)
     exact, found = ground_truth(config, given)
-    runs = [(s, m, *variances(config, given, kernel)) for s, m, kernel in kernels(config, given)]
+    runs = [
+        (s, m, *variances(config, given, kernel, placement))
+        for s, m, kernel in kernels(config, given)
+    ]
     plain = runs[0][2]
     table = [row(given, s, m, measured, plain, exact, bits) for s, m, measured, bits in runs]
     right = exact.mean(axis=0)

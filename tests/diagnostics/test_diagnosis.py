@@ -319,6 +319,41 @@ def test_rare_excursions_are_said_though_ranks_do_not_see_them():
     assert "ran away and came back" in found.findings[0]
 
 
+@pytest.mark.parametrize("slope, said", [(1.0, "tau grew to"), (-1.0, "tau fell to"), (0.0, None)])
+def test_a_scale_that_went_far_is_seen_on_its_logarithm(slope, said):
+    """``log tau`` drifts by 0.1 per round: the position stays small, the scale does not."""
+    posterior = fedmcmc.Posterior(
+        lambda t: slope * t["tau"] - 0.5 * (t["b"] ** 2 + (slope == 0) * t["tau"] ** 2),
+        lambda t, rows: 0.0 * rows[:, 0],
+        constrain_fn=lambda t: {"tau": jnp.exp(t["tau"]), "b": t["b"]},
+    )
+    kernel = fedmcmc.lsd(posterior, step_size=0.1)
+    start = {"tau": jnp.zeros(()), "b": jnp.zeros(())}
+    samples, told = judged(kernel, start, num_rounds=300, num_chains=2)
+    assert samples.diagnosis.findings  # 300 such rounds are too few as well
+    if said is None:
+        assert told == list(samples.diagnosis.findings)
+    else:
+        (only,) = told
+        assert only.startswith(said) and "more rounds" not in only
+    quiet, none = judged(kernel, start, num_rounds=20, num_chains=2)
+    assert none == [] and quiet.diagnosis is None
+
+
+def test_a_map_that_fails_costs_no_draws():
+    def broken(theta):
+        raise RuntimeError("no such map")
+
+    posterior = fedmcmc.Posterior(
+        lambda t: t, lambda t, rows: 0.0 * rows[:, 0], constrain_fn=broken
+    )  # rises for ever
+    samples, told = judged(
+        fedmcmc.lsd(posterior, step_size=0.1), jnp.zeros(()), num_rounds=300, num_chains=2
+    )
+    assert "could not be judged: RuntimeError: no such map" in told[0]
+    assert samples.draws.shape == (2, 300)
+
+
 def test_what_cannot_be_compared_is_said():
     draws = exact_draws(4)
     draws[..., 2] = draws[..., 1]

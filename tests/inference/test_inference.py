@@ -415,6 +415,28 @@ def test_a_run_refuses_what_is_not_quadratic(num_chains):
             )
 
 
+@pytest.mark.parametrize("sd", [1.0, 1e-3, 1e-6])
+def test_a_large_curvature_hides_no_other(sd):
+    def model(curve):
+        return fedmcmc.Posterior(
+            lambda t: -0.5 * (t["a"] ** 2 + t["b"] ** 2),
+            lambda t, rows: -0.5 * ((rows[:, 0] - t["a"]) / sd) ** 2 + curve(t["b"]),
+        )
+
+    data = fedmcmc.FederatedData.from_clients([np.ones((4, 1))] * 2)
+    start = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+
+    def init(curve):
+        kernel = fedmcmc.fed_ep(
+            model(curve), inference=inference.exact_gaussian(), structure="dense"
+        )
+        return kernel.init(jax.random.key(0), start, data)
+
+    init(lambda b: -0.5 * b**2)
+    with pytest.raises(ValueError, match="not quadratic"):
+        init(lambda b: jnp.log1p(b**2))
+
+
 def test_what_is_quadratic_is_taken_wherever_its_rows_lie():
     """A server knows shapes alone: the rows that it makes up may be outside of a model's domain."""
 

@@ -91,6 +91,30 @@ def test_print_summary_has_the_latent_sites(run, capsys):
     assert "variance" not in printed  # deterministic sites are left out by default
 
 
+def test_a_run_is_judged_on_request_as_sample_judges_its_own(data):
+    """Of the very draws of `fedmcmc.sample`, so with its figures, and what is wrong is found."""
+
+    def too_large_steps(posterior):
+        return fedmcmc.lsd(posterior, step_size=0.006)
+
+    options = dict(init_radius=0.1, check_rows=False)
+    own = FederatedMCMCKernel(model, too_large_steps, **options)
+    mcmc = mcmc_of(own, chains=2, draws=600, num_warmup=100)
+    key = jax.random.key(5)
+    mcmc.run(jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(2)), data)
+    found = own.diagnose(mcmc.get_samples(group_by_chain=True), data)
+    assert found.names == ("b[0]", "b[1]", "s")
+    assert "not the posterior's" in found.findings[-1]
+    posterior = fedmcmc.from_numpyro(model, example=data, **options)
+    rounds = dict(num_rounds=700, num_burnin=100, num_chains=2, progress=False)
+    samples = fedmcmc.sample(key, too_large_steps(posterior), data, posterior.init_fn, **rounds)
+    wanted = fedmcmc.diagnostics.diagnose(samples.draws, posterior, data)
+    np.testing.assert_allclose(found.rhat, wanted.rhat, rtol=1e-3)
+    np.testing.assert_allclose(found.moments.spread, wanted.moments.spread, rtol=1e-3)
+    with pytest.raises(ValueError, match="group_by_chain=True"):
+        own.diagnose(mcmc.get_samples(), data)
+
+
 @pytest.fixture(scope="module")
 def reference(data):
     """Return the keys of two chains of `fedmcmc.sample` and their draws."""

@@ -98,6 +98,18 @@ def averaging(**changed):
             ),
             "needs the sum of all clients' gradients before each round",
         ),
+        (
+            lambda: run(
+                fedmcmc.consensus(
+                    POSTERIOR,
+                    fedmcmc.scaffold(fedmcmc.full_gradient()),
+                    step_size=0.1,
+                    num_local_steps=1,
+                    tolerance=0.1,
+                )
+            ),
+            "needs the sum of all clients' gradients before each round",
+        ),
         (lambda: fedmcmc.categorical(cohort_size=0), "positive integer cohort_size, got 0"),
     ],
 )

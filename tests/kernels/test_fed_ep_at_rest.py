@@ -210,6 +210,11 @@ def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_mome
     assert samples.final_draws.shape == (1, 1000, 2)
     assert np.array_equal(samples.constrained, samples.final_draws)
     assert worst_z(samples.final_draws[0], Law(found, spread)) < LIMIT
+    kept = samples.num_draws
+    assert repr(samples).startswith(
+        f"Samples: 1 x 1,000 draws of theta (2,) from the last approximation; {kept} rounds were "
+        f"kept\n"
+    )
     tree = samples.to_datatree()
     assert tree["posterior"]["theta"].shape == (1, 1000, 2)
     assert tree["rounds"]["shift"].shape == samples.info["shift"].shape

@@ -62,6 +62,9 @@ def test_a_cpu_walks_many_large_clients_one_by_one(monkeypatch):
     assert chosen(apart, 2, on_many=True) == 2
     assert chosen(apart) is chosen(together, on_many=True) is None
 
+    for name in ("consensus", "dg_sgld", "ensemble", "fed_be", "fed_avg"):
+        assert chosen(KERNELS[name](NESTED, Given()), on_many=True) == one, name
+
 
 @pytest.mark.slow
 def test_large_positions_change_nothing_but_the_order(monkeypatch):

@@ -175,3 +175,22 @@ def test_a_kernel_is_printed_in_a_line():
     kernel = fedmcmc.lsd(posterior, step_size=0.1, participation=fedmcmc.uniform(3))
     text = repr(fedmcmc.compress(kernel, fedmcmc.quantize(4)))
     assert text.startswith("<Compressed") and "cohorts of 3" in text and len(text) < 120
+
+
+def test_a_store_holds_bfloat16_as_float32(tmp_path):
+    posterior = fedmcmc.Posterior(
+        lambda t: -0.5 * jnp.sum(t**2), lambda t, x: -0.5 * jnp.sum((x - t) ** 2, axis=-1)
+    )
+    data = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2), jnp.bfloat16)] * 2)
+    kernel, start = fedmcmc.lsd(posterior, step_size=0.1), jnp.zeros(2, jnp.bfloat16)
+
+    def run(record=None):
+        return fedmcmc.sample(
+            jax.random.key(0), kernel, data, start, num_rounds=7, progress=False, record=record
+        ).draws
+
+    kept = run()
+    stored = run(fedmcmc.Record(draws_to=tmp_path / "draws.zarr"))
+    assert kept.dtype == jnp.bfloat16 and stored.dtype == np.float32
+    assert len(np.unique(kept.astype(np.float32))) > 7
+    np.testing.assert_array_equal(stored[:], kept.astype(np.float32))

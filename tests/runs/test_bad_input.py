@@ -282,6 +282,21 @@ def test_diverging_step_size_keeps_the_draws_before():
     assert np.isfinite(error.samples.draws).all()
     assert (error.samples.info["round"] < error.round).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.state))
+    assert "all that its surrogate (of fsgld) gets wrong" in str(error)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda relay: fedmcmc.faults(relay, drop=0.1),
+        lambda relay: fedmcmc.compress(relay, fedmcmc.quantize(16)),
+        lambda relay: fedmcmc.sequence(relay, relay),
+    ],
+)
+def test_a_wrapped_kernel_has_the_caution_of_the_one_within(wrap):
+    relay = fsgld(surrogates(), step_size=0.6)
+    assert relay.caution and wrap(relay).caution == relay.caution
+    assert not fedmcmc.lsd(POSTERIOR, step_size=0.6).caution
 
 
 def test_what_a_diverged_run_returns_belongs_together():

@@ -294,6 +294,42 @@ def test_summary_and_figure():
         swept.plot(x="rho")
 
 
+def test_every_point_is_judged_and_one_warning_counts_those_that_are_off():
+    """Of a Gaussian with precision 13: sds of 1 / sqrt(1 - 13 h / 2) over the posterior's."""
+
+    def kernel_fn(step_size):
+        return fedmcmc.lsd(POSTERIOR, step_size=step_size)
+
+    settings = dict(num_rounds=4000, num_burnin=100, thinning=1, num_seeds=2, num_chains=2)
+    grid = {"step_size": [0.02, 0.1, 0.3]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        swept = run(kernel_fn, grid, **settings)
+    (told,) = [w for w in caught if issubclass(w.category, fedmcmc.DiagnosisWarning)]
+    assert "1 of 3 points are wrong or too few, first at step_size=0.1: These" in str(told.message)
+    assert told.filename == __file__
+    fine, off, diverged = swept.diagnoses
+    assert fine.findings == () and diverged is None
+    assert fine.ess > 800  # of both seeds together
+    np.testing.assert_allclose(off.moments.spread, 1 / np.sqrt(1 - 13 * 0.1 / 2), rtol=0.1)
+    table = swept.summary(lambda theta: {"variance": theta.var()})
+    assert [row["warning"] for row in table] == ["", off.findings[0], ""]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=fedmcmc.DiagnosisWarning)
+        assert run(kernel_fn, grid, **settings).diagnoses == (None, None, None)
+
+
+def test_a_judge_that_fails_costs_no_draws(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(sweeps, "judge", broken)
+    with pytest.warns(fedmcmc.DiagnosisWarning, match="could not be judged: RuntimeError: out of"):
+        swept = run()
+    assert swept.diagnoses == (None, None, None) and np.isfinite(swept.dataset.theta).all()
+
+
 def refuse(step_size):
     raise AssertionError("a kernel was built before the check")
 

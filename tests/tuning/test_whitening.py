@@ -183,6 +183,35 @@ def test_a_curvature_that_is_no_guide_warns():
     assert [warning.filename for warning in said] == [__file__]
 
 
+@pytest.mark.parametrize("num_rows, warns", [(6, True), (10, False), (200, False)])
+def test_a_mean_that_widens_with_its_scale_warns(num_rows, warns):
+    """Given the scale the mean is normal: no fall along its axis shows what six rows leave open."""
+
+    def rows_of(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 10))
+        scale = numpyro.sample("scale", dist.HalfCauchy(5))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    y = 2 + 3 * np.random.default_rng(0).normal(size=num_rows)
+    data = fedmcmc.FederatedData.from_arrays({"y": y}, np.arange(num_rows) % 2)
+    posterior = fedmcmc.from_numpyro(rows_of, example=data)
+    if warns:
+        with pytest.warns(UserWarning, match="no guide 2 sds along (mean|scale): in some"):
+            fedmcmc.whiten(posterior, data)
+    else:
+        fedmcmc.whiten(posterior, data)
+
+
+@pytest.mark.parametrize("num_rows", [30, 600])
+def test_a_few_binary_outcomes_do_not(num_rows):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=num_rows)
+    y = (rng.random(num_rows) < 1 / (1 + np.exp(0.5 - x))).astype(int)
+    data = fedmcmc.FederatedData.from_arrays({"x": x, "y": y}, np.arange(num_rows) % 2)
+    fedmcmc.whiten(fedmcmc.from_numpyro(year, example=data), data)
+
+
 def year(x, y):
     intercept = numpyro.sample("intercept", dist.Normal(0, 500))
     slope = numpyro.sample("slope", dist.Normal(0, 5))
@@ -203,6 +232,28 @@ def test_covariates_that_are_not_centered_are_named_where_no_mode_is_found():
             continue
         with pytest.raises(ValueError, match=r"year near 2000\): center and scale them"):
             fedmcmc.whiten(posterior, data)
+
+
+def test_the_mode_of_counts_with_large_covariates_is_found_from_zeros():
+    """From what `init_fn` draws their log link overflows."""
+    rng = np.random.default_rng(1)
+    x = np.stack([np.ones(120), 1000 * rng.normal(size=120)], 1)
+    y = rng.poisson(np.exp(0.5 + 0.4 * x[:, 1] / 1000))
+
+    def counts(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 2.5).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)), obs=y)
+
+    data = fedmcmc.FederatedData.from_arrays({"x": x, "y": y}, np.arange(120) % 6)
+    posterior = fedmcmc.from_numpyro(counts, example=data)
+    drawn = posterior.init_fn(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"Give another position=: zeros"):
+        fedmcmc.whiten(posterior, data, drawn)
+    center = fedmcmc.whiten(posterior, data).posterior.position_fn.center
+    by_zeros = fedmcmc.whiten(posterior, data, {"b": jnp.zeros(2)}).posterior.position_fn.center
+    np.testing.assert_array_equal(center, by_zeros)
+    np.testing.assert_allclose(center, [0.5, 0.4 / 1000], rtol=0.3)
 
 
 def test_what_has_no_scale_is_refused():

@@ -1,5 +1,8 @@
 """Rows to clients: the splits that federated experiments are run on.
 
+``from fedmcmc import partition``, or ``fedmcmc.partition.iid(...)``: it is a part of the room of
+data and no module of the package's root, so that ``import fedmcmc.partition`` finds none.
+
 Every function returns one client id per row, for `fedmcmc.FederatedData.from_arrays`. The split is
 a function of the key alone: a NumPy generator is seeded with the key's words, on the host.
 """

@@ -12,7 +12,6 @@ from fedmcmc.diagnostics._diagnosis import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics._diagnosis import diagnose as diagnose
 from fedmcmc.diagnostics._diagnosis import silenced as silenced
 from fedmcmc.diagnostics._mixing import Mixing as Mixing
-from fedmcmc.diagnostics._mixing import array_stats as array_stats
 from fedmcmc.diagnostics._mixing import mixing as mixing
 from fedmcmc.diagnostics._mixing import worst as worst
 from fedmcmc.diagnostics._moments import Moments as Moments

@@ -136,7 +136,8 @@ def _of_mixing(diagnosis: Diagnosis) -> list[str]:
             f"Chains ran away and came back: a draw of {name} is {found.reach[far[0]]:.2g} "
             f"interquartile ranges from the median, which ranks (R-hat, effective draws) do not "
             f"see. Means and sds are of no use: take smaller steps or fewer local steps; with many "
-            f"small clients another kernel than fsgld or dsgld."
+            f"small clients another kernel than fsgld or dsgld, which multiply what a client's "
+            f"surrogate gets wrong by the number of clients."
         ]
     if not found.disagree(RHAT).any() and diagnosis.ess >= ESS:
         return []

@@ -78,17 +78,15 @@ def mixing(draws: ArrayTree) -> Mixing:
     values = np.concatenate(columns, -1)
     if num_chains == 1:  # its halves; R-hat cuts these into halves again
         values = values[:, : values.shape[1] // 2 * 2].reshape(2, -1, values.shape[-1])
-    statistics, axes = array_stats(), {"chain_axis": 0, "draw_axis": 1}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if num_chains < MANY_CHAINS:
-            rhat, num_parts = statistics.rhat(values, method="rank", **axes), 2 * len(values)
-        else:
-            num_parts = SUPERCHAINS
-            whole = num_chains // SUPERCHAINS * SUPERCHAINS
-            groups = np.arange(whole) // (num_chains // SUPERCHAINS)
-            rhat = statistics.rhat_nested(values[:whole], groups, method="rank", **axes)
-        bulk = statistics.ess(values, method="bulk", **axes)
-        tail = statistics.ess(values, method="tail", prob=(0.05, 0.95), **axes)
+    if num_chains < MANY_CHAINS:
+        rhat, num_parts = _statistic("rhat", values, method="rank"), 2 * len(values)
+    else:
+        num_parts = SUPERCHAINS
+        whole = num_chains // SUPERCHAINS * SUPERCHAINS
+        groups = np.arange(whole) // (num_chains // SUPERCHAINS)
+        rhat = _statistic("rhat_nested", values[:whole], groups, method="rank")
+    bulk = _statistic("ess", values, method="bulk")
+    tail = _statistic("ess", values, method="tail", prob=(0.05, 0.95))
     moved = np.ptp(values, axis=(0, 1)) > 0
     rhat, bulk, tail = (np.where(moved, x, np.nan) for x in (rhat, bulk, tail))
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=(0, 1))
@@ -98,19 +96,24 @@ def mixing(draws: ArrayTree) -> Mixing:
 
 
 def worst(draws: ArrayTree) -> tuple[float, float]:
-    """Return the largest R-hat and the smallest bulk effective sample size of any coordinate."""
-    statistics = array_stats()
+    """Return the largest R-hat and the smallest bulk effective sample size of any coordinate.
+
+    Unlike `mixing` it looks at all coordinates and draws, and is NaN where one never moved.
+    """
     rhats, sizes = [], []
     for leaf in jax.tree.leaves(draws):
         values = np.asarray(leaf, np.float64)
         values = values.reshape(*values.shape[:2], -1)
-        axes = {"chain_axis": 0, "draw_axis": 1}
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rhats.append(np.max(statistics.rhat(values, method="rank", **axes)))
-            sizes.append(np.min(statistics.ess(values, method="bulk", **axes)))
+        rhats.append(np.max(_statistic("rhat", values, method="rank")))
+        sizes.append(np.min(_statistic("ess", values, method="bulk")))
     return float(np.max(rhats)), float(np.min(sizes))
 
 
-def array_stats() -> Any:
-    """Return ArviZ's statistics of arrays, imported when needed: it takes half a second."""
-    return import_module("arviz_stats.base").array_stats
+def _statistic(name: str, values: np.ndarray, *arguments: Any, **settings: Any) -> np.ndarray:
+    """Return ArviZ's statistic of ``[num_chains, num_draws, n]``, ``[n]``.
+
+    ArviZ is imported when needed: it takes half a second.
+    """
+    statistic = getattr(import_module("arviz_stats.base").array_stats, name)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return statistic(values, *arguments, chain_axis=0, draw_axis=1, **settings)

@@ -1,11 +1,10 @@
 """Pareto-smoothed importance sampling."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
-
-from fedmcmc.diagnostics import array_stats
 
 EQUAL = 1e-9
 """Log ratios that differ by less than this are equal: there is nothing to smooth."""
@@ -52,8 +51,9 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
         )
     if np.ptp(ratios) < EQUAL:
         return np.full(ratios.shape, -np.log(ratios.size)), -np.inf
+    array_stats = import_module("arviz_stats.base").array_stats  # takes half a second
     # ArviZ takes minus the log ratios, as they are those of leaving one out.
-    smoothed, khat = array_stats().psislw(-ratios)
+    smoothed, khat = array_stats.psislw(-ratios)
     return smoothed - logsumexp(smoothed), float(khat)
 
 

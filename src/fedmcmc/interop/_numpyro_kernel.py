@@ -2,16 +2,19 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.infer.util
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior, as_functions
 from fedmcmc.data import FederatedData
-from fedmcmc.diagnostics import SamplingWarning
+from fedmcmc.diagnostics import Diagnosis, SamplingWarning, diagnose
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_trace import call_model
@@ -110,7 +113,8 @@ class FederatedMCMCKernel(MCMCKernel):
     -----
     A chain with key ``k`` draws the very numbers of a chain of `fedmcmc.sample` with that key.
     Where a chain turns non-finite, a warning says so and the run goes on, as NumPyro's do: what it
-    drew is in the extra field ``diverging`` (`fedmcmc.sample` stops there).
+    drew is in the extra field ``diverging`` (`fedmcmc.sample` stops there). NumPyro does not say
+    when a run ends, so nothing judges its draws by itself: `diagnose` does.
 
     Examples
     --------
@@ -298,6 +302,43 @@ class FederatedMCMCKernel(MCMCKernel):
         if self._posterior is None or self._kernel is None:
             raise RuntimeError("FederatedMCMCKernel.init must be called before.")
         return self._posterior, self._kernel
+
+    def diagnose(self, samples: dict[str, Any], data: FederatedData) -> Diagnosis:
+        """Judge the draws of a run, as `fedmcmc.sample` judges its own at its end.
+
+        Parameters
+        ----------
+        samples
+            ``mcmc.get_samples(group_by_chain=True)``.
+        data
+            What the run was of.
+
+        Returns
+        -------
+        fedmcmc.diagnostics.Diagnosis
+            In unconstrained coordinates; ``print`` shows it.
+
+        Raises
+        ------
+        ValueError
+            If draws are not grouped by chain.
+        """
+        self._prepare(data)
+        posterior, kernel = self._built()
+        assert posterior.init_fn is not None  # from_numpyro gives one
+        like = jax.eval_shape(posterior.init_fn, jax.random.key(0))
+        latent = {name: jnp.asarray(samples[name]) for name in like}
+        any_row = jax.tree.map(lambda leaf: leaf[:1], data.rows)
+
+        def unconstrained(sites: dict[str, Array]) -> ArrayTree:
+            model = partial(call_model, self._model)
+            return numpyro.infer.util.unconstrain_fn(model, (any_row,), {}, sites)
+
+        first = next(iter(like))
+        if latent[first].ndim != like[first].ndim + 2:
+            raise ValueError("Give mcmc.get_samples(group_by_chain=True).")
+        draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(jax.vmap(unconstrained)))(latent))
+        return diagnose(draws, kernel.target, data, approximates=kernel.approximates)
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None

@@ -63,6 +63,10 @@ class Averaging(EstimatorKernel):
     def clients_apart(self) -> bool:
         return True
 
+    @property
+    def takes_control_variates(self) -> bool:
+        return True
+
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:

@@ -54,6 +54,10 @@ class Consensus(LocalLangevin):
     def target(self) -> Posterior | None:
         return tempered(self.posterior, self.temperature)
 
+    @property
+    def clients_apart(self) -> bool:
+        return True
+
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> Array:

@@ -262,6 +262,10 @@ class EnsembleKernel(LocalTraining):
     training: Training
     distill: Any
 
+    @property
+    def clients_apart(self) -> bool:
+        return True
+
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> Any:

@@ -185,6 +185,10 @@ class PseudoGradients(LocalTraining):
     def clients_apart(self) -> bool:
         return True
 
+    @property
+    def takes_control_variates(self) -> bool:
+        return True
+
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:

@@ -45,6 +45,14 @@ class Relay(LocalLangevin):
     def target(self) -> Posterior | None:
         return tempered(self.posterior, self.temperature)
 
+    @property
+    def caution(self) -> str:
+        return (
+            "With many clients there is another cause: a relay multiplies the visited client's "
+            "gradient by the number of clients, and so all that its surrogate (of fsgld) gets "
+            "wrong. Take fewer local steps, or a kernel in whose rounds all clients take part."
+        )
+
     def first_state(
         self, position: ArrayTree, federation: Federation, totals: tuple[ArrayTree, ...]
     ) -> ArrayTree:

@@ -60,6 +60,11 @@ class EstimatorKernel(FederatedKernel):
         return self.posterior.position_fn
 
     @property
+    def takes_control_variates(self) -> bool:
+        """Whether clients move from the broadcast position and are averaged, as `scaffold` asks."""
+        return False
+
+    @property
     def before(self) -> tuple[Phase, ...]:
         """The sum over clients that the estimator needs, if it needs any."""
         estimator = self.estimator
@@ -73,7 +78,7 @@ class EstimatorKernel(FederatedKernel):
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, ArrayTree]:
         estimator = self.estimator
-        if estimator.needs_sum and not self.clients_apart:
+        if estimator.needs_sum and not self.takes_control_variates:
             raise ValueError(
                 "This estimator needs the sum of all clients' gradients before each round "
                 "(scaffold), which only kernels give whose clients move by themselves and are "

@@ -22,7 +22,8 @@ class Record:
         Whether to keep draws and ``info``; without, the memory of a run does not grow with its
         rounds, and `streams` is what it gives.
     draws_to
-        A Zarr store to which draws and ``info`` go while the run goes on, in place of memory.
+        A Zarr store to which draws and ``info`` go while the run goes on, in place of memory. It
+        holds bfloat16 numbers as float32.
 
     Raises
     ------

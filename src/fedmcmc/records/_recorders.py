@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree
@@ -94,7 +95,7 @@ class ZarrRecorder:
                 name,
                 shape=(num_chains, 0, *leaf.shape),
                 chunks=(num_chains, self.chunk, *leaf.shape),
-                dtype=leaf.dtype,
+                dtype=_stored(leaf.dtype),
                 dimension_names=(
                     "chain",
                     "draw",
@@ -119,7 +120,7 @@ class ZarrRecorder:
         last = first + _num(draws)
         for array, leaf in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(draws), strict=True):
             array.resize((array.shape[0], last, *array.shape[2:]))
-            array[:, first:last] = np.asarray(leaf)
+            array[:, first:last] = np.asarray(leaf).astype(array.dtype, copy=False)
 
     def all(self, draws: Draws) -> RoundRecord:
         """Write the last chunk; return the arrays, which read from disk what is taken of them."""
@@ -164,6 +165,12 @@ class ZarrReader:
 
 
 Recorder = MemoryRecorder | ZarrRecorder | ZarrReader
+
+
+def _stored(dtype: Any) -> Any:
+    """Return the type in which a store holds numbers: float32 for bfloat16, which Zarr lacks."""
+    own = jnp.issubdtype(dtype, jnp.floating) and not np.issubdtype(dtype, np.floating)
+    return np.dtype(np.float32) if own else dtype
 
 
 def _num(part: RoundRecord) -> int:

@@ -70,15 +70,19 @@ class Samples:
 
     def __repr__(self) -> str:
         """Say how many draws of what there are, and what they say of themselves."""
-        num, leaves = self.num_draws, named_leaves(self.draws)
+        # What is judged and what `constrained` returns.
+        last = self.final_draws is not None
+        leaves = named_leaves(self.final_draws if last else self.draws)
+        num = next(iter(leaves.values())).shape[1] if last else self.num_draws
         shapes = ", ".join(f"{name} {leaf.shape[2:]}" for name, leaf in leaves.items())
+        of = f" from the last approximation; {self.num_draws:,} rounds were kept" if last else ""
         if self.diagnosis is not None:
             told = str(self.diagnosis)
         elif self.num_chains * num < FEWEST_DRAWS:
             told = f"too few to judge (fewer than {FEWEST_DRAWS})"
         else:
             told = "not judged"
-        return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}\n{told}"
+        return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{told}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the mesh, whose devices no other process has."""

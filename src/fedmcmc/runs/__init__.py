@@ -19,3 +19,5 @@ from fedmcmc.runs._starts import chosen as chosen
 from fedmcmc.runs._starts import start as start
 from fedmcmc.runs._starts import start_positions as start_positions
 from fedmcmc.runs._watch import NonFiniteError as NonFiniteError
+from fedmcmc.runs._watch import judge as judge
+from fedmcmc.runs._watch import not_judged as not_judged

@@ -32,14 +32,13 @@ from fedmcmc.rounds import (
     run_segment,
 )
 from fedmcmc.runs._executors import Executor
+from fedmcmc.runs._growth import start_of
 from fedmcmc.runs._pace import pace_of
 from fedmcmc.runs._watch import (
     NonFiniteError,
-    largest,
     non_finite,
     warn,
     warn_excluded,
-    warn_grown,
     warn_lost,
     warn_rejected,
     warn_unreached,
@@ -99,7 +98,7 @@ class Run:
         self.recorder = self._recorder(shapes)
         self.saver: Saver | None = None
         broadcast = executor.to_host(state.broadcast)
-        self.first, self.largest_at_start = int(broadcast.round[0]), largest(broadcast)
+        self.first, self.start = int(broadcast.round[0]), start_of(self.kernel, broadcast)
         self.keep_from = self.first + settings.num_burnin
         zero = np.zeros(len(keys), np.int64)
         self.progress = Progress(
@@ -173,7 +172,6 @@ class Run:
             warn_lost(samples.info)
             warn_excluded(samples.info)
             warn_rejected(samples.info)
-        warn_grown(self.largest_at_start, largest(samples.state.broadcast))
         return samples
 
     def _resume(self, end: int) -> None:
@@ -326,7 +324,7 @@ class Run:
             if round_ > at:
                 # Once more up to the last good round: draws, state and totals then belong together.
                 self._take(self._segment(at, round_, capacity), at, round_)
-            raise non_finite(self.samples(), first_bad, round_)
+            raise non_finite(self.samples(), first_bad, round_, self.kernel.caution)
         return segment
 
     def _take(self, segment: Segment, at: int, stop: int) -> None:

@@ -219,6 +219,7 @@ def sample(
         kernel,
         keys,
         data,
+        start=run.start,
         positions=collect is None,
         hands_on_interrupts=settings.hands_on_interrupts,
     )

@@ -24,9 +24,8 @@ from fedmcmc.diagnostics import (
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
+from fedmcmc.runs._growth import Start, growth
 
-GROWN = 1e6
-"""Positions that many times larger than where they began (or than one) make a run suspicious."""
 MOST_BYTES = 2**31
 """Draws that take more memory than that are not judged."""
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
@@ -125,6 +124,7 @@ def finished(
     keys: Array,
     data: Any,
     *,
+    start: Start,
     positions: bool,
     hands_on_interrupts: bool,
 ) -> Samples:
@@ -132,30 +132,36 @@ def finished(
 
     Warns of what is wrong. Whatever goes wrong in here, the run's own draws are returned.
     `positions` says whether these are what was kept; an interrupt is handed on to a program that
-    goes on from its checkpoints.
+    goes on from its checkpoints. Of a run that went far away only that is said: what is wrong with
+    its draws follows from it, and more rounds are no remedy.
     """
     warn_restless(samples)
-    if not positions:
-        return samples
     try:
+        grown = warn_grown(kernel, start, samples.state.broadcast)
+        if not positions:
+            return samples
         samples = with_final_draws(samples, kernel, keys)
-        found = _diagnosis(samples, kernel, data)
+        draws = samples.draws if samples.final_draws is None else samples.final_draws
+        found = judge(draws, kernel, data)
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:
         if hands_on_interrupts and isinstance(error, KeyboardInterrupt):
             raise
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        warn(f"The draws could not be judged: {what}", depth=4, category=DiagnosisWarning)
+        warn(not_judged(error), depth=4, category=DiagnosisWarning)
         return samples
-    for finding in () if found is None else found.findings:
+    for finding in () if found is None or grown else found.findings:
         warn(finding, depth=4, category=DiagnosisWarning)
     return replace(samples, diagnosis=found)
 
 
-def _diagnosis(samples: Samples, kernel: FederatedKernel, data: Any) -> Diagnosis | None:
+def not_judged(error: BaseException) -> str:
+    """Return what is said where the judge itself fails."""
+    return f"The draws could not be judged: {type(error).__name__}: {error}".splitlines()[0]
+
+
+def judge(draws: ArrayTree, kernel: FederatedKernel, data: Any) -> Diagnosis | None:
     """Judge draws; ``None`` where they are too few or too many, or nobody would be told."""
-    draws = samples.draws if samples.final_draws is None else samples.final_draws
     target, leaves = kernel.target, jax.tree.leaves(draws)
     if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
         return None
@@ -214,31 +220,35 @@ def warn_unreached(stopped: dict[str, Any]) -> None:
     )
 
 
-def largest(broadcast: Broadcast) -> float:
-    """Return the largest absolute coordinate of all chains' positions."""
-    leaves = jax.tree.leaves(broadcast.position)
-    return max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
+def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> bool:
+    """Warn where a run ended far away without a number that is not finite; return whether."""
+    went = growth(kernel, start, end)
+    if went is None:
+        return False
+    warn(
+        f"{went} at the start of this run. Unless parameters of this model are of that size, steps "
+        f"are too large for it and the draws are of no use: use a smaller step size or learning "
+        f"rate (for inference.sgd_mean with few rows per client also row_curvature=)."
+        f"{kernel.caution and ' ' + kernel.caution}",
+        depth=5,
+    )
+    return True
 
 
-def warn_grown(before: float, after: float) -> None:
-    """Warn where a run went far away without a number that is not finite."""
-    if after > GROWN * max(before, 1.0):
-        warn(
-            f"The position grew to {after:.3g} from {before:.3g} at the start of this run. Unless "
-            "parameters of this model are that large, steps are too large for it and the draws are "
-            "of no use: use a smaller step size or learning rate (for inference.sgd_mean with few "
-            "rows per client also row_curvature=).",
-        )
+def non_finite(
+    samples: Samples, first_bad: np.ndarray, round_: int, caution: str
+) -> NonFiniteError:
+    """Return the error of a run in which chains turned non-finite, `round_` being the first.
 
-
-def non_finite(samples: Samples, first_bad: np.ndarray, round_: int) -> NonFiniteError:
-    """Return the error of a run in which chains turned non-finite, `round_` being the first."""
+    `caution` is the kernel's own, of what makes it diverge.
+    """
     chains = np.flatnonzero(first_bad >= 0).tolist()
     hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
     return NonFiniteError(
         f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
         f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
-        f"for this posterior, or a log density or gradient is not finite there.{hint} The "
+        f"for this posterior, or a log density or gradient is not finite there.{hint}"
+        f"{caution and ' ' + caution} The "
         f"{samples.num_draws} draws per chain from the rounds before are in `error.samples`.",
         samples,
         round_,

@@ -287,8 +287,9 @@ def mode(
     norm = jnp.linalg.norm(maximum.gradient)
     if not np.isfinite(maximum.gain) or not np.isfinite(norm):
         raise ValueError(
-            "mode: the log posterior or its gradient turned infinite or not-a-number: start from "
-            "another position."
+            "mode: the log posterior or its gradient turned infinite or not-a-number. Give another "
+            "position=: zeros where a log link overflows elsewhere, as with covariates in the "
+            "hundreds; or scale these."
         )
     if not maximum.gain <= tolerance:
         raise ValueError(

@@ -184,6 +184,24 @@ class Results:
         self.bits[where] += high * 2**32 + low
         self.num_rounds[where] = stop
 
+    @property
+    def complete(self) -> np.ndarray:
+        """Which seeds of which points ran to the end with no chain that diverged, bool."""
+        ran = self.num_rounds == self.settings.num_rounds
+        return (ran & (self.first_bad < 0)).all(axis=2)
+
+    def draws_of(self, point: int, seeds: np.ndarray) -> ArrayTree:
+        """Return the draws of some seeds of a point, ``[num_seeds * num_chains, num_draws, ...]``.
+
+        `seeds` is ``[num_seeds]`` bool.
+        """
+
+        def chains(leaf: np.ndarray) -> np.ndarray:
+            own = leaf[point, seeds]
+            return own.reshape(-1, *own.shape[2:])
+
+        return jax.tree.map(chains, self.draws)
+
     def dataset(self, draws: ArrayTree) -> Any:
         """Return everything as an `xarray.Dataset`, with these draws."""
         import xarray

@@ -16,10 +16,11 @@ from tqdm import tqdm
 
 from fedmcmc._types import ArrayTree, FederatedKernel, as_functions
 from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import Diagnosis, DiagnosisWarning
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import as_key
 from fedmcmc.rounds import Collect
-from fedmcmc.runs import check_counts, check_data
+from fedmcmc.runs import check_counts, check_data, judge, not_judged
 from fedmcmc.sweeps._runs import Group, Results, Settings, alike, run_group
 from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
 
@@ -49,7 +50,9 @@ def sweep(
 
     Points whose kernels differ by numbers alone (step sizes, probabilities, damping) share one
     compiled program; each other structure (a cohort's size, a number of local steps) takes one
-    more. A chain that turns non-finite stops no other.
+    more. A chain that turns non-finite stops no other. Draws are judged as those of
+    `fedmcmc.sample`, but for those of a kernel that refines an approximation: per point, where its
+    seeds kept 400 draws or more together. One warning says how many points are off.
 
     Parameters
     ----------
@@ -104,19 +107,19 @@ def sweep(
     >>> swept = sweep(
     ...     jax.random.key(0),
     ...     lambda step_size: fedmcmc.lsd(posterior, step_size=step_size),
-    ...     {"step_size": [0.01, 0.02, 0.04]},
+    ...     {"step_size": [0.01, 0.02, 0.03]},
     ...     data,
     ...     0.0,
     ...     num_seeds=4,
-    ...     num_rounds=500,
+    ...     num_rounds=4000,
     ...     num_burnin=100,
     ...     progress=False,
     ... )
     >>> dict(swept.dataset.theta.sizes)
-    {'step_size': 3, 'seed': 4, 'chain': 1, 'draw': 400}
+    {'step_size': 3, 'seed': 4, 'chain': 1, 'draw': 3900}
     >>> table = swept.summary(lambda theta: {"variance": theta.var()})
     >>> [row["step_size"] for row in table], list(table[0])
-    ([0.01, 0.02, 0.04], ['step_size', 'statistic', 'mean', 'sd', 'seeds'])
+    ([0.01, 0.02, 0.03], ['step_size', 'statistic', 'mean', 'sd', 'seeds', 'warning'])
     """
     try:
         import xarray  # noqa: F401
@@ -176,7 +179,39 @@ def sweep(
                 stacklevel=2,
             )
     constrain_fn = kernels[0].constrain_fn if collect is None else None
-    return Sweep(results, tuple(modes), constrain_fn)
+    diagnoses = _diagnoses(results, kernels, data)
+    off = [
+        (point, judged.findings[0])
+        for point, judged in zip(points, diagnoses, strict=True)
+        if judged is not None and judged.findings
+    ]
+    if off:
+        warnings.warn(
+            f"The draws of {len(off)} of {len(points)} points are wrong or too few, first at "
+            f"{_describe(off[0][0])}: {off[0][1]} Sweep.summary says it of each point, and "
+            f"Sweep.diagnoses with its figures.",
+            DiagnosisWarning,
+            stacklevel=2,
+        )
+    return Sweep(results, tuple(modes), constrain_fn, diagnoses)
+
+
+def _diagnoses(
+    results: Results, kernels: Sequence[FederatedKernel], data: FederatedData
+) -> tuple[Diagnosis | None, ...]:
+    """Judge every point by the draws of all its seeds: once per point, as the judge takes time."""
+    found: list[Diagnosis | None] = [None] * len(kernels)
+    if results.settings.collect is not None:
+        return tuple(found)
+    try:
+        for i, (kernel, seeds) in enumerate(zip(kernels, results.complete, strict=True)):
+            if seeds.any() and not kernel.approximates:
+                found[i] = judge(results.draws_of(i, seeds), kernel, data)
+    except Warning:
+        raise  # as the user's filters ask for
+    except (Exception, KeyboardInterrupt) as error:
+        warnings.warn(not_judged(error), DiagnosisWarning, stacklevel=3)
+    return tuple(found)
 
 
 def _by_label(name: Any, values: Any) -> dict[Any, Any]:
@@ -251,11 +286,15 @@ class Sweep:
     ----------
     modes
         One entry per program, ``"sequential"`` or ``"vmapped"``.
+    diagnoses
+        One entry per point, in the order of nested loops over the grid, the last name fastest: what
+        the draws of its seeds say of themselves, or ``None`` where they were not judged.
     """
 
     _results: Results = field(repr=False)
     modes: tuple[str, ...]
     _constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
+    diagnoses: tuple[Diagnosis | None, ...] = field(default=(), repr=False)
 
     @cached_property
     def dataset(self) -> Any:
@@ -303,20 +342,22 @@ class Sweep:
         Returns
         -------
         One row (a dict) per point and statistic: the point's settings, ``statistic``, ``mean``,
-        ``sd`` (over seeds, NaN for one) and ``seeds``, how many of them it is of: those without a
-        chain that diverged or was interrupted. ``pandas.DataFrame(rows)`` makes it a table.
+        ``sd`` (over seeds, NaN for one), ``seeds``, how many of them it is of (those without a
+        chain that diverged or was interrupted), and ``warning``, what is wrong with the point's
+        draws, if anything. ``pandas.DataFrame(rows)`` makes it a table.
         """
         results = self._results
-        ran = results.num_rounds == results.settings.num_rounds
-        complete = (ran & (results.first_bad < 0)).all(axis=2)
-        rows = []
+        points, warned = [], {}
         for i, point in enumerate(_product(results.grid)):
             of_seeds = []
-            for s in np.flatnonzero(complete[i]):
+            for s in np.flatnonzero(results.complete[i]):
                 draws = jax.tree.map(lambda leaf, i=i, s=s: leaf[i, s], results.draws)
                 of_seeds.append(dict((fn or default_statistics)(draws)))
-            rows.append((point, of_seeds))
-        return tabulate_seeds(rows)
+            points.append((point, of_seeds))
+            judged = self.diagnoses[i]
+            warned[tuple(point.values())] = "" if judged is None else " ".join(judged.findings)
+        rows = tabulate_seeds(points)
+        return [row | {"warning": warned[tuple(row[n] for n in results.grid)]} for row in rows]
 
     def plot(self, fn: Statistics | None = None, *, x: str | None = None) -> Any:
         """Draw `summary` as one figure: a panel per statistic, error bars of one sd over seeds.

@@ -119,6 +119,10 @@ class Sequence(WrappedKernel):
         return tuple(phase for kernel in self.kernels for phase in kernel.setup)
 
     @property
+    def caution(self) -> str:
+        return " ".join(dict.fromkeys(kernel.caution for kernel in self.kernels if kernel.caution))
+
+    @property
     def clients_apart(self) -> bool:
         return any(kernel.clients_apart for kernel in self.kernels)
 

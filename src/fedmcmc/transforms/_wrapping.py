@@ -120,6 +120,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.approximates
 
     @property
+    def caution(self) -> str:
+        return self.kernel.caution
+
+    @property
     def clients_apart(self) -> bool:
         return self.kernel.clients_apart
 

@@ -16,16 +16,21 @@ from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import row_terms
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates import UNSCALED, mode, taylor
+from fedmcmc.surrogates import UNSCALED, Target, mode, taylor
 
 MOST_DENSE = 256
 """Dimensions up to which a factor is dense by default."""
 FLAT = 1e-7
 """Curvature below this share of the largest, each in units of its own diagonal, counts as none."""
+NEAR = 1e-3
+"""Of a draw of `init_fn`: a start near the origin."""
 PROBE = 2.0
 """How many sds from the mode the log posterior is compared with a Gaussian's."""
 LEAST_FALL, MOST_FALL = 1.0, 6.0
 """Falls between which it is taken for about quadratic; a Gaussian's is ``PROBE**2 / 2 = 2``."""
+MOST_CURVED, LEAST_CURVATURE = 32, 0.2
+"""Up to so many dimensions, the curvature there too, in all directions, in units of the mode's: a
+fall along an axis does not show that another direction widens, as a mean's does with its scale."""
 
 
 @register_dataclass
@@ -107,7 +112,8 @@ def whiten(
         The model and every client's rows. Finding the mode takes some exchanges with all clients,
         and the expansion one.
     position
-        Where the search for the mode starts; by default what ``posterior.init_fn`` draws.
+        Where the search for the mode starts; by default what ``posterior.init_fn`` draws, and
+        a place near the origin where no mode is found from there.
     structure
         ``"dense"`` (the default up to 256 dimensions) or ``"diagonal"``.
 
@@ -119,13 +125,14 @@ def whiten(
     Raises
     ------
     ValueError
-        Without a start, where no mode is found, or where the log posterior is flat there.
+        Without a start, where no mode is found, or where the log posterior is flat at the mode.
 
     Warns
     -----
     UserWarning
-        If two sds from the mode the log posterior falls by far more or less than a Gaussian's: the
-        curvature at the mode is then no guide to its scale.
+        If two sds from the mode the log posterior falls by far more or less than a Gaussian's, or,
+        up to 32 dimensions and whitened densely, is a fifth as curved in some direction or less:
+        the curvature at the mode is then no guide to its scale.
 
     Examples
     --------
@@ -144,13 +151,7 @@ def whiten(
     >>> samples.draws.std((0, 1)).round(3)
     array([0.004, 0.336], dtype=float32)
     """
-    if position is None:
-        if posterior.init_fn is None:
-            raise ValueError(
-                "whiten needs a position to start from: this posterior has no init_fn."
-            )
-        position = posterior.init_fn(jax.random.key(0))
-    center = mode(posterior, data, position).position
+    center = _mode(posterior, data, position)
     flat, unravel = ravel_pytree(center)
     size = flat.shape[0]
     if structure is None:
@@ -166,6 +167,23 @@ def whiten(
         jax.tree.map(jnp.zeros_like, center),
         _whitened(fitted, affine, structure),
     )
+
+
+def _mode(posterior: Posterior, data: FederatedData, position: ArrayTree | None) -> ArrayTree:
+    if position is not None:
+        return mode(posterior, data, position).position
+    if posterior.init_fn is None:
+        raise ValueError(
+            "whiten needs position= to start from, zeros say: this posterior has no init_fn."
+        )
+    drawn = posterior.init_fn(jax.random.key(0))
+    try:
+        return mode(posterior, data, drawn).position
+    except ValueError:
+        # There a log link of covariates in the hundreds does not overflow, as it does at a draw.
+        # Not at zeros themselves, where NumPyro's Bernoulli(logits=0) has a gradient of 0 or 1 in
+        # place of a half.
+        return mode(posterior, data, jax.tree.map(lambda x: NEAR * x, drawn)).position
 
 
 def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
@@ -260,30 +278,62 @@ def _falls(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
     return jax.lax.map(at, jnp.arange(size)).T
 
 
+@jax.jit
+def _least_curvatures(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
+    """Return the least curvature of any direction `PROBE` sds from the mode, ``[2, d]``."""
+    everyone, size = data.pooled().client(0), affine.center.shape[0]
+    target = Target(posterior, jnp.ones((), affine.center.dtype), affine.unravel)
+
+    def at(z: Array) -> Array:
+        moved = affine.center + jnp.matmul(affine.factor, z, precision="highest")
+        precision = target.expand(everyone, moved, dense=True)[1]
+        return jnp.linalg.eigvalsh(affine.factor.T @ precision @ affine.factor)[0]
+
+    axes = PROBE * jnp.eye(size, dtype=affine.center.dtype)
+    return jax.lax.map(at, jnp.concatenate([-axes, axes])).reshape(2, size)
+
+
 def _warn_where_not_quadratic(
     posterior: Posterior, data: FederatedData, affine: _Affine, names: list[str]
 ) -> None:
-    falls = np.asarray(_falls(posterior, data, affine))
-    away = np.where(np.isfinite(falls), np.abs(np.log(np.maximum(falls, 1e-3) / 2)), np.inf)
+    falls, factor = np.asarray(_falls(posterior, data, affine)), np.asarray(affine.factor)
+
+    def name_of(axis: int) -> str:
+        if factor.ndim == 1:
+            return names[axis]
+        return names[int(np.argmax(np.abs(factor[:, axis]) / np.linalg.norm(factor, axis=1)))]
+
+    cure = (
+        "Kernels on these coordinates may be biased or diverge. What helps: a prior that bounds it "
+        "from both sides, another parametrization (non-centered effects, the logarithm of a "
+        "scale), and checking with draws of smaller steps."
+    )
     if (falls >= LEAST_FALL).all() and (falls <= MOST_FALL).all():
+        if factor.ndim == 1 or len(names) > MOST_CURVED:
+            return
+        curvatures = np.asarray(_least_curvatures(posterior, data, affine)).min(0)
+        if not (curvatures >= LEAST_CURVATURE).all():
+            axis = int(np.argmin(curvatures))
+            warnings.warn(
+                f"The curvature at the mode is no guide {PROBE:g} sds along {name_of(axis)}: in "
+                f"some direction it is {curvatures[axis]:.2g} of the mode's there, as where few "
+                f"rows tell a scale. {cure}",
+                stacklevel=3,
+            )
         return
+    away = np.where(np.isfinite(falls), np.abs(np.log(np.maximum(falls, 1e-3) / 2)), np.inf)
     worst = int((falls.min(0) if falls.min() < 0 else -away.max(0)).argmin())
-    factor = np.asarray(affine.factor)
-    if factor.ndim == 2:
-        name = names[int(np.argmax(np.abs(factor[:, worst]) / np.linalg.norm(factor, axis=1)))]
-    else:
-        name = names[worst]
+    name = name_of(worst)
     low, high = falls[:, worst]
     if falls.min() < 0:
         raise ValueError(
             f"No mode was found: {PROBE:g} sds away along {name} the log posterior is higher, by "
-            f"{-min(low, high):.3g} nats. {UNSCALED} Else start from another position."
+            f"{-min(low, high):.3g} nats. {UNSCALED} Else give "
+            f"another position=."
         )
     warnings.warn(
         f"The curvature at the mode is no guide to the scale of {name}: {PROBE:g} sds to either "
         f"side the log posterior falls by {low:.3g} and {high:.3g}, a Gaussian's by "
-        f"{PROBE**2 / 2:g}. Kernels on these coordinates may be biased or diverge. What helps: a "
-        f"prior that bounds it from both sides, another parametrization (non-centered effects, the "
-        f"logarithm of a scale), and checking with draws of smaller steps.",
+        f"{PROBE**2 / 2:g}. {cure}",
         stacklevel=3,
     )

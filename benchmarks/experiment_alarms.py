@@ -1,0 +1,87 @@
+"""What the judge says of the experiments' runs: ``python -m benchmarks.experiment_alarms``.
+
+Every ``_small`` setting and the demo, 3 seeds, each in a process of its own. A setting that takes
+more than a minute of a processor (or ``seconds=``), or needs data that are not there, is left out
+and named.
+Whether an alarm is false is for the reader: some methods of the papers are biased, and are shown
+for that.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from experiments import demo, run
+from fedmcmc import DiagnosisWarning
+from fedmcmc.runs import _watch
+
+SEEDS, SECONDS = 3, 60
+ROOT = Path(__file__).parents[1]
+
+
+def one(name: str, seed: int, folder: Path) -> None:
+    """Run an experiment, and write how many calls of `sample` were judged and what was warned."""
+    judged, judge = [], _watch.judge
+
+    def counting(*args):
+        judged.append(judge(*args))
+        return judged[-1]
+
+    if name == "demo":
+        main = partial(demo.main, [f"seed={seed}", f"out={folder}"])
+    else:
+        main = run.main
+        sys.argv = ["run", f"experiment={name}", f"seed={seed}", f"hydra.run.dir={folder}"]
+    with mock.patch.object(_watch, "judge", counting), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        main()
+    alarms = [str(w.message) for w in said if issubclass(w.category, DiagnosisWarning)]
+    found = {"judged": sum(x is not None for x in judged), "alarms": alarms}
+    (folder / "alarms.json").write_text(json.dumps(found))
+
+
+def bench(names: list[str], seconds: int) -> None:
+    """Run settings by name, or all, and print what was said of their runs."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+    for name in names or [n for n in run.available() if n.endswith("_small")] + ["demo"]:
+        judged, alarms = 0, Counter()
+        for seed in range(SEEDS):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-m", "benchmarks.experiment_alarms", name]
+                command += [f"seed={seed}", f"folder={folder}"]
+                try:
+                    subprocess.run(
+                        command, cwd=ROOT, check=True, capture_output=True, preexec_fn=limited
+                    )
+                except subprocess.CalledProcessError as error:
+                    last = error.stderr.decode().strip().splitlines()[-1:]
+                    why = f"over {seconds} s" if error.returncode < 0 else " ".join(last)
+                    print(f"{name}: left out, {why}", flush=True)
+                    break
+                found = json.loads((Path(folder) / "alarms.json").read_text())
+            judged += found["judged"]
+            alarms.update(text.split(":")[0] for text in found["alarms"])
+        else:
+            kinds = "; ".join(f"{kind} {num}" for kind, num in alarms.items()) or "no alarm"
+            print(f"{name}: {judged} runs judged, {kinds}", flush=True)
+
+
+if __name__ == "__main__":
+    options = dict(x.split("=") for x in sys.argv[1:] if "=" in x)
+    names = [x for x in sys.argv[1:] if "=" not in x]
+    if "folder" in options:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        one(names[0], int(options["seed"]), Path(options["folder"]))
+    else:
+        bench(names, int(options.get("seconds", SECONDS)))

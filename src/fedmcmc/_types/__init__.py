@@ -1,0 +1,35 @@
+"""Types that every room shares: clients, posteriors, phases and kernels and their states.
+
+A kernel is a frozen dataclass and a pytree. Its numbers (step sizes, surrogates, probabilities) are
+leaves that enter a compiled program as arguments, its structure is static: two kernels that differ
+by numbers alone share one compilation.
+
+Values lie in one file, base classes of kernels' parts in another, phases and kernels in a third.
+This room imports no other.
+"""
+
+from fedmcmc._types._kernels import FederatedKernel as FederatedKernel
+from fedmcmc._types._kernels import Phase as Phase
+from fedmcmc._types._parts import GradientEstimator as GradientEstimator
+from fedmcmc._types._parts import Participation as Participation
+from fedmcmc._types._parts import Reference as Reference
+from fedmcmc._types._values import Adjusted as Adjusted
+from fedmcmc._types._values import ArrayTree as ArrayTree
+from fedmcmc._types._values import Arrivals as Arrivals
+from fedmcmc._types._values import Broadcast as Broadcast
+from fedmcmc._types._values import Cached as Cached
+from fedmcmc._types._values import Client as Client
+from fedmcmc._types._values import Cohort as Cohort
+from fedmcmc._types._values import Counts as Counts
+from fedmcmc._types._values import Exact as Exact
+from fedmcmc._types._values import FederatedState as FederatedState
+from fedmcmc._types._values import Federation as Federation
+from fedmcmc._types._values import LogDensity as LogDensity
+from fedmcmc._types._values import Number as Number
+from fedmcmc._types._values import PerClient as PerClient
+from fedmcmc._types._values import Posterior as Posterior
+from fedmcmc._types._values import Refined as Refined
+from fedmcmc._types._values import Sender as Sender
+from fedmcmc._types._values import Static as Static
+from fedmcmc._types._values import StepInfo as StepInfo
+from fedmcmc._types._values import as_functions as as_functions

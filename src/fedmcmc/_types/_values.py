@@ -1,0 +1,323 @@
+"""What clients, servers and rounds hold and hand on: named fields, and almost no methods."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+from jax import Array
+from jax.tree_util import Partial, register_dataclass, register_static
+
+ArrayTree = Any
+"""Any pytree of arrays."""
+
+LogDensity = Callable[..., Array]
+"""A log density of a position, or one of each row given a position."""
+
+Number = float | Array | Callable[[Array], Array]
+"""A float, a traced scalar, or an optax schedule of the communication round."""
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+@register_static
+@dataclass(frozen=True)
+class Static(Generic[T]):
+    """A hashable value that is part of a kernel's structure, not of its numbers."""
+
+    value: T
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class PerClient:
+    """One entry per client: leaves ``[num_clients, ...]``; a step reads its own with `of`."""
+
+    values: ArrayTree
+
+    def of(self, client: "Client | Sender") -> ArrayTree:
+        """Return the entry of `client`, leaves ``[...]``."""
+        return jax.tree.map(lambda leaf: leaf[client.index], self.values)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Client:
+    """One client's rows, as a step sees them.
+
+    Attributes
+    ----------
+    rows
+        The store of all rows, leaves ``[num_rows_in_store, ...]``; the client owns
+        ``[start, start + size)`` and reaches them through `fedmcmc.data.fold` and
+        `fedmcmc.data.gather` only.
+    start, size
+        ``[]`` int32.
+    index
+        ``[]`` int32, the client's id.
+    share
+        ``[]``, size over the total size; sums to one over all clients.
+    weight
+        ``[]``, one over the probability of taking part in a round; one where all take part.
+    max_size
+        Static bound on `size`, the size of the largest client in the store.
+    """
+
+    rows: ArrayTree
+    start: Array
+    size: Array
+    index: Array
+    share: Array
+    weight: Array
+    max_size: int = field(metadata={"static": True})
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Sender:
+    """What a server knows of the client whose code it decodes.
+
+    Attributes
+    ----------
+    index
+        ``[]`` int32, the client's id.
+    weight
+        ``[]``, one over the probability of taking part in a round.
+    """
+
+    index: Array
+    weight: Array
+
+
+class Federation(NamedTuple):
+    """What a server knows of its clients before the first round.
+
+    Attributes
+    ----------
+    num_clients, num_rows
+        Numbers of clients and of all their rows.
+    sizes
+        ``[num_clients]`` int32, rows of each client.
+    rows
+        Shapes and types of rows, leaves ``[anything, ...]``: their first axis means nothing.
+    """
+
+    num_clients: int
+    num_rows: int
+    sizes: Array
+    rows: ArrayTree
+
+
+class Posterior(NamedTuple):
+    """A model, split so that it can be federated.
+
+    Attributes
+    ----------
+    logprior_fn
+        ``position -> []``, log density of the prior.
+    loglikelihood_fn
+        ``(position, batch) -> [batch_size]``, one term per row.
+    resample_fn
+        ``(rng_key, position, batch) -> batch`` with outcomes drawn from the model.
+    constrain_fn
+        Unconstrained position to the user's parameters.
+    init_fn
+        ``rng_key -> position``, a place to start from.
+    position_fn
+        Of a posterior in other coordinates, as from `fedmcmc.whiten`: sampled to user's position.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> posterior = Posterior(
+    ...     logprior_fn=lambda theta: -0.5 * jnp.sum(theta**2),
+    ...     loglikelihood_fn=lambda theta, rows: -0.5 * jnp.sum((rows - theta) ** 2, axis=-1),
+    ... )
+    >>> posterior.loglikelihood_fn(jnp.zeros(2), jnp.ones((3, 2))).shape
+    (3,)
+    """
+
+    logprior_fn: Callable[[ArrayTree], Array]
+    loglikelihood_fn: Callable[[ArrayTree, ArrayTree], Array]
+    resample_fn: Callable[[Array, ArrayTree, ArrayTree], ArrayTree] | None = None
+    constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
+    init_fn: Callable[[Array], ArrayTree] | None = None
+    position_fn: Callable[[ArrayTree], ArrayTree] | None = None
+
+    def __repr__(self) -> str:
+        """Return what the clients share, where the model says it, and which functions there are."""
+        given = [name for name, fn in zip(self._fields, self, strict=True) if fn is not None]
+        # Of a model with named sites, as `from_numpyro` leaves it.
+        sites = getattr(self.logprior_fn, "sites", None)
+        shared = "" if sites is None else f"shared by all clients: {sites}; "
+        return f"Posterior({shared}{', '.join(given)})"
+
+
+class Broadcast(NamedTuple):
+    """All that goes down to a client.
+
+    `round` is ``[]`` int32, `position` the chain's (or the approximation's) position, `extra`
+    whatever else a kernel family sends (a snapshot, a cavity). Within a round only, `shared` holds
+    what all clients draw alike from one common key, and `summed` what an earlier phase of the
+    round summed; between rounds both are ``()``.
+    """
+
+    round: Array
+    position: ArrayTree
+    extra: ArrayTree = ()
+    shared: ArrayTree = ()
+    summed: ArrayTree = ()
+
+
+class FederatedState(NamedTuple):
+    """The state of one chain.
+
+    `broadcast` goes down to every client, `server` stays on the server, `clients` has leaves
+    ``[num_clients, ...]`` and is ``()`` for kernels whose clients keep nothing.
+    """
+
+    broadcast: Broadcast
+    server: ArrayTree
+    clients: ArrayTree
+
+
+class Cohort(NamedTuple):
+    """The clients computed in one round, and which of them take part.
+
+    `ids` is ``[cohort_size]`` int32, `weight` ``[cohort_size]`` one over the probability of
+    taking part, `active` ``[cohort_size]`` bool; the entries that are not active are computed
+    (shapes are static) but never summed. `late` ``[cohort_size]`` bool marks the clients whose
+    message of the kernel's own phase arrives one round late. `garbage` ``[cohort_size]`` is the
+    number that replaces all numbers of a message on its way, or zero for a message that arrives
+    unchanged. Both are ``()`` where no message can be late or broken.
+    """
+
+    ids: Array
+    weight: Array
+    active: Array
+    late: ArrayTree = ()
+    garbage: ArrayTree = ()
+
+
+class Arrivals(NamedTuple):
+    """The two sums that a server makes of a cohort's messages where some arrive a round late.
+
+    Each has the structure of a message; the sum of the late ones waits for the next round.
+    """
+
+    now: ArrayTree
+    late: ArrayTree
+
+
+class Cached(NamedTuple):
+    """A part of a client's state that follows from what the server broadcast and the client's rows.
+
+    A simulation that computes silent clients too keeps it for them, so that it is computed once;
+    a client that was really absent computes the same when it comes back.
+    """
+
+    value: ArrayTree
+
+
+class Exact(NamedTuple):
+    """A part of a message that compressors leave alone.
+
+    For a number that the server divides by: a code is unbiased for a sum, not for a quotient.
+    """
+
+    value: ArrayTree
+
+
+class StepInfo(NamedTuple):
+    """What a client's step reports.
+
+    `bits` is ``[]`` int32, the size of the code; `gradient_norm` ``[]``, the root mean square
+    over the round's gradient calls; `local_positions` the client's iterates, leaves
+    ``[num_local_steps, ...]`` (or ``()``); `extra` anything else; `bits_down` ``[]`` int32, what
+    had to be sent to the client, where that is not the whole broadcast; `usable` ``[]`` bool, false
+    where what the client found was of no use and its message changes nothing (``()`` where that
+    cannot be).
+    """
+
+    bits: Array
+    gradient_norm: Array
+    local_positions: ArrayTree = ()
+    extra: ArrayTree = ()
+    bits_down: ArrayTree = ()
+    usable: ArrayTree = ()
+
+
+class Refined(NamedTuple):
+    """What a kernel that refines an approximation reports of a round.
+
+    Attributes
+    ----------
+    proper
+        ``[]`` bool, whether the approximation is a proper density.
+    shift
+        ``[]``, how far the round moved it: the largest change of a mean in its sds, or of the
+        logarithm of an sd; infinite where it is not proper, or was not.
+    """
+
+    proper: Array
+    shift: Array
+
+
+class Adjusted(NamedTuple):
+    """What a kernel that accepts or rejects proposals (Metropolis-Hastings) reports of a round.
+
+    Attributes
+    ----------
+    acceptance
+        ``[]``, the probability with which the last proposal that came to its end was accepted; one
+        before there was any. A round in which none does repeats it.
+    whole
+        ``[]`` bool, whether every client's message came. If not, nothing changes, and the same is
+        asked again.
+    adapting
+        ``[]`` bool, whether settings still change, so that draws are not yet exact.
+    """
+
+    acceptance: Array
+    whole: Array
+    adapting: Array
+
+
+class Counts(NamedTuple):
+    """How often clients take part in a round: mean and covariance, in closed form.
+
+    A client's message is multiplied by `weight` times its count. The counts' covariance is
+    ``diag(own) + sign * outer(common, common)``.
+
+    Attributes
+    ----------
+    weight, mean, own, common
+        ``[num_clients]`` float64.
+    sign
+        1 or -1.
+    active
+        ``[num_clients]`` float64, how many messages it sends in a round on average.
+    """
+
+    weight: Any
+    mean: Any
+    own: Any
+    common: Any
+    sign: float
+    active: Any
+
+
+def as_functions(tree: ArrayTree) -> ArrayTree:
+    """Wrap every plain function in `tree` as a `Partial`, so that the tree can enter `jax.jit`.
+
+    A wrapped function is compared by identity: pass the same function object to share a
+    compilation.
+    """
+
+    def wrap(leaf: Any) -> Any:
+        if callable(leaf) and not isinstance(leaf, Array):
+            return Partial(leaf)
+        return leaf
+
+    return jax.tree.map(wrap, tree)
