@@ -80,8 +80,8 @@ MUTATIONS = {
     ),
     "void rounds that count": (
         HMC,
-        "judged.whole, (server, position, asked)",
-        "judged.whole | True, (server, position, asked)",
+        "judged.whole,\n            (server, position, asked)",
+        "judged.whole | True,\n            (server, position, asked)",
         VOID,
     ),
     "a trajectory that ends where it meets a wall": (
