@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.gaussian import Mixture
+from fedmcmc import Mixture
 from fedmcmc.rounds import TOGETHER, prepare_round, run_round
 from tests.contracts.model import DATA, NUM_CLIENTS, POSITIONS, POSTERIOR, surrogates
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run

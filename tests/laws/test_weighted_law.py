@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.gaussian import Mixture
+from fedmcmc import Mixture
 from fedmcmc.tuning import gaussian_mh_acceptance
 from tests.oracles import laws_adjusted
 from tests.oracles.exact_starts import FEDERATION, POSTERIOR, exact_draws, run

@@ -211,7 +211,7 @@ def gaussian_mh(
     approximation
         A `Gaussian` for the whole posterior: ``surrogates.sum()`` times the prior's, or that of
         `fedmcmc.fed_ep`, ``samples.state.server.approximation.gaussian`` of one chain; or a
-        `fedmcmc.gaussian.Mixture` over raveled positions.
+        `fedmcmc.Mixture` over raveled positions.
     correlation
         Of a proposal ``y = m + correlation * (x - m) + sqrt(1 - correlation**2) * C normal`` with
         where the chain is (preconditioned Crank-Nicolson), in [0, 1). Zero draws proposals
@@ -353,7 +353,7 @@ def as_proposal(approximation: Any, tail: float) -> Mixture:
         return approximation
     if not isinstance(approximation, Gaussian):
         raise TypeError(
-            f"approximation must be a fedmcmc.Gaussian or a fedmcmc.gaussian.Mixture, got "
+            f"approximation must be a fedmcmc.Gaussian or a fedmcmc.Mixture, got "
             f"{type(approximation).__name__}."
         )
     if not 0 <= tail < 1:
