@@ -265,8 +265,9 @@ def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-5), a, b)
 
 
-# In the fast lane: a phase to set up, a phase before the last, and faults with memories.
-DEPLOYED = ("qlsd_star", "fa_hmc", "faults: compress: lsd, memory")
+# In the fast lane: a phase to set up, a phase before the last, rounds that may be void, and faults
+# with memories.
+DEPLOYED = ("qlsd_star", "fa_hmc", "faults: hmc", "faults: compress: lsd, memory")
 OF_CLIENTS = [name for name in KERNELS if not kernel_of(name).participation.pooled]
 
 

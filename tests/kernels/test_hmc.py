@@ -17,6 +17,7 @@ from fedmcmc.rounds import TOGETHER, prepare_round, run_round
 from tests.contracts.model import DATA, POSITIONS, POSTERIOR, logprior, make_data
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run
 from tests.oracles.exact_starts import POSTERIOR as GAUSSIAN
+from tests.oracles.federations import LIMIT
 from tests.oracles.renewed_data import SECANT, assert_the_prior_is_kept
 
 KEY = jax.random.key(0)
@@ -295,8 +296,11 @@ def test_what_needs_every_client_refuses_to_go_without():
         fedmcmc.sequence(kernel, other)
 
 
-def test_no_bias_is_predicted_of_what_is_no_affine_map():
-    kernel = fedmcmc.hmc(FEDERATION.posterior, FEDERATION.start)
+def test_what_is_predicted_of_it_is_no_bias_and_how_often_a_draw_is_effective():
+    metric = GAUSSIAN.covariance
+    kernel = fedmcmc.hmc(FEDERATION.posterior, FEDERATION.start, metric=metric)
     q, _ = FEDERATION.surrogates("exact")
-    with pytest.raises(ValueError, match="affine"):
-        fedmcmc.predict_bias(kernel, FEDERATION.data, q)
+    predicted = fedmcmc.predict_bias(kernel, FEDERATION.data, q)
+    assert predicted.simulated and not predicted.is_off
+    assert np.abs(predicted.bias / predicted.bias_error).max() < LIMIT
+    assert 1 < predicted.slowest < 8

@@ -72,6 +72,13 @@ def test_acceptance_of_proposals_from_an_approximation(size, variance, distance,
     assert_agree(gaussian_mh_acceptance(size, **off), laws_adjusted.gaussian_mh(size, **off))
 
 
+def test_what_is_out_of_range_is_refused():
+    with pytest.raises(ValueError, match="curvatures must be positive"):
+        hmc_acceptance(0.5, np.array([1.0, -1.0]))
+    with pytest.raises(ValueError, match="target_accept"):
+        hmc_step_size(3, 1.0)
+
+
 def test_an_approximation_that_is_off_in_two_ways_has_no_closed_form():
     with pytest.raises(ValueError, match="not both"):
         gaussian_mh_acceptance(3, variance=2.0, distance=1.0)

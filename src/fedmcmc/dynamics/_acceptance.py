@@ -42,6 +42,11 @@ def hmc_acceptance(
     float
         Zero where trajectories are unstable, ``step_size**2 * max(curvatures) >= 4``.
 
+    Raises
+    ------
+    ValueError
+        If a curvature is not positive.
+
     Examples
     --------
     >>> round(hmc_acceptance(0.8, 10, 5), 4)
@@ -59,6 +64,8 @@ def hmc_acceptance(
             return 0.0
         kappa = _error_rates(step_size, lengths)
         return float(np.mean(_beta(kappa / np.sqrt(1 + kappa**2), int(curvatures))))
+    if not (np.asarray(curvatures) > 0).all():
+        raise ValueError(f"curvatures must be positive, got {curvatures!r}.")
     steps = step_size * np.sqrt(np.asarray(curvatures, float))
     if not (steps < STABLE).all():
         return 0.0
@@ -150,11 +157,18 @@ def hmc_step_size(
         The smallest step size with this acceptance, by bisection: the acceptance of long
         trajectories falls and rises with the step size.
 
+    Raises
+    ------
+    ValueError
+        If `target_accept` is outside (0, 1).
+
     Examples
     --------
     >>> round(hmc_step_size(10, 0.57), 3), round(hmc_step_size(100, 0.8, 3), 3)
     (1.141, 0.503)
     """
+    if not 0 < target_accept < 1:
+        raise ValueError(f"target_accept must be in (0, 1), got {target_accept!r}.")
     lengths = range(1, max_integration_steps + 1)
 
     def excess(step_size: float) -> float:
