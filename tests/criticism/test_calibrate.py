@@ -167,6 +167,16 @@ def test_correct_passes_where_a_laplace_approximation_is_rejected():
     assert run(corrected_fit, 1000).p_values.min() > 1e-3
 
 
+@pytest.mark.slow
+def test_one_call_passes_where_a_laplace_approximation_is_rejected():
+    def fit(rng_key, data):
+        start = jnp.zeros(2)
+        return fedmcmc.fit(POISSON, data, rng_key=rng_key, position=start, progress=False).samples
+
+    assert run(fit, 400).p_values.min() > 1e-3
+    assert run(laplace_fit, 2000).p_values.min() < 1e-8
+
+
 def test_fits_that_warn_of_their_draws_are_counted_and_other_warnings_passed_on():
     def fit(rng_key, data):
         if data.rows["y"][0] > 0:

@@ -251,3 +251,14 @@ def test_mixtures_have_their_density_and_their_draws():
         assert stats.kstest(z, law.cdf).pvalue > 1e-6
     with pytest.raises(ValueError, match="must be positive definite"):
         fedmcmc.Mixture.of([(1.0, np.inf, mean, -scale)])
+
+
+def test_double_precision():
+    with jax.enable_x64(True):
+        federation = Federation()
+        mean = EXACT.mean + 0.5 * ROOT[:, 0]
+        approximation = fedmcmc.Gaussian.from_moments(jnp.asarray(mean), EXACT.covariance)
+        corrected = fedmcmc.correct(KEY, federation.posterior, federation.data, approximation)
+        assert corrected.draws.dtype == np.float64 and corrected.verdict == "exact"
+        assert z_of(corrected) < LIMIT
+        assert abs(corrected.log_evidence - log_evidence()) < 5 * corrected.log_evidence_sd

@@ -118,7 +118,8 @@ def run_chains(
             raise KeyboardInterrupt  # nothing was kept yet
         done = done + length
         parts.append(samples)
-        gap = float(np.mean(samples.info["acceptance"])) - target
+        # Before its first trajectory ends, a chain reports an acceptance of one.
+        gap = float(np.mean(samples.info["acceptance"][:, length // 2 :])) - target
         step = step * float(np.exp(np.clip(2 * gap / np.sqrt(number + 1), -1, 1)))
         if number % 2:
             metric = _moved_metric(metric, [part.draws for part in parts[-2:]])
