@@ -234,7 +234,7 @@ def test_covariates_that_are_not_centered_are_named_where_no_mode_is_found():
             fedmcmc.whiten(posterior, data)
 
 
-def test_the_mode_of_counts_with_large_covariates_is_found_from_zeros():
+def test_the_mode_of_counts_with_large_covariates_is_found_from_near_the_origin():
     """From what `init_fn` draws their log link overflows."""
     rng = np.random.default_rng(1)
     x = np.stack([np.ones(120), 1000 * rng.normal(size=120)], 1)

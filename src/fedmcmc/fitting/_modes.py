@@ -33,7 +33,7 @@ APART = 1.0
 FLAT = 1e-6
 """Eigenvalues below this share of the largest count as none."""
 HIGH = 1e100
-NEAR = 1e-3
+NEAR = 1e-5
 """Of a draw of `init_fn`: a start near the origin."""
 Structure = Literal["dense", "diagonal", "none"]
 

@@ -22,7 +22,7 @@ MOST_DENSE = 256
 """Dimensions up to which a factor is dense by default."""
 FLAT = 1e-7
 """Curvature below this share of the largest, each in units of its own diagonal, counts as none."""
-NEAR = 1e-3
+NEAR = 1e-5
 """Of a draw of `init_fn`: a start near the origin."""
 PROBE = 2.0
 """How many sds from the mode the log posterior is compared with a Gaussian's."""
