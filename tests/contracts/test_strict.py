@@ -140,6 +140,11 @@ families = [
         fedmcmc.fed_ep(posterior, inference=inference.mcmc(chain, shrinkage=0.5), cohort_size=2),
         fedmcmc.quantize(8),
     ),
+    fedmcmc.secure_sum(
+        fedmcmc.lsd_star(posterior, position, step_size=0.01, participation=fedmcmc.bernoulli(f)),
+        allow_differencing=True,
+    ),
+    fedmcmc.secure_sum(fedmcmc.fed_ep(posterior)),
 ]
 for kernel in families:
     samples = fedmcmc.sample(

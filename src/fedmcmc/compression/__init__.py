@@ -27,6 +27,7 @@ from fedmcmc.compression._words import WORD_BITS as WORD_BITS
 from fedmcmc.compression._words import Grid as Grid
 from fedmcmc.compression._words import Limbs as Limbs
 from fedmcmc.compression._words import Word as Word
+from fedmcmc.compression._words import carry as carry
 from fedmcmc.compression._words import host_words as host_words
 from fedmcmc.compression._words import limbs as limbs
 from fedmcmc.compression._words import limbs_of_host as limbs_of_host

@@ -187,10 +187,10 @@ def limbs_of_host(total: np.ndarray, like: ArrayTree, num_lead: int = 0) -> Arra
     pieces = np.split(total, np.cumsum(sizes)[:-1], axis=-1)
 
     def split(words: np.ndarray, node: Limbs) -> Limbs:
-        words = words.reshape(*total.shape[:num_lead], *node.low.shape)
+        words = words.reshape((*total.shape[:num_lead], *node.low.shape))
         parts = ((0, 0xFFFF), (16, 0xFFFF), (32, 0xFFFFFFFF))
         low, middle, high = ((words >> np.uint64(by)) & np.uint64(mask) for by, mask in parts)
-        return Limbs(*jax.tree.map(lambda part: part.astype(np.uint32), (low, middle, high)))
+        return Limbs(*jax.tree.map(lambda part: np.asarray(part, np.uint32), (low, middle, high)))
 
     return jax.tree.unflatten(treedef, list(map(split, pieces, nodes)))
 

@@ -29,6 +29,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
 from fedmcmc.pytrees import is_key, trees
 from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
+from fedmcmc.transforms import is_secured
 
 MAX_DIMENSION = 512
 NEWTON_STEPS = 20
@@ -154,8 +155,8 @@ def predict_bias(
     Raises
     ------
     ValueError
-        If the kernel's round is not an affine map of position and normals alone, or the dimension
-        is above 512.
+        If the kernel's round is not an affine map of position and normals alone, it has secure
+        sums, or the dimension is above 512.
 
     Examples
     --------
@@ -177,6 +178,11 @@ def predict_bias(
         raise TypeError(
             "predict_bias takes a FederatedKernel, a FederatedData and surrogates, got "
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
+        )
+    if is_secured(kernel):
+        raise ValueError(
+            "predict_bias differentiates a round, which rounding to integers forbids: predict the "
+            "kernel inside of secure_sum, whose law is the same up to the resolution."
         )
     surrogates = as_surrogates(surrogates)
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
