@@ -144,7 +144,9 @@ families = [
         fedmcmc.lsd_star(posterior, position, step_size=0.01, participation=fedmcmc.bernoulli(f)),
         allow_differencing=True,
     ),
-    fedmcmc.secure_sum(fedmcmc.fed_ep(posterior)),
+    fedmcmc.faults(
+        fedmcmc.secure_sum(fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=2)), late=0.2
+    ),
 ]
 for kernel in families:
     samples = fedmcmc.sample(

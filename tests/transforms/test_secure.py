@@ -310,7 +310,7 @@ def moments(digits, key):
 
     That of the specification, whose messages have a standard deviation of 0.8.
     """
-    data = fedmcmc.FederatedData.from_clients([jnp.full((1, 1), x) for x in (-1.0, 0.3, 0.9, 2.2)])
+    data = fedmcmc.FederatedData.from_clients([np.full((1, 1), x) for x in MEANS])
     posterior = fedmcmc.Posterior(
         lambda theta: 0.0 * theta[0], lambda theta, x: -1.125 * (x[:, 0] - theta[0]) ** 2
     )
@@ -327,7 +327,7 @@ def moments(digits, key):
     return jnp.stack([jnp.stack([x.mean(), x.std() / NUM_CHAINS**0.5]) for x in found])
 
 
-NUM_CHAINS, STEP_SIZE = 256, 0.02
+MEANS, NUM_CHAINS, STEP_SIZE = (-1.0, 0.3, 0.9, 2.2), 256, 0.02
 
 
 @pytest.mark.slow
@@ -338,4 +338,4 @@ def test_the_law_is_the_plain_kernels_but_on_a_coarse_grid():
     for (value, error), wanted in zip(fine, (0.6, exact), strict=True):
         assert abs(value - wanted) < 4 * error + 0.01 * wanted
     # Nearest multiples of four are a function of the position: the law is another one.
-    assert coarse[1, 0] > 1.3 * exact
+    assert coarse[1, 0] > 1.6 * exact

@@ -279,8 +279,12 @@ def secure_sum(
     a float32 sum. A coarse grid biases a chain, because the error depends on the position.
 
     A message that its client reports as of no use (``StepInfo.usable``, as in expectation
-    propagation) is sent as zeros and counted as lost. Kernels that accept or reject send a log
-    likelihood of minus infinity as ``-1e30``, which no range holds: such a proposal ends the run.
+    propagation) is sent as zeros and counted as lost.
+
+    Kernels that accept or reject (`hmc`, `mala`) send the log likelihood of wherever a trajectory
+    ends. Give them room, as by ``most=2.0**30, resolution=2.0**-22``. Minus infinity, which they
+    send as ``-1e30``, is in no range: such a proposal ends the run.
+
     With a compressor's memory of all clients, the server's sum of memories moves by rounded
     changes, and clients' memories by exact ones, so leave the default resolution there.
 
