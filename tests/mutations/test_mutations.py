@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import adjusted, averaging, faults, natural, runs
+from tests.mutations import adjusted, averaging, faults, natural, runs, secure
 
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
@@ -41,6 +41,7 @@ TESTS = [
     *faults.TESTS,
     *natural.TESTS,
     *runs.TESTS,
+    *secure.TESTS,
 ]
 LAWS = ("< LIMIT", "Not equal to tolerance", "Arrays are not equal")
 MUTATIONS = {
@@ -273,6 +274,7 @@ MUTATIONS = {
     **faults.MUTATIONS,
     **natural.MUTATIONS,
     **runs.MUTATIONS,
+    **secure.MUTATIONS,
 }
 
 
