@@ -124,6 +124,7 @@ from fedmcmc.sweeps import Sweep as Sweep
 from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults
+from fedmcmc.transforms import secure_sum as secure_sum
 from fedmcmc.transforms import sequence as sequence
 from fedmcmc.transforms import switch as switch
 from fedmcmc.tuning import Prediction as Prediction

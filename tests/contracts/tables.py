@@ -101,6 +101,19 @@ def build_faulty(kernel):
     return build
 
 
+def build_secured(kernel):
+    def build(position, given):
+        # For simulations: who takes part may change.
+        return fedmcmc.secure_sum(PLAIN[kernel](position, given), allow_differencing=True)
+
+    return build
+
+
+# Weighted messages, a phase to set up, two phases, and clients that keep what the server reads.
+SECURED = ("langevin", "lsd_star", "fa_hmc", "fed_ep: expansions")
+BARE |= {f"secure_sum: {kernel}": build_secured(kernel) for kernel in SECURED}
+
+
 FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize", "hmc")
 WHOLE = ("hmc",)
 """Kernels that have no use for a late message."""

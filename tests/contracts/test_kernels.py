@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import rounds
+from fedmcmc.compression import Grid, Limbs
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._phases import prepare_client, prepare_server, prepare_shared
 from tests.contracts.kernels import PLAIN
@@ -108,11 +109,19 @@ def first_message(kernel, data, key=KEY, index=2, position=NESTED, others=None):
 
 
 def flat(tree):
+    """Return all numbers of a tree, those that integers stand for where it holds words."""
+
+    def read(node):
+        return GRID.decode(node, jnp.float32) if isinstance(node, Limbs) else node
+
+    tree = jax.tree.map(read, tree, is_leaf=lambda node: isinstance(node, Limbs))
     return np.asarray(ravel_pytree(tree)[0])
 
 
+GRID = Grid.of(2.0**-32, 2.0**20)
 FIXED = (
     "fed_ep: expansions",
+    "secure_sum: fed_ep: expansions",
     *(name for name in KERNELS if kernel_of(name).needs_everyone),
 )
 """Rows in whose messages nothing is random."""
@@ -129,6 +138,7 @@ FAMILIES = (
     "fed_sep",
     "hmc",
     "compress: lsd, memory",
+    "secure_sum: fa_hmc",
 )
 
 # Messages in the fast lane: those of every family, and of every kind of compressor.

@@ -143,6 +143,13 @@ families = [
         fedmcmc.fed_ep(posterior, inference=inference.mcmc(chain, shrinkage=0.5), cohort_size=2),
         fedmcmc.quantize(8),
     ),
+    fedmcmc.secure_sum(
+        fedmcmc.lsd_star(posterior, position, step_size=0.01, participation=fedmcmc.bernoulli(f)),
+        allow_differencing=True,
+    ),
+    fedmcmc.faults(
+        fedmcmc.secure_sum(fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=2)), late=0.2
+    ),
 ]
 for kernel in families:
     samples = fedmcmc.sample(

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from fedmcmc import rounds
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -56,6 +59,24 @@ def test_the_page_on_fed_ep_runs():
 def test_the_page_on_rounds_runs():
     names = run_page("rounds.md")  # it holds its draws against the simulation's
     assert names["num_bytes"] > 0
+
+
+def test_the_page_on_privacy_runs():
+    names = run_page("privacy.md")
+    first = names["samples"].draws.shape
+    state, key = names["state"], names["key"]
+    received = rounds.nothing_received(names["kernel"], 0, state.broadcast)
+    for index in range(3):
+        code, _, _ = rounds.client_step(
+            names["kernel"], 0, key, state.broadcast, (), names["data"].client(index)
+        )
+        received = rounds.receive(names["kernel"], 0, received, code, index, 1.0)
+    moved, _, _ = rounds.server_step(
+        names["kernel"], 0, key, state.broadcast, state.server, received
+    )
+    np.testing.assert_array_equal(names["broadcast"].position, moved.position)
+    assert first == (1, 300, 2) and (moved.position != state.broadcast.position).all()
+    assert all((words != 0).all() for words in names["arrived"])
 
 
 @pytest.mark.slow

@@ -27,14 +27,14 @@ MUTATIONS = {
     ),
     "late messages lost": (
         FAULTY,
-        "trees.add(total.now, arrived_late(pending))",
+        "trees.add(total.now, _as_added(pending))",
         "total.now",
         LATE,
     ),
     "late messages added in every later round": (
         FAULTY,
-        "arrived_late(pending)), total.late",
-        "arrived_late(pending)), trees.add(pending, total.late)",
+        "_as_added(pending)), total.late",
+        "_as_added(pending)), trees.add(pending, total.late)",
         LATE,
     ),
     "what is late taken as relative to memories before it": (

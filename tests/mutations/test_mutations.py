@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import adjusted, averaging, criticism, faults, natural, runs, tuning
+from tests.mutations import adjusted, averaging, criticism, faults, natural, runs, secure, tuning
 
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
@@ -43,6 +43,7 @@ TESTS = [
     *natural.TESTS,
     *runs.TESTS,
     *tuning.TESTS,
+    *secure.TESTS,
 ]
 LAWS = ("< LIMIT", "Not equal to tolerance", "Arrays are not equal")
 MUTATIONS = {
@@ -277,6 +278,7 @@ MUTATIONS = {
     **natural.MUTATIONS,
     **runs.MUTATIONS,
     **tuning.MUTATIONS,
+    **secure.MUTATIONS,
 }
 
 

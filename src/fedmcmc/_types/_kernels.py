@@ -1,7 +1,7 @@
 """Base classes of kernels: an exchange of messages, and a sampler whose rounds are made of them."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -96,6 +96,20 @@ class Phase:
     ) -> ArrayTree:
         """Return the client's state with what it keeps of its message as the server reads it."""
         return client_state
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether the sum of clients' messages is the message of all their rows as one client's.
+
+        Of a phase of set-up: all rows then take one pass.
+        """
+        return True
+
+    def setup_message(self, broadcast: Broadcast, client: Client) -> ArrayTree:
+        """Return a client's message in a phase of set-up, as a server adds it."""
+        code, _, _ = self.step((), broadcast, (), client)
+        like = self.message_like(jax.eval_shape(lambda: broadcast))
+        return self.decode(code, client, (), like)
 
 
 class FederatedKernel(Phase):
@@ -235,7 +249,7 @@ class FederatedKernel(Phase):
         self.check_before_setup(rng_key, position, data.federation)
         first = Broadcast(jnp.zeros((), jnp.int32), position)
         totals = tuple(
-            data.sum_over_clients(lambda client, phase=phase: phase.step((), first, (), client)[0])
+            data.sum_over_clients(partial(phase.setup_message, first), apart=not phase.sums_rows)
             for phase in self.setup
         )
         broadcast, server = self.server_init(rng_key, position, data.federation, totals)

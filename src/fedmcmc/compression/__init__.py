@@ -24,3 +24,11 @@ from fedmcmc.compression._types import Dense as Dense
 from fedmcmc.compression._types import Quantized as Quantized
 from fedmcmc.compression._types import Sparse as Sparse
 from fedmcmc.compression._types import WithExact as WithExact
+from fedmcmc.compression._words import WORD_BITS as WORD_BITS
+from fedmcmc.compression._words import Grid as Grid
+from fedmcmc.compression._words import Limbs as Limbs
+from fedmcmc.compression._words import Word as Word
+from fedmcmc.compression._words import carry as carry
+from fedmcmc.compression._words import host_words as host_words
+from fedmcmc.compression._words import limbs as limbs
+from fedmcmc.compression._words import limbs_of_host as limbs_of_host

@@ -279,11 +279,16 @@ class FederatedData:
         """Return ``fn(client)`` of all clients, or those of these ids, with a leading axis."""
         return jax.vmap(fn, in_axes=(self.client_axes(),))(self.everyone(clients))
 
-    def sum_over_clients(self, fn: Callable[[Client], ArrayTree]) -> ArrayTree:
+    def sum_over_clients(
+        self, fn: Callable[[Client], ArrayTree], *, apart: bool = False
+    ) -> ArrayTree:
         """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows.
 
-        All rows are taken as those of one client.
+        All rows are taken as those of one client, unless clients are to be computed `apart`.
         """
+        if apart:
+            terms = self.map_clients(fn)
+            return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), terms)
         return fn(self.pooled().client(jnp.zeros((), jnp.int32)))
 
     def client_axes(self, max_size: int | None = None) -> Client:

@@ -72,7 +72,7 @@ class Outputs(NamedTuple):
     total: ArrayTree
     states: list[ArrayTree]  # the clients' new states, one entry per group
     info: StepInfo  # of the cohort, in its own order
-    bits: int  # of all messages, uncompressed
+    bits: int  # of all messages, as they are summed
     active: Array  # [cohort_size] bool, whose messages the server took
 
 
@@ -200,7 +200,7 @@ def _run_one(
     del cohort, index
     participation, own = task.kernel.participation, group.cohort
     message, new, info = _run_group(task, group, randomness, old)
-    bits = trees.num_bits(message)
+    bits = 8 * trees.num_bytes(message)
     if participation.guards:
         message, own = guarded(message, own)
     if participation.drops or participation.guards:
@@ -234,7 +234,7 @@ def _run_on_devices(
             return jax.tree.map(_over_devices, tree)
         return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[part.at], tree)
 
-    bits, drops = trees.num_bits(message), participation.drops or participation.guards
+    bits, drops = 8 * trees.num_bytes(message), participation.drops or participation.guards
     if layout.totals == "gather":
         message = collected(message)
         if participation.guards:

@@ -64,7 +64,7 @@ def _sum_active(
             leaf = leaf * trees.cast(_column(cohort.weight, leaf), leaf)
         if drops:
             leaf = jnp.where(_column(cohort.active, leaf), leaf, 0)
-        return jnp.sum(leaf, axis=0)
+        return jnp.sum(leaf, axis=0, dtype=leaf.dtype)  # also of words in double precision
 
     return jax.tree.map(reduce, message)
 

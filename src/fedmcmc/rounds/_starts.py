@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel, FederatedState, Phase
+from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._arrangement import TOGETHER, Arrangement
@@ -51,11 +51,15 @@ def initialize(
     kernel.check_before_setup(rng_key, position, federation)
     first = Broadcast(jnp.zeros((), jnp.int32), position)
 
-    def term(phase: Phase, client: Client) -> ArrayTree:
-        return phase.step((), first, (), client)[0]
-
     totals = tuple(
-        total_of_clients(partial(term, phase), data, arrangement, combine) for phase in kernel.setup
+        total_of_clients(
+            partial(phase.setup_message, first),
+            data,
+            arrangement,
+            combine,
+            apart=not phase.sums_rows,
+        )
+        for phase in kernel.setup
     )
     broadcast, server = kernel.server_init(rng_key, position, federation, totals)
     clients = _mapped(lambda client: kernel.client_init(broadcast, client), data, arrangement)
@@ -80,15 +84,18 @@ def total_of_clients(
     data: FederatedData,
     arrangement: Arrangement = TOGETHER,
     combine: Combine | None = None,
+    *,
+    apart: bool = False,
 ) -> ArrayTree:
     """Return the sum of ``fn(client)`` over all clients, where `fn` is a sum over rows.
 
-    All rows are taken as those of one client; where clients are computed one by one, or only some
-    are in this process (of a `ClientLoader`), each client's term is computed apart and terms are
-    added in the order of the clients: the same numbers wherever the clients are.
+    All rows are taken as those of one client, unless clients are to be computed `apart`. Where
+    clients are computed one by one, or only some are in this process (of a `ClientLoader`), each
+    client's term is computed apart too, and terms are added in the order of the clients: the same
+    numbers wherever the clients are.
     """
     if not arrangement.partial and arrangement.clients_at_a_time != 1:
-        return data.sum_over_clients(fn)
+        return data.sum_over_clients(fn, apart=apart)
 
     def one(index: Array) -> ArrayTree:
         return fn(data.client(index))
@@ -105,7 +112,9 @@ def total_of_clients(
         if arrangement.partial:
             assert combine is not None
             table = _completed(table, shapes, ids - begin, end - begin, combine)
-        total = jax.tree.map(lambda t, leaf: t + jnp.sum(leaf, axis=0), total, table)
+        total = jax.tree.map(
+            lambda t, leaf: t + jnp.sum(leaf, axis=0, dtype=leaf.dtype), total, table
+        )
     return total
 
 

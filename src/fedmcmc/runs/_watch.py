@@ -25,6 +25,7 @@ from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
 from fedmcmc.runs._growth import Start, growth
+from fedmcmc.transforms import counts_of
 
 MOST_BYTES = 2**31
 """Draws that take more memory than that are not judged."""
@@ -236,13 +237,27 @@ def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> bool:
 
 
 def non_finite(
-    samples: Samples, first_bad: np.ndarray, round_: int, caution: str
+    samples: Samples, first_bad: np.ndarray, round_: int, caution: str, server_state: ArrayTree
 ) -> NonFiniteError:
     """Return the error of a run in which chains turned non-finite, `round_` being the first.
 
-    `caution` is the kernel's own, of what makes it diverge.
+    `caution` is the kernel's own, of what makes it diverge; `server_state` that of the servers
+    behind that round, leaves ``[num_chains, ...]``.
     """
     chains = np.flatnonzero(first_bad >= 0).tolist()
+    counts = counts_of(server_state)
+    if counts is not None and np.any(counts.saturated):
+        kept = f"The {samples.num_draws} draws per chain from the rounds before are in"
+        return NonFiniteError(
+            f"A message of chain {chains[0]} in round {round_} held a number beyond the range of "
+            f"its secure sum, or one that is not finite ({np.sum(counts.saturated)} messages by "
+            f"the end of the segment). Give secure_sum a larger most=, with a coarser resolution= "
+            f"if it asks for one; if the chain moves away, a smaller step size. {kept} "
+            "`error.samples`.",
+            samples,
+            round_,
+            chains,
+        )
     hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
     return NonFiniteError(
         f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "

@@ -1,4 +1,4 @@
-"""Kernels made of kernels: compressed, faulty, in sequence, switched.
+"""Kernels made of kernels: compressed, faulty, summed as integers, in sequence, switched.
 
 A transform takes any kernel and returns one. It imports kernels' types, data and the blocks that
 it wraps around them, and nothing that runs them.
@@ -6,5 +6,10 @@ it wraps around them, and nothing that runs them.
 
 from fedmcmc.transforms._compressed import compress as compress
 from fedmcmc.transforms._faulty import faults as faults
+from fedmcmc.transforms._secure import Counts as Counts
+from fedmcmc.transforms._secure import Words as Words
+from fedmcmc.transforms._secure import counts_of as counts_of
+from fedmcmc.transforms._secure import is_secured as is_secured
+from fedmcmc.transforms._secure import secure_sum as secure_sum
 from fedmcmc.transforms._sequence import sequence as sequence
 from fedmcmc.transforms._switching import switch as switch

@@ -27,6 +27,7 @@ from fedmcmc._types import (
 from fedmcmc.pytrees import trees
 from fedmcmc.random import fault_key
 from fedmcmc.transforms._compressed import arrived_late, holds_pooled_memory
+from fedmcmc.transforms._secure import Words, check_room, is_secured, weights_at_clients
 from fedmcmc.transforms._wrapping import WrappedKernel, WrappedPhase
 
 
@@ -126,7 +127,7 @@ class _Waiting(WrappedPhase):
             # `Arrivals` holds no late messages.
             if not isinstance(total, Arrivals):
                 total = Arrivals(total, trees.zeros_like(total))
-            total, pending = trees.add(total.now, arrived_late(pending)), total.late
+            total, pending = trees.add(total.now, _as_added(pending)), total.late
         moved, server, info = self.inner.aggregate(rng_key, broadcast, server_state.kernel, total)
         return moved, _Server(server, pending), info
 
@@ -156,6 +157,8 @@ class Faulty(WrappedKernel):
         broadcast, server = super().server_init(rng_key, position, federation, totals)
         if not self.waits:
             return broadcast, server
+        # Late messages may be relative to memories that have moved: of twice the size.
+        check_room(self.kernel, 3 * federation.num_clients)
         like = self.kernel.message_like(trees.shapes_of(broadcast))
         return broadcast, _Server(server, trees.zeros_like(like))
 
@@ -271,11 +274,15 @@ def faults(
             "nan= make a round void, which it then repeats."
         )
     rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
+    if is_secured(kernel) and not trees.is_empty(rates.nan):
+        raise ValueError(
+            "nan: a server sees no single message of a secure sum, so it could leave none out."
+        )
     # If no message is weighted, as in a relay, the weight multiplies a gradient instead: that of a
-    # client whose message arrives, which needs no rescaling. Pooled memories weight messages at
-    # the client.
+    # client whose message arrives, which needs no rescaling. Under pooled memories and secure sums
+    # clients weight messages themselves.
     inner = kernel.participation
-    weighted = inner.weighted or holds_pooled_memory(kernel)
+    weighted = inner.weighted or holds_pooled_memory(kernel) or weights_at_clients(kernel)
     participation = FaultyParticipation(
         inner,
         rates,
@@ -290,6 +297,13 @@ def faults(
         guards=True,
     )
     return Faulty(kernel, participation, waits=not trees.is_empty(rates.late))
+
+
+def _as_added(pending: ArrayTree) -> ArrayTree:
+    """Return the sum of late messages in the form in which the server adds it."""
+    if isinstance(pending, Words):
+        return pending._replace(numbers=arrived_late(pending.numbers))
+    return arrived_late(pending)
 
 
 def _rate(probability: Any, name: str) -> ArrayTree:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,10 @@ class Sequence(WrappedKernel):
     @property
     def clients_apart(self) -> bool:
         return any(kernel.clients_apart for kernel in self.kernels)
+
+    def check_compressor(self, compressor: Any) -> None:
+        for kernel in self.kernels:
+            kernel.check_compressor(compressor)
 
     def server_init(
         self,

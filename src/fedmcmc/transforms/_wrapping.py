@@ -72,6 +72,10 @@ class WrappedPhase(Phase):
     ) -> ArrayTree:
         return self.inner.commit(message, broadcast, client_state)
 
+    @property
+    def sums_rows(self) -> bool:
+        return self.inner.sums_rows
+
 
 class WrappedKernel(WrappedPhase, FederatedKernel):
     """A kernel whose phases are those of another, each changed by a transform.

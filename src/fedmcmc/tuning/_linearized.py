@@ -25,6 +25,7 @@ from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
+from fedmcmc.transforms import is_secured
 from fedmcmc.tuning._gaussian_clients import nodes_of
 from fedmcmc.tuning._laws import RandomMap
 
@@ -79,6 +80,8 @@ def affine_map(
         if nodes_of(kernel, Compressor):
             # Also where a round looks like an affine map: clipped, but not here.
             raise _NotAffineError("it compresses messages")
+        if is_secured(kernel):
+            raise _NotAffineError("it sends integers")
         counts = kernel.participation.counts(data.num_clients)
         if counts is None:
             raise _NotAffineError("no law of who takes part is known")

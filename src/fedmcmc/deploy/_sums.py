@@ -1,0 +1,147 @@
+"""Masks that cancel in a sum: what of a site's words leaves it.
+
+Of every pair of sites the one with the lower number adds a stream of words and the other subtracts
+it, modulo 2^64. A masked message is uniform to whoever lacks one of its masks, and the sum of all
+sites' is the sum of their words.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from fedmcmc.deploy._session import DIGEST_BYTES, Session
+
+OWN_EXCHANGE = 2**16 - 1
+"""The exchange of a kernel's own phase; those before it are 0, 1, ..."""
+SETUP_EXCHANGE = 2**15
+"""The first exchange of the phases of set-up, which belong to round 0."""
+WORD_BYTES = 8
+HEADER = struct.Struct("<32sQHHIQ")
+
+
+class MaskTag(NamedTuple):
+    """Which message it is, within a session.
+
+    Attributes
+    ----------
+    round
+        Below ``2**64``.
+    attempt
+        Counts repetitions of a round that was lost, below ``2**16``.
+    exchange
+        Which phase of the round, below ``2**16``; see `of_phase`.
+    """
+
+    round: int
+    attempt: int
+    exchange: int
+
+    @classmethod
+    def of_phase(
+        cls, round_: int, attempt: int, number: int, num_phases: int, *, setup: bool = False
+    ) -> "MaskTag":
+        """Return the tag of phase `number` of a round, or of the set-up before the first."""
+        if setup:
+            return cls(0, attempt, SETUP_EXCHANGE + number)
+        return cls(round_, attempt, OWN_EXCHANGE if number == num_phases - 1 else number)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the message is in the order of a session, whatever its attempt."""
+        is_setup = SETUP_EXCHANGE <= self.exchange < OWN_EXCHANGE
+        return (-1 if is_setup else self.round, self.exchange)
+
+
+def stream(key: bytes, tag: MaskTag, num_words: int) -> np.ndarray:
+    """Return ``[num_words]`` uint64, the ChaCha20 key stream of a pair's key and a tag."""
+    nonce = bytes(4) + struct.pack("<QHH", tag.round, tag.attempt, tag.exchange)
+    encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(WORD_BYTES * num_words)), "<u8").astype(np.uint64)
+
+
+def mask(words: np.ndarray, session: Session, tag: MaskTag) -> np.ndarray:
+    """Return a site's words under its masks of this tag.
+
+    Never mask two different vectors with one session and tag: their difference would be in clear.
+    `SiteRules` sees to that.
+
+    Parameters
+    ----------
+    words
+        ``[num_words]`` uint64, as of `fedmcmc.compression.host_words`.
+    session
+        The site's.
+    tag
+        Which message it is.
+
+    Raises
+    ------
+    ValueError
+        If `words` is no vector of uint64.
+    """
+    _check(words)
+    masked = words.copy()
+    for other, key in session.pair_keys.items():
+        pad = stream(key, tag, words.size)
+        if other > session.index:
+            masked += pad
+        else:
+            masked -= pad
+    return masked
+
+
+def unmask(masked: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the sum of all sites' words, from the masked words of every one of them.
+
+    `fedmcmc.compression.limbs_of_host` gives it the shapes that ``server_step`` takes. Nothing here
+    can tell whether one is missing: the sum is then uniformly random.
+
+    Raises
+    ------
+    ValueError
+        If they are not vectors of uint64 of one length.
+    """
+    if not masked or len({words.shape for words in masked}) != 1:
+        raise ValueError("A sum needs the masked words of all sites, of one length.")
+    total = np.zeros_like(masked[0])
+    for words in masked:
+        _check(words)
+        total += words
+    return total
+
+
+def masked_frame(session: Session, tag: MaskTag, masked: np.ndarray) -> bytes:
+    """Return what a site sends: session, tag, its number, how many words, and the words.
+
+    The transport authenticates it.
+    """
+    head = (session.identifier, tag.round, tag.attempt, tag.exchange, session.index, masked.size)
+    return HEADER.pack(*head) + masked.astype("<u8").tobytes()
+
+
+def read_masked(data: bytes) -> tuple[bytes, MaskTag, int, np.ndarray]:
+    """Return a frame's session, tag, site and masked words.
+
+    Raises
+    ------
+    ValueError
+        If `data` is none.
+    """
+    if len(data) < HEADER.size:
+        raise ValueError(f"A frame of masked words has {HEADER.size} bytes or more.")
+    identifier, round_, attempt, exchange, index, size = HEADER.unpack_from(data)
+    if len(data) != HEADER.size + WORD_BYTES * size:
+        raise ValueError(f"A frame of {size} masked words does not have {len(data)} bytes.")
+    words = np.frombuffer(data, "<u8", offset=HEADER.size).astype(np.uint64)
+    assert len(identifier) == DIGEST_BYTES
+    return identifier, MaskTag(round_, attempt, exchange), index, words
+
+
+def _check(words: np.ndarray) -> None:
+    if words.dtype != np.uint64 or words.ndim != 1:
+        raise ValueError(
+            f"Masks are for a vector of uint64, got {words.dtype} {list(words.shape)}."
+        )

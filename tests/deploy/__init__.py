@@ -1,0 +1,1 @@
+"""Real sites: sessions, masks and what a site refuses."""

@@ -1,0 +1,62 @@
+"""Bugs of secure sums that their tests must notice; see `test_mutations`."""
+
+SUM = "compression/test_words.py::test_a_sum_is_that_of_numpy_in_any_order_and_any_split[300]"
+BITS = "compression/test_words.py::test_the_bits_are_those_of_numpy[32-1.0]"
+DECODED = (
+    "compression/test_words.py::"
+    "test_decoding_keeps_seven_digits_on_both_sides_of_zero_and_of_two_to_the_32"
+)
+WEIGHTS = (
+    "transforms/test_secure.py::test_faults_of_a_secure_sum_are_those_of_the_plain_kernel[False]"
+)
+SITES = "transforms/test_secure.py::test_sites_sum_to_the_global_gaussian_as_the_server_reads_it"
+MASKS = "deploy/test_sums.py::test_masks_cancel[3]"
+TESTS = [SUM, BITS, DECODED, WEIGHTS, SITES, MASKS]
+WORDS, SECURE = "compression/_words.py", "transforms/_secure.py"
+
+MUTATIONS = {
+    "words rounded down": (
+        WORDS,
+        "scaled = jnp.round(numbers.astype(jnp.float32) * 2.0**self.digits)",
+        "scaled = jnp.floor(numbers.astype(jnp.float32) * 2.0**self.digits)",
+        BITS,
+    ),
+    "words split before they are rounded": (
+        WORDS,
+        "low = _bits((scaled - top * 2.0**24).astype(jnp.int32))",
+        "low = _bits((numbers * 2.0**self.digits - top * 2.0**24).astype(jnp.int32))",
+        BITS,
+    ),
+    "a carry lost": (WORDS, "Word(total.high + (middle >> 16)", "Word(total.high", SUM),
+    "sums below zero read as they are": (
+        WORDS,
+        "negative = high >> 31 == 1",
+        "negative = high >> 31 == 2",
+        DECODED,
+    ),
+    "words not weighted": (
+        SECURE,
+        "message = importance(client, message)",
+        "message = importance(client, message) if False else message",
+        WEIGHTS,
+    ),
+    "words weighted by the runner": (
+        SECURE,
+        "return Secured(kernel, replace(participation, weighted=False), grid)",
+        "return Secured(kernel, participation, grid)",
+        WEIGHTS,
+    ),
+    "a site that keeps what it did not send": (
+        SECURE,
+        "self.inner.commit(self.read(message, broadcast), broadcast, client_state)",
+        "self.inner.commit(trees.scale(1.05, self.read(message, broadcast)), broadcast,"
+        " client_state)",
+        SITES,
+    ),
+    "both sites of a pair add their mask": (
+        "deploy/_sums.py",
+        "if other > session.index:",
+        "if other != session.index:",
+        MASKS,
+    ),
+}
