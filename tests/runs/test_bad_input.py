@@ -9,7 +9,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.runs import _pace
-from fedmcmc.runs import _run as module
+from fedmcmc.runs import _executors as module
 
 POSTERIOR = fedmcmc.Posterior(
     lambda theta: -0.5 * jnp.sum(theta**2),
