@@ -1,6 +1,7 @@
 """Bayesian federated learning by sampling: composable kernels for JAX."""
 
 from fedmcmc import compression as compression
+from fedmcmc import deploy as deploy
 from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
 from fedmcmc import random as random

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,10 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def run_page(name):
-    """Run the page's snippets; return what they define."""
-    names = {}
+def run_page(name, **names):
+    """Run the page's snippets, which know `names`; return what they define."""
     for snippet in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL):
-        exec(snippet, names)
+        exec(textwrap.dedent(snippet), names)
     return names
 
 
@@ -47,6 +47,15 @@ def test_the_page_on_fed_ep_runs():
 def test_the_page_on_rounds_runs():
     names = run_page("rounds.md")  # it holds its draws against the simulation's
     assert names["num_bytes"] > 0
+
+
+def test_the_page_on_real_sites_runs():
+    text = (DOCS / "deploy.md").read_text()
+    study = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]
+    model = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    # It holds its draws against the simulation's.
+    names = run_page("deploy.md", study_toml=study, model_py=model)
+    assert len(set(names["pins"].values())) == 3
 
 
 @pytest.mark.slow
