@@ -3,12 +3,13 @@
 import hashlib
 import json
 import struct
+import zlib
 from typing import Any, NamedTuple
 
 MAGIC = b"fmc1"
 MOST_HEADER_BYTES = 2**24
 """A header holds words and few numbers; arrays are in the body."""
-_HEAD = struct.Struct(">4sI")
+_HEAD = struct.Struct(">4sII")
 
 
 class FrameError(ValueError):
@@ -42,7 +43,8 @@ class Frame(NamedTuple):
     def to_bytes(self) -> bytes:
         """Return the frame as it crosses."""
         header = json.dumps({"kind": self.kind, **self.header}).encode()
-        return _HEAD.pack(MAGIC, len(header)) + header + self.body
+        checksum = zlib.crc32(self.body, zlib.crc32(header))
+        return _HEAD.pack(MAGIC, len(header), checksum) + header + self.body
 
     @classmethod
     def parse(cls, data: bytes) -> "Frame":
@@ -55,10 +57,12 @@ class Frame(NamedTuple):
         """
         if len(data) < _HEAD.size:
             raise FrameError(f"{len(data)} bytes are no message: they are too few.")
-        magic, size = _HEAD.unpack_from(data)
+        magic, size, checksum = _HEAD.unpack_from(data)
         if magic != MAGIC or size > min(MOST_HEADER_BYTES, len(data) - _HEAD.size):
             raise FrameError("The bytes received do not begin as a message does.")
         begin = _HEAD.size
+        if zlib.crc32(memoryview(data)[begin:]) != checksum:
+            raise FrameError("A message was damaged on its way.")
         try:
             header = json.loads(data[begin : begin + size])
             kind = header.pop("kind")

@@ -50,7 +50,7 @@ class Sites:
     on_missing
         What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
         for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
-        as `fedmcmc.faults` with `drop` does; sites that are not connected are not waited for.
+        as with `fedmcmc.faults(kernel, drop=..., rescale=False)`; sites that are not connected are not waited for.
     timeout
         Seconds.
 
@@ -133,7 +133,9 @@ class Sites:
         first round is summed.
         """
         if self.on_missing == "leave_out":
-            faults(kernel, drop=0.5)  # raises where a kernel does not go on without a client
+            faults(
+                kernel, drop=0.5, rescale=False
+            )  # raises where a kernel does not go on without a client
         init_keys: ArrayTree = jax.vmap(init_key)(keys)
         if state is None:
             init_keys, positions = start_positions(keys, position)

@@ -188,10 +188,14 @@ class Site:
                     return "answer", {}, self._last[1]
                 case _:
                     raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
-        except (KeyError, TypeError, IndexError) as error:
-            raise FrameError(f"A message of the kind {frame.kind!r} lacks {error}.") from None
         except Refused as error:
             raise _Declined(str(error)) from error
+        except OSError as error:
+            raise _Declined(f"{self.name} cannot use its disk: {error}") from error
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise FrameError(f"A message of the kind {frame.kind!r} lacks {error}.") from None
+        except ValueError as error:
+            raise FrameError(str(error)) from error
         return "ready", {}, b""
 
     def _begin(self, frame: Frame) -> None:

@@ -75,14 +75,13 @@ def to_words(tree: ArrayTree, functions: Functions) -> tuple[Any, bytes]:
             return {"dict": {name: write(part) for name, part in x.items()}}
         if id(plain(x)) in names:
             return {"function": names[id(plain(x))]}
-        if isinstance(x, type) or not (is_dataclass(x) or _is_named_tuple(type(x))):
+        kind = f"{type(x).__module__}:{type(x).__qualname__}"
+        if _class_of(kind) is None:
             raise Refused(
                 f"{getattr(x, '__qualname__', type(x).__qualname__)} cannot be named to the sites: "
                 "they build what the study's files say and what this package has. Put a kernel "
                 "with functions of its own (optimizers, schedules, custom steps) into the study."
             )
-        kind = f"{type(x).__module__}:{type(x).__qualname__}"
-        _class_of(kind, Refused)
         return {"class": kind, "fields": {n: write(getattr(x, n)) for n in _names_of(type(x))}}
 
     words = write(tree)
@@ -122,12 +121,16 @@ def from_words(words: Any, body: bytes | None, functions: Functions) -> ArrayTre
             case "function":
                 return Partial(plain(functions[content]))
             case _:
-                cls = _class_of(content, FrameError)
+                cls = _class_of(content)
+                if cls is None:
+                    raise FrameError(f"{content} is no class that a kernel may be built of.")
                 return cls(**{name: read(part) for name, part in node["fields"].items()})
 
     try:
         return read(words)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FrameError):
+            raise
         raise FrameError(f"Words that nothing can be built from: {error!r}.") from None
 
 
@@ -178,8 +181,8 @@ def _collect(node: Any, shapes: list[Any], depth: int) -> None:
         raise FrameError(f"Words that nothing can be built from: {error!r}.") from None
 
 
-def _class_of(kind: Any, error: type[Exception]) -> type:
-    """Return the class of this name; raise `error` if words may not name it."""
+def _class_of(kind: Any) -> type | None:
+    """Return the class of this name, ``None`` if words may not name it."""
     module, _, name = str(kind).partition(":")
     parts = module.split(".")
     found: Any = None
@@ -188,13 +191,9 @@ def _class_of(kind: Any, error: type[Exception]) -> type:
             importlib.import_module(module) if _is_installed(module) else None
         )
         found = vars(found).get(name) if found is not None else None
-    if not (
-        isinstance(found, type)
-        and found.__module__ == module
-        and (is_dataclass(found) or _is_named_tuple(found))
-    ):
-        raise error(f"{kind} is no class that a kernel may be built of at a site.")
-    return found
+    if not isinstance(found, type) or found.__module__ != module:
+        return None
+    return found if is_dataclass(found) or _is_named_tuple(found) else None
 
 
 def _is_installed(module: str) -> bool:
