@@ -1,15 +1,12 @@
 """Processes of a site and of the server are killed, and the draws are those of a run in peace."""
 
 import random
-import threading
 import time
 
 import numpy as np
 import pytest
 
-from fedmcmc import deploy
-from tests.support.commands import NAMES, SETTINGS, Consortium, rows_of
-from tests.support.consortium import credentials
+from tests.support.commands import NAMES, SETTINGS, Consortium
 
 PATIENCE = 240.0
 
@@ -17,21 +14,9 @@ PATIENCE = 240.0
 @pytest.fixture
 def clinics(tmp_path):
     made = Consortium(tmp_path)
-    stop, threads = threading.Event(), []
-    for name in NAMES[1:]:  # the others of the study stay in this process
-        site = deploy.Site(made.study, name, rows_of(name), folder=tmp_path / name)
-        keys = credentials(tmp_path / "keys", name)
-        given = (site, f"localhost:{made.port}", keys)
-        threads.append(
-            threading.Thread(target=deploy.serve_site, args=given, kwargs={"stop": stop})
-        )
-        threads[-1].start()
-    yield made
+    with made.in_threads(NAMES[1:]):
+        yield made
     made.end()
-    stop.set()
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
 
 
 def wait_until(true, clinics):

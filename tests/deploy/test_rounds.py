@@ -10,11 +10,13 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy, streaming
+from fedmcmc.deploy._rounds import Rounds
+from tests.contracts.model import DATA, KEY
 from tests.contracts.tables import KERNELS
 from tests.support import studies
 from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
-from tests.support.site_runs import at_sites, run_both
+from tests.support.site_runs import POSITION, at_sites, run_both
 
 # One per family; a memory that the server copies, a set-up, a phase before the last, sites, faults.
 FAST = (
@@ -90,3 +92,36 @@ def test_a_site_without_its_state_does_not_go_on(tmp_path):
     at_sites(study, tmp_path / "sites", num_rounds=4, checkpoint=checkpoint)
     with pytest.raises(deploy.SiteError, match="no state of round 4"):
         at_sites(study, tmp_path / "others", num_rounds=6, checkpoint=checkpoint)
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    """Ctrl-C between two checkpoints, in the middle of a segment."""
+    study = studies.study_of("compress: lsd_pp, memory: per client")
+    whole = at_sites(study, tmp_path / "whole", num_rounds=9)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5)
+    settings = dict(num_rounds=9, checkpoint=checkpoint)
+    real = Rounds.round
+
+    def interrupted(rounds, state, number):
+        if number == 7:
+            raise KeyboardInterrupt
+        return real(rounds, state, number)
+
+    with monkeypatch.context() as patched, pytest.warns(fedmcmc.SamplingWarning, match="Interrup"):
+        patched.setattr(Rounds, "round", interrupted)
+        samples = at_sites(study, tmp_path / "sites", **settings)
+    assert samples.totals["rounds"] < 8
+    samples = at_sites(study, tmp_path / "sites", **settings)
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+
+
+def test_a_chain_that_turns_non_finite_ends_a_run_with_the_draws_before(tmp_path):
+    study = studies.study_of("lsd_star", settings={"row": "lsd_star", "step_size": 1e30})
+    with pytest.raises(fedmcmc.NonFiniteError) as found:
+        at_sites(study, tmp_path, num_rounds=20)
+    error = found.value
+    assert error.samples.num_draws == error.round == error.samples.totals["rounds"][0] > 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.draws))
+    with pytest.raises(fedmcmc.NonFiniteError) as simulated:
+        fedmcmc.sample(KEY, study.kernel("main"), DATA, POSITION, num_rounds=20, progress=False)
+    assert simulated.value.round == error.round

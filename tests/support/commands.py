@@ -6,13 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from fedmcmc import deploy
-from tests.support.consortium import make_keys
+from tests.support.consortium import credentials, make_keys
 
 NAMES = ("bern", "basel", "chur")
 SIZES = (5, 1, 4)
@@ -59,7 +61,7 @@ def free_port():
 class Consortium:
     """Files of three sites and a server in one folder, and their processes."""
 
-    def __init__(self, folder, **settings):
+    def __init__(self, folder, *, asks=(), run=None):
         self.folder, self.port, self.processes = Path(folder), free_port(), {}
         (self.folder / "model.py").write_text(MODEL)
         table = "\n".join(f"{name} = {n}" for name, n in zip(NAMES, SIZES, strict=True))
@@ -68,6 +70,7 @@ class Consortium:
 name = "three clinics"
 posterior = "model.py:posterior"
 rows = {{ dtype = "float32", shape = [2] }}
+asks = {json.dumps(list(asks))}
 [sites]
 {table}
 [kernels]
@@ -91,9 +94,10 @@ server = "localhost:{self.port}"
 {self._keys(name)}
 '''
             )
-        run = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start")
-        run |= dict(checkpoint="checkpoint", every_rounds=EVERY_ROUNDS, progress=False)
-        run |= SETTINGS | settings
+        if run is None:
+            run = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start")
+            run |= dict(checkpoint="checkpoint", every_rounds=EVERY_ROUNDS, progress=False)
+            run |= SETTINGS
         lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in run.items())
         pins = "\n".join(f'{name} = "{pin}"' for name, pin in self.pins.items())
         (self.folder / "server.toml").write_text(
@@ -149,6 +153,25 @@ address = "127.0.0.1:{self.port}"
             return json.loads((self.folder / "checkpoint" / "run.json").read_text())["round"]
         except (OSError, ValueError):
             return 0
+
+    @contextmanager
+    def in_threads(self, names):
+        """Run sites in threads of this process, which dial the server's port."""
+        stop, threads = threading.Event(), []
+        for name in names:
+            site = deploy.Site(self.study, name, rows_of(name), folder=self.folder / name)
+            given = (site, f"localhost:{self.port}", credentials(self.folder / "keys", name))
+            threads.append(
+                threading.Thread(target=deploy.serve_site, args=given, kwargs={"stop": stop})
+            )
+            threads[-1].start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(timeout=30)
+                assert not thread.is_alive()
 
     def undisturbed(self):
         """Return the samples of the same run with its sites in threads."""

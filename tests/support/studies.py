@@ -1,5 +1,7 @@
 """Studies of the contract's model, whose functions sites find here by name."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +19,10 @@ def posterior(settings):
 
 
 def kernel(posterior, settings):
-    """Return a row of the contract's table."""
-    return KERNELS[settings["row"]](POSITIONS["nested"], Given(posterior))
+    """Return a row of the contract's table, with a step size that the settings may have."""
+    built = KERNELS[settings["row"]](POSITIONS["nested"], Given(posterior))
+    step_size = settings.get("step_size")
+    return built if step_size is None else replace(built, step_size=jnp.float32(step_size))
 
 
 def study_of(row="lsd", **changes):

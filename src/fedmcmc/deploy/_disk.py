@@ -2,14 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmcmc.deploy._frames import digest_of, pack, unpack
 from fedmcmc.storage import write_whole
 
-MARKS = 3
-"""States of earlier rounds that are kept: the server keeps its last two checkpoints."""
 MOST_RUNS = 16
 """Runs whose states are kept, so that a call may go on with each."""
 RESERVED = 100
@@ -46,15 +45,20 @@ class Disk:
         """
         return self._read(self._of(run) / "state", num)
 
-    def mark(self, run: str, round_: int, state: bytes) -> None:
-        """Keep the state before a round, for a server that goes on from there."""
+    def mark(self, run: str, rounds: Sequence[int], state: bytes, keep: Sequence[int]) -> None:
+        """Keep the state before these rounds, for a server that goes on from there.
+
+        Of those kept before, the ones of the rounds `keep` stay.
+        """
         folder = self._of(run)
-        self._write(folder / f"mark-{round_:012d}", {}, state)
-        for path in sorted(folder.glob("mark-*"))[:-MARKS]:
-            path.unlink(missing_ok=True)
+        for round_ in rounds:
+            self._write(folder / f"mark-{round_:012d}", {}, state)
+        for path in folder.glob("mark-*"):
+            if int(path.name[5:]) not in {*rounds, *keep}:
+                path.unlink(missing_ok=True)
 
     def marked(self, run: str, round_: int) -> bytes | None:
-        """Return the state that was marked before a round, and drop the marks of later ones."""
+        """Return the state that was kept before a round, and drop those of later ones."""
         folder = self._of(run)
         for path in folder.glob("mark-*"):
             if int(path.name[5:]) > round_:

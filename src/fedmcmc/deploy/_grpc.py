@@ -8,7 +8,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,6 @@ def serve_site(
     *,
     server_name: str | None = None,
     stop: threading.Event | None = None,
-    connected: Callable[[], None] | None = None,
 ) -> None:
     """Answer the server's messages until `stop` is set; connect again whenever that is needed.
 
@@ -191,8 +190,6 @@ def serve_site(
         A name in the server's certificate, where it is not the host of `address`.
     stop
         Ends this when set.
-    connected
-        Called when the server has taken the site.
 
     Raises
     ------
@@ -220,8 +217,6 @@ def serve_site(
                     answer = site.answer(data)
                     if answer is not None:
                         outbox.put(answer)
-                    elif connected is not None:
-                        connected()
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                     raise Refused(

@@ -109,6 +109,7 @@ class Rounds:
         self.name, self.attempt, self.may_miss = name, attempt, may_miss
         self.names = list(links.study.sites)
         self.marks: dict[str, list[int]] = {site: [] for site in self.names}
+        self.kept: list[int] = []
         self.num_missed = dict.fromkeys(self.names, 0)
         self._begin = self._beginning()
         links.beginning = lambda site: [self._begin]
@@ -168,6 +169,12 @@ class Rounds:
         at_server = AtServer(memories, last, jnp.zeros((num, sites), bool))
         return FederatedState(broadcast, server, at_server)
 
+    def mark(self, round_: int, keep: list[int]) -> None:
+        """Have the sites keep their states of a round, and of those before the ones in `keep`."""
+        self.kept = keep
+        for marks in self.marks.values():
+            marks[:] = sorted({*marks, round_} & {round_, *keep})
+
     def start(self, state: FederatedState) -> None:
         """Have the sites make what they keep from the first broadcast."""
         round_ = int(np.asarray(state.broadcast.round)[0])
@@ -186,6 +193,8 @@ class Rounds:
         self._go(requests, tag)
 
     def _go(self, requests: dict[str, bytes], tag: Tag) -> None:
+        if not jax.tree.leaves(self.shapes.client):
+            return  # sites keep nothing
         self.links.beginning = lambda site: [self._begin, requests[site]]
         self.links.exchange(requests, "ready", tag, lambda site, body: None)
 
@@ -270,6 +279,7 @@ class Rounds:
             "weights": place.weight.tolist(),
             "active": place.on.tolist(),
             "marks": self.marks[site],
+            "keep": self.kept,
             **_verdict(at_server, self.names.index(site)),
         }
         on = np.flatnonzero(place.on).tolist()

@@ -50,7 +50,8 @@ class Sites:
     on_missing
         What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
         for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
-        as with `fedmcmc.faults(kernel, drop=..., rescale=False)`; sites that are not connected are not waited for.
+        as with `fedmcmc.faults(kernel, drop=..., rescale=False)`; for sites that are not connected
+        it does not wait.
     timeout
         Seconds.
 
@@ -199,6 +200,8 @@ class OverSites:
         self.simulated_shapes = self.table_shapes = self.shapes._replace(clients=clients)
         self._first = int(np.asarray(first.broadcast.round)[0])
         self._at: int | None = None
+        self._saved: list[int] = []
+        self._good: tuple[tuple[int, int], Segment] | None = None
         self._records: RoundRecord = program.record_shapes(rounds.keys, self.table_shapes)
 
     def lay_out(self, state: FederatedState) -> FederatedState:
@@ -207,11 +210,14 @@ class OverSites:
         return jax.tree.map(jnp.asarray, state)
 
     def gather(self, state: FederatedState) -> FederatedState:
-        """Return the state, and have the sites keep theirs of this round."""
+        """Return the state, and have the sites keep theirs of this round.
+
+        It is that of a checkpoint, of which a run has the last two.
+        """
         round_ = int(np.asarray(state.broadcast.round)[0])
-        for marks in self.rounds.marks.values():
-            if round_ not in marks:
-                marks.append(round_)
+        if round_ not in self._saved:
+            self._saved = [*self._saved[-1:], round_]
+        self.rounds.mark(round_, self._saved)
         return state
 
     def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
@@ -223,20 +229,37 @@ class OverSites:
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
     def run(self, segment: Work, state: FederatedState, at: int, stop: int) -> Segment:
-        """Run rounds ``[at, stop)``."""
+        """Run rounds ``[at, stop)``, or up to the first after which a chain is not finite."""
+        if self._good is not None and self._good[0] == (at, stop):
+            return self._good[1]  # the rounds before a bad one, asked for again
         if self._at != at:
             self.rounds.start(state) if at == self._first else self.rounds.resume(state)
         self._at = None  # until all of them are done
+        # A run that is interrupted goes on from the beginning of a segment.
+        self.rounds.mark(at, [*self._saved, at])
         num, plan = len(self.keys), segment.plan
         keep_from, thinning = int(plan.keep_from), int(plan.thinning)
         first_bad, bits = np.full(num, -1), np.zeros((2, num))
         kept: list[RoundRecord] = []
         accumulator_states = segment.accumulator_states
+
+        def segment_so_far(state: FederatedState) -> Segment:
+            records = RoundRecord((), {})
+            if kept:
+                records = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *kept)
+            words = np.stack([bits // 2**32, bits % 2**32]).astype(np.uint32)  # [2, 2, num]
+            of_chains: Any = np.moveaxis(words, -1, 0)
+            bad: Any = first_bad
+            return Segment(state, records, of_chains, bad, accumulator_states)
+
         for number in range(at, stop):
-            state, figures = self.rounds.round(state, number)
+            before, (state, figures) = state, self.rounds.round(state, number)
             draw, finite = self.rounds.draws(state, number)
-            first_bad = np.where((first_bad < 0) & ~finite, number, first_bad)
-            bits += [figures.bits_up, figures.bits_down]
+            if not finite.all():
+                self._good = (at, number), segment_so_far(before)
+                first_bad = np.where(finite, -1, number)
+                return segment_so_far(state)
+            bits = bits + np.stack([figures.bits_up, figures.bits_down])
             ahead = number - keep_from
             if ahead < 0 or (ahead + 1) % thinning:
                 continue
@@ -253,13 +276,7 @@ class OverSites:
                     accumulator_states,
                 )
         self._at = stop
-        records = RoundRecord((), {})
-        if kept:
-            records = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *kept)
-        words = np.stack([bits // 2**32, bits % 2**32]).astype(np.uint32)  # [2, 2, num]
-        of_chains: Any = np.moveaxis(words, -1, 0)
-        bad: Any = first_bad
-        return Segment(state, records, of_chains, bad, accumulator_states)
+        return segment_so_far(state)
 
     def _record(self, draw: ArrayTree, figures: Figures, number: int) -> RoundRecord:
         like = self._records

@@ -220,7 +220,9 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
-        self._run = _Run(tag.run, tag.attempt, kernel, keys, shapes)
+        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes)
+        if not run.keeps:
+            run.state = run.pending = shapes.client  # nothing
         self._last = ("", b"")
 
     def _current(self, frame: Frame) -> _Run:
@@ -259,9 +261,6 @@ class Site:
     def _resume(self, frame: Frame) -> None:
         """Go back to the state before the round from which the server goes on."""
         run, round_ = self._current(frame), frame.tag.round
-        if not run.keeps:
-            run.state = run.pending = run.shapes.client
-            return
         if self._recalled(run):
             return
         marked = self.disk.marked(run.name, round_)
@@ -290,7 +289,7 @@ class Site:
 
     def _read_state(self, run: _Run) -> int | None:
         """Read what is on the disk of a run; return its attempt."""
-        found = self.disk.read(run.name, 2) if run.keeps else None
+        found = self.disk.read(run.name, 2)
         if found is None:
             return None
         header, (state, pending) = found
@@ -346,9 +345,9 @@ class Site:
         if number == 0:
             self._count_round()
         self._settle(run, frame)
-        for round_ in header["marks"]:
-            if run.keeps:
-                self.disk.mark(run.name, int(round_), wire.encode([run.state]))
+        marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
+        if run.keeps and marks:
+            self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
         weight = jnp.asarray(weights, self.client.share.dtype)
         inputs = (run.keys, broadcasts, run.state, weight, jnp.asarray(active, bool))
         outputs = _steps(run.kernel, self.client, *inputs, number=number, setup=False)
