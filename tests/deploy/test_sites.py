@@ -329,3 +329,17 @@ def test_a_site_has_nothing_but_its_own_rows(tmp_path):
     rows = np.asarray(site.client.rows["x"])
     np.testing.assert_array_equal(rows[:4], studies.rows_of("chur")["x"])
     assert len(rows) == DATA.max_size and np.isnan(rows[4:]).all() and int(site.client.start) == 0
+
+
+def test_an_error_at_a_site_is_told_without_what_it_says(tmp_path, monkeypatch, caplog):
+    """It may hold numbers of rows."""
+    study, local = studies.study_of("lsd_star"), deploy.Local()
+    sites = studies.join_all(local, study, tmp_path)
+
+    def fails(frame):
+        raise RuntimeError("row 3.1415")
+
+    monkeypatch.setattr(sites["chur"], "_step", fails)
+    with pytest.raises(deploy.SiteError, match="chur: RuntimeError at a message") as found:
+        deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=3, progress=False)
+    assert "3.1415" not in str(found.value) and "row 3.1415" in caplog.text

@@ -146,7 +146,8 @@ class Site:
         """Return the answer to a message of the server.
 
         Bytes that are no message of the server's, or not of this run, are answered with an error
-        and change nothing.
+        and change nothing. If anything else goes wrong the site's log has it, and the server is
+        told what kind of error it was.
 
         Raises
         ------
@@ -188,14 +189,17 @@ class Site:
                     return "answer", {}, self._last[1]
                 case _:
                     raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
+        except FrameError:
+            raise
         except Refused as error:
             raise _Declined(str(error)) from error
-        except OSError as error:
-            raise _Declined(f"{self.name} cannot use its disk: {error}") from error
-        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            raise FrameError(f"A message of the kind {frame.kind!r} lacks {error}.") from None
-        except ValueError as error:
-            raise FrameError(str(error)) from error
+        except Exception as error:
+            # What it says stays here: it may hold numbers of rows.
+            LOG.exception("%s: a message of the kind %r", self.name, frame.kind)
+            raise FrameError(
+                f"{type(error).__name__} at a message of the kind {frame.kind!r}; the log of "
+                f"{self.name} says more."
+            ) from None
         return "ready", {}, b""
 
     def _begin(self, frame: Frame) -> None:
@@ -390,7 +394,7 @@ def _chain(tree: ArrayTree, chain: int) -> ArrayTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[chain], tree)
 
 
-def over_chains(fn: Any, *trees_: ArrayTree, axes: tuple[Any, ...] | None = None) -> ArrayTree:
+def over_chains(fn: Any, *trees_: ArrayTree) -> ArrayTree:
     """Return ``fn`` of every chain, whose axis is the first of all leaves.
 
     A single chain is computed without that axis, as in a simulated run.
@@ -398,7 +402,7 @@ def over_chains(fn: Any, *trees_: ArrayTree, axes: tuple[Any, ...] | None = None
     if jax.tree.leaves(trees_)[0].shape[0] == 1:
         alone = jax.tree.map(lambda leaf: leaf[0], trees_)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*alone))
-    return jax.vmap(fn, in_axes=0 if axes is None else axes)(*trees_)
+    return jax.vmap(fn)(*trees_)
 
 
 def one_round(broadcasts: Broadcast) -> tuple[Broadcast, Array]:

@@ -59,7 +59,7 @@ class Study:
     >>> import jax, jax.numpy as jnp
     >>> study = Study(
     ...     name="heights",
-    ...     posterior="fedmcmc.deploy.example:posterior",
+    ...     posterior="model.py:posterior",
     ...     sites={"bern": 5, "basel": 3},
     ...     rows=jax.ShapeDtypeStruct((), jnp.float32),
     ... )
