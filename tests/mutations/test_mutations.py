@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import adjusted, averaging, faults, natural, runs
+from tests.mutations import adjusted, averaging, deployed, faults, natural, runs
 
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
@@ -38,6 +38,7 @@ TESTS = [
     QUANTISED,
     *adjusted.TESTS,
     *averaging.TESTS,
+    *deployed.TESTS,
     *faults.TESTS,
     *natural.TESTS,
     *runs.TESTS,
@@ -270,6 +271,7 @@ MUTATIONS = {
     ),
     **adjusted.MUTATIONS,
     **averaging.MUTATIONS,
+    **deployed.MUTATIONS,
     **faults.MUTATIONS,
     **natural.MUTATIONS,
     **runs.MUTATIONS,
