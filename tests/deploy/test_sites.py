@@ -152,13 +152,14 @@ JUNK = (None, -1, 2**70, 0.5, "junk", [], {}, [[]], [None, -1], [2**70] * 4, Tru
 def test_messages_that_make_no_sense_end_no_site(tmp_path):
     """As of a server that is wrong: any field of any message holds anything."""
     heard, _ = recorded(STUDY, tmp_path / "run", num_rounds=1)
-    site = site_of(tmp_path / "again")
-    kinds = set()
-    for data, _ in heard["bern"]:
+    name = max(heard, key=lambda name: len(heard[name]))
+    site, kinds, asked = site_of(tmp_path / "again", name), set(), set()
+    for data, _ in heard[name]:
         site.answer(data)
         frame = deploy.Frame.parse(data)
         if frame.kind == "welcome":
             continue
+        asked.add(frame.kind)
         for field in frame.header:
             for junk in JUNK:
                 wrong = frame._replace(header=frame.header | {field: junk})
@@ -168,7 +169,7 @@ def test_messages_that_make_no_sense_end_no_site(tmp_path):
             kinds.add(deploy.Frame.parse(site.answer(wrong)).kind)
         unknown = deploy.Frame.parse(site.answer(frame._replace(kind="rows").to_bytes()))
         assert unknown.kind == "error" and "unknown" in unknown.header["reason"]
-    assert "error" in kinds
+    assert "error" in kinds and asked == {"begin", "start", "step"}
 
 
 def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
@@ -203,9 +204,11 @@ def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
 
     def lose(asked, answer):
         frame = deploy.Frame.parse(asked)
-        if frame.kind == "step" and list(frame.tag)[1:3] not in lost:
+        answered = bool(answer) and deploy.Frame.parse(answer).kind == "answer"
+        if answered and frame.kind == "step" and list(frame.tag)[1:3] not in lost:
             lost.append(list(frame.tag)[1:3])
             if len(lost) % 2:
+                local._outboxes.pop("bern").put(None)  # from here on it hears nothing
                 local._inbox.put(("bern", answer))
             local.join(site_of(tmp_path, "bern"), heard=lose)  # with what is on its disk
 
@@ -347,3 +350,28 @@ def test_an_error_at_a_site_is_told_without_what_it_says(tmp_path, monkeypatch, 
     with pytest.raises(deploy.SiteError, match="chur: RuntimeError at a message") as found:
         deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=3, progress=False)
     assert "3.1415" not in str(found.value) and "row 3.1415" in caplog.text
+
+
+def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
+    """The server may send over a new connection before it has heard of it."""
+    heard, samples = recorded(STUDY, tmp_path / "run", num_rounds=9)
+    site = site_of(tmp_path / "again")
+    steps = [data for data, _ in heard["bern"] if deploy.Frame.parse(data).kind == "step"]
+    assert deploy.Frame.parse(site.answer(steps[0])).kind == "unready"
+
+    class Early(deploy.Local):
+        """Sends what comes next to a new connection first, and then how the run began."""
+
+        def send(self, name, data):
+            frame = deploy.Frame.parse(data)
+            if frame.kind == "step" and name == "bern" and not self.done:
+                self.done = True
+                local.join(site_of(tmp_path, "bern"))  # the server has not heard of it yet
+            super().send(name, data)
+
+    local = Early()
+    local.done = False
+    studies.join_all(local, STUDY, tmp_path)
+    again = deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False)
+    assert local.done
+    jax.tree.map(np.testing.assert_array_equal, again.draws, samples.draws)

@@ -17,7 +17,7 @@ from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.fitting import fit
 from fedmcmc.records import Samples, named_leaves
-from fedmcmc.storage import Checkpoint, write_whole
+from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
@@ -67,13 +67,14 @@ def run_site(path: str | Path) -> None:
         study.digest[:16],
         given["server"],
     )
-    serve_site(
-        site,
-        given["server"],
-        _credentials(given, base),
-        server_name=given.get("server_name"),
-        stop=stop,
-    )
+    with owned(Checkpoint(base / given["folder"])):  # by one process at a time
+        serve_site(
+            site,
+            given["server"],
+            _credentials(given, base),
+            server_name=given.get("server_name"),
+            stop=stop,
+        )
 
 
 def run_server(path: str | Path) -> Samples:

@@ -167,6 +167,8 @@ class Site:
         except FrameError as error:
             LOG.warning("%s: a message was not understood: %s", self.name, error)
             return Frame("error", {"tag": tag, "reason": str(error)}).to_bytes()
+        except _Unready:
+            return Frame("unready", {"tag": tag}).to_bytes()
         except _Declined as error:
             LOG.warning("%s: declined: %s", self.name, error)
             return Frame("declined", {"tag": tag, "reason": str(error)}).to_bytes()
@@ -189,7 +191,7 @@ class Site:
                     return "answer", {}, self._last[1]
                 case _:
                     raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
-        except FrameError:
+        except (FrameError, _Unready):
             raise
         except Refused as error:
             raise _Declined(str(error)) from error
@@ -232,7 +234,7 @@ class Site:
     def _current(self, frame: Frame) -> _Run:
         run, tag = self._run, frame.tag
         if run is None or (run.name, run.attempt) != (tag.run, tag.attempt):
-            raise FrameError(f"{self.name} takes no part in the run {tag.run}.")
+            raise _Unready
         return run
 
     def _set_up(self, frame: Frame) -> bytes:
@@ -333,7 +335,7 @@ class Site:
         run, tag, header = self._current(frame), frame.tag, frame.header
         shapes, number, num = run.shapes, tag.phase, len(run.keys)
         if run.state is None:
-            raise FrameError(f"{self.name} was not told how the run {tag.run} begins.")
+            raise _Unready
         if not 0 <= number < len(shapes.phases):
             raise FrameError("A phase that this kernel does not have.")
         weights, active = header["weights"], header["active"]
@@ -377,6 +379,14 @@ class Site:
 
 class _Declined(Exception):
     """The site does not do what it is asked."""
+
+
+class _Unready(Exception):
+    """The site has not been told of the run.
+
+    It was asked over a connection of which the server did not know yet that it is a new one, and
+    will be told and asked again.
+    """
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:

@@ -43,6 +43,7 @@ class Local:
         self._inbox: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         self._outboxes: dict[str, queue.SimpleQueue[bytes | None]] = {}
         self._threads: list[threading.Thread] = []
+        self._lock, self._closed = threading.Lock(), False
         self.refused: dict[str, str] = {}
 
     def join(self, site: Site, *, heard: Callable[[bytes, bytes], None] | None = None) -> None:
@@ -50,9 +51,7 @@ class Local:
 
         `heard` is told of every message and its answer.
         """
-        self.leave(site.name)
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._outboxes[site.name] = outbox
 
         def serve() -> None:
             while (data := outbox.get()) is not None:
@@ -67,9 +66,14 @@ class Local:
                     self._inbox.put((site.name, answer))
 
         thread = threading.Thread(target=serve, name=f"site {site.name}", daemon=True)
-        self._threads.append(thread)
-        self._inbox.put((site.name, site.hello()))
-        thread.start()
+        with self._lock:
+            if self._closed:
+                return  # the server has ended
+            self.leave(site.name)
+            self._outboxes[site.name] = outbox
+            self._threads.append(thread)
+            self._inbox.put((site.name, site.hello()))
+            thread.start()
 
     def leave(self, name: str) -> None:
         """End a site's connection, as if it had died: what it is doing is never heard of."""
@@ -93,7 +97,9 @@ class Local:
 
     def close(self) -> None:
         """End all connections and wait for the threads."""
-        for name in list(self._outboxes):
-            self.leave(name)
+        with self._lock:
+            self._closed = True
+            for name in list(self._outboxes):
+                self.leave(name)
         for thread in self._threads:
             thread.join()
