@@ -66,3 +66,23 @@ def test_many_kills_change_no_draw(clinics, seed):
     victims = random.Random(seed).choices(["bern", "server"], k=4)
     assert run_killing(clinics, victims, 0.3, seed) == 4
     check_draws(clinics)
+
+
+@pytest.mark.slow
+def test_all_processes_are_killed_at_once(tmp_path):
+    clinics, everybody = Consortium(tmp_path), (*NAMES, "server")
+    try:
+        for name in everybody:
+            clinics.start(name)
+        for _ in range(2):
+            at = clinics.round
+            wait_until(lambda at=at: clinics.round > at, clinics)
+            assert not (tmp_path / "draws.npz").exists()
+            for name in everybody:
+                assert clinics.kill(name)
+            for name in everybody:
+                clinics.start(name)
+        wait_until(lambda: (tmp_path / "draws.npz").exists(), clinics)
+        check_draws(clinics)
+    finally:
+        clinics.end()

@@ -192,3 +192,15 @@ def test_a_question_crosses_in_words():
     words, body = study.words_of(evaluations(study.model, gradients=True))
     question = study.kernel_of(words, body)
     assert question.gradients and isinstance(question.posterior, fedmcmc.Posterior)
+
+
+def test_a_server_computes_with_the_functions_of_the_study():
+    """A kernel made of another model, whose functions have the same names."""
+    study = study_of("lsd")
+    namesake = fedmcmc.Posterior(lambda theta: jnp.zeros(()), POSTERIOR.loglikelihood_fn)
+    namesake.logprior_fn.__qualname__ = POSTERIOR.logprior_fn.__qualname__
+    namesake.logprior_fn.__module__ = POSTERIOR.logprior_fn.__module__
+    other = KERNELS["lsd"](POSITIONS["nested"], Given(namesake))
+    assert study.own(other) is study.kernel("main")
+    unknown = fedmcmc.lsd(POSTERIOR, step_size=0.5)
+    assert study.own(unknown) is unknown

@@ -11,6 +11,8 @@ from fedmcmc.storage import write_whole
 
 MOST_RUNS = 16
 """Runs whose states are kept, so that a call may go on with each."""
+MARKED = "mark-" + 12 * "[0-9]"
+"""Names of states of earlier rounds; while one is written it has another name."""
 RESERVED = 100
 """Rounds of which the count is written ahead, so that not every round waits for the disk."""
 
@@ -53,14 +55,14 @@ class Disk:
         folder = self._of(run)
         for round_ in rounds:
             self._write(folder / f"mark-{round_:012d}", {}, state)
-        for path in folder.glob("mark-*"):
+        for path in folder.glob(MARKED):
             if int(path.name[5:]) not in {*rounds, *keep}:
                 path.unlink(missing_ok=True)
 
     def marked(self, run: str, round_: int) -> bytes | None:
         """Return the state that was kept before a round, and drop those of later ones."""
         folder = self._of(run)
-        for path in folder.glob("mark-*"):
+        for path in folder.glob(MARKED):
             if int(path.name[5:]) > round_:
                 path.unlink(missing_ok=True)
         found = self._read(folder / f"mark-{round_:012d}", 1)

@@ -133,10 +133,10 @@ class Sites:
         `fedmcmc.sample` calls it. Sites are told of the run, and what it needs summed before its
         first round is summed.
         """
+        kernel = self.study.own(kernel)
         if self.on_missing == "leave_out":
-            faults(
-                kernel, drop=0.5, rescale=False
-            )  # raises where a kernel does not go on without a client
+            # Raises where a kernel does not go on without a client.
+            faults(kernel, drop=0.5, rescale=False)
         init_keys: ArrayTree = jax.vmap(init_key)(keys)
         if state is None:
             init_keys, positions = start_positions(keys, position)
@@ -149,7 +149,7 @@ class Sites:
         rounds.begin()
         first = rounds.set_up(positions, init_keys)
         if state is not None:
-            if rounds.shapes.client != () and jax.tree.leaves(rounds.shapes.client):
+            if jax.tree.leaves(rounds.shapes.client):
                 raise ValueError(
                     "state= cannot go on with a kernel whose clients keep a state of their own "
                     "at their sites: give the run a checkpoint= and call it with more rounds."

@@ -1,4 +1,4 @@
-"""A study: all that sites and server share, and nothing else crosses between them unasked."""
+"""A study: what sites and their server agree on before anything runs."""
 
 import importlib
 import importlib.util
@@ -235,6 +235,18 @@ class Study:
         """Digests of the study's kernels: their numbers and structure."""
         return {name: kernel_digest(kernel) for name, kernel in self._built.items()}
 
+    def _name_of(self, kernel: FederatedKernel) -> str | None:
+        digest = kernel_digest(kernel)
+        return next((n for n, own in self.kernel_digests.items() if own == digest), None)
+
+    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+        """Return the study's kernel with these numbers and this structure, or else the one given.
+
+        So that the server computes with the functions that its sites have.
+        """
+        name = self._name_of(kernel)
+        return kernel if name is None else self._built[name]
+
     def words_of(self, kernel: FederatedKernel) -> tuple[Any, bytes]:
         """Return how a site is told of a kernel: by its name, or in words and numbers.
 
@@ -243,10 +255,9 @@ class Study:
         Refused
             If it is none of the study's, and sites may not be asked for it.
         """
-        digest = kernel_digest(kernel)
-        for name, own in self.kernel_digests.items():
-            if own == digest:
-                return {"named": name}, b""
+        name = self._name_of(kernel)
+        if name is not None:
+            return {"named": name}, b""
         self._check_class(type(kernel).__qualname__)
         return to_words(kernel, self.functions)
 
