@@ -64,7 +64,7 @@ def test_a_killed_site_and_a_killed_server_change_no_draw(clinics):
 @pytest.mark.parametrize("seed", range(5))
 def test_many_kills_change_no_draw(clinics, seed):
     victims = random.Random(seed).choices(["bern", "server"], k=4)
-    assert run_killing(clinics, victims, 0.3, seed) == 4
+    assert run_killing(clinics, victims, 0.2, seed) == 4
     check_draws(clinics)
 
 

@@ -1,6 +1,7 @@
 """A site answers what it should, and nothing else; a server takes what it should."""
 
 import random
+import time
 
 import jax
 import jax.numpy as jnp
@@ -222,26 +223,27 @@ def test_a_site_joins_again_in_the_middle_and_is_asked_again(tmp_path):
 
 
 class Silent:
-    """A transport through which one site's answers of some rounds never come."""
+    """A transport that one site leaves in some rounds before it is heard, and then joins again."""
 
-    def __init__(self, local, name, rounds):
-        self.local, self.name, self.rounds = local, name, rounds
+    def __init__(self, local, site, rounds):
+        self.local, self.site, self.rounds = local, site, rounds
         self.send, self.close = local.send, local.close
 
     def receive(self, timeout):
         news = self.local.receive(timeout)
-        if news is not None and news[0] == self.name and news[1] is not None:
+        if news is not None and news[0] == self.site.name and news[1] is not None:
             frame = deploy.Frame.parse(news[1])
             if frame.kind == "answer" and frame.tag.round in self.rounds:
-                return None
+                self.local._inbox.put((self.site.name, self.site.hello()))
+                return self.site.name, None
         return news
 
 
 @pytest.mark.parametrize("row", ["dg_sgld", "hmc"])
 def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
     study, local = studies.study_of(row), deploy.Local()
-    studies.join_all(local, study, tmp_path)
-    sites = deploy.Sites(study, Silent(local, "chur", {1, 2}), on_missing="leave_out", timeout=0.5)
+    chur = studies.join_all(local, study, tmp_path)["chur"]
+    sites = deploy.Sites(study, Silent(local, chur, {1, 2}), on_missing="leave_out")
     samples = sites.sample(KEY, study.kernel("main"), POSITION, num_rounds=5, progress=False)
     sites.close()
     assert sites.num_missed == {"bern": 0, "basel": 0, "chur": 2}
@@ -375,3 +377,13 @@ def test_a_site_that_is_asked_before_it_is_told_is_asked_again(tmp_path):
     again = deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=9, progress=False)
     assert local.done
     jax.tree.map(np.testing.assert_array_equal, again.draws, samples.draws)
+
+
+def test_nobody_is_waited_for_longer_than_was_said():
+    links = Links(STUDY, deploy.Local(), timeout=0.3)
+    tag = deploy.Tag("run", 0, 0, 1)
+    request = {"bern": deploy.Frame("step", {"tag": list(tag)}).to_bytes()}
+    for joined, least, most in (({"bern"}, 0.3, 20.0), (set(), 0.0, 0.3)):
+        links.joined, begun = joined, time.monotonic()
+        assert links.exchange(request, "answer", tag, lambda *_: None, may_miss=True) == {}
+        assert least <= time.monotonic() - begun < most

@@ -43,7 +43,7 @@ def kernel(posterior, settings):
         fedmcmc.memory(fedmcmc.quantize(4), of="active"),
     )
 '''
-SETTINGS = dict(num_rounds=300, num_chains=2, thinning=2)
+SETTINGS = dict(num_rounds=400, num_chains=2, thinning=2)
 EVERY_ROUNDS = 10
 
 
