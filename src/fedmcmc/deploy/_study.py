@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -337,11 +337,12 @@ def kernel_digest(kernel: FederatedKernel) -> str:
 
 def software() -> dict[str, str]:
     """Return what must be the same everywhere for a run's numbers to be the same."""
-    names, config = ("fedmcmc", "jax"), cast(Any, jax.config)
-    return {name: versions()[name] for name in names} | {
-        "64-bit floats": str(bool(config.jax_enable_x64)),
-        "partitionable random numbers": str(bool(config.jax_threefry_partitionable)),
+    options = {
+        "64-bit floats": "jax_enable_x64",
+        "partitionable random numbers": "jax_threefry_partitionable",
     }
+    settings = {name: str(getattr(jax.config, option, None)) for name, option in options.items()}
+    return {name: versions()[name] for name in ("fedmcmc", "jax")} | settings
 
 
 def _padded(leaf: Any, size: int) -> Any:
