@@ -2,6 +2,7 @@
 
 from fedmcmc import compression as compression
 from fedmcmc import criticism as criticism
+from fedmcmc import deploy as deploy
 from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
 from fedmcmc import random as random

@@ -12,7 +12,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from scipy import stats
 
 from fedmcmc.compression import Grid, host_words
-from fedmcmc.deploy import (
+from fedmcmc.deploy._session import pair_key
+from fedmcmc.deploy._sums import stream
+from fedmcmc.deploy.secure import (
     Consortium,
     Handshake,
     MaskTag,
@@ -26,8 +28,6 @@ from fedmcmc.deploy import (
     transcript,
     unmask,
 )
-from fedmcmc.deploy._session import pair_key
-from fedmcmc.deploy._sums import stream
 
 TAG = MaskTag(5, 0, 0)
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,10 @@ from fedmcmc import rounds
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def run_page(name):
-    """Run the page's snippets; return what they define."""
-    names = {}
+def run_page(name, **names):
+    """Run the page's snippets, which know `names`; return what they define."""
     for snippet in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL):
-        exec(snippet, names)
+        exec(textwrap.dedent(snippet), names)
     return names
 
 
@@ -77,6 +77,15 @@ def test_the_page_on_privacy_runs():
     np.testing.assert_array_equal(names["broadcast"].position, moved.position)
     assert first == (1, 300, 2) and (moved.position != state.broadcast.position).all()
     assert all((words != 0).all() for words in names["arrived"])
+
+
+def test_the_page_on_real_sites_runs():
+    text = (DOCS / "deploy.md").read_text()
+    study = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]
+    model = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    # It holds its draws against the simulation's.
+    names = run_page("deploy.md", study_toml=study, model_py=model)
+    assert len(set(names["pins"].values())) == 3
 
 
 @pytest.mark.slow

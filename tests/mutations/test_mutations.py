@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import adjusted, averaging, criticism, faults, natural, runs, secure, tuning
+from tests.mutations import (
+    adjusted,
+    averaging,
+    criticism,
+    deployed,
+    faults,
+    natural,
+    runs,
+    secure,
+    tuning,
+)
 
 ROOT = Path(__file__).parents[2]
 RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
@@ -39,6 +49,7 @@ TESTS = [
     *adjusted.TESTS,
     *averaging.TESTS,
     *criticism.TESTS,
+    *deployed.TESTS,
     *faults.TESTS,
     *natural.TESTS,
     *runs.TESTS,
@@ -274,6 +285,7 @@ MUTATIONS = {
     **adjusted.MUTATIONS,
     **averaging.MUTATIONS,
     **criticism.MUTATIONS,
+    **deployed.MUTATIONS,
     **faults.MUTATIONS,
     **natural.MUTATIONS,
     **runs.MUTATIONS,

@@ -91,7 +91,7 @@ def test_a_store_changes_nothing(name, place, tmp_path):
 @pytest.mark.slow
 def test_only_the_states_of_coming_cohorts_are_on_the_device(monkeypatch):
     sizes = []
-    room = importlib.import_module("fedmcmc.runs._run")
+    room = importlib.import_module("fedmcmc.runs._executors")
     call = room.run_segment
 
     def watched(program, keys, state, *args, **kwargs):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.runs import _executors as module
 from fedmcmc.runs import _pace
-from fedmcmc.runs import _run as module
 
 POSTERIOR = fedmcmc.Posterior(
     lambda theta: -0.5 * jnp.sum(theta**2),

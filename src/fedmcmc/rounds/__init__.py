@@ -32,6 +32,7 @@ from fedmcmc.rounds._program import Segment as Segment
 from fedmcmc.rounds._program import first_accumulator_states as first_accumulator_states
 from fedmcmc.rounds._program import run_rounds as run_rounds
 from fedmcmc.rounds._program import run_segment as run_segment
+from fedmcmc.rounds._program import take_in as take_in
 from fedmcmc.rounds._simulate import RoundDraws as RoundDraws
 from fedmcmc.rounds._simulate import RoundInfo as RoundInfo
 from fedmcmc.rounds._simulate import Simulation as Simulation

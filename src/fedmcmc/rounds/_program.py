@@ -431,7 +431,7 @@ def _advance(
         # All chains are in the same round, so that this stays a branch under `vmap`.
         accumulator_states = jax.lax.cond(
             keeps,
-            lambda before: _take_in(accumulators, key, round_, ahead // plan.thinning, new, before),
+            lambda before: take_in(accumulators, key, round_, ahead // plan.thinning, new, before),
             lambda before: before,
             accumulator_states,
         )
@@ -442,7 +442,7 @@ def _advance(
     )
 
 
-def _take_in(
+def take_in(
     accumulators: Accumulators,
     rng_key: Array,
     round_: Array,

@@ -9,6 +9,9 @@ from fedmcmc.runs._consortium import Consortium as Consortium
 from fedmcmc.runs._consortium import SimulatedConsortium as SimulatedConsortium
 from fedmcmc.runs._consortium import Sum as Sum
 from fedmcmc.runs._consortium import as_consortium as as_consortium
+from fedmcmc.runs._executors import Elsewhere as Elsewhere
+from fedmcmc.runs._executors import Executor as Executor
+from fedmcmc.runs._executors import Work as Work
 from fedmcmc.runs._pace import pace_of as pace_of
 from fedmcmc.runs._run import BUFFER_BYTES as BUFFER_BYTES
 from fedmcmc.runs._sample import local_positions as local_positions

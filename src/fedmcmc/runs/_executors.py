@@ -4,11 +4,11 @@ An executor lays out rows and states, runs a segment, and gathers states again. 
 of a placement.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,50 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedmcmc._types import ArrayTree, FederatedState, Participation
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation
 from fedmcmc.placement import HostStore, Placed, on_host, on_words, put, read, several, write
 from fedmcmc.pytrees import trees
 from fedmcmc.random import cohort_key
-from fedmcmc.rounds import CHAINS, Program, Segment, state_specs
+from fedmcmc.rounds import (
+    CHAINS,
+    Accumulators,
+    Plan,
+    Program,
+    Segment,
+    run_segment,
+    state_specs,
+)
 
-RunSegment = Callable[[Program, Array, FederatedState], Segment]
-"""``(program, keys, state) -> segment``: all of a segment but where its arguments lie."""
+
+@dataclass(frozen=True)
+class Work:
+    """The rounds of a segment: all of it but where its arguments lie.
+
+    Called with a program, keys and a state it runs the rounds. Where clients are elsewhere its
+    parts say what to do.
+    """
+
+    kernel: FederatedKernel  # its schedules tabulated over the segment's rounds
+    plan: Plan
+    accumulators: Accumulators
+    accumulator_states: dict[str, ArrayTree]
+    block: int
+    capacity: int
+    canonical: bool
+
+    def __call__(self, program: Program, keys: Array, state: FederatedState) -> Segment:
+        """Run the rounds for all chains."""
+        return run_segment(
+            replace(program, kernel=self.kernel),
+            keys,
+            state,
+            self.plan,
+            self.accumulators,
+            self.accumulator_states,
+            block=self.block,
+            capacity=self.capacity,
+            canonical=self.canonical,
+        )
 
 
 class OneDevice:
@@ -38,7 +74,9 @@ class OneDevice:
     table_shapes
         Shapes of the state passed to `plain`; typed keys stay as they are.
     shapes
-        Shapes of the state with all clients, likewise.
+        Shapes of the state with all clients, likewise, as `gather` returns it.
+    simulated_shapes
+        Those that it has with all clients in this program: of these a run's identity is made.
     longest
         Rounds in a segment at most, ``None`` without a limit.
     shared
@@ -54,9 +92,9 @@ class OneDevice:
     def __init__(self, program: Program, keys: Array, state: FederatedState) -> None:
         self.plain = self.program = program
         self.keys = keys
-        self.shapes = self.table_shapes = trees.shapes_but_keys(state)
+        self.simulated_shapes = self.shapes = self.table_shapes = trees.shapes_but_keys(state)
 
-    def run(self, segment: RunSegment, state: Any, at: int, stop: int) -> Segment:
+    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
         """Run rounds ``[at, stop)`` from a state that was laid out."""
         return segment(self.program, self.keys, state)
 
@@ -107,9 +145,9 @@ class MeshDevices:
 
         shapes = trees.shapes_but_keys(state)
         self.shapes = shapes._replace(clients=jax.tree.map(of_all_clients, shapes.clients))
-        self.table_shapes = self.shapes
+        self.simulated_shapes = self.table_shapes = self.shapes
 
-    def run(self, segment: RunSegment, state: Any, at: int, stop: int) -> Segment:
+    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
         return segment(self.program, self.keys, state)
 
     def lay_out(self, state: FederatedState, ids: np.ndarray | None = None) -> Any:
@@ -193,7 +231,7 @@ class StoredClients:
         self.longest: int | None = self.num_ahead
         self.num_slots = min(per_round * self.num_ahead, self.num_clients)
         self.plain = self.program = self._with_slots(program, np.zeros(0, np.int64))
-        self.shapes = trees.shapes_but_keys(state)
+        self.simulated_shapes = self.shapes = trees.shapes_but_keys(state)
         self.table_shapes = self.shapes._replace(
             clients=jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(
@@ -210,7 +248,7 @@ class StoredClients:
         slots[ids] = np.arange(len(ids))
         return replace(program, arrangement=replace(program.arrangement, slots=jnp.asarray(slots)))
 
-    def run(self, segment: RunSegment, state: Any, at: int, stop: int) -> Segment:
+    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
         ids, table = self._states_for(at, state.clients)
         on_device = state._replace(clients=jax.tree.map(jnp.asarray, table))
         result = segment(self._with_slots(self.program, ids), self.keys, on_device)
@@ -269,7 +307,51 @@ class StoredClients:
         return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
 
 
-Executor = OneDevice | MeshDevices | StoredClients
+class Executor(Protocol):
+    """What a run needs of the place where its segments are computed; see `OneDevice`."""
+
+    plain: Program
+    program: Program
+    table_shapes: Any
+    shapes: Any
+    simulated_shapes: Any
+    longest: int | None
+    shared: bool
+    in_place: bool
+
+    def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
+        """Run rounds ``[at, stop)`` from a state that was laid out."""
+        ...
+
+    def lay_out(self, state: FederatedState) -> Any:
+        """Take the state of all clients, in their own order, to where it is computed with."""
+        ...
+
+    def gather(self, state: Any) -> Any:
+        """Return a state as it was before `lay_out`."""
+        ...
+
+    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
+        """Take arrays with a leading chain axis to where they are computed with."""
+        ...
+
+    def to_host(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
+        ...
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """Clients whose rows are in no process of the server: `fedmcmc.deploy.Sites`.
+
+    `sample` takes it in place of data.
+    """
+
+    def begin(
+        self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
+    ) -> tuple[Executor, FederatedState, str]:
+        """Return where a run is computed, its first state, and a digest that stands for rows."""
+        ...
 
 
 @partial(jax.jit, static_argnames=("num_rounds", "num_clients"))

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import FederatedState
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.placement import Placement, agreed, all_equal, is_first
 from fedmcmc.pytrees import num_bytes, schedules
@@ -25,13 +24,11 @@ from fedmcmc.records import (
 )
 from fedmcmc.rounds import (
     Plan,
-    Program,
     RoundRecord,
     Segment,
     first_accumulator_states,
-    run_segment,
 )
-from fedmcmc.runs._executors import Executor
+from fedmcmc.runs._executors import Executor, Work
 from fedmcmc.runs._growth import start_of
 from fedmcmc.runs._pace import pace_of
 from fedmcmc.runs._watch import (
@@ -184,7 +181,9 @@ class Run:
             executor.plain,
             self.rows,
             self.keys,
-            executor.shapes._replace(broadcast=executor.to_host(progress.state.broadcast)),
+            executor.simulated_shapes._replace(
+                broadcast=executor.to_host(progress.state.broadcast)
+            ),
             self.accumulators,
             progress.accumulator_states,
         )
@@ -304,20 +303,16 @@ class Run:
         plan = Plan(*(jnp.asarray(x, jnp.int32) for x in numbers))
         kernel = schedules.tabulate(self.kernel, at, self.pace.longest, stop - at)
 
-        def run(program: Program, keys: Array, state: FederatedState) -> Segment:
-            return run_segment(
-                replace(program, kernel=kernel),
-                keys,
-                state,
-                plan,
-                self.accumulators,
-                self.progress.accumulator_states,
-                block=self.pace.block,
-                capacity=capacity,
-                canonical=self.canonical,
-            )
-
-        segment = self.executor.run(run, self.progress.state, at, stop)
+        work = Work(
+            kernel,
+            plan,
+            self.accumulators,
+            self.progress.accumulator_states,
+            self.pace.block,
+            capacity,
+            self.canonical,
+        )
+        segment = self.executor.run(work, self.progress.state, at, stop)
         first_bad = self.executor.to_host(segment.first_bad)
         if (first_bad >= 0).any():
             round_ = int(first_bad[first_bad >= 0].min())

@@ -17,6 +17,7 @@ from fedmcmc.placement import Placement, check_fits, is_first, several
 from fedmcmc.random import as_key
 from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
+from fedmcmc.runs._executors import Elsewhere
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
 from fedmcmc.runs._watch import finished
@@ -42,7 +43,7 @@ def local_positions(state: FederatedState, info: RoundInfo) -> ArrayTree:
 def sample(
     rng_key: Array,
     kernel: FederatedKernel,
-    data: FederatedData | ClientLoader,
+    data: FederatedData | ClientLoader | Elsewhere,
     position: ArrayTree | Callable[[Array], ArrayTree] | None = None,
     *,
     num_rounds: int | None = None,
@@ -71,7 +72,8 @@ def sample(
     kernel
         A federated kernel.
     data
-        Every client's rows, or a `ClientLoader`, of which with `mesh` a process loads its own.
+        Every client's rows, or a `ClientLoader`, of which with `mesh` a process loads its own; or
+        clients at real sites (`fedmcmc.deploy.Sites`).
     position
         Where each chain starts: a pytree, or ``rng_key -> pytree`` for a
         different start per chain. Not needed where `state` is given.
@@ -137,7 +139,7 @@ def sample(
     """
     if not isinstance(kernel, FederatedKernel):
         raise TypeError(f"kernel must be a FederatedKernel, got {type(kernel).__name__}.")
-    if not isinstance(data, ClientLoader):
+    if not isinstance(data, ClientLoader | Elsewhere):
         check_data(data)
     most = _most_rounds(num_rounds, until, max_rounds)
     if num_chains is None:

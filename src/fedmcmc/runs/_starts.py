@@ -15,7 +15,7 @@ from fedmcmc.placement import Placement, combined, is_first, place
 from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
 from fedmcmc.rounds import TOGETHER, Arrangement, Collect, Program, initialize
-from fedmcmc.runs._executors import Executor, MeshDevices, OneDevice, StoredClients
+from fedmcmc.runs._executors import Elsewhere, Executor, MeshDevices, OneDevice, StoredClients
 from fedmcmc.runs._watch import warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
@@ -149,7 +149,7 @@ def chosen(
 
 def begin(
     kernel: FederatedKernel,
-    data: FederatedData | ClientLoader,
+    data: FederatedData | ClientLoader | Elsewhere,
     keys: Array,
     placement: Placement,
     *,
@@ -167,6 +167,9 @@ def begin(
     ValueError
         If surrogates are to predict from rows that no process has whole.
     """
+    if isinstance(data, Elsewhere):
+        _check_elsewhere(placement, collect, surrogates)
+        return data.begin(kernel, keys, position, state)
     mesh, store, by_client = placement.mesh, placement.client_store, isinstance(data, ClientLoader)
     if mesh is not None:
         if surrogates is not None and by_client:
@@ -214,3 +217,13 @@ def begin(
     if store is not None and not trees.is_empty(state.clients):
         executor = StoredClients(program, keys, state, store)
     return executor, executor.lay_out(state), digest
+
+
+def _check_elsewhere(placement: Placement, collect: Collect | None, surrogates: Any) -> None:
+    """Raise `ValueError` where a run asks for what clients elsewhere keep to themselves."""
+    if collect is not None:
+        raise ValueError("collect= reads what clients keep, which stays at their sites.")
+    if surrogates is not None:
+        raise ValueError("surrogates= predicts from all rows, which stay at their sites.")
+    if placement != Placement():
+        raise ValueError("placement= and mesh= are for clients in this program, not at sites.")

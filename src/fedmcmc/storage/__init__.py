@@ -14,6 +14,9 @@ from fedmcmc.storage._checkpoints import hands_on_interrupts as hands_on_interru
 from fedmcmc.storage._checkpoints import resumable as resumable
 from fedmcmc.storage._checkpoints import without_resumable as without_resumable
 from fedmcmc.storage._files import CheckpointError as CheckpointError
+from fedmcmc.storage._files import versions as versions
+from fedmcmc.storage._files import write_whole as write_whole
+from fedmcmc.storage._identity import describe as describe
 from fedmcmc.storage._identity import digest_of_rows as digest_of_rows
 from fedmcmc.storage._identity import fingerprint as fingerprint
 from fedmcmc.storage._owner import owned as owned

@@ -1,0 +1,195 @@
+"""What the two commands do: a site and a server, as their settings files say."""
+
+import logging
+import signal
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
+from fedmcmc.deploy._server import Sites
+from fedmcmc.deploy._site import Site
+from fedmcmc.deploy._study import Study
+from fedmcmc.fitting import fit
+from fedmcmc.records import Samples, named_leaves
+from fedmcmc.storage import Checkpoint, owned, write_whole
+
+LOG = logging.getLogger("fedmcmc.deploy")
+KEYS = ("key", "certificate", "authority")
+LIMITS = ("most_rounds", "min_rows", "min_sites", "refused_columns")
+
+
+def run_site(path: str | Path) -> None:
+    """Run a site as a settings file says, until it is told to stop (SIGTERM, SIGINT).
+
+    Paths in the file are relative to its folder.
+
+    Parameters
+    ----------
+    path
+        A TOML file with ``name``, ``study`` (the study's file), ``approved`` (the digest that the
+        owner has agreed to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state),
+        ``server`` (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if
+        the server's certificate has another name than its host; and a table ``limits`` with
+        ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
+
+    Raises
+    ------
+    Refused
+        If site and server do not agree.
+    ValueError
+        If the file is not such, or rows are not those of the study.
+    """
+    wanted = ("name", "study", "approved", "rows", "folder", "server", *KEYS)
+    given, base = _read(path, wanted, ("server_name", "limits"))
+    limits = given.get("limits", {})
+    _check_names(path, limits, (), LIMITS, "limits")
+    study = Study.read(base / given["study"])
+    site = Site(
+        study,
+        given["name"],
+        _rows(base / given["rows"]),
+        folder=base / given["folder"],
+        approved=given["approved"],
+        **limits,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    LOG.info(
+        "%s of the study %s (%s) calls %s",
+        *(site.name, study.name),
+        study.digest[:16],
+        given["server"],
+    )
+    with owned(Checkpoint(base / given["folder"])):  # by one process at a time
+        serve_site(
+            site,
+            given["server"],
+            _credentials(given, base),
+            server_name=given.get("server_name"),
+            stop=stop,
+        )
+
+
+def run_server(path: str | Path) -> Samples:
+    """Run the server of a study as a settings file says, and write draws.
+
+    Parameters
+    ----------
+    path
+        A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
+        ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
+        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed``, ``draws`` (an
+        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position`` (in the
+        study's files: ``"file.py:name"``; by default the model's ``init_fn``), ``num_burnin``,
+        ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``, ``on_missing``,
+        ``timeout``, ``progress``; for ``"fit"`` also ``report`` (an HTML file to write).
+
+    Returns
+    -------
+    Samples
+        What the run returned.
+
+    Raises
+    ------
+    Refused, SiteError
+        If a site or the study declines.
+    ValueError
+        If the file is not such.
+    """
+    given, base = _read(path, ("study", "address", *KEYS, "sites", "run"), ())
+    what = given["run"]
+    fits = what.get("kernel") == "fit"
+    counts = ("num_burnin", "thinning", "num_chains", "checkpoint", "every_rounds")
+    more = ("position", "on_missing", "timeout", "progress")
+    wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
+    _check_names(path, what, wanted, (*more, "report") if fits else (*more, *counts), "run")
+    study = Study.read(base / given["study"])
+    if set(given["sites"]) != set(study.sites):
+        raise ValueError(f"{path}: sites must have a fingerprint for each of {list(study.sites)}.")
+    server = GrpcServer(given["address"], _credentials(given, base), given["sites"])
+    LOG.info("the study %s (%s) waits at port %s", study.name, study.digest[:16], server.port)
+    waits = {name: what[name] for name in ("on_missing", "timeout") if name in what}
+    sites = Sites(study, server, **waits)
+    try:
+        samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
+    finally:
+        sites.close()
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
+    write_whole(base / what["draws"], lambda file: np.savez(file, allow_pickle=False, **arrays))
+    return samples
+
+
+def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
+    study = sites.study
+    names = ("num_rounds", "num_burnin", "thinning", "num_chains", "progress")
+    settings = {name: what[name] for name in names if name in what}
+    if "checkpoint" in what:
+        settings["checkpoint"] = Checkpoint(base / what["checkpoint"], what.get("every_rounds"))
+    key = jax.random.key(what["seed"])
+    return sites.sample(key, study.kernel(what["kernel"]), _position(study, what), **settings)
+
+
+def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
+    fitted = fit(
+        sites.study.model,
+        sites,
+        rng_key=jax.random.key(what["seed"]),
+        position=_position(sites.study, what) if "position" in what else None,
+        progress=what.get("progress", True),
+    )
+    LOG.info("%s", fitted.verdict)
+    if "report" in what:
+        fitted.report.save(base / what["report"])
+    return fitted.samples
+
+
+def _position(study: Study, what: dict[str, Any]) -> ArrayTree:
+    if "position" in what:
+        return study.found(what["position"])
+    if study.model.init_fn is None:
+        raise ValueError("Give run.position: this model does not say where to start (init_fn).")
+    return study.model.init_fn
+
+
+def _rows(path: Path) -> ArrayTree:
+    """Return the arrays of an ``.npz`` file, names with dots as trees; one called rows alone."""
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    if set(arrays) == {"rows"}:
+        return arrays["rows"]
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *folders, last = name.split(".")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = array
+    return tree
+
+
+def _read(path: str | Path, wanted: Any, allowed: Any) -> tuple[dict[str, Any], Path]:
+    with Path(path).open("rb") as file:
+        given = tomllib.load(file)
+    _check_names(path, given, wanted, allowed, "the file")
+    return given, Path(path).parent
+
+
+def _check_names(path: Any, given: Any, wanted: Any, allowed: Any, where: str) -> None:
+    known = {*wanted, *allowed}
+    if not isinstance(given, dict) or not {*wanted} <= given.keys() <= known:
+        raise ValueError(
+            f"{path}: {where} must have {', '.join(sorted(wanted)) or 'nothing'} and may have "
+            f"{', '.join(sorted(allowed))}; it has {', '.join(sorted(given))}."
+        )
+
+
+def _credentials(given: dict[str, Any], base: Path) -> Credentials:
+    key, certificate, authority = (base / given[name] for name in KEYS)
+    return Credentials(key, certificate, authority)

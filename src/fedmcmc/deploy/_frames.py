@@ -1,0 +1,129 @@
+"""What crosses between a site and the server: a header in JSON and a body of bytes."""
+
+import hashlib
+import json
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+MAGIC = b"fmc1"
+MOST_HEADER_BYTES = 2**24
+"""A header holds words and few numbers; arrays are in the body."""
+_HEAD = struct.Struct(">4sII")
+
+
+class FrameError(ValueError):
+    """Bytes that are no message, or not one that is expected."""
+
+
+class Refused(RuntimeError):
+    """A site or the server declines, with a reason; nothing is computed."""
+
+
+class Tag(NamedTuple):
+    """Which exchange of which run a message belongs to.
+
+    `attempt` tells the processes of one run apart: a server that was started again repeats rounds
+    that it has not saved.
+    """
+
+    run: str
+    round: int
+    phase: int
+    attempt: int
+
+
+class Frame(NamedTuple):
+    """One message: what it is, its header, and its arrays as bytes."""
+
+    kind: str
+    header: dict[str, Any]
+    body: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Return the frame as it crosses."""
+        header = json.dumps({"kind": self.kind, **self.header}).encode()
+        checksum = zlib.crc32(self.body, zlib.crc32(header))
+        return _HEAD.pack(MAGIC, len(header), checksum) + header + self.body
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Frame":
+        """Return the frame in some bytes.
+
+        Raises
+        ------
+        FrameError
+            If they are none.
+        """
+        if len(data) < _HEAD.size:
+            raise FrameError(f"{len(data)} bytes are no message: they are too few.")
+        magic, size, checksum = _HEAD.unpack_from(data)
+        if magic != MAGIC or size > min(MOST_HEADER_BYTES, len(data) - _HEAD.size):
+            raise FrameError("The bytes received do not begin as a message does.")
+        begin = _HEAD.size
+        if zlib.crc32(memoryview(data)[begin:]) != checksum:
+            raise FrameError("A message was damaged on its way.")
+        try:
+            header = json.loads(data[begin : begin + size])
+            kind = header.pop("kind")
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            raise FrameError("The header of a message is not readable.") from None
+        if not isinstance(kind, str):
+            raise FrameError("The header of a message does not say what it is.")
+        return cls(kind, header, bytes(data[begin + size :]))
+
+    @property
+    def tag(self) -> Tag:
+        """The tag in the header.
+
+        Raises
+        ------
+        FrameError
+            If there is none.
+        """
+        found = self.header.get("tag")
+        if (
+            not isinstance(found, list)
+            or len(found) != len(Tag._fields)
+            or not isinstance(found[0], str)
+            or not all(type(x) is int for x in found[1:])
+        ):
+            raise FrameError(f"A message of the kind {self.kind!r} has no tag.")
+        return Tag(*found)
+
+
+def digest_of(*parts: bytes) -> str:
+    """Return the SHA-256 of some bytes, each with its length, in hexadecimal."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(struct.pack(">Q", len(part)))
+        whole.update(part)
+    return whole.hexdigest()
+
+
+def pack(*parts: bytes) -> bytes:
+    """Return several parts as one body."""
+    return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
+
+
+def unpack(body: bytes, num: int) -> list[bytes]:
+    """Return the `num` parts of a body that `pack` made.
+
+    Raises
+    ------
+    FrameError
+        If it has not exactly so many.
+    """
+    parts, at = [], 0
+    for _ in range(num):
+        if at + 8 > len(body):
+            raise FrameError("A message is cut short.")
+        (size,) = struct.unpack_from(">Q", body, at)
+        at += 8
+        if size > len(body) - at:
+            raise FrameError("A message is cut short.")
+        parts.append(body[at : at + size])
+        at += size
+    if at != len(body):
+        raise FrameError("A message is longer than what it holds.")
+    return parts

@@ -1,0 +1,508 @@
+"""Rounds over sites: what the server computes, and the messages of each phase."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc import wire
+from fedmcmc._types import (
+    Adjusted,
+    ArrayTree,
+    Broadcast,
+    Cohort,
+    FederatedKernel,
+    FederatedState,
+    Refined,
+)
+from fedmcmc.deploy._frames import Frame, FrameError, Tag, pack, unpack
+from fedmcmc.deploy._links import Links
+from fedmcmc.deploy._shapes import Report, Shapes
+from fedmcmc.deploy._site import one_round, over_chains
+from fedmcmc.deploy._study import Study
+from fedmcmc.deploy._words import to_words
+from fedmcmc.pytrees import trees
+from fedmcmc.random import draw_key
+from fedmcmc.rounds import (
+    Received,
+    cohort_of,
+    first_memories,
+    nothing_received,
+    receive,
+    server_step,
+)
+
+
+class AtServer(NamedTuple):
+    """What the server keeps of its sites, in the place of the clients' states.
+
+    Attributes
+    ----------
+    memories
+        Copies of the clients' memories where decoding needs them, one entry per phase, leaves
+        ``[num_chains, num_clients, ...]``.
+    last
+        ``[num_chains, num_clients, 2]`` int32, round and phase of each site's last answer that was
+        taken, -1 before the first.
+    counted
+        ``[num_chains, num_clients]`` bool, in which chains it was.
+    """
+
+    memories: tuple[ArrayTree, ...]
+    last: ArrayTree
+    counted: ArrayTree
+
+
+class Figures(NamedTuple):
+    """What is known of a round besides the draw, ``[num_chains]`` each, as `RoundInfo` has it."""
+
+    num_active: np.ndarray
+    bits_up: np.ndarray
+    bits_down: np.ndarray
+    gradient_norm: np.ndarray
+    num_lost: np.ndarray
+    num_excluded: np.ndarray
+    server: ArrayTree
+
+    def named(self, names: Any, round_: int) -> dict[str, np.ndarray]:
+        """Return the figures that a run keeps."""
+        found = self._asdict() | {"round": np.full(len(self.num_active), round_)}
+        if isinstance(self.server, Refined):
+            found["shift"] = self.server.shift
+        if isinstance(self.server, Adjusted):
+            found["acceptance"] = self.server.acceptance
+        return {name: np.asarray(found[name]) for name in names}
+
+
+class Rounds:
+    """The rounds of one run, for all of its chains together.
+
+    Parameters
+    ----------
+    links
+        To the sites.
+    kernel, keys, shapes
+        Of the run.
+    name
+        Of the run: the same for the same call, so that sites know their states again.
+    attempt
+        Another one in each process of the server.
+    may_miss
+        Whether a round goes on without sites that do not answer.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        kernel: FederatedKernel,
+        keys: Array,
+        shapes: Shapes,
+        name: str,
+        attempt: int,
+        *,
+        may_miss: bool = False,
+    ) -> None:
+        self.links, self.kernel, self.keys, self.shapes = links, kernel, keys, shapes
+        self.name, self.attempt, self.may_miss = name, attempt, may_miss
+        self.names = list(links.study.sites)
+        self.marks: dict[str, list[int]] = {site: [] for site in self.names}
+        self.kept: list[int] = []
+        self.num_missed = dict.fromkeys(self.names, 0)
+        self._begin = self._beginning()
+        links.beginning = lambda site: [self._begin]
+
+    def _tag(self, round_: int, phase: int = -1) -> Tag:
+        return Tag(self.name, round_, phase, self.attempt)
+
+    def _beginning(self) -> bytes:
+        study = self.links.study
+        words, numbers = study.words_of(self.kernel)
+        position, _ = to_words(self.shapes.first.position, study.functions)
+        header = {
+            "tag": list(self._tag(-1)),
+            "kernel": words,
+            "position": position,
+            "chains": len(self.keys),
+            "generator": str(jax.random.key_impl(self.keys)),
+        }
+        keys = wire.encode(jax.random.key_data(self.keys))
+        return Frame("begin", header, pack(numbers, keys)).to_bytes()
+
+    def begin(self) -> None:
+        """Tell all sites which run this is, and wait for them."""
+        self.links.wait_for_all()
+        self._ask_all(self._begin, "ready", self._tag(-1))
+
+    def _ask_all(self, request: bytes, kind: str, tag: Tag, read: Any = None) -> dict[str, Any]:
+        read = read or (lambda site, body: body)
+        return self.links.exchange(dict.fromkeys(self.names, request), kind, tag, read)
+
+    def set_up(self, positions: ArrayTree, init_keys: Array) -> FederatedState:
+        """Return the state before the first round, from sums over all sites where it needs some."""
+        num = len(self.keys)
+        first = Broadcast(jnp.zeros(num, jnp.int32), positions)
+        body = pack(*(wire.encode(_chain(first, c)) for c in range(num)))
+        totals = []
+        for number, like in enumerate(self.shapes.setup):
+            tag = self._tag(0, number)
+            request = Frame("setup", {"tag": list(tag)}, body).to_bytes()
+
+            def read(site: str, data: bytes, like: ArrayTree = like) -> list[ArrayTree]:
+                return [_decoded(part, like) for part in unpack(data, num)]
+
+            answers = self._ask_all(request, "answer", tag, read)
+            codes = _table([answers[site] for site in self.names])
+            everyone = _everyone(len(self.names), num)
+            received, _ = total_of(
+                self.kernel, first, (), codes, everyone, number=number, setup=True, waits=False
+            )
+            totals.append(received.total)
+        study = self.links.study
+        broadcast, server, memories = _first(
+            self.kernel, study, init_keys, positions, tuple(totals)
+        )
+        sites = len(self.names)
+        last = jnp.full((num, sites, 2), -1, jnp.int32)
+        at_server = AtServer(memories, last, jnp.zeros((num, sites), bool))
+        return FederatedState(broadcast, server, at_server)
+
+    def mark(self, round_: int, keep: list[int]) -> None:
+        """Have the sites keep their states of a round, and of those before the ones in `keep`."""
+        self.kept = keep
+        for marks in self.marks.values():
+            marks[:] = sorted({*marks, round_} & {round_, *keep})
+
+    def start(self, state: FederatedState) -> None:
+        """Have the sites make what they keep from the first broadcast."""
+        round_ = int(np.asarray(state.broadcast.round)[0])
+        num, tag = len(self.keys), self._tag(round_)
+        body = pack(*(wire.encode(_chain(state.broadcast, c)) for c in range(num)))
+        request = Frame("start", {"tag": list(tag)}, body).to_bytes()
+        self._go(dict.fromkeys(self.names, request), tag)
+
+    def resume(self, state: FederatedState) -> None:
+        """Have the sites go back to their states of this round."""
+        tag = self._tag(int(np.asarray(state.broadcast.round)[0]))
+        requests = {
+            site: Frame("resume", {"tag": list(tag), **_verdict(state.clients, i)}).to_bytes()
+            for i, site in enumerate(self.names)
+        }
+        self._go(requests, tag)
+
+    def _go(self, requests: dict[str, bytes], tag: Tag) -> None:
+        if not jax.tree.leaves(self.shapes.client):
+            return  # sites keep nothing
+        self.links.beginning = lambda site: [self._begin, requests[site]]
+        self.links.exchange(requests, "ready", tag, lambda site, body: None)
+
+    def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures]:
+        """Run a round of all chains."""
+        kernel, num_sites = self.kernel, len(self.names)
+        cohort = _cohorts(kernel, self.keys, number, num_sites)
+        # Slots first: the server takes messages in the order of the cohort.
+        cohort = jax.tree.map(lambda leaf: np.asarray(leaf).T, cohort)
+        ids, weight, active = cohort.ids, cohort.weight, cohort.active
+        broadcast, server = state.broadcast, state.server
+        memories = list(state.clients.memories)
+        last, counted = (np.array(leaf) for leaf in state.clients[1:])
+        bits = np.zeros((2, len(self.keys)))
+        for phase, exchange in enumerate(self.shapes.phases):
+            places = [_Place.of(i, ids, weight, active) for i in range(num_sites)]
+            asked = {self.names[i]: place for i, place in enumerate(places) if place.on.any()}
+            requests = {
+                site: self._request(
+                    site, place, broadcast, AtServer((), last, counted), number, phase
+                )
+                for site, place in asked.items()
+            }
+            answers = self.links.exchange(
+                requests,
+                "answer",
+                self._tag(number, phase),
+                lambda site, data: _answers(data, asked[site].on, exchange),  # noqa: B023
+                may_miss=self.may_miss,
+            )
+            for site in requests.keys() - answers.keys():
+                self.num_missed[site] += 1
+                active = active & (ids != self.names.index(site))
+            for site in answers:
+                self.marks[site] = []
+            silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
+            codes, reports = _table([answers.get(site, silent) for site in self.names])
+            report = jax.tree.map(lambda leaf: leaf[ids, self._chains], reports)
+            below = report.bits_down
+            if trees.is_empty(below):
+                below = trees.num_bits(exchange.broadcast)
+            bits += np.stack([np.where(active, sent, 0).sum(0) for sent in (report.bits, below)])
+            is_last = phase == len(self.shapes.phases) - 1
+            received, taken = total_of(
+                kernel,
+                broadcast,
+                memories[phase],
+                codes,
+                cohort._replace(active=active),
+                number=phase,
+                setup=False,
+                waits=self.shapes.waits and is_last,
+            )
+            memories[phase] = received.memories
+            active = np.asarray(taken)
+            for site in answers:
+                i = self.names.index(site)
+                last[:, i] = (number, phase)
+                counted[:, i] = (active & (ids == i)).any(axis=0)
+            broadcast, server, info = _served(
+                kernel, self.keys, broadcast, server, received, number=phase
+            )
+        figures = _figures(report, active, cohort.active, bits, info)
+        clients = AtServer(tuple(memories), jnp.asarray(last), jnp.asarray(counted))
+        return FederatedState(broadcast, server, clients), figures
+
+    @property
+    def _chains(self) -> np.ndarray:
+        return np.arange(len(self.keys))
+
+    def _request(
+        self,
+        site: str,
+        place: "_Place",
+        broadcast: Broadcast,
+        at_server: AtServer,
+        number: int,
+        phase: int,
+    ) -> bytes:
+        header = {
+            "tag": list(self._tag(number, phase)),
+            "weights": place.weight.tolist(),
+            "active": place.on.tolist(),
+            "marks": self.marks[site],
+            "keep": self.kept,
+            **_verdict(at_server, self.names.index(site)),
+        }
+        on = np.flatnonzero(place.on).tolist()
+        body = pack(*(wire.encode(_chain(broadcast, c)) for c in on))
+        return Frame("step", header, body).to_bytes()
+
+    def draws(self, state: FederatedState, number: int) -> tuple[ArrayTree, np.ndarray]:
+        """Return one draw of every chain, and which chains are finite."""
+        drawn, finite = _drawn(self.kernel, self.keys, state._replace(clients=()), number)
+        return drawn, np.asarray(finite)
+
+
+class _Place(NamedTuple):
+    """In which chains a site is asked, and with which weights."""
+
+    on: np.ndarray  # [num_chains] bool
+    weight: np.ndarray  # [num_chains]
+
+    @classmethod
+    def of(cls, index: int, ids: np.ndarray, weight: np.ndarray, active: np.ndarray) -> "_Place":
+        here = (ids == index) & active
+        slot = here.argmax(axis=0)  # a client that a cohort holds twice answers once
+        return cls(here.any(axis=0), weight[slot, np.arange(ids.shape[1])])
+
+
+def total_of(
+    kernel: FederatedKernel,
+    broadcasts: Broadcast,
+    memories: ArrayTree,
+    codes: ArrayTree,
+    cohort: Cohort,
+    *,
+    number: int,
+    setup: bool,
+    waits: bool,
+) -> tuple[Received, Array]:
+    """Return what the server holds after all messages of a phase, and which of them it took.
+
+    All that the server learns of single messages goes through here. Codes have leaves
+    ``[num_clients, num_chains, ...]``; entries of the cohort are ``[cohort_size, num_chains]``.
+    """
+    ids = np.asarray(cohort.ids)
+    own = jax.tree.map(lambda leaf: leaf[ids, np.arange(ids.shape[1])], codes)
+    return _total(
+        kernel, broadcasts, memories, own, cohort, number=number, setup=setup, waits=waits
+    )
+
+
+@partial(jax.jit, static_argnames=("number", "setup", "waits"))
+def _total(
+    kernel: FederatedKernel,
+    broadcasts: Broadcast,
+    memories: ArrayTree,
+    codes: ArrayTree,
+    cohort: Cohort,
+    *,
+    number: int,
+    setup: bool,
+    waits: bool,
+) -> tuple[Received, Array]:
+    phase = kernel.setup[number] if setup else kernel.phases[number]
+    codes, slots = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (codes, cohort))
+
+    def one(
+        broadcast: Broadcast, memory: ArrayTree, codes: ArrayTree, slots: Cohort
+    ) -> tuple[Received, Array]:
+        def take(received: Received, entry: tuple[ArrayTree, Cohort]) -> tuple[Received, Array]:
+            code, slot = entry
+            if not trees.is_empty(slot.garbage):
+                code = jax.tree.map(partial(_broken, slot.garbage), code)
+            late = {"late": slot.late} if waits else {}
+            new = receive(kernel, phase, received, code, slot.ids, slot.weight, **late)
+            taken = slot.active & (new.num_excluded == received.num_excluded)
+            return trees.select(slot.active, new, received), taken
+
+        nothing = nothing_received(kernel, phase, broadcast, memory, waits=waits)
+        received, taken = jax.lax.scan(take, nothing, (codes, slots))
+        return received, taken
+
+    received, taken = over_chains(one, broadcasts, memories, codes, slots)
+    return received, jnp.swapaxes(taken, 0, 1)
+
+
+def _broken(garbage: Array, leaf: Array) -> Array:
+    """Return numbers as they arrive from a simulated fault; integers of a code cannot be broken."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    return jnp.where(garbage == 0, leaf, trees.cast(garbage, leaf))
+
+
+@partial(jax.jit, static_argnames="study")
+def _first(
+    kernel: FederatedKernel,
+    study: Study,
+    init_keys: Array,
+    positions: ArrayTree,
+    totals: tuple[ArrayTree, ...],
+) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
+    federation = study.federation
+
+    def one(
+        key: Array, position: ArrayTree, totals: tuple[ArrayTree, ...]
+    ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
+        broadcast, server = kernel.server_init(key, position, federation, totals)
+        numbers = range(len(kernel.phases))
+        num = federation.num_clients
+        memories = tuple(first_memories(kernel, n, broadcast, num) for n in numbers)
+        return broadcast, server, memories
+
+    firsts: tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]] = over_chains(
+        one, init_keys, positions, totals
+    )
+    return firsts
+
+
+@partial(jax.jit, static_argnames="num_clients")
+def _cohorts(kernel: FederatedKernel, keys: Array, number: Any, num_clients: int) -> Cohort:
+    cohort: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients))(keys)
+    return cohort
+
+
+@partial(jax.jit, static_argnames="number")
+def _served(
+    kernel: FederatedKernel,
+    keys: Array,
+    broadcasts: Broadcast,
+    servers: ArrayTree,
+    received: Received,
+    *,
+    number: int,
+) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+    broadcasts, round_ = one_round(broadcasts)
+
+    def one(
+        key: Array, broadcast: Broadcast, server: ArrayTree, received: Received
+    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
+        broadcast = broadcast._replace(round=round_)
+        return server_step(kernel, number, key, broadcast, server, received)
+
+    served: tuple[Broadcast, ArrayTree, ArrayTree] = over_chains(
+        one, keys, broadcasts, servers, received
+    )
+    return served
+
+
+@jax.jit
+def _drawn(
+    kernel: FederatedKernel, keys: Array, states: FederatedState, number: int
+) -> tuple[ArrayTree, Array]:
+    def one(key: Array, state: FederatedState) -> tuple[ArrayTree, Array]:
+        draw = kernel.draw(draw_key(key, jnp.asarray(number, jnp.int32)), state)
+        if kernel.position_fn is not None:
+            draw = kernel.position_fn(draw)
+        return draw, trees.all_finite(state.broadcast)
+
+    drawn: tuple[ArrayTree, Array] = over_chains(one, keys, states)
+    return drawn
+
+
+def _figures(
+    report: Report,
+    active: np.ndarray,
+    everybody: np.ndarray,
+    bits: np.ndarray,
+    info: ArrayTree,
+) -> Figures:
+    num_active = active.sum(axis=0)
+    square = np.where(active, np.asarray(report.gradient_norm) ** 2, 0).sum(axis=0)
+    lost = np.zeros_like(num_active)
+    if not trees.is_empty(report.usable):
+        lost = (active & ~report.usable).sum(axis=0)
+    return Figures(
+        num_active,
+        bits[0],
+        bits[1],
+        np.sqrt(square / np.maximum(num_active, 1)),
+        lost,
+        (everybody & ~active).sum(axis=0),
+        jax.tree.map(np.asarray, info),
+    )
+
+
+def _everyone(num_sites: int, num_chains: int) -> Cohort:
+    ids = np.broadcast_to(np.arange(num_sites, dtype=np.int32)[:, None], (num_sites, num_chains))
+    weight = jnp.ones(ids.shape, jnp.result_type(float))
+    return Cohort(jnp.asarray(ids), weight, jnp.ones(ids.shape, bool))
+
+
+def _verdict(at_server: AtServer, index: int) -> dict[str, Any]:
+    """Return what a site is told of its last answer."""
+    last = np.asarray(at_server.last)[0, index].tolist()
+    counted = np.asarray(at_server.counted)[:, index].tolist()
+    return {"last": None if last[0] < 0 else last, "counted": counted}
+
+
+def _answers(data: bytes, on: np.ndarray, exchange: Any) -> list[ArrayTree]:
+    """Return code and report of every chain, zeros where the site takes no part."""
+    chains = np.flatnonzero(on)
+    parts = unpack(data, 2 * len(chains))
+    found = [_zeros((exchange.code, exchange.report))] * len(on)
+    for place, chain in enumerate(chains):
+        code = _decoded(parts[place], exchange.code)
+        report = _decoded(parts[len(chains) + place], exchange.report)
+        found[chain] = (code, report)
+    return found
+
+
+def _decoded(data: bytes, like: ArrayTree) -> ArrayTree:
+    try:
+        return wire.decode(data, like)
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+
+
+def _zeros(like: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
+
+
+def _table(sites: list[list[ArrayTree]]) -> ArrayTree:
+    """Return leaves ``[num_clients, num_chains, ...]`` of one entry per site and chain."""
+    chains = [jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in sites]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *chains)
+
+
+def _chain(tree: ArrayTree, chain: int) -> ArrayTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[chain], tree)

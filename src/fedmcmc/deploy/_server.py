@@ -1,0 +1,345 @@
+"""The server of a study: a consortium of real sites, for `sample`, `fit` and `correct`."""
+
+import json
+import time
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Federation,
+    as_functions,
+)
+from fedmcmc.deploy._frames import digest_of
+from fedmcmc.deploy._links import Links
+from fedmcmc.deploy._rounds import Figures, Rounds
+from fedmcmc.deploy._shapes import shapes_of_run
+from fedmcmc.deploy._study import Study
+from fedmcmc.deploy._transport import Transport
+from fedmcmc.deploy._words import to_words
+from fedmcmc.kernels import Question
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, init_key
+from fedmcmc.records import Samples
+from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, take_in
+from fedmcmc.runs import Sum, Work, sample, start_positions
+from fedmcmc.transforms import faults
+
+MOST_TRIES = 20
+"""Rounds in which a question is asked again because a site was missing."""
+
+
+class Sites:
+    """The sites of a study, as its server reaches them.
+
+    It stands for data in `fedmcmc.sample`, `fedmcmc.fit` and `fedmcmc.correct`: rows stay where
+    they are, and the server sees messages.
+
+    Parameters
+    ----------
+    study
+        What the parties agreed on.
+    transport
+        The server's end of the network: `Local`, or `GrpcServer`.
+    on_missing
+        What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
+        for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
+        as with `fedmcmc.faults(kernel, drop=..., rescale=False)`; for sites that are not connected
+        it does not wait.
+    timeout
+        Seconds.
+
+    Attributes
+    ----------
+    federation
+        What is known of the sites' rows: numbers, sizes, shapes.
+    num_missed
+        Rounds of the last run in which each site was left out, by name.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        transport: Transport,
+        *,
+        on_missing: Literal["wait", "leave_out"] = "wait",
+        timeout: float = 60.0,
+    ) -> None:
+        if on_missing not in ("wait", "leave_out"):
+            raise ValueError(f"on_missing must be 'wait' or 'leave_out', got {on_missing!r}.")
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+        self.study, self.on_missing = study, on_missing
+        self._links = Links(study, transport, timeout)
+        self._asked = 0
+        self.num_missed: dict[str, int] = {}
+
+    @property
+    def federation(self) -> Federation:
+        """What is known of the sites' rows before the first round."""
+        return self.study.federation
+
+    def close(self) -> None:
+        """End the connections to all sites."""
+        self._links.transport.close()
+
+    def ask(self, question: Question, content: ArrayTree) -> Sum:
+        """Return the sum of all sites' answers to `question` about `content`.
+
+        Raises
+        ------
+        Refused
+            If the study does not allow this question.
+        SiteError
+            If a site declines.
+        """
+        kernel: FederatedKernel = as_functions(question)
+        keys, like = jax.random.key(0)[None], trees.shapes_of(content)
+        content = jax.tree.map(trees.as_float, content)
+        rounds = self._rounds(kernel, keys, like, f"question {self._asked}")
+        self._asked += 1
+        rounds.begin()
+        positions = jax.tree.map(lambda leaf: leaf[None], content)
+        state = rounds.set_up(positions, jax.vmap(init_key)(keys))
+        rounds.start(state)
+        up = down = 0.0
+        for tries in range(1, MOST_TRIES + 1):
+            state, figures = rounds.round(state, tries - 1)
+            drawn, _ = rounds.draws(state, tries - 1)
+            answered = jax.tree.map(lambda leaf: leaf[0], drawn)
+            up, down = up + float(figures.bits_up[0]), down + float(figures.bits_down[0])
+            if answered.whole:
+                return Sum(answered.value, tries, up, down)
+        raise RuntimeError(
+            f"In none of {MOST_TRIES} rounds did all {len(self.study.sites)} sites answer; a sum "
+            "without one of them would be that of another posterior."
+        )
+
+    def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
+        """Run a kernel on the sites: `fedmcmc.sample` with these in place of data."""
+        return sample(rng_key, kernel, self, *args, **kwargs)
+
+    def begin(
+        self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
+    ) -> tuple["OverSites", FederatedState, str]:
+        """Return where a run is computed, its first state, and a digest that stands for rows.
+
+        `fedmcmc.sample` calls it. Sites are told of the run, and what it needs summed before its
+        first round is summed.
+        """
+        kernel = self.study.own(kernel)
+        if self.on_missing == "leave_out":
+            # Raises where a kernel does not go on without a client.
+            faults(kernel, drop=0.5, rescale=False)
+        init_keys: ArrayTree = jax.vmap(init_key)(keys)
+        if state is None:
+            init_keys, positions = start_positions(keys, position)
+        else:
+            positions = state.broadcast.position
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), positions)
+        start = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(positions))
+        rounds = self._rounds(kernel, keys, like, digest_of(start))
+        self.num_missed = rounds.num_missed
+        rounds.begin()
+        first = rounds.set_up(positions, init_keys)
+        if state is not None:
+            if jax.tree.leaves(rounds.shapes.client):
+                raise ValueError(
+                    "state= cannot go on with a kernel whose clients keep a state of their own "
+                    "at their sites: give the run a checkpoint= and call it with more rounds."
+                )
+            difference = trees.first_difference(
+                trees.shapes_of(first._replace(clients=())),
+                trees.shapes_of(state._replace(clients=())),
+            )
+            if difference:
+                raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
+            first = state._replace(clients=first.clients)
+        first = jax.tree.map(trees.strong, first)
+        program = Program(kernel, self.study.hollow, Arrangement(clients_at_a_time=1))
+        return OverSites(rounds, program, first), first, self.study.digest
+
+    def _rounds(self, kernel: FederatedKernel, keys: Array, like: ArrayTree, start: str) -> Rounds:
+        shapes = shapes_of_run(kernel, self.study, like)
+        words, numbers = self.study.words_of(kernel)
+        position, _ = to_words(shapes.first.position, self.study.functions)
+        name = digest_of(
+            self.study.digest.encode(),
+            json.dumps([words, position]).encode(),
+            numbers,
+            np.asarray(jax.random.key_data(keys)).tobytes(),
+            start.encode(),
+        )
+        may_miss = self.on_missing == "leave_out"
+        return Rounds(self._links, kernel, keys, shapes, name, time.time_ns(), may_miss=may_miss)
+
+
+class OverSites:
+    """Where `fedmcmc.sample` computes a run at real sites; see its executor of one device."""
+
+    longest: int | None = None
+    shared = False
+    # A checkpoint is written before the run goes on, so that sites keep their states of its round.
+    in_place = True
+
+    def __init__(self, rounds: Rounds, program: Program, first: FederatedState) -> None:
+        self.rounds, self.keys = rounds, rounds.keys
+        self.plain = self.program = program
+        self.shapes = trees.shapes_but_keys(first)
+        like = rounds.shapes.client
+        num, sites = len(rounds.keys), len(rounds.names)
+        clients = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((num, sites, *s.shape), s.dtype), like
+        )
+        self.simulated_shapes = self.table_shapes = self.shapes._replace(clients=clients)
+        self._first = int(np.asarray(first.broadcast.round)[0])
+        self._at: int | None = None
+        self._saved: list[int] = []
+        self._good: tuple[tuple[int, int], Segment] | None = None
+        self._records: RoundRecord = program.record_shapes(rounds.keys, self.table_shapes)
+
+    def lay_out(self, state: FederatedState) -> FederatedState:
+        """Return the state; where it is another than the last, sites go back to its round."""
+        self._at = None
+        return jax.tree.map(jnp.asarray, state)
+
+    def gather(self, state: FederatedState) -> FederatedState:
+        """Return the state, and have the sites keep theirs of this round.
+
+        It is that of a checkpoint, of which a run has the last two.
+        """
+        round_ = int(np.asarray(state.broadcast.round)[0])
+        if round_ not in self._saved:
+            self._saved = [*self._saved[-1:], round_]
+        self.rounds.mark(round_, self._saved)
+        return state
+
+    def lay_out_chains(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis."""
+        return jax.tree.map(jnp.asarray, tree)
+
+    def to_host(self, tree: ArrayTree) -> ArrayTree:
+        """Return arrays with a leading chain axis as NumPy arrays, typed keys as they are."""
+        return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), tree)
+
+    def run(self, segment: Work, state: FederatedState, at: int, stop: int) -> Segment:
+        """Run rounds ``[at, stop)``, or up to the first after which a chain is not finite."""
+        if self._good is not None and self._good[0] == (at, stop):
+            return self._good[1]  # the rounds before a bad one, asked for again
+        if self._at != at:
+            self.rounds.start(state) if at == self._first else self.rounds.resume(state)
+        self._at = None  # until all of them are done
+        # A run that is interrupted goes on from the beginning of a segment.
+        self.rounds.mark(at, [*self._saved, at])
+        num, plan = len(self.keys), segment.plan
+        keep_from, thinning = int(plan.keep_from), int(plan.thinning)
+        first_bad, bits = np.full(num, -1), np.zeros((2, num))
+        kept: list[RoundRecord] = []
+        accumulator_states = segment.accumulator_states
+
+        def segment_so_far(state: FederatedState) -> Segment:
+            records = RoundRecord((), {})
+            if kept:
+                records = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *kept)
+            words = np.stack([bits // 2**32, bits % 2**32]).astype(np.uint32)  # [2, 2, num]
+            of_chains: Any = np.moveaxis(words, -1, 0)
+            bad: Any = first_bad
+            return Segment(state, records, of_chains, bad, accumulator_states)
+
+        for number in range(at, stop):
+            before, (state, figures) = state, self.rounds.round(state, number)
+            draw, finite = self.rounds.draws(state, number)
+            if not finite.all():
+                self._good = (at, number), segment_so_far(before)
+                first_bad = np.where(finite, -1, number)
+                return segment_so_far(state)
+            bits = bits + np.stack([figures.bits_up, figures.bits_down])
+            ahead = number - keep_from
+            if ahead < 0 or (ahead + 1) % thinning:
+                continue
+            record = self._record(draw, figures, number)
+            if segment.capacity:
+                kept.append(record)
+            if accumulator_states:
+                accumulator_states = _taken_in(
+                    segment.accumulators,
+                    self.keys,
+                    number,
+                    ahead // thinning,
+                    record,
+                    accumulator_states,
+                )
+        self._at = stop
+        return segment_so_far(state)
+
+    def _record(self, draw: ArrayTree, figures: Figures, number: int) -> RoundRecord:
+        like = self._records
+        info = figures.named(like.info, number)
+        cast: Any = {name: info[name].astype(like.info[name].dtype) for name in like.info}
+        return RoundRecord(jax.tree.map(np.asarray, draw), cast)
+
+
+@jax.jit
+def _taken_in(
+    accumulators: Any, keys: Array, number: int, index: int, record: RoundRecord, states: Any
+) -> Any:
+    def one(key: Array, record: RoundRecord, states: Any) -> Any:
+        round_, place = (jnp.asarray(x, jnp.int32) for x in (number, index))
+        return take_in(accumulators, key, round_, place, record, states)
+
+    return jax.vmap(one)(keys, record, states)
+
+
+def run(
+    study: Study,
+    rng_key: Array,
+    kernel: FederatedKernel | str,
+    position: ArrayTree = None,
+    *,
+    transport: Transport,
+    on_missing: Literal["wait", "leave_out"] = "wait",
+    timeout: float = 60.0,
+    **settings: Any,
+) -> Samples:
+    """Run a kernel of a study at its sites, and end their connections.
+
+    Parameters
+    ----------
+    study
+        What the parties agreed on.
+    rng_key
+        Key of the run. Who knows it knows all clients' noise.
+    kernel
+        One of the study's kernels, or its name.
+    position
+        Where chains start, as in `fedmcmc.sample`.
+    transport, on_missing, timeout
+        As of `Sites`.
+    **settings
+        The arguments of `fedmcmc.sample`: `num_rounds`, `num_burnin`, `thinning`, `num_chains`,
+        `until`, `max_rounds`, `record`, `checkpoint`, `progress`.
+
+    Returns
+    -------
+    Samples
+        As `fedmcmc.sample` returns them; ``state.clients`` is what the server keeps of its sites.
+
+    Raises
+    ------
+    Refused
+        If the kernel is none that the study allows.
+    SiteError
+        If a site declines.
+    """
+    sites = Sites(study, transport, on_missing=on_missing, timeout=timeout)
+    try:
+        own = study.kernel(kernel) if isinstance(kernel, str) else kernel
+        return sample(as_key(rng_key), own, sites, position, **settings)
+    finally:
+        sites.close()

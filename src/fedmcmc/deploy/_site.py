@@ -1,0 +1,464 @@
+"""A site: it has its own rows, answers the server's requests, and keeps its state on its disk."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc import wire
+from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel
+from fedmcmc.data import FederatedData
+from fedmcmc.deploy._disk import RESERVED, Disk
+from fedmcmc.deploy._frames import Frame, FrameError, Refused, digest_of, pack, unpack
+from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
+from fedmcmc.deploy._study import Study, software
+from fedmcmc.deploy._words import from_words
+from fedmcmc.pytrees import trees
+from fedmcmc.rounds import client_step
+
+LOG = logging.getLogger("fedmcmc.deploy")
+
+
+@dataclass
+class _Run:
+    """What a site has in memory of the run that it takes part in."""
+
+    name: str
+    attempt: int
+    kernel: FederatedKernel
+    keys: Array  # [num_chains]
+    shapes: Shapes
+    # What the server has counted, leaves [num_chains, ...]; `None` before the first round.
+    state: ArrayTree = None
+    answered: tuple[int, int] = (-1, -1)  # round and phase of the last answer
+    pending: ArrayTree = None  # the state after that answer, if the server counts it
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this kernel's clients keep anything between rounds."""
+        return bool(jax.tree.leaves(self.shapes.client))
+
+
+class Site:
+    """One site of a study.
+
+    It answers what the server asks about its own rows. All that leaves it are sums over rows, in
+    the form of the kernel's messages, and a few numbers (`StepInfo`: bits, the gradient's norm).
+
+    Parameters
+    ----------
+    study
+        What the parties agreed on.
+    name
+        Of this site in the study.
+    rows
+        Its rows, leaves ``[n, ...]``, or a table.
+    folder
+        On a disk of its own, where it keeps its state.
+    approved
+        The study's digest that the site's owner has agreed to; nothing of a study's files is run
+        unless they are those.
+    most_rounds
+        Rounds that the site answers in all, over all runs of the study.
+    min_rows
+        Rows below which the site takes no part.
+    min_sites
+        Sites below which it takes no part.
+    refused_columns
+        Columns that it does not let be used.
+
+    Raises
+    ------
+    Refused
+        If the study is another than approved, or asks for what the site does not give.
+    ValueError
+        If rows are not those of the study.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        name: str,
+        rows: Any,
+        *,
+        folder: str | Path,
+        approved: str | None = None,
+        most_rounds: int | None = None,
+        min_rows: int = 1,
+        min_sites: int = 1,
+        refused_columns: Sequence[str] = (),
+    ) -> None:
+        if approved is not None and study.digest != approved:
+            raise Refused(
+                f"The study {study.name!r} is not the one approved: its digest is {study.digest}, "
+                f"approved is {approved}. Compare its files and settings with what was agreed."
+            )
+        if name not in study.sites:
+            raise Refused(f"The study {study.name!r} has no site {name!r}.")
+        self.study, self.name = study, name
+        self.index = list(study.sites).index(name)
+        self.disk, self.most_rounds = Disk(folder), most_rounds
+        own = FederatedData.from_clients([rows]).rows
+        self._check(own, min_rows, min_sites, refused_columns)
+        self.client = study.client(self.index, own)
+        self._reserved = self._num_rounds = self.disk.reserved
+        self._run: _Run | None = None
+        self._last: tuple[str, bytes] = ("", b"")
+
+    def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
+        study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
+        if num != study.sites[self.name]:
+            raise ValueError(
+                f"{self.name} has {num} rows, the study {study.name!r} says "
+                f"{study.sites[self.name]}."
+            )
+        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+        difference = trees.first_difference(study.rows, own)
+        if difference:
+            raise ValueError(
+                f"The rows of {self.name} are not those of the study {study.name!r}: {difference}."
+            )
+        if num < min_rows:
+            raise Refused(f"{self.name} takes no part with fewer than {min_rows} rows.")
+        if len(study.sites) < min_sites:
+            raise Refused(f"{self.name} takes no part among fewer than {min_sites} sites.")
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(study.rows)]
+        names = {jax.tree_util.keystr(path, simple=True, separator=".") for path in paths}
+        given = sorted(names & {*refused})
+        if given:
+            raise Refused(f"{self.name} does not let the columns {given} be used.")
+
+    def hello(self) -> bytes:
+        """Return what the site says of itself when it joins."""
+        study = self.study
+        header = {"site": self.name, "study": study.digest, "software": software()}
+        header["kernels"] = study.kernel_digests
+        return Frame("hello", header).to_bytes()
+
+    def answer(self, data: bytes) -> bytes | None:
+        """Return the answer to a message of the server.
+
+        Bytes that are no message of the server's, or not of this run, are answered with an error
+        and change nothing. If anything else goes wrong the site's log has it, and the server is
+        told what kind of error it was.
+
+        Raises
+        ------
+        Refused
+            If the server does not take this site.
+        """
+        tag = None
+        try:
+            frame = Frame.parse(data)
+            if frame.kind == "refused":
+                raise Refused(str(frame.header.get("reason")))
+            if frame.kind == "welcome":
+                return None
+            tag = list(frame.tag)
+            kind, header, body = self._answered(frame, data)
+            return Frame(kind, {"tag": tag, **header}, body).to_bytes()
+        except FrameError as error:
+            LOG.warning("%s: a message was not understood: %s", self.name, error)
+            return Frame("error", {"tag": tag, "reason": str(error)}).to_bytes()
+        except _Unready:
+            return Frame("unready", {"tag": tag}).to_bytes()
+        except _Declined as error:
+            LOG.warning("%s: declined: %s", self.name, error)
+            return Frame("declined", {"tag": tag, "reason": str(error)}).to_bytes()
+
+    def _answered(self, frame: Frame, data: bytes) -> tuple[str, dict[str, Any], bytes]:
+        try:
+            match frame.kind:
+                case "begin":
+                    self._begin(frame)
+                case "setup":
+                    return "answer", {}, self._set_up(frame)
+                case "start":
+                    self._start(frame)
+                case "resume":
+                    self._resume(frame)
+                case "step":
+                    digest = digest_of(data)
+                    if digest != self._last[0]:
+                        self._last = (digest, self._step(frame))
+                    return "answer", {}, self._last[1]
+                case _:
+                    raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
+        except (FrameError, _Unready):
+            raise
+        except Refused as error:
+            raise _Declined(str(error)) from error
+        except Exception as error:
+            # What it says stays here: it may hold numbers of rows.
+            LOG.exception("%s: a message of the kind %r", self.name, frame.kind)
+            raise FrameError(
+                f"{type(error).__name__} at a message of the kind {frame.kind!r}; the log of "
+                f"{self.name} says more."
+            ) from None
+        return "ready", {}, b""
+
+    def _begin(self, frame: Frame) -> None:
+        """Take up a run: which kernel, which keys, positions of which shapes."""
+        tag, header, run = frame.tag, frame.header, self._run
+        if run is not None and (run.name, run.attempt) == (tag.run, tag.attempt):
+            return
+        words, numbers = unpack(frame.body, 2)
+        kernel = self.study.kernel_of(header["kernel"], words)
+        if not isinstance(kernel, FederatedKernel):
+            raise FrameError("What the server asks for is no kernel.")
+        position = from_words(header["position"], None, self.study.functions)
+        keys_like = jax.eval_shape(
+            lambda: jax.random.key_data(jax.random.key(0, impl=header["generator"]))
+        )
+        num_chains = header["chains"]
+        if type(num_chains) is not int or num_chains < 1:
+            raise FrameError("A run has at least one chain.")
+        like = jax.ShapeDtypeStruct((num_chains, *keys_like.shape), keys_like.dtype)
+        keys = jax.random.wrap_key_data(jnp.asarray(_read(numbers, like)), impl=header["generator"])
+        try:
+            shapes = shapes_of_run(kernel, self.study, position)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes)
+        if not run.keeps:
+            run.state = run.pending = shapes.client  # nothing
+        self._last = ("", b"")
+
+    def _current(self, frame: Frame) -> _Run:
+        run, tag = self._run, frame.tag
+        if run is None or (run.name, run.attempt) != (tag.run, tag.attempt):
+            raise _Unready
+        return run
+
+    def _set_up(self, frame: Frame) -> bytes:
+        """Return this site's terms of a sum that the server needs before the first round."""
+        run, number = self._current(frame), frame.tag.phase
+        shapes = run.shapes
+        if not 0 <= number < len(shapes.setup):
+            raise FrameError("A phase of the set-up that this kernel does not have.")
+        num = len(run.keys)
+        self._count_round()
+        first = _stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
+        weights = jnp.ones(num, self.client.share.dtype)
+        inputs = (run.keys, first, (), weights, jnp.ones(num, bool))
+        codes = _steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
+        return pack(*(wire.encode(_chain(codes, c)) for c in range(num)))
+
+    def _start(self, frame: Frame) -> None:
+        """Begin before the first round: what the client keeps, from its rows and the broadcast."""
+        run = self._current(frame)
+        if self._recalled(run):
+            return
+        self.disk.begin(run.name)
+        like = run.shapes.phases[0].broadcast
+        parts = unpack(frame.body, len(run.keys))
+        broadcasts = _stacked([_read(part, like) for part in parts])
+        run.state = _first_states(run.kernel, self.client, broadcasts)
+        run.pending, run.answered = run.state, (-1, -1)
+        self._save(run)
+
+    def _resume(self, frame: Frame) -> None:
+        """Go back to the state before the round from which the server goes on."""
+        run, round_ = self._current(frame), frame.tag.round
+        if self._recalled(run):
+            return
+        marked = self.disk.marked(run.name, round_)
+        if marked is not None:
+            run.state = run.pending = self._states(run, marked)  # with what was counted then
+            run.answered = tuple(frame.header["last"] or (-1, -1))
+        elif self._read_state(run) is None or run.answered[0] >= round_:
+            raise Refused(
+                f"{self.name} has no state of round {round_} of this run, from which the server "
+                "goes on: its folder is not that of the run."
+            )
+        else:
+            self._settle(run, frame)
+        self._save(run)
+
+    def _recalled(self, run: _Run) -> bool:
+        """Return whether this site was in this very attempt before it was started again."""
+        if run.state is not None:
+            return True
+        found = self._read_state(run)
+        if found == run.attempt:
+            return True
+        run.state = run.pending = None
+        run.answered = (-1, -1)
+        return False
+
+    def _read_state(self, run: _Run) -> int | None:
+        """Read what is on the disk of a run; return its attempt."""
+        found = self.disk.read(run.name, 2)
+        if found is None:
+            return None
+        header, (state, pending) = found
+        run.state, run.pending = self._states(run, state), self._states(run, pending)
+        run.answered = tuple(header["answered"])
+        attempt: int = header["attempt"]
+        return attempt
+
+    def _states(self, run: _Run, data: bytes) -> ArrayTree:
+        like = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((len(run.keys), *s.shape), s.dtype), run.shapes.client
+        )
+        return jax.tree.map(jnp.asarray, wire.decode(data, [like])[0])
+
+    def _save(self, run: _Run) -> None:
+        if run.keeps:
+            header = {"attempt": run.attempt, "answered": list(run.answered)}
+            self.disk.write(run.name, header, wire.encode([run.state]), wire.encode([run.pending]))
+
+    def _settle(self, run: _Run, frame: Frame) -> None:
+        """Keep what the server has counted of the last answer, and drop the rest."""
+        last, counted = frame.header["last"], frame.header["counted"]
+        if last is None or tuple(last) != run.answered:
+            if run.keeps and last is not None and tuple(last) > run.answered:
+                raise Refused(
+                    f"The server has counted an answer of {self.name} to round {last[0]} that is "
+                    "not on its disk: its folder is not that of the run."
+                )
+            run.pending = run.state
+            return
+        if len(counted) != len(run.keys):
+            raise FrameError("A message does not say of every chain what was counted.")
+        run.state = run.pending = _select(jnp.asarray(counted, bool), run.pending, run.state)
+
+    def _step(self, frame: Frame) -> bytes:
+        """Answer a phase of a round; the state is on the disk when this returns."""
+        run, tag, header = self._current(frame), frame.tag, frame.header
+        shapes, number, num = run.shapes, tag.phase, len(run.keys)
+        if run.state is None:
+            raise _Unready
+        if not 0 <= number < len(shapes.phases):
+            raise FrameError("A phase that this kernel does not have.")
+        weights, active = header["weights"], header["active"]
+        if not len(weights) == len(active) == num or not any(active):
+            raise FrameError("A message does not say of every chain who takes part.")
+        exchange = shapes.phases[number]
+        some = iter(unpack(frame.body, sum(map(bool, active))))
+        heard = [_read(next(some), exchange.broadcast) if on else None for on in active]
+        anyone = next(broadcast for broadcast in heard if broadcast is not None)
+        broadcasts = _stacked([anyone if b is None else b for b in heard])
+        if not np.all(np.asarray(broadcasts.round) == tag.round):
+            raise FrameError("The round in a broadcast is not that of the message.")
+        if number == 0:
+            self._count_round()
+        self._settle(run, frame)
+        marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
+        if run.keeps and marks:
+            self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
+        weight = jnp.asarray(weights, self.client.share.dtype)
+        inputs = (run.keys, broadcasts, run.state, weight, jnp.asarray(active, bool))
+        outputs = _steps(run.kernel, self.client, *inputs, number=number, setup=False)
+        codes, run.pending, reports = outputs
+        run.answered = (tag.round, number)
+        self._save(run)
+        chains = [c for c in range(num) if active[c]]
+        return pack(
+            *(wire.encode(_chain(codes, c)) for c in chains),
+            *(wire.encode(_chain(reports, c)) for c in chains),
+        )
+
+    def _count_round(self) -> None:
+        if self.most_rounds is not None and self._num_rounds >= self.most_rounds:
+            raise Refused(
+                f"{self.name} has answered the {self.most_rounds} rounds that its owner allows."
+            )
+        self._num_rounds += 1
+        if self.most_rounds is not None and self._num_rounds > self._reserved:
+            self._reserved = min(self._num_rounds + RESERVED - 1, self.most_rounds)
+            self.disk.reserve(self._reserved)
+
+
+class _Declined(Exception):
+    """The site does not do what it is asked."""
+
+
+class _Unready(Exception):
+    """The site has not been told of the run.
+
+    It was asked over a connection of which the server did not know yet that it is a new one, and
+    will be told and asked again.
+    """
+
+
+def _read(data: bytes, like: ArrayTree) -> ArrayTree:
+    try:
+        return wire.decode(data, like)
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+
+
+def _stacked(parts: list[ArrayTree]) -> ArrayTree:
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *parts)
+
+
+def _chain(tree: ArrayTree, chain: int) -> ArrayTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[chain], tree)
+
+
+def over_chains(fn: Any, *trees_: ArrayTree) -> ArrayTree:
+    """Return ``fn`` of every chain, whose axis is the first of all leaves.
+
+    A single chain is computed without that axis, as in a simulated run.
+    """
+    if jax.tree.leaves(trees_)[0].shape[0] == 1:
+        alone = jax.tree.map(lambda leaf: leaf[0], trees_)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*alone))
+    return jax.vmap(fn)(*trees_)
+
+
+def one_round(broadcasts: Broadcast) -> tuple[Broadcast, Array]:
+    """Return broadcasts of many chains without the round's number, and that, which is one of all.
+
+    A condition on the round then stays a branch for all chains.
+    """
+    return broadcasts._replace(round=jnp.zeros_like(broadcasts.round)), broadcasts.round[0]
+
+
+@jax.jit
+def _first_states(kernel: FederatedKernel, client: Client, broadcasts: Broadcast) -> ArrayTree:
+    return over_chains(lambda broadcast: kernel.client_init(broadcast, client), broadcasts)
+
+
+@partial(jax.jit, static_argnames=("number", "setup"))
+def _steps(
+    kernel: FederatedKernel,
+    client: Client,
+    keys: Array,
+    broadcasts: Broadcast,
+    states: ArrayTree,
+    weights: Array,
+    active: Array,
+    *,
+    number: int,
+    setup: bool,
+) -> tuple[ArrayTree, ArrayTree, Report]:
+    """Return codes, states and reports of all chains; where not active, the state as it was."""
+    phase = kernel.setup[number] if setup else kernel.phases[number]
+    broadcasts, round_ = one_round(broadcasts)
+
+    def one(
+        key: Array, broadcast: Broadcast, state: ArrayTree, weight: Array, on: Array
+    ) -> tuple[ArrayTree, ArrayTree, Report]:
+        broadcast = broadcast._replace(round=round_)
+        own = replace(client, weight=weight)
+        code, new, info = client_step(kernel, phase, key, broadcast, state, own)
+        return code, trees.select(on, new, state), Report.of(info)
+
+    outputs: tuple[ArrayTree, ArrayTree, Report] = over_chains(
+        one, keys, broadcasts, states, weights, active
+    )
+    return outputs
+
+
+@jax.jit
+def _select(counted: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    return jax.vmap(trees.select)(counted, new, old)

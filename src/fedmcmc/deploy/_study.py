@@ -1,0 +1,370 @@
+"""A study: what sites and their server agree on before anything runs."""
+
+import importlib
+import importlib.util
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
+from fedmcmc.data import FederatedData
+from fedmcmc.deploy._frames import Refused, digest_of
+from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
+from fedmcmc.pytrees import schedules
+from fedmcmc.storage import describe, versions
+
+FIT = ("Evaluations", "Expansions", "HamiltonianMonteCarlo", "Natural")
+"""What `fedmcmc.fit` asks sites for, for `Study.asks`."""
+SCHEDULED_ROUNDS = 64
+"""Rounds in which the schedules of two kernels are compared."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study:
+    """What the sites of a study and its server agree on before anything runs.
+
+    Parameters
+    ----------
+    name
+        Of the study.
+    posterior
+        Where the model is: ``"package.module:name"`` of an installed package, or
+        ``"file.py:name"`` of a file in `folder`. A `Posterior`, or ``settings -> Posterior``.
+    sites
+        Rows of each site, by name, in the order of the clients. Sizes are known to all.
+    rows
+        One row's shapes and types: a tree of ``jax.ShapeDtypeStruct``.
+    kernels
+        Kernels by name, each found as the model is: ``(posterior, settings) -> FederatedKernel``.
+    asks
+        Names of kernel classes that the server may fill with numbers of its own
+        (``deploy.FIT`` for `fedmcmc.fit`). Without these, sites run `kernels` alone.
+    settings
+        Passed to the functions above.
+    folder
+        Where files are looked for; each party has its own.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> study = Study(
+    ...     name="heights",
+    ...     posterior="model.py:posterior",
+    ...     sites={"bern": 5, "basel": 3},
+    ...     rows=jax.ShapeDtypeStruct((), jnp.float32),
+    ... )
+    >>> study.federation.num_rows
+    8
+    """
+
+    name: str
+    posterior: str
+    sites: Mapping[str, int]
+    rows: ArrayTree
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    asks: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    folder: str | Path = "."
+
+    def __post_init__(self) -> None:
+        if not self.sites or not all(
+            isinstance(n, int) and n > 0 and name for name, n in self.sites.items()
+        ):
+            raise ValueError("sites must be a mapping of names to numbers of rows, at least one.")
+        if not jax.tree.leaves(self.rows):
+            raise ValueError("rows must say the shapes and types of one row.")
+        for where in (self.posterior, *self.kernels.values()):
+            if where.count(":") != 1:
+                raise ValueError(
+                    f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
+                )
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Study":
+        """Return the study in a TOML file, whose own folder is that of the study's files.
+
+        Raises
+        ------
+        ValueError
+            If it holds no study.
+        """
+        path = Path(path)
+        with path.open("rb") as file:
+            given = tomllib.load(file)
+        wanted = {"name", "posterior", "sites", "rows"}
+        known = wanted | {"kernels", "asks", "settings"}
+        if not wanted <= given.keys() <= known:
+            raise ValueError(
+                f"{path} must hold {', '.join(sorted(wanted))} and may hold "
+                f"{', '.join(sorted(known - wanted))}; it holds {', '.join(sorted(given))}."
+            )
+        given["rows"] = _shapes(given["rows"], path)
+        return cls(**given, folder=path.parent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the parties agree on, as `read` takes it, with the hashes of files."""
+        return {
+            "name": self.name,
+            "posterior": self.posterior,
+            "sites": dict(self.sites),
+            "rows": _described(self.rows),
+            "kernels": dict(self.kernels),
+            "asks": list(self.asks),
+            "settings": dict(self.settings),
+            "files": {where: self._hash(where) for where in self._sources},
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of all that the parties agree on, the study's files included.
+
+        It does not run them: an owner compares it with what was approved before anything is run.
+        """
+        sites = [[name, num] for name, num in self.sites.items()]  # their order is the clients'
+        text = json.dumps(self.to_dict() | {"sites": sites}, sort_keys=True)
+        return digest_of(text.encode())
+
+    @property
+    def _sources(self) -> list[str]:
+        places = {where.partition(":")[0] for where in (self.posterior, *self.kernels.values())}
+        return sorted(places)
+
+    def _path(self, source: str) -> Path:
+        if source.endswith(".py"):
+            return Path(self.folder) / source
+        spec = importlib.util.find_spec(source)
+        if spec is None or spec.origin is None:
+            raise ValueError(f"The study {self.name!r} needs {source}, which is not installed.")
+        return Path(spec.origin)
+
+    def _hash(self, source: str) -> str:
+        path = self._path(source)
+        try:
+            return digest_of(path.read_bytes())
+        except OSError as error:
+            raise ValueError(
+                f"The study {self.name!r} needs {path}, which cannot be read ({error.strerror})."
+            ) from error
+
+    @cached_property
+    def _modules(self) -> dict[str, ModuleType]:
+        return {source: self._loaded(source) for source in self._sources}
+
+    def _loaded(self, source: str) -> ModuleType:
+        if not source.endswith(".py"):
+            return importlib.import_module(source)
+        name = f"fedmcmc_study_{self._hash(source)[:16]}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, self._path(source))
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name]
+
+    def found(self, where: str) -> Any:
+        """Return what has this name in one of the study's files: ``"file.py:name"``.
+
+        Raises
+        ------
+        ValueError
+            If it is in none of them.
+        """
+        source, _, name = where.partition(":")
+        found = getattr(self._modules.get(source), name, None)
+        if found is None:
+            raise ValueError(f"The files of the study {self.name!r} have no {where}.")
+        return found
+
+    @cached_property
+    def model(self) -> Posterior:
+        """The model, from the study's files."""
+        found = self.found(self.posterior)
+        if not isinstance(found, Posterior):
+            found = found(dict(self.settings))
+        if not isinstance(found, Posterior):
+            raise TypeError(
+                f"{self.posterior} must be a Posterior or make one of the settings, got "
+                f"{type(found).__name__}."
+            )
+        return as_functions(found)
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The model's functions by name."""
+        named = self.model._asdict()
+        return {name: plain(fn) for name, fn in named.items() if fn is not None}
+
+    def kernel(self, name: str) -> FederatedKernel:
+        """Return a kernel of the study, from its files.
+
+        Raises
+        ------
+        ValueError
+            If there is none of this name.
+        """
+        if name not in self.kernels:
+            raise ValueError(
+                f"The study {self.name!r} has no kernel {name!r}, only {sorted(self.kernels)}."
+            )
+        return self._built[name]
+
+    @cached_property
+    def _built(self) -> dict[str, FederatedKernel]:
+        return {
+            name: as_functions(self.found(where)(self.model, dict(self.settings)))
+            for name, where in self.kernels.items()
+        }
+
+    @cached_property
+    def kernel_digests(self) -> dict[str, str]:
+        """Digests of the study's kernels: their numbers and structure."""
+        return {name: kernel_digest(kernel) for name, kernel in self._built.items()}
+
+    def _name_of(self, kernel: FederatedKernel) -> str | None:
+        digest = kernel_digest(kernel)
+        return next((n for n, own in self.kernel_digests.items() if own == digest), None)
+
+    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+        """Return the study's kernel with these numbers and this structure, or else the one given.
+
+        So that the server computes with the functions that its sites have.
+        """
+        name = self._name_of(kernel)
+        return kernel if name is None else self._built[name]
+
+    def words_of(self, kernel: FederatedKernel) -> tuple[Any, bytes]:
+        """Return how a site is told of a kernel: by its name, or in words and numbers.
+
+        Raises
+        ------
+        Refused
+            If it is none of the study's, and sites may not be asked for it.
+        """
+        name = self._name_of(kernel)
+        if name is not None:
+            return {"named": name}, b""
+        self._check_class(type(kernel).__qualname__)
+        return to_words(kernel, self.functions)
+
+    def kernel_of(self, words: Any, body: bytes) -> FederatedKernel:
+        """Return the kernel that `words_of` told of.
+
+        Raises
+        ------
+        Refused
+            If it is not one that this study allows.
+        FrameError
+            If words and numbers are no kernel.
+        """
+        if isinstance(words, dict) and isinstance(words.get("named"), str):
+            if words["named"] not in self.kernels:
+                raise Refused(f"The study {self.name!r} has no kernel {words['named']!r}.")
+            return self.kernel(words["named"])
+        self._check_class(name_of_class(words))
+        return from_words(words, body, self.functions)
+
+    def _check_class(self, name: str) -> None:
+        if name not in self.asks:
+            raise Refused(
+                f"A kernel {name!r} is none that the study {self.name!r} allows: it has the "
+                f"kernels {sorted(self.kernels)}, exactly as its files and settings make them, "
+                f"and asks for {sorted(self.asks)}."
+            )
+
+    @cached_property
+    def federation(self) -> Federation:
+        """What everybody knows of the clients."""
+        return self.hollow.federation
+
+    @cached_property
+    def hollow(self) -> FederatedData:
+        """The shapes of all sites' rows, without any row: for tracing alone."""
+        sizes = np.fromiter(self.sites.values(), np.int32)
+        total = int(sizes.sum())
+        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((total, *s.shape), s.dtype), self.rows)
+        start = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+        share = (sizes / total).astype(jnp.result_type(float))
+        with jax.ensure_compile_time_eval():  # kept, and so never of a program that is traced
+            begin, size, part = (jnp.asarray(table) for table in (start, sizes, share))
+            return FederatedData(rows, begin, size, part, int(sizes.max()))
+
+    def client(self, index: int, rows: ArrayTree) -> Client:
+        """Return one client as a step sees it; its rows lie alone, with NaN where others' would."""
+        hollow, zero = self.hollow, jnp.zeros((), jnp.int32)
+        share = hollow.share[index]
+        padded = jax.tree.map(lambda leaf: _padded(leaf, hollow.max_size), rows)
+        return Client(
+            padded,
+            zero,
+            hollow.size[index],
+            jnp.asarray(index, jnp.int32),
+            share,
+            jnp.ones((), share.dtype),
+            hollow.max_size,
+        )
+
+    @property
+    def client_like(self) -> Client:
+        """The shapes of what `client` returns."""
+        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), self.rows)
+        shapes: Client = jax.eval_shape(lambda rows: self.client(0, rows), one)
+        return shapes
+
+
+def kernel_digest(kernel: FederatedKernel) -> str:
+    """Return a digest of a kernel's numbers and structure; functions count by their names.
+
+    What they compute is in the study's files, whose hashes are compared.
+    """
+    kernel = schedules.tabulate(as_functions(kernel), 0, SCHEDULED_ROUNDS, 0)
+    return digest_of(json.dumps(describe(kernel), sort_keys=True).encode())
+
+
+def software() -> dict[str, str]:
+    """Return what must be the same everywhere for a run's numbers to be the same."""
+    options = {
+        "64-bit floats": "jax_enable_x64",
+        "partitionable random numbers": "jax_threefry_partitionable",
+    }
+    settings = {name: str(getattr(jax.config, option, None)) for name, option in options.items()}
+    return {name: versions()[name] for name in ("fedmcmc", "jax")} | settings
+
+
+def _padded(leaf: Any, size: int) -> Any:
+    """Return rows with what no step may read behind them: NaN, or a type's largest number."""
+    leaf = jnp.asarray(leaf)
+    floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+    nothing = jnp.nan if floats else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
+    rest = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), nothing, leaf.dtype)
+    return jnp.concatenate([leaf, rest])
+
+
+def _shapes(tree: Any, path: Path) -> ArrayTree:
+    if isinstance(tree, dict) and isinstance(tree.get("dtype"), str):
+        return jax.ShapeDtypeStruct(tuple(tree.get("shape", ())), np.dtype(tree["dtype"]))
+    if not isinstance(tree, dict) or not tree:
+        raise ValueError(f"{path}: each column of rows needs a dtype, and a shape if it has one.")
+    return {name: _shapes(part, path) for name, part in tree.items()}
+
+
+def _described(tree: ArrayTree) -> Any:
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): [str(np.dtype(leaf.dtype)), list(leaf.shape)]
+        for path, leaf in named
+    }

@@ -1,0 +1,84 @@
+"""The two commands, as settings files say."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import fedmcmc.server
+import fedmcmc.site
+from fedmcmc import deploy
+from fedmcmc.deploy._disk import Disk
+from tests.support.commands import NAMES, Consortium, rows_of
+
+FIT = dict(kernel="fit", seed=0, draws="draws.npz", report="fit.html", progress=False)
+
+
+def test_a_server_fits_as_its_file_says(tmp_path):
+    clinics = Consortium(tmp_path, asks=deploy.FIT, run=FIT)
+    with clinics.in_threads(NAMES):
+        samples = deploy.run_server(tmp_path / "server.toml")
+    with np.load(tmp_path / "draws.npz") as stored:
+        np.testing.assert_array_equal(stored["theta"], samples.draws)
+    assert (tmp_path / "fit.html").read_text().startswith("<!")
+    data = fedmcmc.FederatedData.from_clients([rows_of(name) for name in NAMES])
+    fitted = fedmcmc.fit(clinics.study.model, data, rng_key=jax.random.key(0), progress=False)
+    np.testing.assert_allclose(
+        samples.draws.mean((0, 1)), fitted.samples.draws.mean((0, 1)), atol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new", "message"),
+    [
+        ("site", "approved = ", "approved = 'x' #", "Refused: The study 'three clinics' is not"),
+        ("site", "folder = ", "folders = ", "must have .*folder.* it has .*folders"),
+        ("site", "name = 'bern'", "name = 'zug'", "has no site 'zug'"),
+        ("site", 'rows = "bern.npz"', 'rows = "chur.npz"', "bern has 4 rows"),
+        ("server", "num_rounds", "num_round", "run must have .*num_rounds"),
+        ("server", "chur = ", "zug = ", "sites must have a fingerprint for each of"),
+        ("server", "seed = ", "seeds = ", "run must have .*seed"),
+    ],
+    ids=str,
+)
+def test_a_command_says_what_is_wrong(command, old, new, message, tmp_path, capsys):
+    Consortium(tmp_path)
+    path = tmp_path / ("bern.toml" if command == "site" else "server.toml")
+    text = path.read_text().replace('name = "bern"', "name = 'bern'", 1)
+    assert old in text
+    path.write_text(text.replace(old, new))
+    main = fedmcmc.site.main if command == "site" else fedmcmc.server.main
+    assert main([str(path)]) == 1
+    told = capsys.readouterr().err
+    assert re.search(message, told), told
+
+
+def test_what_a_site_keeps_is_checked_when_it_is_read(tmp_path):
+    disk = Disk(tmp_path)
+    disk.write("run", {"a": 1}, b"state", b"pending")
+    assert disk.read("run", 2) == ({"a": 1}, [b"state", b"pending"])
+    assert disk.read("other", 2) is None and disk.marked("run", 3) is None
+    disk.mark("run", [3, 4], b"three", keep=[])
+    disk.mark("run", [7], b"seven", keep=[4])
+    assert disk.marked("run", 7) == b"seven"
+    for path in list(tmp_path.glob("run-*/*")):  # of a process that was killed while it wrote
+        path.with_name(path.name + ".partial").write_bytes(b"")
+    disk.mark("run", [8], b"eight", keep=[4])
+    assert disk.marked("run", 8) == b"eight" and disk.marked("run", 4) == b"three"
+    assert disk.marked("run", 8) is None  # of rounds that are run again
+    assert disk.marked("run", 3) is None and disk.marked("run", 7) is None
+    disk.reserve(12)
+    assert Disk(tmp_path).reserved == 12
+    (path,) = tmp_path.glob("run-*/state")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match="damaged"):
+        disk.read("run", 2)
+
+
+def test_only_some_runs_are_kept(tmp_path):
+    disk = Disk(tmp_path)
+    for number in range(20):
+        disk.begin(str(number))
+        disk.write(str(number), {}, b"")
+    assert disk.read("19", 1) is not None and len(list(tmp_path.glob("run-*"))) <= 17

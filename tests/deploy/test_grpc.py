@@ -1,0 +1,87 @@
+"""Sites over gRPC on loopback: same draws, and nobody else gets in."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedmcmc import deploy
+from tests.contracts.model import KEY, POSITIONS
+from tests.support import studies
+from tests.support.consortium import Threads, credentials, keys, make_keys
+
+__all__ = ["keys"]
+SETTINGS = dict(num_rounds=6, progress=False)
+POSITION = POSITIONS["nested"]
+
+
+@pytest.fixture
+def server(keys):
+    folder, pins = keys
+    made = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads(server):
+    made = Threads(server.port)
+    yield made
+    made.end()
+
+
+def local_run(study, folder):
+    local = deploy.Local()
+    studies.join_all(local, study, folder / "local")
+    return deploy.run(study, KEY, "main", POSITION, transport=local, **SETTINGS)
+
+
+def test_sites_over_the_network_draw_what_those_in_threads_do(keys, server, threads, tmp_path):
+    study = studies.study_of("compress: lsd_pp, memory: per client")
+    for name in study.sites:
+        threads.join(study, name, tmp_path, credentials(keys[0], name))
+    samples = deploy.run(study, KEY, "main", POSITION, transport=server, **SETTINGS)
+    expected = local_run(study, tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    jax.tree.map(np.testing.assert_array_equal, samples.state.server, expected.state.server)
+    assert samples.totals["bits_up"] == expected.totals["bits_up"]
+
+
+def test_a_certificate_that_is_not_registered_is_turned_away(keys, server, threads, tmp_path):
+    folder, _ = keys
+    deploy.make_party(folder, tmp_path / "other", "bern")  # of the same authority
+    other = credentials(tmp_path / "other", "bern")
+    threads.join(studies.study_of(), "bern", tmp_path, other).join(timeout=20)
+    assert "not registered" in threads.errors["bern"]
+    assert server.receive(0.2) is None
+
+
+def test_a_site_of_another_authority_does_not_come_through(server, threads, tmp_path):
+    make_keys(tmp_path / "rogue", ["bern"])
+    threads.join(studies.study_of(), "bern", tmp_path, credentials(tmp_path / "rogue", "bern"))
+    assert server.receive(1.0) is None
+    assert threads.errors == {}  # it goes on trying: its certificate may be mended
+
+
+def test_a_site_that_calls_itself_another_is_refused(keys, server, threads, tmp_path):
+    study = studies.study_of()
+    sites = deploy.Sites(study, server)
+    mine = credentials(keys[0], "bern")
+    thread = threads.join(study, "bern", tmp_path, mine, claims="chur")
+    with pytest.warns(RuntimeWarning, match="registered as 'bern' and calls itself 'chur'"):
+        sites._links._understood(*server.receive(20.0), {})
+    thread.join(timeout=20)
+    assert "calls itself" in threads.errors["bern"]
+
+
+def test_two_names_with_one_certificate_are_refused(keys):
+    folder, pins = keys
+    twice = {"bern": pins["bern"], "basel": pins["bern"]}
+    with pytest.raises(ValueError, match="same certificate"):
+        deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), twice)
+
+
+def test_keys_are_readable_by_their_owner_alone_and_not_replaced(keys):
+    folder, _ = keys
+    assert (folder / "bern.key").stat().st_mode & 0o077 == 0
+    with pytest.raises(FileExistsError, match="would undo"):
+        deploy.make_party(folder, folder, "bern")

@@ -1,0 +1,127 @@
+"""A run at real sites draws what a simulated one does."""
+
+import platform
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import deploy, streaming
+from fedmcmc.deploy._rounds import Rounds
+from tests.contracts.model import DATA, KEY
+from tests.contracts.tables import KERNELS
+from tests.support import studies
+from tests.support.lanes import fast_and_slow
+from tests.support.processes import environment
+from tests.support.site_runs import POSITION, at_sites, run_both
+
+# One per family; a memory that the server copies, a set-up, a phase before the last, sites, faults.
+FAST = (
+    "fsgld",
+    "lsd",
+    "compress: lsd_pp, memory: per client",
+    "qlsd_star",
+    "fa_hmc",
+    "fed_ep",
+    "faults: compress: lsd, memory",
+)
+OF_CLIENTS = [
+    name for name in KERNELS if not studies.study_of(name).kernel("main").participation.pooled
+]
+
+
+@pytest.mark.parametrize("row", fast_and_slow(OF_CLIENTS, FAST))
+def test_sites_draw_what_a_simulation_does(row, tmp_path):
+    run_both(row, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"),
+    reason="the flag that leaves out fused arithmetic is for x86",
+)
+@pytest.mark.parametrize("part", range(4))
+def test_sites_draw_the_same_to_the_last_bit(part):
+    # Instructions up to AVX have no fused multiply-add; see tests/contracts/test_kernels.py.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.site_runs", *OF_CLIENTS[part::4]],
+        env=environment(devices=1, flags="--xla_cpu_max_isa=AVX"),
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+def test_chains_burn_in_thinning_and_accumulators_are_those_of_sample(tmp_path):
+    samples = run_both(
+        "compress: lsd_pp, memory: per client",
+        tmp_path,
+        num_rounds=9,
+        num_chains=3,
+        num_burnin=2,
+        thinning=2,
+        record=fedmcmc.Record(streams={"m": streaming.moments()}),
+    )
+    assert samples.draws["a"].shape == (3, 3) and samples.streams["m"].num_draws == 3
+
+
+def test_a_rule_ends_a_run(tmp_path):
+    study = studies.study_of("fed_ep: expansions")
+    samples = at_sites(study, tmp_path, until=fedmcmc.at_rest(0.5), max_rounds=30)
+    assert samples.stopped["reached"] and samples.totals["rounds"] < 30
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_more_rounds(tmp_path):
+    study = studies.study_of("compress: lsd_pp, memory: per client")
+    whole = at_sites(study, tmp_path / "whole", num_rounds=9)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
+    for num_rounds in (3, 9):
+        samples = at_sites(study, tmp_path / "sites", num_rounds=num_rounds, checkpoint=checkpoint)
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+    jax.tree.map(np.testing.assert_array_equal, samples.info, whole.info)
+
+
+def test_a_site_without_its_state_does_not_go_on(tmp_path):
+    study = studies.study_of("compress: lsd_pp, memory: per client")
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
+    at_sites(study, tmp_path / "sites", num_rounds=4, checkpoint=checkpoint)
+    with pytest.raises(deploy.SiteError, match="no state of round 4"):
+        at_sites(study, tmp_path / "others", num_rounds=6, checkpoint=checkpoint)
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    """Ctrl-C between two checkpoints, in the middle of a segment."""
+    study = studies.study_of("compress: lsd_pp, memory: per client")
+    whole = at_sites(study, tmp_path / "whole", num_rounds=9)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5)
+    settings = dict(num_rounds=9, checkpoint=checkpoint)
+    real = Rounds.round
+
+    def interrupted(rounds, state, number):
+        if number == 7:
+            raise KeyboardInterrupt
+        return real(rounds, state, number)
+
+    with monkeypatch.context() as patched, pytest.warns(fedmcmc.SamplingWarning, match="Interrup"):
+        patched.setattr(Rounds, "round", interrupted)
+        samples = at_sites(study, tmp_path / "sites", **settings)
+    assert samples.totals["rounds"] < 8
+    samples = at_sites(study, tmp_path / "sites", **settings)
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+
+
+def test_a_chain_that_turns_non_finite_ends_a_run_with_the_draws_before(tmp_path):
+    study = studies.study_of("lsd_star", settings={"row": "lsd_star", "step_size": 1e30})
+    with pytest.raises(fedmcmc.NonFiniteError) as found:
+        at_sites(study, tmp_path, num_rounds=20)
+    error = found.value
+    assert error.samples.num_draws == error.round == error.samples.totals["rounds"][0] > 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(error.samples.draws))
+    with pytest.raises(fedmcmc.NonFiniteError) as simulated:
+        fedmcmc.sample(KEY, study.kernel("main"), DATA, POSITION, num_rounds=20, progress=False)
+    assert simulated.value.round == error.round

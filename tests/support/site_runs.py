@@ -1,0 +1,62 @@
+"""A run at sites in threads beside the same run in a simulation."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import fedmcmc
+from fedmcmc import deploy
+from tests.contracts.model import DATA, KEY, POSITIONS
+from tests.support import studies
+
+ONE_BY_ONE = fedmcmc.Placement(clients_at_a_time=1)
+POSITION = POSITIONS["nested"]
+
+
+def close(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
+def at_sites(study, folder, *, kernel="main", position=POSITION, **settings):
+    """Run a study's kernel with its sites in threads."""
+    local = deploy.Local()
+    studies.join_all(local, study, Path(folder))
+    settings = dict(progress=False) | settings
+    return deploy.run(study, KEY, kernel, position, transport=local, **settings)
+
+
+def run_both(row, folder, compare=close, **settings):
+    """Compare draws, figures, totals and the server's broadcast; return the run at sites."""
+    study, settings = studies.study_of(row), dict(num_rounds=6, progress=False) | settings
+    samples = at_sites(study, folder, **settings)
+    simulated = fedmcmc.sample(
+        KEY, study.kernel("main"), DATA, POSITION, placement=ONE_BY_ONE, **settings
+    )
+    jax.tree.map(compare, samples.draws, simulated.draws)
+    jax.tree.map(compare, samples.state.broadcast, simulated.state.broadcast)
+    for name, moments in samples.streams.items():
+        jax.tree.map(close, moments.mean, simulated.streams[name].mean)
+    assert samples.info.keys() == simulated.info.keys()
+    for name in set(samples.info) - {"bits_up", "bits_down"}:
+        close(samples.info[name], simulated.info[name])
+    for name in ("bits_up", "bits_down"):
+        np.testing.assert_array_equal(samples.info[name], simulated.info[name])
+        np.testing.assert_array_equal(samples.totals[name], simulated.totals[name])
+    return samples
+
+
+def main(rows):
+    for row in rows:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                run_both(row, folder, np.testing.assert_array_equal)
+        except AssertionError as error:
+            raise AssertionError(row) from error
+    print("same")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
