@@ -52,7 +52,9 @@ def test_reports(gaussian, tmp_path):
     assert told["stages"][0]["khat"] is None and told["stages"][1]["verdict"] == "exact"
     text = str(gaussian)
     assert text.startswith("exact (importance)") and "coordinate 2:" in text
-    page = gaussian.report.save(tmp_path / "fit.html").read_text()
+    assert repr(gaussian.samples).endswith(gaussian.verdict)
+    page = gaussian.report.save(tmp_path / "new" / "fit.html").read_text()
+    assert "These results can be used" in page
     assert page.count("<svg") == 2 and "Importance weights" in page
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert gaussian.samples.to_datatree()["posterior"]["theta"].shape == (1, 4000, 3)
@@ -118,7 +120,7 @@ def test_two_modes_are_both_in_the_draws():
 
 def curved(x, rows):
     """A banana, far from a Gaussian: x[1] about x[0] squared."""
-    return -0.5 * (rows - x[0]) ** 2 / len(rows) - 2.0 * (x[1] - x[0] ** 2) ** 2 / 4
+    return -0.25 * (rows - x[0]) ** 2 - 0.5 * (x[1] - x[0] ** 2) ** 2
 
 
 CURVED = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2) / 4, curved)
@@ -130,7 +132,6 @@ def test_chains_take_over_where_weights_fail():
     assert fitted.verdict.startswith("exact (MCMC): R-hat")
     grid = np.linspace(-6, 14, 1001)
     a, b = np.meshgrid(grid, grid, indexing="ij")
-    # Rows as the clients hold them: a sum over four rows, of which each divides by its batch.
     log_p = sum(
         jax.vmap(jax.vmap(lambda u, v, r=r: jnp.sum(curved(jnp.stack([u, v]), r))))(a, b)
         for r in (jnp.ones(1), jnp.zeros(2), jnp.zeros(1))
@@ -174,10 +175,13 @@ def test_patience_is_asked_for():
     assert len(fitted.report.stages) == 2
 
 
-def test_too_few_rounds_are_called_failed():
+def test_too_few_rounds_are_called_failed(monkeypatch):
+    monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"fit: failed: R-hat"):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, max_rounds=1)
     assert fitted.verdict.startswith("failed") and np.isnan(fitted.log_evidence)
+    assert "Raise max_rounds" in fitted.verdict and fitted.corrected is None
+    assert f"{fitted.report.rounds} rounds" in fitted.verdict
 
 
 def test_what_asks_sees_no_rows():
@@ -219,7 +223,8 @@ class Watched(SimulatedConsortium):
         return super().sample(*args, num_rounds=num_rounds, **kwargs)
 
 
-def test_an_interrupt_keeps_what_was_sampled():
+def test_an_interrupt_keeps_what_was_sampled(monkeypatch):
+    monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
     settings = dict(position=jnp.zeros(2), num_draws=500)
     with pytest.warns(fedmcmc.SamplingWarning, match="fit: failed: R-hat"):
         stopped = fit(CURVED, Watched(interrupt_call=7), **settings)

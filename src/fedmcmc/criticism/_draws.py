@@ -12,6 +12,7 @@ from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.diagnostics import SamplingWarning, mixing
 from fedmcmc.exact import Corrected
+from fedmcmc.fitting import Fitted
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -47,9 +48,9 @@ def equal_draws(
 ) -> EqualDraws:
     """Return at most `num_draws` draws of equal weight that `posterior` takes.
 
-    `Corrected` ones are resampled (with `rng_key`, by default ``jax.random.key(0)``), those of
-    `Samples` and of a pytree, leaves ``[num, *event]``, are taken at even distances, in `Samples`
-    from all chains.
+    Of a `Fitted` they are its samples. `Corrected` ones are resampled (with `rng_key`, by default
+    ``jax.random.key(0)``), those of `Samples` and of a pytree, leaves ``[num, *event]``, are taken
+    at even distances, in `Samples` from all chains.
 
     Raises
     ------
@@ -63,6 +64,8 @@ def equal_draws(
     """
     expect(posterior, Posterior, "posterior")
     num_draws = positive_integer(num_draws, "num_draws")
+    if isinstance(draws, Fitted):
+        draws = draws.samples
     if isinstance(draws, Corrected | Samples) and posterior.position_fn is not None:
         raise ValueError(
             "These draws are in the model's own coordinates, and posterior is in whitened ones: "

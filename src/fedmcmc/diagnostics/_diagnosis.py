@@ -119,11 +119,16 @@ def diagnose(
     if posterior is not None and data is not None:
         moments = check_moments(posterior, data, draws)
     whole = Diagnosis(found, moments, names, ())
-    findings = [*_of_mixing(whole), *_of_moments(whole, approximates)]
+    of_moments = _of_moments(whole, approximates)
+    findings = [*_of_mixing(whole, advise=not of_moments), *of_moments]
     return Diagnosis(found, moments, names, tuple(findings))
 
 
-def _of_mixing(diagnosis: Diagnosis) -> list[str]:
+def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
+    """Return what is wrong with R-hat and effective draws; `advise` if nothing else is wrong.
+
+    What helps chains that are too short makes nothing right that is wrong in the long run.
+    """
     found, names = diagnosis.mixing, diagnosis.names
     still = np.flatnonzero(np.isnan(found.rhat))
     if len(still):
@@ -143,12 +148,17 @@ def _of_mixing(diagnosis: Diagnosis) -> list[str]:
         return []
     least = np.minimum(found.ess_bulk, found.ess_tail)
     worst = int(np.argmin(least) if diagnosis.ess < ESS else np.argmax(found.rhat))
-    return [
-        f"Chains disagree or are too short: R-hat {diagnosis.rhat:.3g}, {diagnosis.ess:.0f} "
+    told = (
+        f"Chains disagree or are too short: R-hat {diagnosis.rhat:.4g}, {diagnosis.ess:.0f} "
         f"effective draws, worst for {names[found.coordinates[worst]]} (wanted: at most {RHAT:g}, "
-        f"at least {ESS:g}). Go on with sample(..., state=samples.state), or make all directions "
-        f"alike with fedmcmc.whiten, where steps can be larger."
-    ]
+        f"at least {ESS:g})."
+    )
+    if advise:
+        told += (
+            " Go on with sample(..., state=samples.state), or make all directions alike with "
+            "fedmcmc.whiten, where steps can be larger."
+        )
+    return [told]
 
 
 def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:

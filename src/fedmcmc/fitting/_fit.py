@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import jax
@@ -207,12 +208,19 @@ class _Fit:
                 return self._by_importance("doubtful (importance)", cost)
             return self._approximate(cost)
         if len(self.search.modes) > 1:  # no chain comes across between them
-            return self._temper("failed: weights and repetitions of tempering disagree")
-        verdict = self._run_chains(max_rounds)
+            return self._temper()
+        figures = self._run_chains(max_rounds)
+        assert self.chains is not None
+        if self.chains.agree:
+            return f"exact (MCMC): {figures} (R-hat below 1.01), {self._so_far}."
         can_temper = trees.num_elements(self.search.centre) <= TEMPERED_DIMENSIONS
-        if verdict.startswith("failed") and self.search.found and can_temper:
-            return self._temper(verdict)
-        return verdict
+        if self.search.found and can_temper:
+            return self._temper(f"{figures} (wanted: R-hat below 1.01, 400 effective draws)")
+        longer = " Raise max_rounds, or" if self.chains.num_rounds >= max_rounds else " Try to"
+        return (
+            f"failed: {figures} (wanted: R-hat below 1.01, 400 effective draws), {self._so_far}."
+            f"{longer} reparametrize the model."
+        )
 
     @contextmanager
     def _bar(self, name: str) -> Iterator[Callable[[Stage], None]]:
@@ -302,6 +310,7 @@ class _Fit:
             self._correct(RECORRECTION, samples, "FedEP's Gaussian")
 
     def _run_chains(self, max_rounds: int) -> str:
+        """Run chains and return their figures in words."""
         with self._bar("chains") as done:
             self.chains = chains = run_chains(
                 self._key(CHAINS),
@@ -328,14 +337,12 @@ class _Fit:
             f"R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws of "
             f"{chains.samples.num_chains} chains"
         )
-        if not agreed:
-            return f"failed: {figures} after {chains.num_rounds:,} rounds of chains (wanted: R-hat \
-below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparametrize the model."
-        self._measure_evidence(chains)
-        return f"exact (MCMC): {figures} (R-hat below 1.01), {self._so_far}."
+        if agreed:
+            self._measure_evidence(chains)
+        return f"{figures} after {chains.num_rounds:,} rounds of chains"
 
-    def _temper(self, otherwise: str) -> str:
-        """Temper twice, and return a verdict, `otherwise` if the two disagree."""
+    def _temper(self, before: str = "") -> str:
+        """Temper twice, and return a verdict; `before` says what failed before that."""
         with self._bar("tempering") as done:
             start = self.search.mixture(tail=0.5, widen=WIDER)
             keys = jax.random.split(self._key(TEMPERING))
@@ -350,14 +357,19 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
             agree = gap < 4 and shift < MOST_SHIFT
             why = (
                 f"log evidence {one.log_evidence:.3f} and {two.log_evidence:.3f}, {gap:.1f} sds "
-                f"apart (below 4), means up to {shift:.2f} sd (below {MOST_SHIFT:g})"
+                f"apart (wanted: below 4), means up to {shift:.2f} sd apart (wanted: below "
+                f"{MOST_SHIFT:g})"
             )
             rounds, up, down = (sum(each.totals[name] for each in found) for name in COSTS)
             method = f"2 repetitions, {len(one.acceptance)} temperatures"
             verdict = "agree" if agree else "disagree"
             done(Stage("tempering", method, int(rounds), up, down, 0.0, verdict=verdict, why=why))
         if not agree:
-            return f"{otherwise.rstrip('.')}; tempering: {why}."
+            told = f"{before}; " * bool(before)
+            return (
+                f"failed: {told}two repetitions of tempering disagree, {why}; {self._so_far}. "
+                f"Reparametrize the model."
+            )
         self.chains, self.tempered = None, found
         return f"exact (SMC): {why}, {self._so_far}."
 
@@ -399,11 +411,13 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
 
     def fitted(self, posterior: Posterior, verdict: str) -> Fitted:
         """Return draws in the user's coordinates, with the report."""
-        samples = replace(self._samples(), constrain_fn=posterior.constrain_fn)
+        samples = replace(
+            self._samples(), constrain_fn=posterior.constrain_fn, stopped={"verdict": verdict}
+        )
         if posterior.position_fn is not None:
             in_users = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
             samples = replace(samples, draws=jax.tree.map(np.asarray, in_users(samples.draws)))
-        weighted = None if self.chains is not None else self.corrected
+        weighted = None if self.chains is not None or self.tempered else self.evidence
         evidence, evidence_sd = self._evidence()
         federation = self.consortium.federation
         report = Report(
@@ -414,7 +428,10 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
                 "clients": federation.num_clients,
                 "rows": federation.num_rows,
                 "parameters": trees.num_elements(self.search.centre),
-                "log evidence": f"{evidence:.4f} (sd {evidence_sd:.2g})",
+                "log evidence": f"{evidence:.4f} (sd {evidence_sd:.2g})"
+                if evidence_sd >= 0
+                else "",
+                "fedmcmc": _version(),
                 "JAX": jax.__version__,
             },
             lambda: figures_of(samples, weighted),
@@ -425,7 +442,8 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
             evidence,
             evidence_sd,
             report,
-            self.corrected,
+            posterior,
+            weighted,
             self._gaussian(),
         )
 
@@ -461,6 +479,13 @@ below 1.01, 400 effective draws); {self._so_far}. Raise max_rounds, or reparamet
         flat = self.search.mixture(tail=0.0).draw(self._key(DRAW), self.num_draws)
         draws = jax.vmap(lambda x: trees.unravel(x, self.search.centre))(flat)
         return _as_samples(_one_chain(draws), self.stages)
+
+
+def _version() -> str:
+    try:
+        return version("fedmcmc")
+    except PackageNotFoundError:  # run from a source tree
+        return "not installed"
 
 
 def _row(stage: str, method: str, found: Corrected) -> Stage:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting._report import Report
 from fedmcmc.gaussian import Gaussian
@@ -33,8 +33,10 @@ class Fitted:
         log prior and log likelihood are normalized, as those of `fedmcmc.from_numpyro` are.
     report
         Stage by stage: ``print(fitted.report)``, ``.save(path)`` for a page, ``.to_dict()``.
+    posterior
+        The model as a `Posterior`, as `fedmcmc.criticism` takes it.
     corrected
-        The weighted draws of the last correction, or ``None``.
+        The weighted draws that `samples` were resampled from, or ``None`` where they are others.
     gaussian
         Laplace's approximation at the highest mode, over sampled positions, or ``None``.
     """
@@ -44,6 +46,7 @@ class Fitted:
     log_evidence: float
     log_evidence_sd: float
     report: Report
+    posterior: Posterior
     corrected: Corrected | None = field(default=None)
     gaussian: Gaussian | None = field(default=None)
 
@@ -73,8 +76,9 @@ def summarized(constrained: ArrayTree) -> dict[str, dict[str, float]]:
         ],
         axis=1,
     )[:, :MOST_NAMED]
-    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
-    columns = dict(mean=values.mean(0), sd=values.std(0))
+    with np.errstate(all="ignore"):  # of chains that ran away
+        low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
+        columns = dict(mean=values.mean(0), sd=values.std(0))
     columns |= {"5 %": low, "50 %": middle, "95 %": high}
     return {
         name: {key: float(column[i]) for key, column in columns.items()}

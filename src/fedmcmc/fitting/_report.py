@@ -119,6 +119,7 @@ class Report:
         """
         figures = {} if self.draw_figures is None else self.draw_figures()
         path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_page(self, figures), encoding="utf-8")
         return path
 
@@ -141,6 +142,20 @@ def _cells(stage: Stage) -> tuple[str, ...]:
         f"{stage.seconds:.1f}",
         stage.verdict,
     )
+
+
+ADVICE = {
+    "exact": "These results can be used. They were computed without pooling rows, and they say "
+    "nothing about whether the model is right.",
+    "doubtful": "Use these results with care: they look right, and nothing shows that they are.",
+    "approximate": "Do not report these numbers as the posterior: they are those of a Gaussian "
+    "approximation, and may be far off.",
+    "failed": "Do not use these numbers.",
+}
+
+
+def _advice(verdict: str) -> str:
+    return ADVICE[verdict.split(" ")[0].rstrip(":")]
 
 
 WORDS = (
@@ -169,6 +184,20 @@ WORDS = (
         "normalized. Differences between two models on the same data are log Bayes factors.",
     ),
     (
+        "Mode",
+        "A place where the posterior density is highest among its neighbors. There may be several.",
+    ),
+    (
+        "5 %, 50 %, 95 %",
+        "So many of a parameter's posterior draws lie below. Between the first and the last lie 90 "
+        "in a hundred.",
+    ),
+    (
+        "Approximate, doubtful",
+        "Approximate: draws of a Gaussian. Doubtful: weighted draws that look right, where a part "
+        "of the posterior that no draw reached would not show.",
+    ),
+    (
         "Exact",
         "Draws follow the posterior of the model as written, up to the error of a finite number of "
         "draws, if the search found all modes that matter. Nothing is said about whether the model "
@@ -193,7 +222,8 @@ def _page(report: Report, figures: dict[str, str]) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>fedmcmc: report of a fit</title><style>{STYLE}</style></head><body>",
         "<h1>Report of a fit</h1>",
-        f"<p class='verdict {good}'>{html.escape(report.verdict)}</p>",
+        f"<p class='verdict {good}'><strong>{html.escape(_advice(report.verdict))}</strong><br>"
+        f"{html.escape(report.verdict)}</p>",
         "<h2>Parameters</h2>",
         _table(
             ("parameter", "mean", "sd", "5 %", "50 %", "95 %"),

@@ -48,7 +48,7 @@ class Relay(LocalLangevin):
     @property
     def caution(self) -> str:
         return (
-            "With many clients there is another cause: a relay multiplies the visited client's "
+            "There is another cause than the step: a relay multiplies the visited client's "
             "gradient by the number of clients, and so all that its surrogate (of fsgld) gets "
             "wrong. Take fewer local steps, or a kernel in whose rounds all clients take part."
         )

@@ -43,6 +43,7 @@ class Samples:
     stopped
         What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
         ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
+        Of `fedmcmc.fit` its ``verdict``.
     streams
         What the accumulators of ``Record(streams=...)`` found, by their names.
     placement
@@ -81,7 +82,7 @@ class Samples:
         elif self.num_chains * num < FEWEST_DRAWS:
             told = f"too few to judge (fewer than {FEWEST_DRAWS})"
         else:
-            told = "not judged"
+            told = self.stopped.get("verdict", "not judged")
         return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{told}"
 
     def __getstate__(self) -> dict[str, Any]:
