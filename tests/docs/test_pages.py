@@ -40,7 +40,7 @@ def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
 
 def test_the_page_on_criticism_runs():
     names = run_page("criticism.md")
-    assert names["corrected"].verdict == "exact"
+    assert names["fitted"].corrected.verdict == "exact"
     assert next(iter(names["compared"].models)) == "dose"
     assert names["found"].p_values.argmin() == 4 and names["found"].p_values[4] < 1e-4
     assert names["without"].reliable.all() and names["without"].refitted[4]
