@@ -189,29 +189,38 @@ def bench() -> None:
         white = fedmcmc.whiten(posterior, data)
         for title, (kernel, chains) in chain_kernels(white, data).items():
             line("", title, *_of_chains(kernel, chains, data, white, exact))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            begun = time.perf_counter()
-            samples = fedmcmc.sample(
-                key,
-                fedmcmc.fed_ep(white.posterior),
-                data,
-                white.position,
-                until=fedmcmc.at_rest(),
-                max_rounds=60,
-                progress=False,
-            )
-            seconds = time.perf_counter() - begun
-        bias, spread = errors(settings.flat(samples.final_draws), exact)
-        arrived = bias <= BIAS and spread <= SPREAD
-        total = sum(float(samples.totals[way].sum()) for way in ("bits_up", "bits_down")) / 1e6
-        cells = (samples.totals["rounds"][0], f"{total:,.1f}", f"{seconds:.1f}")
-        shown = cells if arrived else ("not there", "", "")
-        line("", "`fed_ep`, at rest", *shown, f"{bias:.3f}", f"{spread:.1%}")
+        line("", "`fed_ep`, at rest", *_of_approximation(data, white, exact))
         line("", "NUTS on pooled rows, NumPyro", "", "", f"{nuts:.1f}", "", "")
         line(
             "", "NUTS, BlackJAX", "", "", f"{blackjax_seconds(posterior, data, start):.1f}", "", ""
         )
+
+
+def _of_approximation(
+    data: fedmcmc.FederatedData, white: fedmcmc.Whitened, exact: np.ndarray
+) -> tuple[str, ...]:
+    """Return rounds, megabits and seconds of FedEP, if its errors are small, and the errors."""
+    if exact.shape[1] > 64:
+        return "takes up to 64 parameters", "", "", "", ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begun = time.perf_counter()
+        samples = fedmcmc.sample(
+            jax.random.key(1),
+            fedmcmc.fed_ep(white.posterior),
+            data,
+            white.position,
+            until=fedmcmc.at_rest(),
+            max_rounds=60,
+            progress=False,
+        )
+        seconds = time.perf_counter() - begun
+    bias, spread = errors(settings.flat(samples.final_draws), exact)
+    last = (f"{bias:.3f}", f"{spread:.1%}")
+    if bias > BIAS or spread > SPREAD:
+        return "not there", "", "", *last
+    total = sum(float(samples.totals[way].sum()) for way in ("bits_up", "bits_down")) / 1e6
+    return f"{samples.totals['rounds'][0]}", f"{total:,.2f}", f"{seconds:.1f}", *last
 
 
 def _of_chains(
