@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
+import warnings
 import jax, jax.numpy as jnp, numpy as np, optax
 import fedmcmc
+
+warnings.filterwarnings("ignore", category=fedmcmc.DiagnosisWarning)  # runs are far too short
 
 def logprior(position):
     return -0.5 * jnp.sum(position["mean"] ** 2) - 0.5 * position["shift"] ** 2

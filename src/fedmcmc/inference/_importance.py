@@ -109,8 +109,8 @@ class Importance(Inference):
         weights = jax.nn.softmax(jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf))
         # In units of the points, so that a covariance of ones is well conditioned.
         center = weights @ points
-        around = points - center
-        covariance = jnp.matmul((weights * around.T), around, precision="highest")
+        around = points - center[None]
+        covariance = jnp.matmul(weights[None] * around.T, around, precision="highest")
         inverse = jnp.linalg.inv(jnp.linalg.cholesky(covariance))
         # The inverse of root @ covariance @ root.T.
         factor = inverse @ jnp.linalg.cholesky(curvature).T
