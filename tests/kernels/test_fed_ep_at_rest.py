@@ -12,6 +12,7 @@ from fedmcmc import inference
 from fedmcmc.inference._importance import standard_points
 from fedmcmc.kernels._prior_site import is_constant
 from tests.oracles.federations import LIMIT, Federation, loglikelihood, worst_z
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(0)
 
@@ -75,7 +76,7 @@ def moments_of(q):
 # The inference.
 
 
-@pytest.mark.parametrize("structure", ["dense", "diagonal"])
+@pytest.mark.parametrize("structure", fast_and_slow(["dense", "diagonal"], ["dense"]))
 def test_for_gaussian_likelihoods_it_is_exact(structure):
     settings = dict(structure=structure, damping=0.5, initial_precision=0.3)
     found, exact = (
@@ -220,7 +221,7 @@ def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_mome
     assert tree["rounds"]["shift"].shape == samples.info["shift"].shape
 
 
-@pytest.mark.parametrize("damping", [1.0, 0.5])
+@pytest.mark.parametrize("damping", fast_and_slow([1.0, 0.5], [0.5]))
 def test_it_stays_at_rest(damping, data, mode):
     """Rounding that is not symmetric must not grow by the number of clients in each round."""
     # A few units in the last place of the whole precision, whose entries are about 300.

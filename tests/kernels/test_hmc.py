@@ -19,6 +19,7 @@ from tests.oracles.exact_starts import FEDERATION, exact_draws, run
 from tests.oracles.exact_starts import POSTERIOR as GAUSSIAN
 from tests.oracles.federations import LIMIT
 from tests.oracles.renewed_data import SECANT, assert_the_prior_is_kept
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(0)
 VECTOR = POSITIONS["vector"]
@@ -133,7 +134,7 @@ def test_leapfrog_steps_along_any_field_keep_volume_and_can_be_undone(field):
         np.testing.assert_allclose(-reversed_, p, atol=1e-10)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", fast_and_slow([1, 3], [1]))
 def test_chains_whose_data_is_drawn_anew_keep_the_prior(steps):
     kernel = fedmcmc.hmc(
         SECANT, np.zeros(2), step_size=1.3, max_integration_steps=steps, metric=np.ones(2)

@@ -9,6 +9,7 @@ import fedmcmc
 from fedmcmc.dynamics import mala_acceptance
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from tests.oracles.federations import Federation
+from tests.support.lanes import fast_and_slow
 
 FEDERATION = Federation()
 METRIC = np.array([[1.2, 0.3, 0.0], [0.3, 0.8, -0.2], [0.0, -0.2, 0.5]])
@@ -152,7 +153,7 @@ def minibatches(white):
     return kernel_fn
 
 
-@pytest.mark.parametrize("kernel", [sparse, minibatches])
+@pytest.mark.parametrize("kernel", fast_and_slow([sparse, minibatches], [minibatches]))
 def test_cohorts_minibatches_and_compression_are_tuned(white, kernel):
     """Their noise needs shorter steps than whole messages of everyone."""
     scores = fedmcmc.surrogates.score_covariance(white.posterior, FEDERATION.data, white.position)
