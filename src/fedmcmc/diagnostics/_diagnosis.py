@@ -109,8 +109,8 @@ def diagnose(
     >>> diagnose(draws).findings
     ()
     >>> drifting = draws + jax.numpy.linspace(0, 3, 1000)
-    >>> diagnose(drifting).findings[0][:45]
-    'Chains disagree or are too short: R-hat 1.24,'
+    >>> diagnose(drifting).findings[0][:43]
+    'Chains disagree or are too short: R-hat 1.2'
     """
     first = jax.tree.map(lambda leaf: np.zeros(leaf.shape[2:]), draws)
     names = tuple(trees.element_names(first))
