@@ -1,5 +1,7 @@
 """Leave-one-out as sums against ArviZ on the pooled rows."""
 
+from dataclasses import replace
+
 import arviz_base
 import arviz_stats
 import jax
@@ -196,6 +198,12 @@ def test_draws_of_a_run_are_taken_at_even_distances():
     np.testing.assert_array_equal(chosen.positions[150:], samples.draws[3, 8::16])
     ess = mixing(samples.draws).ess_bulk.mean()
     assert chosen.efficiency == pytest.approx(min(1, ess / 200))
+    many = replace(
+        samples,
+        draws=samples.draws.reshape(64, 50, *samples.draws.shape[2:]),
+        info={name: values.reshape(64, 50) for name, values in samples.info.items()},
+    )
+    assert equal_draws(many, LOGISTIC, 99, None, least=99).num == 99
     whole = equal_draws(samples, LOGISTIC, 5000, None)
     assert whole.num == 3200 and whole.efficiency == pytest.approx(ess / 3200)
     found = criticism.loo(LOGISTIC, data, samples, minimum_rows=1)

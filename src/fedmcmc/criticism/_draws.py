@@ -83,8 +83,11 @@ def equal_draws(
     elif isinstance(draws, Samples):
         found = draws.draws if draws.final_draws is None else draws.final_draws
         per_chain = max(1, num_draws // draws.num_chains)
+        if per_chain * draws.num_chains < least:  # many chains, of which some give one more
+            per_chain += 1
         chosen = jax.tree.map(lambda leaf: _evenly(np.asarray(leaf), 1, per_chain), found)
-        positions = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), chosen)
+        joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), chosen)
+        positions = jax.tree.map(lambda leaf: _evenly(leaf, 0, num_draws), joined)
         sizes = mixing(found).ess_bulk
         ess = sizes[np.isfinite(sizes)].sum() / max(np.isfinite(sizes).sum(), 1)
         efficiency = float(ess) / len(jax.tree.leaves(positions)[0])
