@@ -201,7 +201,7 @@ def test_moments_quantiles_and_resampling():
 def test_bad_input_is_said():
     posterior, data = FEDERATION.posterior, FEDERATION.data
     bad = fedmcmc.Gaussian(jnp.zeros(3), -jnp.eye(3), "dense")
-    with pytest.raises(ValueError, match="no proper density: the smallest eigenvalue"):
+    with pytest.raises(ValueError, match="not proper: the smallest eigenvalue"):
         fedmcmc.correct(KEY, posterior, data, bad)
     per_client = FEDERATION.surrogates("exact")[0]
     with pytest.raises(ValueError, match=r"surrogates.sum\(\) times the prior"):

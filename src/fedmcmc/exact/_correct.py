@@ -19,7 +19,7 @@ from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.diagnostics import SamplingWarning, mixing
 from fedmcmc.exact._corrected import Corrected, Round
 from fedmcmc.exact._psis import psis, threshold
-from fedmcmc.gaussian import Gaussian, Mixture, defensive
+from fedmcmc.gaussian import Gaussian, Mixture, defensive, moments_of
 from fedmcmc.kernels import BELOW, Evaluated, Points, Recipe, evaluations
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
@@ -321,7 +321,8 @@ def first_proposal(approximation: Any, tail: float, degrees: float) -> tuple[Mix
         like = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), draws)
         mean, covariance = flat.mean(0), np.atleast_2d(np.cov(flat.T))
     elif isinstance(approximation, Gaussian):
-        like, mean, covariance = _moments_of(approximation)
+        like = jax.tree.map(jnp.zeros_like, approximation.precision_mean)
+        mean, covariance = moments_of(approximation)
     else:
         raise TypeError(
             "approximation must be a fedmcmc.Gaussian, a Mixture or Samples, got "
@@ -329,37 +330,6 @@ def first_proposal(approximation: Any, tail: float, degrees: float) -> tuple[Mix
         )
     proposal = defensive(mean, covariance, tail=tail, degrees=degrees)
     return proposal, trees.cast_like(trees.unravel(jnp.asarray(mean), like), like)
-
-
-def _moments_of(q: Gaussian) -> tuple[ArrayTree, np.ndarray, np.ndarray]:
-    like = jax.tree.map(jnp.zeros_like, q.precision_mean)
-    size = trees.num_elements(like)
-    eta = np.asarray(trees.ravel(q.precision_mean), np.float64)
-    fits = q.structure == "scaled_identity" and jnp.ndim(q.precision) == 0
-    fits |= q.structure == "diagonal" and trees.same_shapes(q.precision, q.precision_mean)
-    fits |= q.structure == "dense" and jnp.shape(q.precision) == (size, size)
-    if not fits:
-        raise ValueError(
-            f"approximation must be one Gaussian over a position of {size} numbers; its precision "
-            f"has shapes {jax.tree.map(jnp.shape, q.precision)}. Of one Gaussian per client pass "
-            "surrogates.sum() times the prior."
-        )
-    if q.structure == "dense":
-        precision = np.asarray(q.precision, np.float64)
-        precision = (precision + precision.T) / 2
-        lowest = np.linalg.eigvalsh(precision)[0]
-    else:
-        ones = jax.tree.map(jnp.ones_like, q.precision_mean)
-        precision = np.asarray(trees.ravel(q.apply_precision(ones)), np.float64)
-        lowest = precision.min()
-    if not lowest > 0 or not np.isfinite(precision).all():
-        raise ValueError(
-            f"approximation is no proper density: the smallest eigenvalue of its precision is "
-            f"{lowest:.3g}. Pass surrogates.sum() times the prior."
-        )
-    if q.structure == "dense":
-        return like, np.linalg.solve(precision, eta), np.linalg.inv(precision)
-    return like, eta / precision, 1 / precision
 
 
 def _moved(found: list[_Weighted], proposal: Mixture) -> Mixture:

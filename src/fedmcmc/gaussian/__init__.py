@@ -15,6 +15,8 @@ from fedmcmc.gaussian._gaussian import plus_precision as plus_precision
 from fedmcmc.gaussian._gaussian import project as project
 from fedmcmc.gaussian._gaussian import symmetric as symmetric
 from fedmcmc.gaussian._gaussian import with_mean as with_mean
+from fedmcmc.gaussian._mixtures import WHOLE as WHOLE
 from fedmcmc.gaussian._mixtures import Mixture as Mixture
 from fedmcmc.gaussian._mixtures import StandardDraws as StandardDraws
 from fedmcmc.gaussian._mixtures import defensive as defensive
+from fedmcmc.gaussian._mixtures import moments_of as moments_of

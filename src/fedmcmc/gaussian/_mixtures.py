@@ -12,6 +12,9 @@ from jax.tree_util import register_dataclass
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
+from fedmcmc.gaussian._gaussian import Gaussian, flat_precision
+from fedmcmc.pytrees import trees
+
 
 class StandardDraws(NamedTuple):
     """Draws of a mixture before they have its means and scales.
@@ -26,6 +29,12 @@ class StandardDraws(NamedTuple):
 
     part: Array
     z: Array
+
+
+WHOLE = (
+    "It must be of the whole posterior: surrogates.sum() times the prior's Gaussian, or "
+    "samples.state.server.approximation.gaussian of fed_ep, of one chain."
+)
 
 
 @register_dataclass
@@ -185,6 +194,42 @@ def defensive(mean: Any, covariance: Any, *, tail: float = 0.2, degrees: float =
     covariance = np.asarray(covariance, np.float64)
     parts = [(1 - tail, np.inf, mean, covariance), (tail, degrees, mean, 1.2 * covariance)]
     return Mixture.of([part for part in parts if part[0] > 0])
+
+
+def moments_of(approximation: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean ``[d]`` and covariance, ``[d, d]`` or its diagonal ``[d]``, in float64.
+
+    Raises
+    ------
+    ValueError
+        If the Gaussian is not proper, or one per client.
+    """
+    q = approximation
+    size = trees.num_elements(q.precision_mean)
+    fits = q.structure == "scaled_identity" and jnp.ndim(q.precision) == 0
+    fits |= q.structure == "diagonal" and trees.same_shapes(q.precision, q.precision_mean)
+    fits |= q.structure == "dense" and jnp.shape(q.precision) == (size, size)
+    if not fits:
+        raise ValueError(
+            f"approximation must be one Gaussian over a position of {size} numbers; its precision "
+            f"has shapes {jax.tree.map(jnp.shape, q.precision)}. {WHOLE}"
+        )
+    precision = np.asarray(flat_precision(q), np.float64)
+    eta = np.asarray(trees.ravel(q.precision_mean), np.float64)
+    if q.structure == "dense":
+        precision = (precision + precision.T) / 2
+        lowest = np.linalg.eigvalsh(precision)[0]
+    else:
+        precision = np.broadcast_to(precision, eta.shape)
+        lowest = precision.min()
+    if not lowest > 0 or not np.isfinite(precision).all():
+        raise ValueError(
+            f"approximation is not proper: the smallest eigenvalue of its precision is "
+            f"{lowest:.3g}. {WHOLE}"
+        )
+    if q.structure == "dense":
+        return np.linalg.solve(precision, eta), np.linalg.inv(precision)
+    return eta / precision, 1 / precision
 
 
 def _apply(factor: Array, z: Array) -> Array:

@@ -394,8 +394,8 @@ class Expanded(NamedTuple):
         ``[num, d]``; or ``()``.
     """
 
-    value: Array
-    gradient: Array
+    value: ArrayTree
+    gradient: ArrayTree
     curvature: ArrayTree
 
 
@@ -441,7 +441,7 @@ class Expansions(Question):
             curvature = jax.ShapeDtypeStruct((num, entries), dtype)
         value = jax.ShapeDtypeStruct((num,), jnp.result_type(float))
         gradient = jax.ShapeDtypeStruct((num, size), dtype)
-        return Expanded(value, gradient, curvature)  # type: ignore[arg-type]
+        return Expanded(value, gradient, curvature)
 
     def check_content(self, content: Points, federation: Federation) -> None:
         check_model(self.posterior, content.centre, federation)

@@ -24,15 +24,10 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.compression import Identity
-from fedmcmc.gaussian import Gaussian, Mixture, StandardDraws, defensive, flat_precision
+from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
 from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeated
 from fedmcmc.kernels._questions import Points
 from fedmcmc.pytrees import schedules, trees
-
-WHOLE = (
-    "It must be of the whole posterior: surrogates.sum() times the prior's Gaussian, or "
-    "samples.state.server.approximation.gaussian of fed_ep, of one chain."
-)
 
 
 class _Draws(NamedTuple):
@@ -358,28 +353,7 @@ def as_proposal(approximation: Any, tail: float) -> Mixture:
         )
     if not 0 <= tail < 1:
         raise ValueError(f"tail must be in [0, 1), got {tail!r}.")
-    size = trees.num_elements(approximation.precision_mean)
-    if approximation.structure == "dense" and approximation.precision.shape != (size, size):
-        raise ValueError(
-            f"approximation has a precision of shape {approximation.precision.shape} for {size} "
-            f"numbers. {WHOLE}"
-        )
-    if approximation.structure == "scaled_identity" and approximation.precision.ndim:
-        raise ValueError(
-            f"approximation has precisions of shape {approximation.precision.shape}. {WHOLE}"
-        )
-    precision = np.asarray(flat_precision(approximation), np.float64)
-    eta = np.asarray(trees.ravel(approximation.precision_mean), np.float64)
-    smallest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
-    if not smallest > 0:
-        raise ValueError(
-            f"approximation is not proper: the smallest eigenvalue of its precision is "
-            f"{smallest:.3g}. {WHOLE}"
-        )
-    if precision.ndim == 2:
-        return defensive(np.linalg.solve(precision, eta), np.linalg.inv(precision), tail=tail)
-    precision = np.broadcast_to(precision, eta.shape)
-    return defensive(eta / precision, 1 / precision, tail=tail)
+    return defensive(*moments_of(approximation), tail=tail)
 
 
 def _correlation(correlation: Any) -> Any:
