@@ -84,6 +84,8 @@ from fedmcmc.gradients import minibatch as minibatch
 from fedmcmc.gradients import noisy as noisy
 from fedmcmc.gradients import scaffold as scaffold
 from fedmcmc.gradients import svrg as svrg
+from fedmcmc.hierarchy import local_draws as local_draws
+from fedmcmc.hierarchy import marginal as marginal
 from fedmcmc.interop.flax import from_flax as from_flax
 from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
 from fedmcmc.kernels import Delta as Delta

@@ -28,6 +28,17 @@ def test_the_page_on_choosing_runs():
     assert names["samples"].diagnosis.findings == ()
 
 
+def test_the_page_on_effects_runs():
+    names = run_page("hierarchies.md")
+    assert names["fitted"].verdict.startswith("exact")
+    assert names["own"].draws["effect"].shape == (1, 4000, 30, 1)
+    assert names["patients"].num_groups.tolist() == [2, 1]
+    exact, sampled = names["fitted"].samples.constrained, names["samples"].constrained
+    for site in ("mu", "slope", "tau"):
+        shift = (np.mean(exact[site]) - np.mean(sampled[site])) / np.std(exact[site])
+        assert abs(shift) < 0.25  # the error of some hundred effective draws
+
+
 def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_page("exact.md")

@@ -109,6 +109,75 @@ class Federation(NamedTuple):
     rows: ArrayTree
 
 
+@register_static
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """Shapes and types of a tree, as part of a kernel's structure."""
+
+    tree: ArrayTree
+
+    def _key(self) -> Hashable:
+        leaves, treedef = jax.tree.flatten(self.tree)
+        return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shapes) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+class Local(NamedTuple):
+    """The part of a model that belongs to one group of rows, and never leaves their owner.
+
+    A group is a client or, where data tell groups, a part of one: a hospital's patients.
+
+    Attributes
+    ----------
+    logprior_fn
+        ``(position, latent) -> []``, log density of one group's latent given the shared position.
+    loglikelihood_fn
+        ``(position, latents, batch) -> [batch_size]``, one term per row. `latents` has one latent
+        per row, that of its group, leaves ``[batch_size, *event]``.
+    like
+        Shapes of one group's latent, unconstrained.
+    constrain_fn
+        ``(position, latent)`` to the user's parameters of one group.
+    """
+
+    logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
+    loglikelihood_fn: Callable[[ArrayTree, ArrayTree, ArrayTree], Array]
+    like: Shapes
+    constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
+
+
+class ClientTerms:
+    """A log likelihood whose terms are not those of rows but of a client's groups.
+
+    It stands where a `Posterior` has its ``loglikelihood_fn``; what sums over rows sums over these
+    terms. A subclass is a frozen dataclass registered as a pytree.
+    """
+
+    def terms(self, position: ArrayTree, client: Client) -> Array:
+        """Return the log likelihood of each of the client's groups, ``[max_groups]``.
+
+        Zero of groups that the client does not have.
+        """
+        raise NotImplementedError
+
+    @property
+    def passes(self) -> int:
+        """How many times its rows one evaluation reads, about."""
+        return 1
+
+    def __call__(self, position: ArrayTree, batch: ArrayTree) -> Array:
+        """Refuse: there are no terms of rows."""
+        raise TypeError(
+            "This posterior has one term per group of rows, none per row: minibatches and what "
+            "else looks at single rows do not apply. Use all of a client's rows."
+        )
+
+
 class Posterior(NamedTuple):
     """A model, split so that it can be federated.
 
@@ -126,6 +195,9 @@ class Posterior(NamedTuple):
         ``rng_key -> position``, a place to start from.
     position_fn
         Of a posterior in other coordinates, as from `fedmcmc.whiten`: sampled to user's position.
+    local
+        Latents that each group of rows has of its own. Positions are then the shared part alone,
+        and `loglikelihood_fn` is ``None``: see `fedmcmc.marginal`.
 
     Examples
     --------
@@ -139,11 +211,12 @@ class Posterior(NamedTuple):
     """
 
     logprior_fn: Callable[[ArrayTree], Array]
-    loglikelihood_fn: Callable[[ArrayTree, ArrayTree], Array]
+    loglikelihood_fn: Callable[[ArrayTree, ArrayTree], Array] | Any
     resample_fn: Callable[[Array, ArrayTree, ArrayTree], ArrayTree] | None = None
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = None
     init_fn: Callable[[Array], ArrayTree] | None = None
     position_fn: Callable[[ArrayTree], ArrayTree] | None = None
+    local: Local | None = None
 
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
@@ -151,6 +224,8 @@ class Posterior(NamedTuple):
         # Of a model with named sites, as `from_numpyro` leaves it.
         sites = getattr(self.logprior_fn, "sites", None)
         shared = "" if sites is None else f"shared by all clients: {sites}; "
+        own = getattr(self.local and self.local.logprior_fn, "sites", None)
+        shared += "" if own is None else f"one per group: {own}; "
         return f"Posterior({shared}{', '.join(given)})"
 
 

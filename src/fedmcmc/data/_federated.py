@@ -11,6 +11,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Federation
+from fedmcmc.data._groups import Grouped, all_groups, count_groups, grouped, own_groups, values_of
 from fedmcmc.data._rows import (
     Levels,
     as_row_type,
@@ -54,7 +55,7 @@ class FederatedData:
     Attributes
     ----------
     rows
-        Leaves ``[num_rows, ...]``, sorted by client.
+        Leaves ``[num_rows, ...]``, sorted by client; with `groups`, those and the rows' groups.
     start, size
         ``[num_clients]`` int32: client ``i`` owns rows ``[start[i], start[i] + size[i])``.
     share
@@ -88,6 +89,7 @@ class FederatedData:
         *,
         client: str,
         columns: Sequence[str] | None = None,
+        groups: str | None = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
         """Build from one table of all rows, in any order, of pandas, Polars or their like.
@@ -100,7 +102,10 @@ class FederatedData:
         client
             The name of the column that holds each row's client. Its values, sorted, are `labels`.
         columns
-            Names of the columns to keep; by default all but `client`.
+            Names of the columns to keep; by default all but `client` and `groups`.
+        groups
+            The name of the column that holds each row's group within its client, such as the
+            patient, for models with an effect per group.
         allow_nonfinite
             Whether floats may be missing (then NaN), NaN or infinite.
 
@@ -124,10 +129,16 @@ class FederatedData:
         from fedmcmc.data._frames import columns_of, owners_of  # narwhals takes a while
 
         ids, labels = owners_of(df, client)
-        rows, coding = columns_of([df], columns, client, allow_nonfinite=allow_nonfinite)
+        beside = [client] if groups is None else [client, groups]
+        rows, coding = columns_of([df], columns, beside, allow_nonfinite=allow_nonfinite)
         order = np.argsort(ids, kind="stable")
         rows = {name: gathered(column, order) for name, column in rows.items()}
-        data = from_sorted(rows, np.bincount(ids), allow_nonfinite)
+        sizes = np.bincount(ids)
+        if groups is not None:
+            of_row = np.split(owners_of(df, groups, "group")[0][order], np.cumsum(sizes)[:-1])
+            data = from_sorted(grouped(rows, of_row, sizes), sizes, allow_nonfinite)
+        else:
+            data = from_sorted(rows, sizes, allow_nonfinite)
         return replace(data, legend=Legend(labels, coding))
 
     @classmethod
@@ -135,11 +146,16 @@ class FederatedData:
         cls,
         clients: Sequence[ArrayTree] | Mapping[Any, ArrayTree],
         *,
+        groups: str | Sequence[Any] | None = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
         """Build from one pytree of rows per client, leaves ``[n_c, ...]``, or one table each.
 
         Of a mapping the keys are the clients' `labels`. Tables are those of `from_dataframe`.
+        `groups` say which of its client's groups (its patients, say) a row belongs to, for models
+        with an effect per group: the name of a column, which is then none of the rows, or one
+        array of labels per client, which mean nothing outside of it. By default a client is one
+        group.
 
         Raises
         ------
@@ -152,14 +168,21 @@ class FederatedData:
         if isinstance(clients, Mapping):
             labels, clients = tuple(clients), list(clients.values())
         coding: Mapping[str, Levels] = {}
+        column = groups if isinstance(groups, str) else None
+        if column is not None:
+            groups = [_column(x, column, i) for i, x in enumerate(clients)]
         if clients and all(hasattr(x, "columns") and hasattr(x, "dtypes") for x in clients):
             from fedmcmc.data._frames import columns_of
 
-            rows, coding = columns_of(clients, None, allow_nonfinite=allow_nonfinite)
+            beside = [] if column is None else [column]
+            rows, coding = columns_of(clients, None, beside, allow_nonfinite=allow_nonfinite)
             sizes = np.array([len(frame) for frame in clients])
         else:
+            if column is not None:
+                clients = [{k: v for k, v in x.items() if k != column} for x in clients]
             rows, sizes = joined(clients)
-        data = from_sorted(rows, sizes, allow_nonfinite)
+        whole = rows if groups is None else grouped(rows, groups, sizes)
+        data = from_sorted(whole, sizes, allow_nonfinite)
         return replace(data, legend=Legend(labels, coding))
 
     @classmethod
@@ -209,7 +232,9 @@ class FederatedData:
         if not isinstance(self.size, jax.core.Tracer):
             counts += f", {int(self.size.min())} to {int(self.size.max())} per client"
         columns = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.rows):
+        if self.num_groups is not None:
+            counts += f", {int(self.num_groups.sum())} groups"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(self.rows)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             shape = str(list(leaf.shape[1:])) if leaf.ndim > 1 else ""
             levels = enumerate(self.coding.get(name, ()))
@@ -237,6 +262,11 @@ class FederatedData:
     def num_rows(self) -> int:
         """Number of rows of all clients (that `rows` holds)."""
         return jax.tree.leaves(self.rows)[0].shape[0]
+
+    @property
+    def num_groups(self) -> np.ndarray | None:
+        """Groups of each client, ``[num_clients]`` int32; ``None`` where none were told."""
+        return count_groups(self.rows, self.start, self.size)
 
     @property
     def sizes(self) -> Array:
@@ -270,7 +300,8 @@ class FederatedData:
     @property
     def federation(self) -> Federation:
         """What a server knows of these clients."""
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.rows)
+        values = values_of(self.rows)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), values)
         return Federation(self.num_clients, self.num_rows, self.size, shapes)
 
     def map_clients(
@@ -289,7 +320,7 @@ class FederatedData:
         if apart:
             terms = self.map_clients(fn)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), terms)
-        return fn(self.pooled().client(jnp.zeros((), jnp.int32)))
+        return fn(self.pooled(groups=True).client(jnp.zeros((), jnp.int32)))
 
     def client_axes(self, max_size: int | None = None) -> Client:
         """Return the ``in_axes`` with which `jax.vmap` maps over ``client(indices)``."""
@@ -299,12 +330,19 @@ class FederatedData:
     def client_rows(self, index: int) -> ArrayTree:
         """Return the rows of one client, leaves ``[n_c, ...]`` (outside of compiled code)."""
         begin, end = int(self.start[index]), int(self.start[index] + self.size[index])
-        return jax.tree.map(lambda leaf: leaf[begin:end], self.rows)
+        return jax.tree.map(lambda leaf: leaf[begin:end], values_of(self.rows))
 
-    def pooled(self) -> "FederatedData":
-        """Return the same rows as those of a single client."""
+    def pooled(self, *, groups: bool = False) -> "FederatedData":
+        """Return the same rows as those of a single client.
+
+        With `groups`, its groups are all groups of all clients, which are one each if not told;
+        else it is one group.
+        """
+        rows: ArrayTree = values_of(self.rows)
+        if groups:
+            rows = all_groups(self.rows, self.start, self.num_rows)
         return FederatedData(
-            self.rows,
+            rows,
             jnp.zeros(1, jnp.int32),
             jnp.full(1, self.num_rows, jnp.int32),
             jnp.ones(1, self.share.dtype),
@@ -325,13 +363,14 @@ def from_sorted(
     clients = range(len(sizes)) if clients is None else clients
     start = np.zeros(len(sizes), np.int32)
     start[clients] = begin = starts_of(sizes[clients])
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(rows)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(values_of(rows))
     cast = []
     for path, leaf in leaves:
         cast.append(as_row_type(path, leaf))
-    rows = jax.tree.unflatten(treedef, cast)
+    values = jax.tree.unflatten(treedef, cast)
     if not allow_nonfinite:
-        check_finite(rows, begin, clients)
+        check_finite(values, begin, clients)
+    rows = replace(rows, values=values) if isinstance(rows, Grouped) else values
     return FederatedData(
         # Shares memory with the host where it can; the arrays are nobody else's.
         rows=jax.tree.map(jax.device_put, rows),
@@ -342,6 +381,14 @@ def from_sorted(
     )
 
 
+def _column(rows: Any, name: str, client: int) -> Any:
+    """Return a client's labels of groups, from a column of its rows or its table."""
+    try:
+        return np.asarray(rows[name])
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"groups={name!r} names no column of client {client}.") from error
+
+
 def single_chunk(client: Client) -> bool:
     """Return whether a full pass takes one chunk whatever the client (static)."""
     return client.max_size <= CHUNK_ROWS
@@ -349,7 +396,7 @@ def single_chunk(client: Client) -> bool:
 
 def gather(client: Client, offsets: Array) -> ArrayTree:
     """Return the client's rows at `offsets` in ``[0, size)``, leaves ``[*offsets.shape, ...]``."""
-    return jax.tree.map(lambda leaf: leaf[client.start + offsets], client.rows)
+    return jax.tree.map(lambda leaf: leaf[client.start + offsets], values_of(client.rows))
 
 
 def own_rows(client: Client, first: Any = 0) -> tuple[ArrayTree, Array]:
@@ -361,6 +408,17 @@ def own_rows(client: Client, first: Any = 0) -> tuple[ArrayTree, Array]:
     offsets = first + jnp.arange(min(client.max_size, CHUNK_ROWS), dtype=jnp.int32)
     mask = offsets < client.size
     return gather(client, jnp.where(mask, offsets, 0)), mask
+
+
+def own_rows_in_groups(client: Client, first: Any = 0) -> tuple[ArrayTree, Array, Array]:
+    """Return what `own_rows` returns, and the group of each row, ``[chunk]`` int32.
+
+    Groups number from 0 to ``max_groups(client) - 1``; rows that do not exist have that of the
+    client's first.
+    """
+    rows, mask = own_rows(client, first)
+    offsets = first + jnp.arange(mask.shape[0], dtype=jnp.int32)
+    return rows, mask, own_groups(client, jnp.where(mask, offsets, 0))
 
 
 def fold(fn: Callable[[ArrayTree, Array], ArrayTree], client: Client) -> ArrayTree:

@@ -9,8 +9,10 @@ import numpy as np
 from fedmcmc.data._rows import Levels
 
 
-def owners_of(frame: Any, client: str) -> tuple[np.ndarray, Levels]:
+def owners_of(frame: Any, client: str, what: str = "client") -> tuple[np.ndarray, Levels]:
     """Return each row's client, ``[num_rows]`` int32, and the clients' labels in sorted order.
+
+    `what` a row has one of: the name of the argument, for messages.
 
     Raises
     ------
@@ -20,7 +22,7 @@ def owners_of(frame: Any, client: str) -> tuple[np.ndarray, Levels]:
     table = _eager(frame)
     if client not in table.columns:
         raise ValueError(
-            f"client must name the column that holds each row's client, one of "
+            f"{what} must name the column that holds each row's {what}, one of "
             f"{', '.join(map(repr, table.columns))}; got {client!r}."
         )
     if not len(table):
@@ -29,7 +31,7 @@ def owners_of(frame: Any, client: str) -> tuple[np.ndarray, Levels]:
     missing = column.is_null().to_numpy()
     if missing.any():
         raise ValueError(
-            f"{missing.sum()} rows have no client (column {client!r}), the first is row "
+            f"{missing.sum()} rows have no {what} (column {client!r}), the first is row "
             f"{int(missing.argmax())}. Drop them, or give them one."
         )
     labels, ids = np.unique(_strings_or_numbers(column), return_inverse=True)
@@ -39,15 +41,15 @@ def owners_of(frame: Any, client: str) -> tuple[np.ndarray, Levels]:
 def columns_of(
     frames: Sequence[Any],
     columns: Sequence[str] | None = None,
-    client: str | None = None,
+    beside: Sequence[str] = (),
     *,
     allow_nonfinite: bool,
 ) -> tuple[dict[str, np.ndarray], dict[str, Levels]]:
     """Return the columns of all `frames`, one after the other, and the levels of those coded.
 
-    They are `columns`, by default all but that of the `client`. Numbers stay as they are, booleans
-    become 0 and 1, and strings and categories become codes ``0, 1, ...`` in the order of their
-    levels: that of the categories, else sorted.
+    They are `columns`, by default all but those `beside` them, of clients and groups. Numbers stay
+    as they are, booleans become 0 and 1, and strings and categories become codes ``0, 1, ...`` in
+    the order of their levels: that of the categories, else sorted.
 
     Raises
     ------
@@ -56,14 +58,14 @@ def columns_of(
     """
     tables = [_eager(frame) for frame in frames]
     if columns is None:
-        names = [name for name in tables[0].columns if name != client]
+        names = [name for name in tables[0].columns if name not in beside]
     else:
         names = list(columns)
     if not names:
-        raise ValueError("Rows must hold at least one column, beside that of the client.")
+        raise ValueError("Rows must hold at least one column, besides who owns them.")
     for place, table in enumerate(tables):
         lacks = [name for name in names if name not in table.columns]
-        extra = [x for x in table.columns if columns is None and x not in (*names, client)]
+        extra = [x for x in table.columns if columns is None and x not in (*names, *beside)]
         if lacks or extra:
             which = f"Table {place}" if len(tables) > 1 else "The table"
             what = f"has no column {lacks[0]!r}" if lacks else f"alone has a column {extra[0]!r}"

@@ -14,8 +14,8 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.data import CHUNK_ROWS, FederatedData, fold
-from fedmcmc.gradients import row_size, row_terms
+from fedmcmc.data import CHUNK_ROWS, FederatedData
+from fedmcmc.gradients import Terms, fold_terms, row_size
 from fedmcmc.pytrees import trees
 
 MOST_COORDINATES = 256
@@ -102,7 +102,7 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
     chosen = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[at], draws)
     together = max(_MEMORY // (min(data.num_rows, CHUNK_ROWS) * row_size(data.rows)), 1)
     values, slopes = _values_and_gradients(
-        as_functions(posterior), data.pooled(), chosen, together=min(together, 32)
+        as_functions(posterior), data.pooled(groups=True), chosen, together=min(together, 32)
     )
     every = _raveled(draws, total)
     finite = np.isfinite(values) & np.isfinite(slopes).all(1)
@@ -131,13 +131,13 @@ def _values_and_gradients(
     inverse = getattr(posterior.position_fn, "inverse", lambda position: position)
 
     def one(position: ArrayTree) -> tuple[Array, Array]:
-        def of_rows(place: ArrayTree, rows: ArrayTree, mask: Array) -> Array:
-            terms = row_terms(posterior.loglikelihood_fn, inverse(place), rows)
-            return jnp.sum(jnp.where(mask, terms, 0))
+        def of_terms(terms_fn: Terms, mask: Array) -> tuple[Array, ArrayTree]:
+            def total(place: ArrayTree) -> Array:
+                return jnp.sum(jnp.where(mask, terms_fn(inverse(place)), 0))
 
-        likelihood, slope = fold(
-            lambda rows, mask: jax.value_and_grad(of_rows)(position, rows, mask), everyone
-        )
+            return jax.value_and_grad(total)(position)
+
+        likelihood, slope = fold_terms(posterior.loglikelihood_fn, of_terms, everyone)
         prior, prior_slope = jax.value_and_grad(
             lambda place: posterior.logprior_fn(inverse(place))
         )(position)

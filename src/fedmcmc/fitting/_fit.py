@@ -25,6 +25,7 @@ from fedmcmc.fitting._fitted import Fitted, figures_of, summarized
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._report import Report, Stage
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.hierarchy import marginal
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -155,7 +156,7 @@ def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
     """Return the posterior and whom to ask."""
     consortium = as_consortium(data)
     if isinstance(model, Posterior):
-        return model, consortium
+        return _without_latents(model), consortium
     if not callable(model):
         raise TypeError(
             f"fit takes a NumPyro model or a fedmcmc.Posterior, got {type(model).__name__}."
@@ -163,11 +164,15 @@ def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
     from fedmcmc.interop.numpyro import from_numpyro
 
     if isinstance(data, FederatedData):
-        return from_numpyro(model, example=data), consortium
+        return _without_latents(from_numpyro(model, example=data)), consortium
     rows = jax.tree.map(
         lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), consortium.federation.rows
     )
-    return from_numpyro(model, example=rows, check_rows=False), consortium
+    return _without_latents(from_numpyro(model, example=rows, check_rows=False)), consortium
+
+
+def _without_latents(posterior: Posterior) -> Posterior:
+    return posterior if posterior.local is None else marginal(posterior)
 
 
 class _Fit:

@@ -20,7 +20,6 @@ from fedmcmc.gradients._estimators import first_reference as first_reference
 from fedmcmc.gradients._estimators import full_gradient as full_gradient
 from fedmcmc.gradients._estimators import next_broadcast as next_broadcast
 from fedmcmc.gradients._estimators import noisy as noisy
-from fedmcmc.gradients._estimators import row_terms as row_terms
 from fedmcmc.gradients._minibatches import Epochs as Epochs
 from fedmcmc.gradients._minibatches import Minibatch as Minibatch
 from fedmcmc.gradients._minibatches import epochs as epochs
@@ -32,3 +31,8 @@ from fedmcmc.gradients._minibatches import steps_per_epoch as steps_per_epoch
 from fedmcmc.gradients._scaling import importance as importance
 from fedmcmc.gradients._scaling import over_weight as over_weight
 from fedmcmc.gradients._scaling import prior_share as prior_share
+from fedmcmc.gradients._terms import Terms as Terms
+from fedmcmc.gradients._terms import fold_terms as fold_terms
+from fedmcmc.gradients._terms import over as over
+from fedmcmc.gradients._terms import row_terms as row_terms
+from fedmcmc.gradients._terms import through as through

@@ -13,6 +13,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    ClientTerms,
     Federation,
     GradientEstimator,
     LogDensity,
@@ -20,14 +21,19 @@ from fedmcmc._types import (
     PerClient,
     Reference,
 )
-from fedmcmc.data import fold, own_rows, single_chunk
+from fedmcmc.data import own_rows, single_chunk
+from fedmcmc.gradients._terms import Terms, fold_terms, row_terms
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
 
 def client_gradient(loglikelihood_fn: LogDensity, position: ArrayTree, client: Client) -> ArrayTree:
     """Gradient of the sum of the client's log likelihood over all its rows."""
-    return fold(lambda rows, mask: sum_gradient(loglikelihood_fn, position, rows, mask), client)
+
+    def of_terms(terms_fn: Terms, mask: Array) -> ArrayTree:
+        return jax.grad(lambda place: jnp.sum(jnp.where(mask, terms_fn(place), 0)))(position)
+
+    return fold_terms(loglikelihood_fn, of_terms, client)
 
 
 def sum_gradient(
@@ -43,17 +49,6 @@ def sum_gradient(
         return jnp.sum(terms if mask is None else jnp.where(mask, terms, 0))
 
     return jax.grad(total)(position)
-
-
-def row_terms(loglikelihood_fn: LogDensity, position: ArrayTree, rows: ArrayTree) -> Array:
-    """Return the log likelihood of each row, ``[num_rows]``; any other shape is an error."""
-    terms = loglikelihood_fn(position, rows)
-    num = jax.tree.leaves(rows)[0].shape[0]
-    if terms.shape != (num,):
-        raise ValueError(
-            f"loglikelihood_fn must return one term per row, shape ({num},), got {terms.shape}."
-        )
-    return terms
 
 
 def as_weights(values: Any) -> PerClient | None:
@@ -100,7 +95,8 @@ class FullGradient(GradientEstimator):
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree]:
         # Rows that are few are gathered once per round.
-        return (own_rows(client) if single_chunk(client) else ()), state
+        at_once = single_chunk(client) and not isinstance(loglikelihood_fn, ClientTerms)
+        return (own_rows(client) if at_once else ()), state
 
     def estimate(
         self,

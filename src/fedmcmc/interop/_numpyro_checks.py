@@ -65,7 +65,7 @@ def check_support(
     Supports that depend on the latent sites are not checked, nor are masked sites. `rows` are
     those of `data`, if there is one.
     """
-    shapes = position_shapes(structure.shapes)
+    shapes = position_shapes(structure.every)
 
     def found(position: ArrayTree, rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
         trace = tracing.trace_at(model, rows, position)
@@ -98,7 +98,7 @@ def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows:
     Coefficients with a common scale (a horseshoe) are no such sites: they have an axis.
     """
     scalars = [name for name, shape in structure.shapes.items() if not shape]
-    sites = sorted(structure.shapes)
+    sites = sorted(structure.every)
 
     def scales(position: ArrayTree, rows: ArrayTree) -> dict[str, Any]:
         trace = tracing.trace_at(model, rows, position)
@@ -106,7 +106,7 @@ def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows:
         return {name: jnp.asarray(scale) for name, scale in found.items() if scale is not None}
 
     closed, outputs = jax.make_jaxpr(scales, return_shape=True)(
-        position_shapes(structure.shapes), rows
+        position_shapes(structure.every), rows
     )
     labels: list[Any] = [((_POSITION, site), frozenset({site})) for site in sites]
     labels += [(("rows", i), frozenset()) for i in range(len(jax.tree.leaves(rows)))]
@@ -117,7 +117,7 @@ def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows:
                 f"Site {name!r} has one value for all clients, and its scale depends on "
                 f"{', '.join(map(repr, others))}, as that of a group effect would. The model is "
                 f"written for one client's rows, but clients share its latent sites. For an effect "
-                f"per client give {name!r} a plate over clients, and index it by a column of ids.",
+                f"per client mark it with infer={{'local': True}}, or name it in local=[{name!r}].",
                 stacklevel=3,  # who calls `from_numpyro`
             )
 

@@ -1,6 +1,6 @@
 """From a NumPyro model over one client's rows to a `Posterior`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,15 +9,16 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.data import FederatedData
+from fedmcmc._types import ArrayTree, Local, Posterior, Shapes
+from fedmcmc.data import FederatedData, values_of
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_checks import (
     check_arguments,
     check_support,
     warn_of_group_effects,
 )
-from fedmcmc.interop._numpyro_structure import Structure, find_structure
+from fedmcmc.interop._numpyro_locals import DECENTERED, local_sites, reparametrized
+from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
 from fedmcmc.pytrees import trees
 
@@ -25,13 +26,15 @@ START_ROWS = 256
 """Rows of the example with which a start is checked to be finite."""
 MAX_STARTS = 100
 
-Position = dict[str, Array]
+Position = dict[str, Any]
 
 
 def from_numpyro(
     model: Callable[..., Any],
     *,
     example: ArrayTree | FederatedData,
+    local: Sequence[str] | None = None,
+    centered: float | Mapping[str, float] = 0.0,
     init_radius: float = 2.0,
     check_rows: bool = True,
 ) -> Posterior:
@@ -45,6 +48,14 @@ def from_numpyro(
         `functools.partial`. It must run on any number of rows.
     example
         One client's rows, leaves ``[n, ...]``; of a `FederatedData` those of client 0.
+    local
+        Latent sites of which each group of rows has its own (a hospital, a patient): an effect that
+        stays with its owner. A group is a client, or what the data's ``groups=`` say; the model is
+        then written for the rows of one group. By default the sites with ``infer={"local": True}``
+        and those in a plate of size one named `client`, `clients` or `group`.
+    centered
+        How local sites of a location and a scale are parametrized, from 0 (standard normals, say,
+        that are shifted and scaled) to 1 (as written); a number for all, or by site.
     init_radius
         `init_fn` draws uniformly from ``(-init_radius, init_radius)`` in unconstrained space, as
         NumPyro does, again (at most 100 times) where the log density of the example or its
@@ -58,7 +69,8 @@ def from_numpyro(
     Returns
     -------
     Posterior
-        With all five functions. A position is a dict, latent site to unconstrained float array.
+        With all five functions, and with ``local`` if the model has local sites. A position is a
+        dict, latent site to unconstrained float array.
         Each latent site has one value for all clients, though the model is written for the rows
         of one; printed, the posterior says which these are.
 
@@ -124,7 +136,9 @@ def from_numpyro(
     rows = checked_rows(client_rows(example), "one client's rows")
     absent = check_arguments(model, rows)
     try:
-        structure = find_structure(model, rows)
+        sites = local_sites(model, rows, local)
+        model, sites = reparametrized(model, rows, sites, centered)
+        structure = find_structure(model, rows, sites)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
         raise
@@ -133,12 +147,13 @@ def from_numpyro(
             if f"site {name!r}" in str(error):
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
-    posterior = _build(model, structure, rows, float(init_radius))
+    posterior, row_terms = _build(model, structure, rows, float(init_radius))
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
-        check_support(model, structure, rows if data is None else data.rows, data)
-        warn_of_group_effects(model, structure, rows)
-        _check_rows(posterior, structure, rows)
+        check_support(model, structure, rows if data is None else values_of(data.rows), data)
+        if local is None:
+            warn_of_group_effects(model, structure, rows)
+        _check_rows(row_terms, structure, rows)
     return posterior
 
 
@@ -152,14 +167,21 @@ def _call(rows: ArrayTree) -> str:
 
 def _build(
     model: Callable[..., Any], structure: Structure, rows: ArrayTree, radius: float
-) -> Posterior:
+) -> tuple[Posterior, Callable[[Position, Position, ArrayTree], Array]]:
+    """Return the posterior, and the terms of rows that share one latent."""
     # The prior and the transformations do not depend on rows, yet the model wants some.
     any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
     start_rows = jax.tree.map(lambda leaf: leaf[:START_ROWS], rows)
 
     treedef: Any = jax.tree.structure(rows)
+    dtype = jnp.result_type(float)
 
-    def trace(position: Position, batch: ArrayTree) -> dict[str, dict[str, Any]]:
+    # What does not depend on local sites is read with these.
+    anywhere: Position = {name: np.zeros(shape, dtype) for name, shape in structure.local.items()}
+
+    def trace(
+        position: Position, batch: ArrayTree, latent: Position | None = None
+    ) -> dict[str, dict[str, Any]]:
         if jax.tree.structure(batch) != treedef:
             raise ValueError(
                 f"The posterior is of rows like those of example, {treedef}, got "
@@ -170,24 +192,45 @@ def _build(
                 f"A position of this model has the sites {sorted(structure.shapes)}, got "
                 f"{sorted(position)}."
             )
-        return tracing.trace_at(model, batch, position)
+        return tracing.trace_at(
+            model, batch, {**position, **(anywhere if latent is None else latent)}
+        )
 
-    def logprior_fn(position: Position) -> Array:
-        sites = trace(position, any_row)
-        terms = [jnp.sum(tracing.log_prob(sites[name])) for name in structure.prior]
+    def total(sites: tracing.Trace, names: tuple[str, ...]) -> Array:
+        terms = [jnp.sum(tracing.log_prob(sites[name])) for name in names]
         return sum(terms[1:], terms[0])
 
-    logprior_fn.sites = ", ".join(  # type: ignore[attr-defined]
-        name + (str(list(shape)) if shape else "") for name, shape in structure.shapes.items()
-    )
+    def logprior_fn(position: Position) -> Array:
+        return total(trace(position, any_row), structure.prior)
 
-    def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
-        sites = trace(position, batch)
+    logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
+
+    def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
+        sites = trace(position, batch, latent)
         terms = []
         for name, axis in structure.likelihood.items():
             term = tracing.log_prob(sites[name])
             terms.append(jnp.sum(term, axis=[i for i in range(term.ndim) if i != axis]))
         return sum(terms[1:], terms[0])
+
+    def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
+        return row_terms(position, {}, batch)
+
+    def local_logprior_fn(position: Position, latent: Position) -> Array:
+        return total(trace(position, any_row, latent), structure.local_prior)
+
+    local_logprior_fn.sites = _listed(structure.local)  # type: ignore[attr-defined]
+
+    def local_loglikelihood_fn(position: Position, latents: Position, batch: ArrayTree) -> Array:
+        def one(latent: Position, row: ArrayTree) -> Array:
+            return row_terms(position, latent, jax.tree.map(lambda leaf: leaf[None], row))[0]
+
+        return jax.vmap(one)(latents, batch)
+
+    def local_constrain_fn(position: Position, latent: Position) -> dict[str, Any]:
+        sites = trace(position, any_row, latent)
+        own = [name for name in structure.local if not name.endswith(DECENTERED)]
+        return {name: sites[name]["value"] for name in (*own, *structure.local_deterministic)}
 
     def resample_fn(rng_key: Array, position: Position, batch: ArrayTree) -> ArrayTree:
         leaves, treedef = jax.tree.flatten(batch)
@@ -203,15 +246,25 @@ def _build(
         return {name: sites[name]["value"] for name in names}
 
     def log_density(position: Position) -> Array:
-        return logprior_fn(position) + jnp.sum(loglikelihood_fn(position, start_rows))
+        return logprior_fn(position) + jnp.sum(row_terms(position, anywhere, start_rows))
 
-    return Posterior(
+    local = None
+    if structure.local:
+        like = Shapes(position_shapes(structure.local))
+        local = Local(local_logprior_fn, local_loglikelihood_fn, like, local_constrain_fn)
+    posterior = Posterior(
         logprior_fn,
-        loglikelihood_fn,
+        loglikelihood_fn if local is None else None,
         None if structure.outcomes is None else resample_fn,
         constrain_fn,
         _starts(log_density, structure.shapes, radius),
+        local=local,
     )
+    return posterior, row_terms
+
+
+def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(name + (str(list(x)) if x else "") for name, x in shapes.items())
 
 
 def _starts(
@@ -238,21 +291,28 @@ def _starts(
     return init_fn
 
 
-def _check_rows(posterior: Posterior, structure: Structure, rows: ArrayTree) -> None:
+def _check_rows(
+    row_terms: Callable[[Position, Position, ArrayTree], Array],
+    structure: Structure,
+    rows: ArrayTree,
+) -> None:
     few = jax.tree.map(lambda x: np.resize(x, (max(2, min(len(x), 8)), *x.shape[1:])), rows)
 
     @jax.jit
-    def compare(position: Position, batch: ArrayTree) -> tuple[Array, Array]:
+    def compare(position: Position, latent: Position, batch: ArrayTree) -> tuple[Array, Array]:
         def alone(row: ArrayTree) -> Array:
             single = jax.tree.map(lambda leaf: leaf[None], row)
-            return posterior.loglikelihood_fn(position, single)[0]
+            return row_terms(position, latent, single)[0]
 
-        return posterior.loglikelihood_fn(position, batch), jax.vmap(alone)(batch)
+        return row_terms(position, latent, batch), jax.vmap(alone)(batch)
 
     dtype = jnp.result_type(float)
     draws = np.random.default_rng(0)
-    position = {n: jnp.asarray(draws.normal(0, 0.3, s), dtype) for n, s in structure.shapes.items()}
-    together, alone = (np.asarray(x) for x in compare(position, few))
+    position, latent = (
+        {name: jnp.asarray(draws.normal(0, 0.3, shape), dtype) for name, shape in shapes.items()}
+        for shapes in (structure.shapes, structure.local)
+    )
+    together, alone = (np.asarray(x) for x in compare(position, latent, few))
     with np.errstate(invalid="ignore"):
         apart = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
     if apart.any():

@@ -18,7 +18,7 @@ from fedmcmc.interop._dependence import Node, Tracer
 
 COUNTS = (11, 13)
 """Numbers of rows to trace with; any two that no model writes down."""
-_ROWS, _PARAMS = "rows", "params"
+_ROWS, _PARAMS, _LOCAL = "rows", "params", "local"
 
 Facts = dict[str, dict[str, Any]]
 """What can be said about each site without a position."""
@@ -29,24 +29,32 @@ class Structure(NamedTuple):
 
     Attributes
     ----------
-    shapes
-        Unconstrained shape of each latent site.
-    prior
-        Names of the sites (Jacobian factors among them) that make up the prior.
+    shapes, local
+        Unconstrained shape of each latent site that all groups share, and that each has its own of.
+    prior, local_prior
+        Names of the sites (Jacobian factors among them) that make up the prior of either.
     likelihood
         The axis of rows in the log density of each site that makes up the likelihood.
-    deterministic
-        Names of the deterministic sites that do not depend on rows.
+    deterministic, local_deterministic
+        Names of the deterministic sites that do not depend on rows, nor the former on local sites.
     outcomes
         ``(site, leaf)`` for each observed site in an order in which they can be drawn, `leaf` the
         index among the leaves of rows that is its value; ``None`` where that cannot be known.
     """
 
     shapes: dict[str, tuple[int, ...]]
+    local: dict[str, tuple[int, ...]]
     prior: tuple[str, ...]
+    local_prior: tuple[str, ...]
     likelihood: dict[str, int]
     deterministic: tuple[str, ...]
+    local_deterministic: tuple[str, ...]
     outcomes: tuple[tuple[str, int], ...] | None
+
+    @property
+    def every(self) -> dict[str, tuple[int, ...]]:
+        """Unconstrained shape of each latent site."""
+        return {**self.shapes, **self.local}
 
 
 class _Outputs(NamedTuple):
@@ -58,27 +66,48 @@ class _Outputs(NamedTuple):
     drawable: dict[str, bool]
 
 
-def find_structure(model: Callable[..., Any], rows: ArrayTree) -> Structure:
-    """Sort the sites of `model`, or raise a `ValueError` that names the site that does not fit."""
+def find_structure(
+    model: Callable[..., Any], rows: ArrayTree, local: tuple[str, ...] = ()
+) -> Structure:
+    """Sort the sites of `model`, or raise a `ValueError` that names the site that does not fit.
+
+    `local` names the latent sites that each group has its own of.
+    """
     num_rows = jax.tree.leaves(rows)[0].shape[0]
-    trace = _abstract_start(model, _row_shapes(rows, num_rows))
+    trace = facts_of(model, rows)
     _check_sites(trace)
     first, second = (_start_at(model, rows, count, num_rows, trace) for count in COUNTS)
     _check_global(first, second)
     shapes = {name: site["shape"] for name, site in first.items() if site["latent"]}
     if not shapes:
         raise ValueError("The model has no latent site: there is nothing to sample.")
+    if set(local) == set(shapes):
+        raise ValueError(
+            f"All latent sites, {', '.join(shapes)}, are local: clients share nothing, and each "
+            f"can fit its own rows alone."
+        )
     tracer = Tracer()
     params = {name: site["value"] for name, site in first.items() if site["type"] == "param"}
-    pair = [_outputs(model, rows, count, shapes, params, tracer) for count in COUNTS]
-    prior, likelihood = _sort(shapes, *pair)
-    deterministic = tuple(
-        name
+    pair = [_outputs(model, rows, count, shapes, params, tracer, local) for count in COUNTS]
+    prior, local_prior, likelihood = _sort(shapes, local, *pair)
+    global_ = {
+        name: _flags(nodes)
         for name, nodes in pair[0].value.items()
-        if name not in pair[0].log_prob and nodes == pair[1].value[name] and not _flags(nodes)
+        if name not in pair[0].log_prob
+        and nodes == pair[1].value[name]
+        and _flags(nodes) <= {_LOCAL}
+    }
+    deterministic = tuple(name for name, flags in global_.items() if not flags)
+    return Structure(
+        {name: shape for name, shape in shapes.items() if name not in local},
+        {name: shapes[name] for name in local},
+        prior,
+        local_prior,
+        likelihood,
+        deterministic,
+        tuple(name for name in global_ if name not in deterministic),
+        None if local else _outcomes(model, rows, shapes, likelihood, pair[0], tracer),
     )
-    outcomes = _outcomes(model, rows, shapes, likelihood, pair[0], tracer)
-    return Structure(shapes, prior, likelihood, deterministic, outcomes)
 
 
 def _outputs(
@@ -88,6 +117,7 @@ def _outputs(
     shapes: dict[str, tuple[int, ...]],
     params: dict[str, Any],
     tracer: Tracer,
+    local: tuple[str, ...],
 ) -> _Outputs:
     drawable = {}
 
@@ -107,7 +137,7 @@ def _outputs(
     position = position_shapes(shapes)
     arguments = (position, params, _row_shapes(rows, count))
     closed, (values, log_probs) = jax.make_jaxpr(run, return_shape=True)(*arguments)
-    nodes = iter(tracer.outputs(closed, _labels(*arguments)))
+    nodes = iter(tracer.outputs(closed, _labels(*arguments, local=local)))
     value = {name: [next(nodes) for _ in jax.tree.leaves(v)] for name, v in values.items()}
     log_prob = {name: next(nodes) for name in log_probs}
     shape = {name: struct.shape for name, struct in log_probs.items()}
@@ -120,12 +150,15 @@ def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDt
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
 
-def _labels(*groups: ArrayTree) -> list[tuple[Any, frozenset]]:
+def _labels(*groups: ArrayTree, local: tuple[str, ...] = ()) -> list[tuple[Any, frozenset]]:
     """Label the flat inputs; rows flag all that they reach, each leaf by its index too."""
     labels = []
     for group, tree in zip(("position", _PARAMS, _ROWS), groups, strict=True):
+        names = sorted(tree) if group == "position" and local else ()
         for i, _ in enumerate(jax.tree.leaves(tree)):
             flags = {_ROWS: (_ROWS, i), _PARAMS: (_PARAMS,)}.get(group, ())
+            if names and names[i] in local:
+                flags = (_LOCAL,)
             labels.append(((group, i), frozenset(flags)))
     return labels
 
@@ -135,11 +168,14 @@ def _flags(nodes: list[Node]) -> frozenset:
 
 
 def _sort(
-    shapes: dict[str, tuple[int, ...]], first: _Outputs, second: _Outputs
-) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the sites of the prior, and those of the likelihood with their row axes."""
+    shapes: dict[str, tuple[int, ...]],
+    local: tuple[str, ...],
+    first: _Outputs,
+    second: _Outputs,
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, int]]:
+    """Return the sites of the priors, shared and local, and of the likelihood with row axes."""
     jacobians = {tracing.jacobian_name(name): name for name in shapes}
-    prior, likelihood = [], {}
+    prior, local_prior, likelihood = [], [], {}
     for name, node in first.log_prob.items():
         if _PARAMS in node.flags:
             raise ValueError(
@@ -147,22 +183,28 @@ def _sort(
                 f"sampled. Make it a numpyro.sample site (random_flax_module for networks)."
             )
         latent = jacobians.get(name, name)
-        same = node == second.log_prob[name] and not node.flags
+        same = node == second.log_prob[name] and node.flags <= {_LOCAL}
         if latent in shapes:
             same &= first.value[latent] == second.value[latent]
-            if not same or _flags(first.value[latent]):
+            if not same or not _flags(first.value[latent]) <= {_LOCAL}:
                 raise ValueError(
                     f"The prior of latent site {latent!r} depends on the rows, so every client "
                     f"would have another. Give it numbers that all clients share."
                 )
-            prior.append(name)
+            if latent not in local and node.flags:
+                raise ValueError(
+                    f"The prior of the shared site {latent!r} depends on a local one. Draw shared "
+                    f"sites first, or make {latent!r} local, too."
+                )
+        if latent in local or (same and node.flags):
+            local_prior.append(name)
         elif same:
             prior.append(name)
         else:
             likelihood[name] = _row_axis(name, first.shape[name], second.shape[name])
     if not likelihood:
         raise ValueError("The model has no observed site that depends on rows: pass it obs=.")
-    return tuple(prior), likelihood
+    return tuple(prior), tuple(local_prior), likelihood
 
 
 def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...]) -> int:
@@ -223,6 +265,11 @@ def _row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
 
 
+def facts_of(model: Callable[..., Any], rows: ArrayTree) -> Facts:
+    """Return what can be said about each site without a position."""
+    return _abstract_start(model, _row_shapes(rows, jax.tree.leaves(rows)[0].shape[0]))
+
+
 def _abstract_start(model: Callable[..., Any], shapes: ArrayTree) -> Facts:
     """Trace abstractly without a position; return plain facts about each site."""
     facts: Facts = {}
@@ -249,6 +296,7 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         "latent": tracing.is_latent(site),
         "observed": site["type"] == "sample" and site["is_observed"],
         "discrete": False,
+        "local": bool((site.get("infer") or {}).get("local", False)),
         "plates": {frame.name: frame.size for frame in site.get("cond_indep_stack", ())},
     }
     if site["type"] == "plate":
@@ -257,11 +305,19 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         facts["subsampled"] = subsample_size not in (None, size) or len(site["value"]) != size
     if facts["latent"]:
         facts["discrete"] = site["fn"].support.is_discrete
+        facts["location_scale"] = _has_location_and_scale(site["fn"])
         facts["delta"] = isinstance(site["fn"], dist.Delta)
         if not facts["discrete"]:
             transform = biject_to(site["fn"].support)
             facts["shape"] = tuple(transform.inverse_shape(jnp.shape(site["value"])))
     return facts
+
+
+def _has_location_and_scale(fn: dist.Distribution) -> bool:
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    real = fn.support is dist.constraints.real
+    return real and {"loc", "scale"} <= set(fn.arg_constraints)
 
 
 def _check_sites(trace: Facts) -> None:

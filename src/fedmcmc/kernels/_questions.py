@@ -17,6 +17,7 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    ClientTerms,
     Exact,
     FederatedKernel,
     FederatedState,
@@ -27,9 +28,9 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.compression import Memory
-from fedmcmc.data import CHUNK_ROWS, fold
+from fedmcmc.data import CHUNK_ROWS
 from fedmcmc.gaussian import Mixture
-from fedmcmc.gradients import minus_hessian, row_size, row_terms
+from fedmcmc.gradients import Terms, fold_terms, minus_hessian, row_size
 from fedmcmc.kernels._shared import check_model
 from fedmcmc.participation import full
 from fedmcmc.pytrees import trees
@@ -317,17 +318,19 @@ def differences(
         ``[3]``, see `Evaluated`.
     """
     num = jax.tree.leaves(points)[0].shape[0]
+    loglikelihood_fn = posterior.loglikelihood_fn
     rows_at_a_time = min(client.max_size, CHUNK_ROWS)
+    if isinstance(loglikelihood_fn, ClientTerms):
+        rows_at_a_time = client.max_size * loglikelihood_fn.passes
     at_a_time = max(1, POINTS_BUDGET // (rows_at_a_time * max(row_size(client.rows), 1)))
 
-    def of_rows(rows: ArrayTree, mask: Array) -> tuple[Any, Array]:
+    def of_terms(terms_fn: Terms, mask: Array) -> tuple[Any, Array]:
         at_centre = jnp.zeros(mask.shape, jnp.result_type(float))
         if not trees.is_empty(centre):
-            at_centre = row_terms(posterior.loglikelihood_fn, centre, rows)
+            at_centre = terms_fn(centre)
 
         def total(point: ArrayTree) -> Array:
-            terms = row_terms(posterior.loglikelihood_fn, point, rows)
-            return jnp.sum(jnp.where(mask, terms - at_centre, 0))
+            return jnp.sum(jnp.where(mask, terms_fn(point) - at_centre, 0))
 
         one = jax.value_and_grad(total) if gradients else total
         if num <= at_a_time:
@@ -336,7 +339,7 @@ def differences(
             values = jax.lax.map(one, points, batch_size=at_a_time)
         return values, in_parts(*compensated_sum(jnp.where(mask, at_centre, 0)))
 
-    values, at_centre = fold(of_rows, client)
+    values, at_centre = fold_terms(loglikelihood_fn, of_terms, client)
     value, gradient = values if gradients else (values, ())
     return value, gradient, at_centre
 
@@ -409,14 +412,13 @@ class Expansions(Question):
     def answer(self, content: Points, client: Client) -> Expanded:
         loglikelihood_fn = self.posterior.loglikelihood_fn
 
-        def of_rows(rows: ArrayTree, mask: Array) -> tuple[Array, Array, ArrayTree]:
-            at_centre = row_terms(loglikelihood_fn, content.centre, rows)
+        def of_terms(terms_fn: Terms, mask: Array) -> tuple[Array, Array, ArrayTree]:
+            at_centre = terms_fn(content.centre)
 
             def one(point: ArrayTree) -> tuple[Array, Array, ArrayTree]:
                 def total(flat: Array) -> Array:
                     place = trees.cast_like(trees.unravel(flat, point), point)
-                    terms = row_terms(loglikelihood_fn, place, rows)
-                    return jnp.sum(jnp.where(mask, terms - at_centre, 0))
+                    return jnp.sum(jnp.where(mask, terms_fn(place) - at_centre, 0))
 
                 flat = trees.ravel(point)
                 value, gradient = jax.value_and_grad(total)(flat)
@@ -429,7 +431,7 @@ class Expansions(Question):
 
             return jax.lax.map(one, content.points)
 
-        return Expanded(*fold(of_rows, client))
+        return Expanded(*fold_terms(loglikelihood_fn, of_terms, client))
 
     def answer_like(self, content: Points) -> Expanded:
         size = trees.num_elements(content.centre)

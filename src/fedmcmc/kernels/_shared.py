@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial, register_dataclass
+from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    ClientTerms,
     FederatedKernel,
     Federation,
     GradientEstimator,
@@ -32,7 +33,7 @@ from fedmcmc.dynamics import (
     overdamped_langevin,
     train,
 )
-from fedmcmc.gradients import first_reference, prior_share
+from fedmcmc.gradients import first_reference, over, prior_share
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
@@ -249,15 +250,10 @@ def tempered(posterior: Posterior, temperature: Any) -> Posterior | None:
         return posterior if temperature == 1 else None
     return as_functions(
         posterior._replace(
-            logprior_fn=Partial(_over, posterior.logprior_fn, temperature),
-            loglikelihood_fn=Partial(_over, posterior.loglikelihood_fn, temperature),
+            logprior_fn=over(posterior.logprior_fn, temperature),
+            loglikelihood_fn=over(posterior.loglikelihood_fn, temperature),
         )
     )
-
-
-def _over(fn: Any, temperature: Array, *arguments: ArrayTree) -> Array:
-    log_density: Array = fn(*arguments)
-    return log_density / trees.cast(temperature, log_density)
 
 
 def report(message: ArrayTree, mean_square: Array, **fields: Any) -> StepInfo:
@@ -274,12 +270,25 @@ def expect_blocks(
 ) -> None:
     """Raise `TypeError` unless each is what a kernel family is built of."""
     expect(posterior, Posterior, "posterior")
+    refuse_latents(posterior)
+    if participation.pooled and isinstance(posterior.loglikelihood_fn, ClientTerms):
+        raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
     expect(estimator, GradientEstimator, "estimator")
     expect(participation, Participation, "participation")
 
 
+def refuse_latents(posterior: Posterior) -> None:
+    """Raise `ValueError` where the model has latents that this kernel knows nothing of."""
+    if posterior.local is not None:
+        raise ValueError(
+            "This posterior has latents of its groups, which this kernel does not move: "
+            "fedmcmc.marginal(posterior) integrates them out at their clients."
+        )
+
+
 def check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the log densities take this position and these rows."""
+    refuse_latents(posterior)
     like = trees.shapes_of(position)
     rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
@@ -288,12 +297,28 @@ def check_model(posterior: Posterior, position: ArrayTree, federation: Federatio
     shape = _shape_of("logprior_fn", posterior.logprior_fn, like)
     if shape != ():
         raise ValueError(f"logprior_fn must return a scalar, got shape {shape}.")
+    if isinstance(posterior.loglikelihood_fn, ClientTerms):
+        _shape_of("loglikelihood_fn", _Probe(posterior.loglikelihood_fn), like, rows)
+        return
     shape = _shape_of("loglikelihood_fn", posterior.loglikelihood_fn, like, rows)
     if shape != (PROBE_ROWS,):
         raise ValueError(
             f"loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "
             f"{PROBE_ROWS} rows, got {shape}."
         )
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """The terms of a client with some rows, as a function of these."""
+
+    loglikelihood_fn: ClientTerms
+
+    def __call__(self, position: ArrayTree, rows: ArrayTree) -> Array:
+        zero, one = jnp.zeros((), jnp.int32), jnp.ones((), jnp.result_type(float))
+        client = Client(rows, zero, zero + PROBE_ROWS, zero, one, one, PROBE_ROWS)
+        return self.loglikelihood_fn.terms(position, client)
 
 
 @jax.jit

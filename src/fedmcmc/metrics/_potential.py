@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.data import FederatedData, fold
+from fedmcmc.data import FederatedData
+from fedmcmc.gradients import Terms, fold_terms
 from fedmcmc.metrics._arguments import (
     as_finite,
     broadcast,
@@ -180,14 +181,14 @@ def _relative_gap(eta: Array, reference: Array) -> Array:
 def _potential(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, *, batch_size: int
 ) -> Array:
-    everyone = data.pooled().client(0)
+    everyone = data.pooled(groups=True).client(0)
 
     def of_draw(position: ArrayTree) -> Array:
-        def chunk(rows: ArrayTree, mask: Array) -> Array:
-            terms = posterior.loglikelihood_fn(position, rows)
+        def chunk(terms_fn: Terms, mask: Array) -> Array:
+            terms = terms_fn(position)
             return jnp.sum(jnp.where(mask, terms, jnp.zeros((), terms.dtype)))
 
-        total = fold(chunk, everyone)
+        total = fold_terms(posterior.loglikelihood_fn, chunk, everyone)
         return -(total + trees.cast(posterior.logprior_fn(position), total))
 
     return jax.lax.map(of_draw, draws, batch_size=batch_size)

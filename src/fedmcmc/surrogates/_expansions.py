@@ -313,7 +313,7 @@ def _ascend(
     start, unravel = ravel_pytree(position)
     target = Target(posterior, jnp.ones((), start.dtype), unravel)
     # A sum over clients of sums over their rows is the sum over all rows.
-    everyone = data.pooled().client(0)
+    everyone = data.pooled(groups=True).client(0)
     maximum = maximize(
         lambda flat: target.value_and_gradient(everyone, flat), start, max_steps, tolerance
     )

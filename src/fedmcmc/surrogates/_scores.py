@@ -7,9 +7,10 @@ from jax.flatten_util import ravel_pytree
 
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData, fold
+from fedmcmc.gradients import row_terms
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._target import Target, client_cost, over_clients
+from fedmcmc.surrogates._target import client_cost, over_clients
 
 
 def score_covariance(posterior: Posterior, data: FederatedData, position: ArrayTree) -> Array:
@@ -56,14 +57,16 @@ def score_covariance(posterior: Posterior, data: FederatedData, position: ArrayT
 @jax.jit
 def _covariances(posterior: Posterior, data: FederatedData, position: ArrayTree) -> Array:
     flat, unravel = ravel_pytree(position)
-    target = Target(posterior, None, unravel)
+
+    def terms_at(x: Array, rows: ArrayTree) -> Array:
+        return row_terms(posterior.loglikelihood_fn, unravel(x), rows)
 
     def scores(rows: ArrayTree, mask: Array) -> Array:
         """Return the scores of rows, ``[num_rows, d]``, zeros where there is no row."""
 
         def of_row(row: ArrayTree) -> Array:
             one = jax.tree.map(lambda leaf: leaf[None], row)
-            return jax.grad(lambda x: target.terms(x, one)[0])(flat)
+            return jax.grad(lambda x: terms_at(x, one)[0])(flat)
 
         return jnp.where(mask[:, None], jax.vmap(of_row)(rows), 0)
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Posterior
-from fedmcmc.data import CHUNK_ROWS, FederatedData, fold
+from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import BLOCK, blockwise, minus_hessian, row_size, row_terms
+from fedmcmc.gradients import BLOCK, Terms, blockwise, fold_terms, minus_hessian, row_size
 from fedmcmc.pytrees import trees
 
 DENSE_LIMIT = 256
@@ -33,13 +33,18 @@ class Target(NamedTuple):
     prior_fraction: Array | None
     unravel: Callable[[Array], ArrayTree]
 
-    def terms(self, flat: Array, rows: ArrayTree) -> Array:
-        """Return the log likelihood of each row, ``[num]``."""
-        return row_terms(self.posterior.loglikelihood_fn, self.unravel(flat), rows)
+    def fold(
+        self, fn: Callable[[Callable[[Array], Array]], ArrayTree], client: Client
+    ) -> ArrayTree:
+        """Return the sum of ``fn(total_fn)`` over chunks of the client's terms.
 
-    def rows(self, flat: Array, rows: ArrayTree, mask: Array) -> Array:
-        """Return the log likelihood of the rows where `mask` holds, ``[]``."""
-        return jnp.sum(jnp.where(mask, self.terms(flat, rows), 0))
+        `total_fn` takes a raveled position to the sum of the chunk's log likelihoods, ``[]``.
+        """
+
+        def of_terms(terms_fn: Terms, mask: Array) -> ArrayTree:
+            return fn(lambda flat: jnp.sum(jnp.where(mask, terms_fn(self.unravel(flat)), 0)))
+
+        return fold_terms(self.posterior.loglikelihood_fn, of_terms, client)
 
     def prior(self, flat: Array) -> Array:
         """Return the prior's part, ``[]``."""
@@ -48,9 +53,7 @@ class Target(NamedTuple):
 
     def value_and_gradient(self, client: Client, flat: Array) -> tuple[Array, Array]:
         """Return the target at `flat` ``[]`` and its gradient ``[d]``."""
-        total = fold(
-            lambda rows, mask: jax.value_and_grad(lambda x: self.rows(x, rows, mask))(flat), client
-        )
+        total = self.fold(lambda total_fn: jax.value_and_grad(total_fn)(flat), client)
         if self.prior_fraction is None:
             return total
         value, gradient = jax.value_and_grad(self.prior)(flat)
@@ -59,10 +62,7 @@ class Target(NamedTuple):
     def expand(self, client: Client, flat: Array, dense: bool) -> tuple[Array, Array]:
         """Return the gradient ``[d]`` and minus the Hessian, ``[d, d]`` or its diagonal ``[d]``."""
         gradient = self.value_and_gradient(client, flat)[1]
-        curvature = fold(
-            lambda rows, mask: minus_hessian(lambda x: self.rows(x, rows, mask), flat, dense=dense),
-            client,
-        )
+        curvature = self.fold(lambda total_fn: minus_hessian(total_fn, flat, dense=dense), client)
         if self.prior_fraction is not None:
             curvature = curvature + minus_hessian(self.prior, flat, dense=dense)
         return gradient, curvature
@@ -74,11 +74,11 @@ class Target(NamedTuple):
     def change(self, client: Client, flat: Array, shift: Array) -> Array:
         """Return the target at ``flat + shift`` minus that at `flat`, summed row by row."""
 
-        def rows_change(rows: ArrayTree, mask: Array) -> Array:
-            terms = self.terms(flat + shift, rows) - self.terms(flat, rows)
+        def of_terms(terms_fn: Terms, mask: Array) -> Array:
+            terms = terms_fn(self.unravel(flat + shift)) - terms_fn(self.unravel(flat))
             return jnp.sum(jnp.where(mask, terms, 0))
 
-        total = fold(rows_change, client)
+        total = fold_terms(self.posterior.loglikelihood_fn, of_terms, client)
         if self.prior_fraction is None:
             return total
         return total + (self.prior(flat + shift) - self.prior(flat)).astype(total.dtype)

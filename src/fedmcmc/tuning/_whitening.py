@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.data import FederatedData, fold
+from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import row_terms
+from fedmcmc.gradients import Terms, fold_terms, through
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import UNSCALED, Target, mode, taylor
 
@@ -193,7 +193,7 @@ def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
     init_fn, resample_fn = posterior.init_fn, posterior.resample_fn
     return Posterior(
         lambda z: posterior.logprior_fn(affine(z)) + log_det,
-        lambda z, batch: posterior.loglikelihood_fn(affine(z), batch),
+        through(posterior.loglikelihood_fn, affine),
         resample_fn and (lambda key, z, batch: resample_fn(key, affine(z), batch)),
         posterior.constrain_fn,
         init_fn and (lambda key: affine.inverse(init_fn(key))),
@@ -257,19 +257,18 @@ def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
 @jax.jit
 def _falls(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
     """Return how far the log posterior falls `PROBE` sds from the mode, ``[2, d]``."""
-    everyone = data.pooled().client(0)
+    everyone = data.pooled(groups=True).client(0)
     size, mode_ = affine.center.shape[0], affine.unravel(affine.center)
 
     def log_density(z: Array) -> Array:
         position = affine(affine.unravel(z))
 
-        def of_rows(rows: ArrayTree, mask: Array) -> Array:
-            terms = row_terms(posterior.loglikelihood_fn, position, rows)
-            at_mode = row_terms(posterior.loglikelihood_fn, mode_, rows)
-            return jnp.sum(jnp.where(mask, terms - at_mode, 0))  # small, so few digits are lost
+        def of_terms(terms_fn: Terms, mask: Array) -> Array:
+            change = terms_fn(position) - terms_fn(mode_)
+            return jnp.sum(jnp.where(mask, change, 0))  # small, so few digits are lost
 
         prior = posterior.logprior_fn(position) - posterior.logprior_fn(mode_)
-        return prior + fold(of_rows, everyone)
+        return prior + fold_terms(posterior.loglikelihood_fn, of_terms, everyone)
 
     def at(i: Array) -> Array:
         z = jnp.zeros(size, affine.center.dtype).at[i].set(PROBE)
@@ -281,7 +280,7 @@ def _falls(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
 @jax.jit
 def _least_curvatures(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
     """Return the least curvature of any direction `PROBE` sds from the mode, ``[2, d]``."""
-    everyone, size = data.pooled().client(0), affine.center.shape[0]
+    everyone, size = data.pooled(groups=True).client(0), affine.center.shape[0]
     target = Target(posterior, jnp.ones((), affine.center.dtype), affine.unravel)
 
     def at(z: Array) -> Array:

@@ -1,0 +1,13 @@
+"""Latents that belong to a client's groups and never leave it: integrated out, or drawn there.
+
+The room sees one client at a time. It imports data, gradients and the ground floor.
+"""
+
+from fedmcmc.hierarchy._latents import Groups as Groups
+from fedmcmc.hierarchy._latents import groups_of as groups_of
+from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
+from fedmcmc.hierarchy._local_draws import local_draws as local_draws
+from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
+from fedmcmc.hierarchy._marginal import marginal as marginal
+from fedmcmc.hierarchy._refresh import Refresh as Refresh
+from fedmcmc.hierarchy._refresh import independence as independence

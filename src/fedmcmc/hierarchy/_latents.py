@@ -1,0 +1,227 @@
+"""Latents of a client's groups, raveled: log densities, and modes by Newton's method.
+
+A latent is ``[k]`` numbers per group, all groups of a client are treated at once, ``[G, k]``.
+Groups are independent given the shared position, so that second derivatives are those of one group.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree, Client, Local
+from fedmcmc.data import CHUNK_ROWS, max_groups, own_rows_in_groups, single_chunk
+from fedmcmc.pytrees import trees
+
+SETTLED = 1e-6
+"""A Newton step that promises fewer nats than this in every group ends the search."""
+
+
+class Groups(NamedTuple):
+    """One client's groups, and its rows where they are few.
+
+    Attributes
+    ----------
+    local
+        The groups' part of the model.
+    client
+        Whose groups.
+    kept
+        Rows, mask and groups of rows, read once, where one chunk holds them; else ``()``.
+    present
+        ``[G]`` bool, which groups the client has.
+    """
+
+    local: Local
+    client: Client
+    kept: ArrayTree
+    present: Array
+
+    @property
+    def num(self) -> int:
+        """Number of groups of the client with most of them (static)."""
+        return self.present.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Numbers per latent (static)."""
+        return trees.num_elements(self.local.like.tree)
+
+    def unravel(self, flat: Array) -> ArrayTree:
+        """Return the latent of one group, from ``[k]``."""
+        return trees.unravel(flat, self.local.like.tree)
+
+    def fold(self, fn: Callable[[ArrayTree, Array, Array], Array]) -> Array:
+        """Return the sum of ``fn(rows, mask, groups)`` over chunks of the client's rows."""
+        if self.kept:
+            return fn(*self.kept)
+        # Of static length, so that it can be differentiated.
+        num = -(-self.client.max_size // CHUNK_ROWS)
+
+        @jax.checkpoint
+        def chunk(i: Array) -> Array:
+            return fn(*own_rows_in_groups(self.client, i * CHUNK_ROWS))
+
+        def body(total: Array, i: Array) -> tuple[Array, None]:
+            return total + chunk(i), None
+
+        shape = jax.eval_shape(chunk, jax.ShapeDtypeStruct((), jnp.int32))
+        zero = jnp.zeros(shape.shape, shape.dtype)
+        return jax.lax.scan(body, zero, jnp.arange(num, dtype=jnp.int32))[0]
+
+    def log_density(self, position: ArrayTree, flat: Array) -> Array:
+        """Return the log density of each group's latent and rows, ``[G]``, at ``[G, k]``."""
+
+        def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
+            latents = jax.vmap(self.unravel)(flat[group])
+            terms = self.local.loglikelihood_fn(position, latents, rows)
+            terms = jnp.where(mask, terms, 0)
+            return jax.ops.segment_sum(terms, group, self.num)
+
+        prior = jax.vmap(lambda one: self.local.logprior_fn(position, self.unravel(one)))(flat)
+        return prior + self.fold(of_rows).astype(prior.dtype)
+
+    def slope_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
+        """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
+        slope_fn = jax.grad(lambda at: jnp.sum(self.log_density(position, at)))
+
+        def column(direction: Array) -> Array:
+            return -jax.jvp(slope_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))[1]
+
+        columns = [column(axis) for axis in jnp.eye(self.size, dtype=flat.dtype)]
+        curvature = jnp.stack(columns, -1)
+        return slope_fn(flat), (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
+
+
+def groups_of(local: Local, client: Client) -> Groups:
+    """Return the groups of a client."""
+    num = max_groups(client)
+    kept = own_rows_in_groups(client) if single_chunk(client) else ()
+    groups = Groups(local, client, kept, jnp.ones(num, bool))
+    if num == 1:
+        return groups
+    counts = groups.fold(
+        lambda rows, mask, group: jax.ops.segment_sum(mask.astype(jnp.int32), group, num)
+    )
+    return groups._replace(present=counts > 0)
+
+
+class Mode(NamedTuple):
+    """Where the search for the groups' modes ended.
+
+    `flat` is ``[G, k]``, `gain` ``[G]`` how many nats the next step promises.
+    """
+
+    flat: Array
+    gain: Array
+
+
+def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
+    """Climb from zero to the mode of every group's latent, given the shared position.
+
+    Newton's method; a step that leads down is taken back and halved, in its group alone. It depends
+    on position and rows alone, as proposals have to that are accepted or rejected.
+    """
+    like = jax.eval_shape(trees.ravel, groups.local.like.tree)
+    begin = jnp.zeros((groups.num, groups.size), like.dtype)
+
+    class Climb(NamedTuple):
+        flat: Array
+        value: Array
+        step: Array
+        gain: Array
+        fraction: Array
+        tries: Array
+
+    def direction(flat: Array) -> tuple[Array, Array]:
+        slope, curvature = groups.slope_and_curvature(position, flat)
+        step = solve(cholesky(curvature, guarded=True), slope)
+        return step, jnp.sum(step * slope, -1) / 2
+
+    def unfinished(now: Climb) -> Array:
+        moving = groups.present & ~(now.gain < SETTLED) & (now.fraction > 1e-4)
+        return (now.tries < max_steps) & jnp.any(moving)
+
+    def body(now: Climb) -> Climb:
+        flat = now.flat + now.fraction[:, None] * now.step
+        value = groups.log_density(position, flat)
+        noise = 8 * jnp.finfo(value.dtype).eps * jnp.abs(now.value)
+        better = value >= now.value - noise
+        kept = jnp.where(better[:, None], flat, now.flat)
+        step, gain = direction(kept)
+        return Climb(
+            kept,
+            jnp.where(better, value, now.value),
+            step,
+            gain,
+            jnp.where(better, jnp.minimum(2 * now.fraction, 1), now.fraction / 4),
+            now.tries + 1,
+        )
+
+    value = groups.log_density(position, begin)
+    start = Climb(begin, value, *direction(begin), jnp.ones_like(value), jnp.zeros((), jnp.int32))
+    end = jax.lax.while_loop(unfinished, body, start)
+    return Mode(end.flat, end.gain)
+
+
+def cholesky(matrix: Array, *, guarded: bool = False) -> Array:
+    """Return the lower factor of small matrices, ``[..., k, k]``.
+
+    Written out, as a library's routine takes longer for thousands of matrices of one to three rows.
+    If `guarded`, directions that are not curved get a curvature, so that steps still lead up;
+    else factors are NaN there.
+    """
+    size = matrix.shape[-1]
+    rows: list[list[Array]] = []
+    for i in range(size):
+        row: list[Array] = []
+        for j in range(i):
+            entry = matrix[..., i, j]
+            for m in range(j):
+                entry = entry - row[m] * rows[j][m]
+            row.append(entry / rows[j][j])
+        pivot = matrix[..., i, i]
+        for x in row:
+            pivot = pivot - x * x
+        if guarded:
+            scale = jnp.abs(matrix[..., i, i])
+            pivot = jnp.where(pivot > 1e-6 * scale, pivot, jnp.maximum(scale, 1e-6))
+        rows.append([*row, jnp.sqrt(pivot)])
+    zero = jnp.zeros_like(matrix[..., 0, 0])
+    padded = [jnp.stack([*row, *[zero] * (size - len(row))], -1) for row in rows]
+    return jnp.stack(padded, -2)
+
+
+def solve_lower(factor: Array, vector: Array) -> Array:
+    """Return ``x`` with ``factor x = vector``, ``[..., k]``."""
+    found: list[Array] = []
+    for i in range(factor.shape[-1]):
+        rest = vector[..., i]
+        for j, x in enumerate(found):
+            rest = rest - factor[..., i, j] * x
+        found.append(rest / factor[..., i, i])
+    return jnp.stack(found, -1)
+
+
+def solve_upper(factor: Array, vector: Array) -> Array:
+    """Return ``x`` with ``factor' x = vector``, ``[..., k]``, of a lower factor."""
+    size = factor.shape[-1]
+    found: dict[int, Array] = {}
+    for i in reversed(range(size)):
+        rest = vector[..., i]
+        for j in range(i + 1, size):
+            rest = rest - factor[..., j, i] * found[j]
+        found[i] = rest / factor[..., i, i]
+    return jnp.stack([found[i] for i in range(size)], -1)
+
+
+def solve(factor: Array, vector: Array) -> Array:
+    """Return ``x`` with ``factor factor' x = vector``, ``[..., k]``."""
+    return solve_upper(factor, solve_lower(factor, vector))
+
+
+def log_diagonal(factor: Array) -> Array:
+    """Return the log determinant of lower factors, ``[...]``."""
+    return jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), -1)

@@ -1,0 +1,161 @@
+"""Draws of groups' latents given draws of the shared parameters."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedmcmc._checks import expect
+from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc.data import FederatedData, count_groups
+from fedmcmc.hierarchy._latents import Groups, groups_of
+from fedmcmc.hierarchy._refresh import Refresh, independence
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key
+
+TRIES = 20
+"""Proposals per draw, of which the first is taken as it is."""
+TOGETHER = 64
+"""Draws computed at a time."""
+LEAST_ACCEPTED = 0.2
+"""Share of proposals below which draws are too few."""
+
+
+class LocalDraws(NamedTuple):
+    """Draws of the groups' latents, as simulated clients keep them.
+
+    Attributes
+    ----------
+    draws
+        Site to values in the user's space, ``[chains, draws, num_clients, max_groups, *event]``;
+        latents as they are where the model has no names.
+    mask
+        ``[num_clients, max_groups]`` bool, which groups there are.
+    acceptance
+        ``[num_clients, max_groups]``, the share of proposals that were accepted.
+    """
+
+    draws: ArrayTree
+    mask: np.ndarray
+    acceptance: np.ndarray
+
+
+def local_draws(
+    posterior: Posterior,
+    data: FederatedData,
+    draws: ArrayTree,
+    *,
+    rng_key: Array,
+    refresh: Refresh | None = None,
+) -> LocalDraws:
+    """Draw every group's latent given each draw of the shared parameters.
+
+    After `fedmcmc.marginal` these are draws of the joint posterior. A client computes its own from
+    its rows alone; here all clients of a simulation do.
+
+    Parameters
+    ----------
+    posterior
+        With ``local``: the one that was given to `fedmcmc.marginal`, or that `from_numpyro` made
+        of the model that was given to `fedmcmc.fit`.
+    data
+        The clients' rows.
+    draws
+        Of the shared parameters, unconstrained, leaves ``[chains, draws, *event]``: ``.draws`` of a
+        run's samples.
+    rng_key
+        Of all that is random.
+    refresh
+        How a latent is moved from a first proposal, by default 20 tries of `independence`.
+
+    Raises
+    ------
+    ValueError
+        If the posterior has no latents of groups.
+
+    Warns
+    -----
+    UserWarning
+        If in some group fewer than a fifth of the proposals were accepted.
+
+    Examples
+    --------
+    >>> import fedmcmc, jax, numpy as np, numpyro
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     mu = numpyro.sample("mu", dist.Normal(0, 5))
+    ...     effect = numpyro.sample("effect", dist.Normal(mu, 1.0), infer={"local": True})
+    ...     with numpyro.plate("rows", len(y)):
+    ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+    >>> clinics = [{"y": np.array([1.0, 2.0, 1.5])}, {"y": np.array([4.0, 5.0])}]
+    >>> data = fedmcmc.FederatedData.from_clients(clinics)
+    >>> posterior = fedmcmc.from_numpyro(model, example=data)
+    >>> found = local_draws(
+    ...     posterior, data, {"mu": np.zeros((1, 500))}, rng_key=jax.random.key(0)
+    ... )
+    >>> found.draws["effect"].shape
+    (1, 500, 2, 1)
+
+    Given ``mu = 0`` the means are ``4.5 / 4`` and ``9 / 3``:
+
+    >>> found.draws["effect"].mean((0, 1)).ravel().round(1)
+    array([1.1, 3. ], dtype=float32)
+    """
+    expect(posterior, Posterior, "posterior")
+    if posterior.local is None:
+        raise ValueError(
+            "This posterior has no latents of groups to draw. Give the one that marginal() took, "
+            "not the one that it returned."
+        )
+    refresh = independence(num_tries=TRIES) if refresh is None else refresh
+    lead = np.shape(jax.tree.leaves(draws)[0])[:2]
+    flat = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, *np.shape(leaf)[2:])), draws)
+    found, acceptance = _drawn(as_functions(posterior), data, flat, as_key(rng_key), refresh)
+    found = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*lead, *leaf.shape[1:]), found)
+    counts = count_groups(data.rows, data.start, data.size)
+    counts = np.ones(data.num_clients, int) if counts is None else counts
+    mask = np.arange(acceptance.shape[-1]) < counts[:, None]
+    accepted = np.asarray(acceptance)
+    if (least := accepted[mask].min()) < LEAST_ACCEPTED:
+        client, group = np.argwhere(mask & (accepted == least))[0]
+        warnings.warn(
+            f"Only {least:.0%} of the proposals for group {group} of client "
+            f"{data.labels[client]!r} were accepted: its draws repeat too often to trust. Give "
+            f"refresh=independence(num_tries=...) more tries.",
+            stacklevel=2,
+        )
+    return LocalDraws(found, mask, accepted)
+
+
+@jax.jit
+def _drawn(
+    posterior: Posterior, data: FederatedData, draws: ArrayTree, rng_key: Array, refresh: Refresh
+) -> tuple[ArrayTree, Array]:
+    """Return draws, leaves ``[num, num_clients, G, ...]``, and mean acceptance."""
+    local: Any = posterior.local
+
+    def of_client(client: Client, position: ArrayTree, key: Array) -> tuple[ArrayTree, Array]:
+        groups: Groups = groups_of(local, client)
+        own = jax.random.fold_in(key, client.index)
+        drawn = refresh.prepare(own, groups.num, groups.size)
+        like = jax.eval_shape(trees.ravel, local.like.tree)
+        begin = jnp.zeros((groups.num, groups.size), like.dtype)
+        moved = refresh.move(groups, drawn, position, begin)
+        latents = jax.vmap(groups.unravel)(moved.flat)
+        if local.constrain_fn is not None:
+            latents = jax.vmap(lambda latent: local.constrain_fn(position, latent))(latents)
+        return latents, moved.acceptance
+
+    every, axes = data.everyone(), (data.client_axes(), None, None)
+
+    def one(item: tuple[ArrayTree, Array]) -> tuple[ArrayTree, Array]:
+        position, number = item
+        key = jax.random.fold_in(rng_key, number)
+        return jax.vmap(of_client, in_axes=axes)(every, position, key)
+
+    num = jax.tree.leaves(draws)[0].shape[0]
+    found, acceptance = jax.lax.map(one, (draws, jnp.arange(num)), batch_size=TOGETHER)
+    return found, jnp.mean(acceptance, 0)

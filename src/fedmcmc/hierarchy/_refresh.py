@@ -1,0 +1,141 @@
+"""Refreshes: how a client moves the latents of its groups while the shared position stands still.
+
+Each group is accepted or rejected by itself, as groups are independent given the position. What is
+random belongs to a group by its number, so that it does not depend on how many others there are.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from fedmcmc._checks import positive_integer
+from fedmcmc._types import ArrayTree
+from fedmcmc.hierarchy._latents import (
+    Groups,
+    cholesky,
+    find_modes,
+    solve_upper,
+)
+from fedmcmc.hierarchy._marginal import MAX_STEPS
+
+
+class Moved(NamedTuple):
+    """Latents after a refresh.
+
+    `flat` is ``[G, k]``, `acceptance` ``[G]`` the share of proposals that were accepted, zero of
+    groups that the client does not have.
+    """
+
+    flat: Array
+    acceptance: Array
+
+
+class Refresh:
+    """A transition of the groups' latents at a fixed position.
+
+    A subclass is a frozen dataclass registered as a pytree; its methods are pure.
+    """
+
+    @property
+    def exact(self) -> bool:
+        """Whether it leaves the latents' distribution given position and rows as it is."""
+        return True
+
+    def prepare(self, rng_key: Array, num_groups: int, size: int) -> ArrayTree:
+        """Return all that is random in a move, leaves ``[num_groups, ...]``."""
+        raise NotImplementedError
+
+    def move(self, groups: Groups, draws: ArrayTree, position: ArrayTree, flat: Array) -> Moved:
+        """Return latents moved from `flat` ``[G, k]``; deterministic."""
+        raise NotImplementedError
+
+
+class _Proposals(NamedTuple):
+    normals: Array  # [G, tries, k]
+    squares: Array  # [G, tries], chi-squared over its degrees of freedom
+    uniforms: Array  # [G, tries]
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Independence(Refresh):
+    """Proposals of a Student t at the mode; see `independence`."""
+
+    df: Array
+    num_tries: int = field(metadata={"static": True})
+
+    def prepare(self, rng_key: Array, num_groups: int, size: int) -> _Proposals:
+        dtype = jnp.result_type(float)
+
+        def of_group(group: Array) -> _Proposals:
+            normal, square, uniform = jax.random.split(jax.random.fold_in(rng_key, group), 3)
+            return _Proposals(
+                jax.random.normal(normal, (self.num_tries, size), dtype),
+                jax.random.chisquare(square, self.df, (self.num_tries,), dtype) / self.df,
+                jax.random.uniform(uniform, (self.num_tries,), dtype),
+            )
+
+        return jax.vmap(of_group)(jnp.arange(num_groups))
+
+    def move(self, groups: Groups, draws: ArrayTree, position: ArrayTree, flat: Array) -> Moved:
+        # Mode and curvature follow from position and rows alone, never from where the latent is:
+        # a proposal that looked at it would need its density in the other direction, too.
+        mode = find_modes(groups, position, MAX_STEPS).flat
+        factor = cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
+        proposals: _Proposals = draws
+        scaled = proposals.normals / jnp.sqrt(proposals.squares)[..., None]
+        places = mode[:, None] + jax.vmap(solve_upper, (None, 1), 1)(factor, scaled)
+        places = places.astype(flat.dtype)
+
+        def log_weight(at: Array) -> Array:
+            """Return target over proposal at ``[G, k]``, in logarithms."""
+            away = jnp.einsum("gji,gj->gi", factor, at - mode)  # factor' (at - mode)
+            square = jnp.sum(away**2, -1)
+            log_proposal = -0.5 * (self.df + groups.size) * jnp.log1p(square / self.df)
+            return groups.log_density(position, at) - log_proposal
+
+        def one(carry: tuple[Array, Array, Array], proposal: tuple[Array, Array, Array]) -> tuple:
+            now, weight, accepted = carry
+            place, its_weight, uniform = proposal
+            better = (jnp.log(uniform) < its_weight - weight) & groups.present
+            moved = jnp.where(better[:, None], place, now)
+            weight = jnp.where(better, its_weight, weight)
+            return (moved, weight, accepted + better), None
+
+        tries = (
+            jnp.swapaxes(places, 0, 1),
+            jax.lax.map(log_weight, jnp.swapaxes(places, 0, 1)),
+            proposals.uniforms.T,
+        )
+        begin = (flat, log_weight(flat), jnp.zeros(groups.num, jnp.int32))
+        (moved, _, accepted), _ = jax.lax.scan(one, begin, tries)
+        return Moved(moved, accepted.astype(flat.dtype) / self.num_tries)
+
+
+def independence(df: float = 5.0, *, num_tries: int = 1) -> Refresh:
+    """Propose latents from a Student t around their mode, whatever they are now.
+
+    The proposal has the mode of the latent given position and rows, and the curvature there, which
+    Newton's method finds anew in every round; Metropolis-Hastings corrects it per group. It needs
+    no tuning, and suits up to about eight numbers per group.
+
+    Parameters
+    ----------
+    df
+        Degrees of freedom of the Student t, above zero.
+    num_tries
+        Proposals per round.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    if not df > 0:
+        raise ValueError(f"df must be a positive number, got {df!r}.")
+    degrees = jnp.asarray(df, jnp.result_type(float))
+    return Independence(degrees, positive_integer(num_tries, "num_tries"))

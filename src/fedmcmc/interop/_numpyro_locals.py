@@ -1,0 +1,87 @@
+"""Which latent sites of a NumPyro model are those of a group, and how they are parametrized."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpyro import handlers
+from numpyro.infer.reparam import LocScaleReparam
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.interop._numpyro_structure import facts_of
+
+LOCAL_PLATES = ("client", "clients", "group")
+"""Plates of size one whose latent sites are those of a group."""
+DECENTERED = "_decentered"
+"""What NumPyro appends to the name of a site for the latent behind it."""
+
+
+def local_sites(
+    model: Callable[..., Any], rows: ArrayTree, names: Sequence[str] | None
+) -> tuple[str, ...]:
+    """Return the latent sites that each group has its own of.
+
+    By default those with ``infer={"local": True}`` and those in a plate of size one that is named
+    `client`, `clients` or `group`. A name of a reparametrized site stands for the latent behind it.
+
+    Raises
+    ------
+    ValueError
+        If a name is that of no latent site.
+    """
+    trace = facts_of(model, rows)
+    latent = [name for name, site in trace.items() if site["latent"]]
+    if names is None:
+        return tuple(
+            name
+            for name in latent
+            if trace[name]["local"]
+            or any(trace[name]["plates"].get(plate) == 1 for plate in LOCAL_PLATES)
+        )
+    if isinstance(names, str):
+        raise ValueError(f"local must be a list of names of sites, got {names!r}.")
+    found = []
+    for name in names:
+        behind = next((x for x in (name, name + DECENTERED) if x in latent), None)
+        if behind is None:
+            kind = "an observed site" if trace.get(name, {}).get("observed") else "no latent site"
+            raise ValueError(
+                f"local names {name!r}, which is {kind}; the latent sites are {', '.join(latent)}."
+            )
+        if trace[behind]["discrete"]:
+            continue  # refused with its own message
+        found.append(behind)
+    return tuple(dict.fromkeys(found))
+
+
+def reparametrized(
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    local: tuple[str, ...],
+    centered: float | Mapping[str, float],
+) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """Return the model with its local sites of a location and a scale reparametrized, and theirs.
+
+    Raises
+    ------
+    ValueError
+        If `centered` is not in ``[0, 1]``, or names a site that is not local.
+    """
+    by_site = dict(centered) if isinstance(centered, Mapping) else dict.fromkeys(local, centered)
+    unknown = [name for name in by_site if name not in local]
+    if unknown:
+        raise ValueError(
+            f"centered names {unknown[0]!r}; the local sites are {', '.join(local) or 'none'}."
+        )
+    for name, value in by_site.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"centered must lie in [0, 1], got {value!r} for site {name!r}.")
+    trace = facts_of(model, rows)
+    config = {
+        name: LocScaleReparam(centered=float(value))
+        for name, value in by_site.items()
+        if value != 1 and trace[name].get("location_scale") and not name.endswith(DECENTERED)
+    }
+    if not config:
+        return model, local
+    names = tuple(name + DECENTERED if name in config else name for name in local)
+    return handlers.reparam(model, config=config), names

@@ -1,0 +1,229 @@
+"""Effects integrated out: closed forms, other quadratures, and every layout of groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import FederatedData, marginal
+from fedmcmc.data import _federated
+from fedmcmc.hierarchy import _latents
+from tests.hierarchy.models import (
+    SIZES,
+    clients,
+    closed_form,
+    contraception,
+    gaussian,
+    in_two_clients,
+    logistic,
+    sleepstudy,
+    total,
+)
+
+PLACE = {"mu": 0.4, "slope": -0.2}
+ODDS = {"tau": -0.3, "slope": 0.6}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def of(model, data, nodes=5, **settings):
+    return marginal(fedmcmc.from_numpyro(model, example=data, **settings), nodes)
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+@pytest.mark.parametrize("centered", [0.0, 1.0])
+def test_of_a_gaussian_model_it_is_exact(nodes, centered):
+    data = FederatedData.from_clients(clients())
+    value_fn = total(of(gaussian, data, nodes, centered=centered), data)
+    value, slope = jax.value_and_grad(value_fn)(PLACE)
+    wanted, wanted_slope = jax.value_and_grad(closed_form)(PLACE, clients())
+    np.testing.assert_allclose(value, wanted, rtol=1e-10)
+    for name in PLACE:
+        np.testing.assert_allclose(slope[name], wanted_slope[name], rtol=1e-8)
+
+
+def test_of_a_logistic_group_it_is_the_integral():
+    own = clients("logistic")[4]
+    data = FederatedData.from_clients([own])
+    tau = np.exp(ODDS["tau"])
+    effects = np.linspace(-12 * tau, 12 * tau, 4001)
+    eta = effects[:, None] + ODDS["slope"] * own["x"]
+    log_terms = np.sum(own["y"] * eta - np.log1p(np.exp(eta)), 1)
+    density = np.exp(log_terms - effects**2 / (2 * tau**2)) / np.sqrt(2 * np.pi * tau**2)
+    wanted = np.log(np.trapezoid(density, effects))
+    value = total(of(logistic, data, 15), data)(ODDS)
+    np.testing.assert_allclose(value, wanted, atol=1e-8)
+    errors = [abs(total(of(logistic, data, n), data)(ODDS) - wanted) for n in (1, 5)]
+    assert 1e-4 < errors[0] < 0.1 and errors[1] < errors[0] / 20
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_gradients_are_those_of_the_value(nodes):
+    """With one node they come from the mode's own derivative alone."""
+    data = in_two_clients(clients("logistic"))
+    value_fn = total(of(logistic, data, nodes), data)
+    slope, step = jax.grad(value_fn)(ODDS), 1e-5
+    for name in ODDS:
+        up, down = (value_fn({**ODDS, name: ODDS[name] + s * step}) for s in (1, -1))
+        np.testing.assert_allclose(slope[name], (up - down) / (2 * step), rtol=1e-7)
+
+
+def test_groups_lie_in_clients_of_their_own_or_together():
+    own = clients("logistic")
+    apart = FederatedData.from_clients(own)
+    posterior = of(logistic, apart)
+    wanted = total(posterior, apart)(ODDS)
+    for data in (in_two_clients(own), in_two_clients(own).pooled(groups=True)):
+        np.testing.assert_allclose(total(posterior, data)(ODDS), wanted, rtol=1e-12)
+    np.testing.assert_allclose(total(posterior, apart.pooled(groups=True))(ODDS), wanted, rtol=1e-9)
+
+
+def test_a_group_cut_by_a_chunk_is_the_same(monkeypatch):
+    data = in_two_clients(clients("logistic"))
+    posterior = of(logistic, data)
+    wanted = jax.value_and_grad(total(posterior, data))(ODDS)
+    for module in (_federated, _latents):
+        monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    found = jax.value_and_grad(total(posterior, data))(ODDS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), found, wanted)
+
+
+def test_rows_of_other_groups_and_clients_do_not_enter():
+    own = clients("logistic")
+    data = in_two_clients(own)
+    posterior = of(logistic, data)
+    terms = jax.jit(lambda data: posterior.loglikelihood_fn.terms(ODDS, data.client(0)))
+    clean = np.asarray(terms(data))
+    group = np.asarray(data.rows.group)
+    broken = jax.tree.map(np.array, data.rows.values)
+    other = (group == 1) | (np.arange(data.num_rows) >= int(data.start[1]))
+    broken["x"][other] = np.nan
+    rows = fedmcmc.data.Grouped(broken, data.rows.group, data.rows.most)
+    dirty = np.asarray(terms(fedmcmc.FederatedData(rows, data.start, data.size, data.share, 10)))
+    assert not np.isfinite(dirty[1]) and np.array_equal(dirty[[0, 2]], clean[[0, 2]])
+
+
+def test_a_client_with_fewer_groups_has_zeros_for_the_others():
+    data = in_two_clients(clients())
+    terms = of(gaussian, data).loglikelihood_fn.terms(PLACE, data.client(1))
+    assert data.num_groups.tolist() == [3, 2]
+    assert terms.shape == (3,) and terms[2] == 0 and (np.asarray(terms[:2]) != 0).all()
+
+
+def test_correlated_effects_of_two_numbers():
+    """Intercept and slope of one group, against a grid."""
+    import numpyro
+    from numpyro import distributions as dist
+
+    scale = jnp.linalg.cholesky(jnp.array([[1.0, 0.3], [0.3, 0.5]]))
+
+    def model(x, y=None):
+        level = numpyro.sample("level", dist.Normal(0, 1))
+        effects = numpyro.sample(
+            "effects",
+            dist.MultivariateNormal(jnp.zeros(2), scale_tril=scale),
+            infer={"local": True},
+        )
+        with numpyro.plate("rows", len(x)):
+            eta = level + effects[0] + effects[1] * x
+            numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+    own = clients("logistic")[4]
+    data = FederatedData.from_clients([own])
+    value = total(of(model, data, 9), data)({"level": 0.3})
+    axis = np.linspace(-8, 8, 401)
+    places = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    eta = 0.3 + places[:, :1] + places[:, 1:] * own["x"]
+    terms = np.sum(own["y"] * eta - np.log1p(np.exp(eta)), 1)
+    prior = dist.MultivariateNormal(jnp.zeros(2), scale_tril=scale).log_prob(places)
+    wanted = np.log(np.sum(np.exp(terms + np.asarray(prior))) * (axis[1] - axis[0]) ** 2)
+    np.testing.assert_allclose(value, wanted, atol=1e-6)
+
+
+def test_kernels_sample_it_as_any_other_model():
+    """Draw for draw the run on the Gaussian model integrated by hand."""
+    own = clients()
+    data = FederatedData.from_clients(own)
+    posterior = of(gaussian, data)
+
+    numbers = FederatedData.from_arrays({"client": np.arange(len(SIZES))}, np.arange(len(SIZES)))
+
+    def by_hand(position, rows):
+        values = jnp.stack([closed_form(position, [group]) for group in own])
+        return values[rows["client"]]
+
+    exact = posterior._replace(loglikelihood_fn=by_hand)
+    runs = [
+        fedmcmc.sample(
+            jax.random.key(3),
+            fedmcmc.lsd(model, step_size=0.05, participation=fedmcmc.bernoulli(0.6)),
+            rows,
+            PLACE,
+            num_rounds=20,
+            progress=False,
+        ).draws
+        for model, rows in ((posterior, data), (exact, numbers))
+    ]
+    for name in PLACE:
+        np.testing.assert_allclose(runs[0][name], runs[1][name], rtol=1e-6, atol=1e-8)
+
+
+def test_what_sums_over_rows_sums_over_groups():
+    data = in_two_clients(clients())
+    posterior = of(gaussian, data)
+    place = jax.tree.map(lambda x: jnp.asarray(x)[None], PLACE)
+    found = fedmcmc.metrics.potential(posterior, data, place)
+    wanted = -(posterior.logprior_fn(PLACE) + closed_form(PLACE, clients()))
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-9)
+
+
+# Maximum likelihood as lme4 prints it: fixed effects, log likelihood.
+LAPLACE = {
+    "b": np.array([-1.0350762, 0.6972703, 0.0353329, -0.4562347]),
+    "c": np.array([0.8150539, 0.9164961, 0.9150850]),
+    "tau": np.log(0.4752434),
+}
+SLEEP = {
+    "b": np.array([251.4051, 10.46729]),
+    "sds": np.log([23.7806, 5.7168]),
+    "correlation": np.log((1 + 0.0813) / (1 - 0.0813)),
+    "sigma": np.log(25.5918),
+}
+
+
+def test_of_real_districts_it_is_the_published_likelihood():
+    """Contraceptive use over 60 districts: the Laplace fit that lme4's documentation shows."""
+    model, data = contraception()
+    value, slope = jax.value_and_grad(total(of(model, data, 1), data))(LAPLACE)
+    np.testing.assert_allclose(value, -1186.36, atol=0.005)
+    for leaf in jax.tree.leaves(slope):
+        assert np.abs(leaf).max() < 1e-2  # errors of the estimates are about 0.1
+
+
+def test_of_two_effects_per_subject_it_is_the_published_likelihood():
+    """Reaction times after days without sleep: minus two log likelihoods of 1751.94."""
+    model, data = sleepstudy()
+    value, slope = jax.value_and_grad(total(of(model, data, 1), data))(SLEEP)
+    np.testing.assert_allclose(-2 * value, 1751.94, atol=0.005)
+    assert np.abs(slope["sds"]).max() < 1e-2 and abs(slope["sigma"]) < 1e-2
+
+
+def test_posteriors_that_do_not_fit_are_refused():
+    data = FederatedData.from_clients(clients())
+    posterior = fedmcmc.from_numpyro(gaussian, example=data)
+    with pytest.raises(ValueError, match="marginal"):
+        fedmcmc.lsd(posterior, step_size=0.1)
+    with pytest.raises(ValueError, match="nodes must be odd"):
+        marginal(posterior, 4)
+    with pytest.raises(ValueError, match="no latents of groups"):
+        marginal(marginal(posterior))
+    with pytest.raises(ValueError, match="Pooled rows have no groups"):
+        fedmcmc.sgld(marginal(posterior), step_size=0.1)
+    kernel = fedmcmc.lsd(marginal(posterior), step_size=0.1, batch_size=1)
+    with pytest.raises(TypeError, match="one term per group"):
+        fedmcmc.sample(jax.random.key(0), kernel, data, PLACE, num_rounds=1, progress=False)

@@ -1,0 +1,95 @@
+"""Draws of effects given the shared parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import FederatedData
+from fedmcmc.hierarchy import groups_of, independence
+from tests.hierarchy.models import SD, SPREAD, clients, gaussian, in_two_clients, logistic
+
+ODDS = {"tau": 0.2, "slope": 0.6}
+NUM = 40_000
+
+
+def test_moves_keep_a_conditional():
+    """Chains that start anywhere follow the conditional after some moves; KS against a grid."""
+    own = clients("logistic")[2]
+    data = FederatedData.from_clients([own])
+    local = fedmcmc.from_numpyro(logistic, example=data, centered=1.0).local
+    refresh = independence(num_tries=6)
+
+    @jax.jit
+    @jax.vmap
+    def moved(key):
+        groups = groups_of(local, data.client(0))
+        draws = refresh.prepare(key, groups.num, groups.size)
+        return refresh.move(groups, draws, ODDS, jnp.full((1, 1), 3.0)).flat[0, 0]
+
+    found = np.sort(np.asarray(moved(jax.random.split(jax.random.key(0), NUM)), np.float64))
+    tau = np.exp(ODDS["tau"])
+    axis = np.linspace(-9, 9, 6001)
+    eta = axis[:, None] + ODDS["slope"] * own["x"]
+    log_density = np.sum(own["y"] * eta - np.log1p(np.exp(eta)), 1) - axis**2 / (2 * tau**2)
+    cumulative = np.cumsum(np.exp(log_density - log_density.max()))
+    wanted = np.interp(found, axis, cumulative / cumulative[-1])
+    distance = np.abs(wanted - (np.arange(NUM) + 0.5) / NUM).max()
+    assert distance < 1.63 / np.sqrt(NUM)  # one in a hundred; the seed is fixed
+
+
+def test_each_group_is_accepted_by_itself():
+    data = in_two_clients(clients("logistic"))
+    local = fedmcmc.from_numpyro(logistic, example=data).local
+    refresh = independence(num_tries=1)
+
+    @jax.jit
+    def move(data):
+        groups = groups_of(local, data.client(1))
+        draws = refresh.prepare(jax.random.key(1), groups.num, groups.size)
+        some = draws._replace(uniforms=jnp.array([[1.0], [0.0], [0.0]]))
+        return refresh.move(groups, some, ODDS, jnp.full((3, 1), 0.25))
+
+    moved = move(data)
+    assert moved.flat[0, 0] == 0.25 and moved.flat[1, 0] != 0.25
+    assert moved.acceptance.tolist() == [0, 1, 0]  # the third does not exist
+
+
+@pytest.mark.parametrize("centered", fast_and_slow([0.0], [1.0]))
+def test_draws_are_those_of_a_gaussian_conditional(centered):
+    own = clients()
+    data = in_two_clients(own)
+    posterior = fedmcmc.from_numpyro(gaussian, example=data, centered=centered)
+    mu, slope = 0.4, -0.2
+    draws = {"mu": np.full((1, 4000), mu), "slope": np.full((1, 4000), slope)}
+    found = fedmcmc.local_draws(posterior, data, draws, rng_key=jax.random.key(0))
+    assert found.mask.tolist() == [[True] * 3, [True, True, False]]
+    effects = found.draws["effect"][0][:, found.mask]  # [draws, groups], as they first appear
+    order = [group for client in range(2) for group in _order(data, client)]
+    for place, group in enumerate(order):
+        x, y = own[group]["x"], own[group]["y"]
+        precision = len(x) / SD**2 + 1 / SPREAD**2
+        mean = (np.sum(y - slope * x) / SD**2 + mu / SPREAD**2) / precision
+        z = (effects[:, place].mean() - mean) * np.sqrt(precision * 4000)
+        assert abs(z) < 4
+        np.testing.assert_allclose(effects[:, place].std() * np.sqrt(precision), 1, rtol=0.05)
+
+
+def _order(data, client):
+    """Return which of the five groups the client's are, in their order, by their rows."""
+    own, rows = clients(), data.client_rows(client)
+    begin, size = int(data.start[client]), int(data.size[client])
+    group = np.asarray(data.rows.group)[begin : begin + size]
+    for number in range(group.max() + 1):
+        first = np.asarray(rows["x"])[group == number][0]
+        yield next(i for i, g in enumerate(own) if np.isclose(g["x"], first, atol=1e-6).any())
+
+
+def test_models_without_effects_are_refused():
+    data = FederatedData.from_clients(clients())
+    posterior = fedmcmc.marginal(fedmcmc.from_numpyro(gaussian, example=data))
+    with pytest.raises(ValueError, match="marginal"):
+        fedmcmc.local_draws(posterior, data, {"mu": np.zeros((1, 2))}, rng_key=jax.random.key(0))
+    with pytest.raises(ValueError, match="df must be"):
+        independence(df=0.0)

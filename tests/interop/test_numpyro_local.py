@@ -1,0 +1,135 @@
+"""Local sites of NumPyro models: which they are, how they are parametrized, what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from numpyro import distributions as dist
+from numpyro.infer.reparam import LocScaleReparam
+
+import fedmcmc
+from fedmcmc import from_numpyro
+
+ROWS = {"x": np.array([0.1, -1.0, 2.0]), "y": np.array([0.5, 0.2, 1.9])}
+
+
+def observe(mean, y):
+    with numpyro.plate("rows", mean.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def marked(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    u = numpyro.sample("u", dist.Normal(mu, tau), infer={"local": True})
+    numpyro.deterministic("double", 2 * u)
+    numpyro.deterministic("half", mu / 2)
+    observe(u + x, y)
+
+
+def in_plate(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    with numpyro.plate("client", 1):
+        u = numpyro.sample("u", dist.Normal(mu, 1))
+    observe(u[0] + x, y)
+
+
+def by_name(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    rate = numpyro.sample("rate", dist.Gamma(2, 1))
+    observe(mu + rate * x, y)
+
+
+def joint(posterior, position, latent):
+    """Return the log density of one group whose rows are ROWS."""
+    local = posterior.local
+    rows = jax.tree.map(jnp.asarray, ROWS)
+    latents = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (3, *jnp.shape(leaf))), latent)
+    return (
+        posterior.logprior_fn(position)
+        + local.logprior_fn(position, latent)
+        + local.loglikelihood_fn(position, latents, rows).sum()
+    )
+
+
+@pytest.mark.parametrize("centered", [0.0, 1.0, {"u": 0.3}])
+def test_densities_are_those_of_the_model(centered):
+    posterior = from_numpyro(marked, example=ROWS, centered=centered)
+    number = centered["u"] if isinstance(centered, dict) else centered
+    name = "u" if number == 1 else "u_decentered"
+    assert list(posterior.local.like.tree) == [name]
+    assert posterior.loglikelihood_fn is None and posterior.resample_fn is None
+    assert sorted(posterior.init_fn(jax.random.key(0))) == ["mu", "tau"]
+    position, latent = {"mu": 0.4, "tau": -0.3}, {name: jnp.asarray(0.7)}
+    tau = np.exp(-0.3)
+    u = 0.4 + tau ** (1 - number) * (0.7 - number * 0.4)
+    mean, scale = 0.4 * number, tau**number
+    wanted = (
+        dist.Normal(0, 2).log_prob(0.4)
+        + dist.HalfNormal(1).log_prob(tau)
+        - 0.3
+        + dist.Normal(mean, scale).log_prob(0.7)
+        + dist.Normal(u + ROWS["x"], 1).log_prob(ROWS["y"]).sum()
+    )
+    np.testing.assert_allclose(joint(posterior, position, latent), wanted, rtol=1e-5)
+    shown = posterior.local.constrain_fn(position, latent)
+    assert sorted(shown) == ["double", "u"]
+    np.testing.assert_allclose(shown["u"], u, rtol=1e-5)
+    assert sorted(posterior.constrain_fn(position)) == ["half", "mu", "tau"]
+
+
+def test_sites_are_local_by_mark_by_plate_or_by_name():
+    assert list(from_numpyro(in_plate, example=ROWS).local.like.tree) == ["u_decentered"]
+    assert from_numpyro(by_name, example=ROWS).local is None
+    named = from_numpyro(by_name, example=ROWS, local=["rate"])
+    assert list(named.local.like.tree) == ["rate"]  # positive: no location and scale
+    assert from_numpyro(marked, example=ROWS, local=[]).local is None
+    assert "one per group: rate" in str(named)
+
+
+def test_a_positive_site_has_its_jacobian():
+    posterior = from_numpyro(by_name, example=ROWS, local=["rate"])
+    found = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
+    wanted = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_model_that_is_reparametrized_already_is_taken():
+    model = numpyro.handlers.reparam(marked, config={"u": LocScaleReparam(centered=0)})
+    posterior = from_numpyro(model, example=ROWS, local=["u"])
+    assert list(posterior.local.like.tree) == ["u_decentered"]
+
+
+def wrong_way(x, y):
+    u = numpyro.sample("u", dist.Normal(0, 1))
+    mu = numpyro.sample("mu", dist.Normal(u, 2))
+    observe(mu + u + x, y)
+
+
+@pytest.mark.parametrize(
+    "model, settings, words",
+    [
+        (marked, {"local": ["v"]}, "'v', which is no latent site; the latent sites are mu, tau, u"),
+        (marked, {"local": ["y"]}, "'y', which is an observed site"),
+        (marked, {"local": "u"}, "a list of names"),
+        (by_name, {"local": ["mu", "rate"]}, "clients share nothing"),
+        (wrong_way, {"local": ["u"]}, "'mu' depends on a local one"),
+        (marked, {"centered": {"tau": 0.5}}, "centered names 'tau'"),
+        (marked, {"centered": 1.5}, r"\[0, 1\], got 1.5"),
+    ],
+)
+def test_what_does_not_fit_is_said(model, settings, words):
+    with pytest.raises(ValueError, match=words):
+        from_numpyro(model, example=ROWS, **settings)
+
+
+def test_an_effect_for_all_clients_names_the_remedy():
+    def model(x, y):
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        u = numpyro.sample("u", dist.Normal(0, tau))
+        observe(u + x, y)
+
+    with pytest.warns(UserWarning, match=r"local=\['u'\]"):
+        from_numpyro(model, example=ROWS)
+    assert fedmcmc.marginal(from_numpyro(model, example=ROWS, local=["u"])).local is None
