@@ -32,3 +32,5 @@ from fedmcmc.gradients._minibatches import steps_per_epoch as steps_per_epoch
 from fedmcmc.gradients._scaling import importance as importance
 from fedmcmc.gradients._scaling import over_weight as over_weight
 from fedmcmc.gradients._scaling import prior_share as prior_share
+from fedmcmc.gradients._targets import Target as Target
+from fedmcmc.gradients._targets import as_gaussian as as_gaussian

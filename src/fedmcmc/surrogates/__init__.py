@@ -24,7 +24,14 @@ them at a time and builds no ``d`` by ``d`` matrix above 256 dimensions.
 """
 
 from fedmcmc.surrogates._analytic import analytic as analytic
-from fedmcmc.surrogates._expansions import UNSCALED as UNSCALED
+from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS as NEWTON_DIMENSIONS
+from fedmcmc.surrogates._ascents import Expansion as Expansion
+from fedmcmc.surrogates._ascents import Ledger as Ledger
+from fedmcmc.surrogates._ascents import Objective as Objective
+from fedmcmc.surrogates._ascents import Stopped as Stopped
+from fedmcmc.surrogates._ascents import Structure as Structure
+from fedmcmc.surrogates._ascents import lbfgs as lbfgs
+from fedmcmc.surrogates._ascents import newton as newton
 from fedmcmc.surrogates._expansions import Mode as Mode
 from fedmcmc.surrogates._expansions import laplace as laplace
 from fedmcmc.surrogates._expansions import mode as mode
@@ -32,5 +39,5 @@ from fedmcmc.surrogates._expansions import setup_bits as setup_bits
 from fedmcmc.surrogates._expansions import taylor as taylor
 from fedmcmc.surrogates._sampled import sampled as sampled
 from fedmcmc.surrogates._scores import score_covariance as score_covariance
-from fedmcmc.surrogates._target import Target as Target
-from fedmcmc.surrogates._target import as_gaussian as as_gaussian
+from fedmcmc.surrogates._whitening import Whitened as Whitened
+from fedmcmc.surrogates._whitening import whiten as whiten
