@@ -1,7 +1,8 @@
 """Estimates of the gradient of a client's log likelihood, and every rescaling of it.
 
-Minibatches, epochs, control variates and corrections that sum to zero over the clients. An
-estimator sees one client at a time; the room imports data and the ground floor.
+Minibatches, epochs, control variates, corrections that sum to zero over the clients, and the
+derivatives of a client's log density (`Target`). An estimator sees one client at a time; the room
+imports data and the ground floor.
 """
 
 from fedmcmc.gradients._corrections import FixedPoint as FixedPoint

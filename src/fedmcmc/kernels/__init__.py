@@ -1,8 +1,8 @@
 """Families of kernels: what a client does, what the server does, where both start.
 
 One family per file; `_shared`, `_adjusted`, `_prior_site` and `_distillation` hold pieces of
-families. A kernel knows nothing of devices, chunks, files or processes; it is built of blocks and
-fits, and imports no transform.
+families, `_questions` and `_separate` what is asked of clients once. A kernel knows nothing of
+devices, chunks, files or processes; it is built of blocks and fits, and imports no transform.
 """
 
 from fedmcmc.kernels._averaging import averaging as averaging

@@ -1,9 +1,13 @@
-"""Gaussian surrogates of each client's likelihood, fitted for all clients in one compiled call.
+"""Gaussian surrogates of each client's likelihood, the posterior's mode, and whitening.
 
 A surrogate stands for ``p(x_s | theta)`` as a function of theta, without the prior, up to a factor
 (El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` per client,
 leaves ``[num_clients, ...]``, made for `fedmcmc.fsgld` and `fedmcmc.conducive`. Rows enter the
 compiled program as arguments: refitting to other rows of the same shapes compiles nothing.
+
+In place of data a consortium may stand, such as `fedmcmc.deploy.Sites`: `taylor`, `laplace`,
+`score_covariance`, `mode` and `whiten` ask it, and never see a row. The room may import every room
+on lower floors.
 
 ========== ================================= ======================================================
 function   where ``grad log q_s`` is exact   a client needs

@@ -1,7 +1,7 @@
 """Whitening: coordinates in which the posterior is about standard normal, for any kernel."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -41,11 +41,17 @@ fall along an axis does not show that another direction widens, as a mean's does
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _Affine:
-    """``position = center + factor @ z``, of raveled positions; a diagonal factor is a vector."""
+    """``position = center + factor @ z``, of raveled positions; a diagonal factor is a vector.
+
+    `like` is a position, of which shapes and types count.
+    """
 
     center: Array
     factor: Array
-    unravel: Any = field(metadata={"static": True})
+    like: ArrayTree
+
+    def unravel(self, flat: Array) -> ArrayTree:
+        return trees.cast_like(trees.unravel(flat, self.like), self.like)
 
     def __call__(self, z: ArrayTree) -> ArrayTree:
         flat = trees.ravel(z)
@@ -58,6 +64,47 @@ class _Affine:
         if self.factor.ndim == 1:
             return self.unravel(flat / self.factor)
         return self.unravel(jax.scipy.linalg.solve_triangular(self.factor, flat))
+
+
+# A posterior's functions in other coordinates: classes, so that real sites can be told of them.
+
+
+@dataclass(frozen=True, eq=False)
+class _InCoordinates:
+    fn: Any
+    affine: _Affine
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Prior(_InCoordinates):
+    def __call__(self, z: ArrayTree) -> Array:
+        factor = self.affine.factor
+        diagonal = factor if factor.ndim == 1 else jnp.diagonal(factor)
+        log_density: Array = self.fn(self.affine(z))
+        return log_density + jnp.sum(jnp.log(jnp.abs(diagonal)))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Rows(_InCoordinates):
+    def __call__(self, z: ArrayTree, batch: ArrayTree) -> Array:
+        terms: Array = self.fn(self.affine(z), batch)
+        return terms
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Outcomes(_InCoordinates):
+    def __call__(self, rng_key: Array, z: ArrayTree, batch: ArrayTree) -> ArrayTree:
+        return self.fn(rng_key, self.affine(z), batch)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Start(_InCoordinates):
+    def __call__(self, rng_key: Array) -> ArrayTree:
+        return self.affine.inverse(self.fn(rng_key))
 
 
 class Whitened(NamedTuple):
@@ -167,11 +214,12 @@ def whiten(
     prior = _prior_precision(as_functions(posterior.logprior_fn), flat, unravel, structure)
     names = trees.element_names(center)
     precision = np.asarray(_flat(fitted, structure).sum(0) + prior, np.float64)
-    affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), unravel)
+    like = jax.tree.map(jnp.zeros_like, center)
+    affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), like)
     _warn_where_not_quadratic(checks.densities(posterior), summing(data), affine, names)
     return Whitened(
         _in_coordinates(posterior, affine),
-        jax.tree.map(jnp.zeros_like, center),
+        like,
         _whitened(fitted, affine, structure),
     )
 
@@ -195,15 +243,13 @@ def _mode(posterior: Posterior, data: Any, position: ArrayTree | None) -> ArrayT
 
 def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
     """Return the density of ``z``."""
-    diagonal = affine.factor if affine.factor.ndim == 1 else jnp.diagonal(affine.factor)
-    log_det = jnp.sum(jnp.log(jnp.abs(diagonal)))
-    init_fn, resample_fn = posterior.init_fn, posterior.resample_fn
+    own = as_functions(posterior)
     return Posterior(
-        lambda z: posterior.logprior_fn(affine(z)) + log_det,
-        lambda z, batch: posterior.loglikelihood_fn(affine(z), batch),
-        resample_fn and (lambda key, z, batch: resample_fn(key, affine(z), batch)),
-        posterior.constrain_fn,
-        init_fn and (lambda key: affine.inverse(init_fn(key))),
+        _Prior(own.logprior_fn, affine),
+        _Rows(own.loglikelihood_fn, affine),
+        own.resample_fn and _Outcomes(own.resample_fn, affine),
+        own.constrain_fn,
+        own.init_fn and _Start(own.init_fn, affine),
         affine,
     )
 
@@ -271,11 +317,11 @@ class Falls(Question):
 
     def answer(self, content: tuple[ArrayTree, Array], client: Client) -> Array:
         centre, factor = content
-        flat, unravel = ravel_pytree(centre)
-        affine, size = _Affine(flat, factor, unravel), flat.shape[0]
+        flat = trees.ravel(centre)
+        affine, size = _Affine(flat, factor, centre), flat.shape[0]
 
         def loss(z: Array) -> Array:
-            position = affine(unravel(z))
+            position = affine(affine.unravel(z))
 
             def of_rows(rows: ArrayTree, mask: Array) -> Array:
                 terms = row_terms(self.posterior.loglikelihood_fn, position, rows)
