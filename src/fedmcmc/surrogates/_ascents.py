@@ -27,6 +27,10 @@ RISING = 1e-3
 HIGH = 1e100
 MEMORY = 10
 """Steps that L-BFGS remembers."""
+ROUNDING = 1e-6
+"""Of values, relative to them."""
+STEEP, MOST_TRIES = 0.9, 20
+"""Of a slope, what may be left at a step's end; and places that are tried along it."""
 Structure = Literal["dense", "diagonal", "none"]
 
 
@@ -213,52 +217,78 @@ def newton(
     return best[0]
 
 
-def lbfgs(
-    objective: Callable[[np.ndarray], Expansion],
-    start: np.ndarray,
-    *,
-    max_steps: int = 500,
-    least_change: float = 1e-7,
-    least_gain: float = 0.0,
-) -> Expansion:
-    """Follow SciPy's L-BFGS and return the best place that it saw.
-
-    It ends where a step promises less than `least_gain` nats, by the curvature that its last steps
-    showed, or gained less than the share `least_change`. The place's `gain` is that promise.
-    """
+def lbfgs(objective: Callable[[np.ndarray], Expansion], start: np.ndarray) -> Expansion:
+    """Follow SciPy's L-BFGS and return the best place that it saw."""
     best: list[Expansion] = []
-    seen: dict[bytes, Expansion] = {}
-    path: list[Expansion] = []
 
     def at(x: np.ndarray) -> tuple[float, np.ndarray]:
-        seen[x.tobytes()] = found = objective(x)
+        found = objective(x)
         if not best or found.value < best[0].value:
             best[:] = [found]
         return found.value, found.gradient
 
-    def moved(x: np.ndarray) -> None:
-        path.append(seen[x.tobytes()])
-        del path[: -MEMORY - 1]
-        seen.clear()
-        path[-1].gain = _promised(path)
-        if path[-1].gain < least_gain:
-            best[:] = [path[-1]]
-            raise Arrived
-
-    options = {"ftol": least_change, "maxiter": max_steps}
-    if least_gain:
-        options["gtol"] = 0.0
-    with contextlib.suppress(Stopped, Arrived):
-        minimize(at, start, jac=True, method="L-BFGS-B", callback=moved, options=options)
+    with contextlib.suppress(Stopped):
+        minimize(at, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-7, "maxiter": 500})
     return best[0]
 
 
-def _promised(path: list[Expansion]) -> float:
-    """Return what a quasi-Newton step from the last place of a path promises, in nats."""
+def to_rest(
+    objective: Callable[[np.ndarray], Expansion],
+    start: np.ndarray,
+    *,
+    least_gain: float,
+    max_steps: int,
+) -> Expansion:
+    """Follow L-BFGS until a step promises less than `least_gain` nats; return the last place.
+
+    Its `gain` is that promise, by the curvature that the last steps showed. SciPy's L-BFGS gives up
+    where values differ by their rounding alone; here a step is as good as the slope at its end
+    says, if it raises no value by more than that (Hager and Zhang 2005, approximate Wolfe).
+    """
+    here = objective(start)
+    path = [here]
+    with contextlib.suppress(Stopped):
+        for _ in range(max_steps):
+            step = _step(path)
+            here.gain = float(-here.gradient @ step) / 2
+            if here.gain < least_gain or not here.value < HIGH:
+                break
+            following = _along(objective, here, step)
+            if following is None:
+                break
+            here = following
+            path = [*path[-MEMORY:], here]
+    return here
+
+
+def _along(
+    objective: Callable[[np.ndarray], Expansion], here: Expansion, step: np.ndarray
+) -> Expansion | None:
+    """Return a place along a step at which the slope is much less steep; ``None`` if none is."""
+    slope, rounding = here.gradient @ step, ROUNDING * max(1.0, abs(here.value))
+    low, high, length = 0.0, np.inf, 1.0
+    for _ in range(MOST_TRIES):
+        found = objective(here.point + length * step)
+        ahead = found.gradient @ step
+        if not found.value <= here.value + rounding or ahead > -STEEP * slope:
+            high = length
+        elif ahead < STEEP * slope:
+            low = length
+        else:
+            return found
+        length = 2 * length if high == np.inf else (low + high) / 2
+    return None
+
+
+def _step(path: list[Expansion]) -> np.ndarray:
+    """Return the step of L-BFGS from the last place of a path, at first one of length one."""
+    gradient = path[-1].gradient
     pairs = [(b.point - a.point, b.gradient - a.gradient) for a, b in itertools.pairwise(path)]
     kept = [(step, change) for step, change in pairs if step @ change > 0]
     if not kept:
-        return float("inf")
-    steps, changes = (np.array(x) for x in zip(*kept, strict=True))
-    gradient = path[-1].gradient
-    return float(gradient @ LbfgsInvHessProduct(steps, changes).matvec(gradient)) / 2
+        return np.asarray(-gradient / max(float(np.linalg.norm(gradient)), 1e-30))
+    steps, changes = (np.array(x, np.float64) for x in zip(*kept, strict=True))
+    scale = float(steps[-1] @ changes[-1] / (changes[-1] @ changes[-1]))
+    root = np.sqrt(scale)  # the Hessian before any step is that of the last one
+    inverse = LbfgsInvHessProduct(steps / root, changes * root)
+    return np.asarray(-root * inverse.matvec(root * gradient))

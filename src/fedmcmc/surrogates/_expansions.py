@@ -24,8 +24,8 @@ from fedmcmc.surrogates._ascents import (
     Ledger,
     Objective,
     Stopped,
-    lbfgs,
     newton,
+    to_rest,
 )
 from fedmcmc.surrogates._asking import (
     Natural,
@@ -295,7 +295,7 @@ def mode(
     """Find the maximum of the posterior of all rows, a common center for `taylor`.
 
     Up to 256 dimensions by SciPy's trust-region Newton method, which takes few exchanges, above by
-    its L-BFGS. Each evaluation is one exchange: ``d`` numbers down for every client, and its log
+    L-BFGS. Each evaluation is one exchange: ``d`` numbers down for every client, and its log
     likelihood, gradient and (of Newton's method) half of its Hessian up.
 
     Parameters
@@ -339,7 +339,7 @@ def mode(
             raise Stopped
         return expand(np.asarray(place, flat.dtype)[None])[0]
 
-    ascend = partial(newton, flat=True) if by_newton else partial(lbfgs, least_change=0.0)
+    ascend = partial(newton, flat=True) if by_newton else to_rest
     start = np.asarray(flat, np.float64)
     with jax.default_matmul_precision("highest"):
         best = ascend(objective, start, max_steps=max_steps, least_gain=tolerance)
