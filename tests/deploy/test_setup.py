@@ -14,7 +14,7 @@ from tests.contracts.model import DATA, KEY, SIZES
 from tests.support import studies
 from tests.support.site_runs import POSITION, close
 
-ASKS = (*deploy.SETUP, "LeaveOneOut", "Langevin", "Relay")
+ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay")
 STUDY = studies.study_of(asks=ASKS, kernels={})
 MODEL = STUDY.model
 CENTER = {"a": jnp.array(0.4), "b": {"c": jnp.array([0.9, 0.7])}}
@@ -117,12 +117,17 @@ def test_predictions_ask_nobody(sites, white, heard):
         )
 
 
-def test_rows_are_left_out_one_by_one_at_their_sites(sites):
-    draws = jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(KEY, (200, *x.shape)), {"a": CENTER["a"]}
-    ) | {"b": {"c": CENTER["b"]["c"] + 0.3 * jax.random.normal(KEY, (200, 2))}}
-    there, here = (criticism.loo(MODEL, x, draws, minimum_rows=2) for x in (sites, DATA))
-    np.testing.assert_allclose([there.elpd, there.se], [here.elpd, here.se], rtol=1e-6)
+@pytest.mark.parametrize(("spread", "rounds"), [(0.3, 1), (2.0, 3)])
+@pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning")
+def test_rows_are_left_out_one_by_one_at_their_sites(spread, rounds, sites):
+    """Of draws that reach far some rows are judged by weighted points."""
+    draws = {
+        "a": CENTER["a"] + spread * jax.random.normal(KEY, (200,)),
+        "b": {"c": CENTER["b"]["c"] + spread * jax.random.normal(KEY, (200, 2))},
+    }
+    there, here = (criticism.loo(MODEL, x, draws, minimum_rows=2, mend=True) for x in (sites, DATA))
+    np.testing.assert_allclose([there.elpd, there.se], [here.elpd, here.se], rtol=1e-5)
+    assert there.totals["rounds"] == rounds and there.num_mended == here.num_mended
 
 
 def test_what_leaves_a_site_is_its_own_answer_and_no_row(sites, heard):
