@@ -58,6 +58,20 @@ def test_what_each_client_is_asked(name, sites):
     near(there, SEPARATE[name](SIMULATED))
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        fedmcmc.secure_sum,
+        lambda kernel: fedmcmc.faults(kernel, drop=0.2, rescale=False),
+        lambda kernel: fedmcmc.compress(kernel, fedmcmc.quantize(4)),
+    ],
+    ids=["secure_sum", "faults", "compress"],
+)
+def test_answers_of_single_clients_are_exact_however_sums_are_made(transform):
+    there = surrogates.taylor(MODEL, SimulatedConsortium(DATA, transform=transform), CENTER)
+    jax.tree.map(np.testing.assert_array_equal, there, SEPARATE["taylor"](SIMULATED))
+
+
 def test_what_is_wrong_with_a_client_is_known_by_its_number(sites):
     nowhere = CENTER | {"a": jnp.array(jnp.nan)}
     for data in (sites, DATA):
