@@ -330,7 +330,11 @@ class Falls(Question):
 
             return fold(of_rows, client)
 
-        return jax.lax.map(lambda z: jnp.stack([loss(-z), loss(z)]), PROBE * jnp.eye(size)).T
+        def at(i: Array) -> Array:
+            z = jnp.zeros_like(flat).at[i].set(PROBE)  # a matrix of all might not fit
+            return jnp.stack([loss(-z), loss(z)])
+
+        return jax.lax.map(at, jnp.arange(size)).T
 
     def answer_like(self, content: tuple[ArrayTree, Array]) -> Any:
         size = trees.num_elements(content[0])
