@@ -85,13 +85,6 @@ class Over(ClientTerms):
         return _over(lambda at: self.inner.terms(at, client), self.temperature, position)
 
 
-def through(loglikelihood_fn: LogDensity, position_fn: Callable[[ArrayTree], ArrayTree]) -> Any:
-    """Return the log likelihood of positions that `position_fn` takes to those of this one."""
-    if isinstance(loglikelihood_fn, ClientTerms):
-        return Through(loglikelihood_fn, position_fn)
-    return lambda position, batch: loglikelihood_fn(position_fn(position), batch)
-
-
 def over(log_density: LogDensity, temperature: Array) -> Any:
     """Return a log density, or likelihood, divided by a temperature."""
     if isinstance(log_density, ClientTerms):

@@ -305,8 +305,11 @@ def differences(
     client: Client,
     *,
     gradients: bool,
+    budget: int = POINTS_BUDGET,
 ) -> tuple[Array, ArrayTree, Array]:
     """Return a client's log likelihoods at points minus that at a center, and the latter.
+
+    As many points are taken at a time as rows times numbers of a row fit `budget`.
 
     Returns
     -------
@@ -322,7 +325,7 @@ def differences(
     rows_at_a_time = min(client.max_size, CHUNK_ROWS)
     if isinstance(loglikelihood_fn, ClientTerms):
         rows_at_a_time = client.max_size * loglikelihood_fn.passes
-    at_a_time = max(1, POINTS_BUDGET // (rows_at_a_time * max(row_size(client.rows), 1)))
+    at_a_time = max(1, budget // (rows_at_a_time * max(row_size(client.rows), 1)))
 
     def of_terms(terms_fn: Terms, mask: Array) -> tuple[Any, Array]:
         at_centre = jnp.zeros(mask.shape, jnp.result_type(float))
