@@ -16,7 +16,7 @@ def test_groups_are_numbered_as_they_appear():
     data = FederatedData.from_clients(CLIENTS, groups=LABELS)
     assert np.asarray(data.rows.group).tolist() == [0, 1, 0, 2, 0, 0, 1]
     assert data.num_groups.tolist() == [3, 2]
-    rows, mask, group = own_rows_in_groups(data.client(1))
+    _, mask, group = own_rows_in_groups(data.client(1))
     assert group[mask].tolist() == [0, 0, 1] and group.shape == (4,)
     assert "2 clients, 7 rows, 3 to 4 per client, 5 groups; x: float32" in repr(data)
 
