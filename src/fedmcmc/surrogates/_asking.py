@@ -83,7 +83,7 @@ def summing(data: Any) -> Consortium:
 
 @jax.jit
 def _of_all_rows(question: Question, data: FederatedData, content: ArrayTree) -> ArrayTree:
-    return question.answer(content, data.pooled().client(0))
+    return question.answer(content, data.pooled(groups=True).client(0))
 
 
 def answers(question: Separate, data: Any, content: ArrayTree, *, rows_cost: int = 0) -> ArrayTree:
