@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.deploy._approval import Approval
+from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._site import Site
@@ -32,11 +34,13 @@ def run_site(path: str | Path) -> None:
     Parameters
     ----------
     path
-        A TOML file with ``name``, ``study`` (the study's file), ``approved`` (the digest that the
-        owner has agreed to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state),
-        ``server`` (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if
-        the server's certificate has another name than its host; and a table ``limits`` with
-        ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
+        A TOML file with ``name``, ``study`` (the study's file), ``approval`` (the file that
+        ``fedmcmc deploy approve`` writes) or ``approved`` (the digest that the owner has agreed
+        to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
+        (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if the server's
+        certificate has another name than its host; ``log`` (for the audit log, by default
+        ``audit.log`` in `folder`); and a table ``limits`` with ``most_rounds``, ``min_rows``,
+        ``min_sites``, ``refused_columns``.
 
     Raises
     ------
@@ -45,36 +49,59 @@ def run_site(path: str | Path) -> None:
     ValueError
         If the file is not such, or rows are not those of the study.
     """
-    wanted = ("name", "study", "approved", "rows", "folder", "server", *KEYS)
-    given, base = _read(path, wanted, ("server_name", "limits"))
-    limits = given.get("limits", {})
-    _check_names(path, limits, (), LIMITS, "limits")
+    given, base = site_settings(path)
     study = Study.read(base / given["study"])
-    site = Site(
-        study,
-        given["name"],
-        _rows(base / given["rows"]),
-        folder=base / given["folder"],
-        approved=given["approved"],
-        **limits,
-    )
+    approved = given.get("approved") or Approval.read(base / given["approval"])
+    if isinstance(approved, Approval):
+        approved.check(study, given["name"])  # before anything of the study is looked at
+    folder = base / given["folder"]
+    rows = _rows(base / given["rows"])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    LOG.info(
-        "%s of the study %s (%s) calls %s",
-        *(site.name, study.name),
-        study.digest[:16],
-        given["server"],
-    )
-    with owned(Checkpoint(base / given["folder"])):  # by one process at a time
-        serve_site(
-            site,
-            given["server"],
-            _credentials(given, base),
-            server_name=given.get("server_name"),
-            stop=stop,
-        )
+    with owned(Checkpoint(folder)):  # by one process at a time
+        log = AuditLog(base / given["log"] if "log" in given else folder / "audit.log")
+        try:
+            site = Site(
+                study,
+                given["name"],
+                rows,
+                folder=folder,
+                approved=approved,
+                log=log,
+                **given.get("limits", {}),
+            )
+            LOG.info(
+                "%s of the study %s (%s) calls %s",
+                *(site.name, study.name),
+                study.digest[:16],
+                given["server"],
+            )
+            serve_site(
+                site,
+                given["server"],
+                _credentials(given, base),
+                server_name=given.get("server_name"),
+                stop=stop,
+            )
+        finally:
+            log.close()
+
+
+def site_settings(path: str | Path) -> tuple[dict[str, Any], Path]:
+    """Return what a site's settings file says, checked, and the folder that its paths start at.
+
+    Raises
+    ------
+    ValueError
+        If it is not such.
+    """
+    wanted = ("name", "study", "rows", "folder", "server", *KEYS)
+    given, base = _read(path, wanted, ("approved", "approval", "server_name", "log", "limits"))
+    if ("approved" in given) == ("approval" in given):
+        raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
+    _check_names(path, given.get("limits", {}), (), LIMITS, "limits")
+    return given, base
 
 
 def run_server(path: str | Path) -> Samples:

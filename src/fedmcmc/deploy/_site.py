@@ -1,5 +1,6 @@
 """A site: it has its own rows, answers the server's requests, and keeps its state on its disk."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,10 @@ from jax import Array
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel
 from fedmcmc.data import FederatedData
+from fedmcmc.deploy._approval import Approval
+from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._disk import RESERVED, Disk
-from fedmcmc.deploy._frames import Frame, FrameError, Refused, digest_of, pack, unpack
+from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
@@ -24,6 +27,8 @@ from fedmcmc.pytrees import trees
 from fedmcmc.rounds import client_step
 
 LOG = logging.getLogger("fedmcmc.deploy")
+MOST_LETTERS = 64
+"""Of the name of a run in the site's log; the server makes it up."""
 
 
 @dataclass
@@ -63,8 +68,8 @@ class Site:
     folder
         On a disk of its own, where it keeps its state.
     approved
-        The study's digest that the site's owner has agreed to; nothing of a study's files is run
-        unless they are those.
+        What the site's owner has agreed to, an `Approval` or a study's digest; nothing of a study's
+        files is run unless they are those.
     most_rounds
         Rounds that the site answers in all, over all runs of the study.
     min_rows
@@ -73,6 +78,8 @@ class Site:
         Sites below which it takes no part.
     refused_columns
         Columns that it does not let be used.
+    log
+        An `AuditLog`, in which every message is before it leaves.
 
     Raises
     ------
@@ -89,13 +96,16 @@ class Site:
         rows: Any,
         *,
         folder: str | Path,
-        approved: str | None = None,
+        approved: Approval | str | None = None,
         most_rounds: int | None = None,
         min_rows: int = 1,
         min_sites: int = 1,
         refused_columns: Sequence[str] = (),
+        log: AuditLog | None = None,
     ) -> None:
-        if approved is not None and study.digest != approved:
+        if isinstance(approved, Approval):
+            approved.check(study, name)
+        elif approved is not None and study.digest != approved:
             raise Refused(
                 f"The study {study.name!r} is not the one approved: its digest is {study.digest}, "
                 f"approved is {approved}. Compare its files and settings with what was agreed."
@@ -111,6 +121,9 @@ class Site:
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
         self._last: tuple[str, bytes] = ("", b"")
+        self._log = log
+        if log is not None:
+            log.write("started", site=name, study=study.digest, **_sent(self.hello()))
 
     def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
@@ -154,7 +167,7 @@ class Site:
         Refused
             If the server does not take this site.
         """
-        tag = None
+        tag: list[Any] | None = None
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
@@ -163,15 +176,19 @@ class Site:
                 return None
             tag = list(frame.tag)
             kind, header, body = self._answered(frame, data)
-            return Frame(kind, {"tag": tag, **header}, body).to_bytes()
         except FrameError as error:
             LOG.warning("%s: a message was not understood: %s", self.name, error)
-            return Frame("error", {"tag": tag, "reason": str(error)}).to_bytes()
+            kind, header, body = "error", {"reason": str(error)}, b""
         except _Unready:
-            return Frame("unready", {"tag": tag}).to_bytes()
+            kind, header, body = "unready", {}, b""
         except _Declined as error:
             LOG.warning("%s: declined: %s", self.name, error)
-            return Frame("declined", {"tag": tag, "reason": str(error)}).to_bytes()
+            kind, header, body = "declined", {"reason": str(error)}, b""
+        answer = Frame(kind, {"tag": tag, **header}, body).to_bytes()
+        if self._log is not None:
+            where = {} if tag is None else Tag(tag[0][:MOST_LETTERS], *tag[1:])._asdict()
+            self._log.write(kind, **where, **_sent(answer))
+        return answer
 
     def _answered(self, frame: Frame, data: bytes) -> tuple[str, dict[str, Any], bytes]:
         try:
@@ -375,6 +392,11 @@ class Site:
         if self.most_rounds is not None and self._num_rounds > self._reserved:
             self._reserved = min(self._num_rounds + RESERVED - 1, self.most_rounds)
             self.disk.reserve(self._reserved)
+
+
+def _sent(data: bytes) -> dict[str, Any]:
+    """Return what a log has of a message that leaves; the digest is that of ``sha256sum``."""
+    return {"bytes": len(data), "digest": hashlib.sha256(data).hexdigest()}
 
 
 class _Declined(Exception):

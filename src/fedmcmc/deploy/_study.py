@@ -1,5 +1,6 @@
 """A study: what sites and their server agree on before anything runs."""
 
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -112,7 +113,7 @@ class Study:
         return cls(**given, folder=path.parent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the parties agree on, as `read` takes it, with the hashes of files."""
+        """Return what the parties agree on, as `read` takes it, with the SHA-256 of files."""
         return {
             "name": self.name,
             "posterior": self.posterior,
@@ -121,7 +122,7 @@ class Study:
             "kernels": dict(self.kernels),
             "asks": list(self.asks),
             "settings": dict(self.settings),
-            "files": {where: self._hash(where) for where in self._sources},
+            "files": {where: self._hash(where) for where in self.sources},
         }
 
     @cached_property
@@ -135,11 +136,19 @@ class Study:
         return digest_of(text.encode())
 
     @property
-    def _sources(self) -> list[str]:
+    def sources(self) -> list[str]:
+        """The files and packages that the model and the kernels are in."""
         places = {where.partition(":")[0] for where in (self.posterior, *self.kernels.values())}
         return sorted(places)
 
-    def _path(self, source: str) -> Path:
+    def path(self, source: str) -> Path:
+        """Return where a source of the model or of a kernel lies, ``"file.py"`` or a package's.
+
+        Raises
+        ------
+        ValueError
+            If it is a package that is not installed.
+        """
         if source.endswith(".py"):
             return Path(self.folder) / source
         spec = importlib.util.find_spec(source)
@@ -148,9 +157,9 @@ class Study:
         return Path(spec.origin)
 
     def _hash(self, source: str) -> str:
-        path = self._path(source)
+        path = self.path(source)
         try:
-            return digest_of(path.read_bytes())
+            return hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise ValueError(
                 f"The study {self.name!r} needs {path}, which cannot be read ({error.strerror})."
@@ -158,14 +167,14 @@ class Study:
 
     @cached_property
     def _modules(self) -> dict[str, ModuleType]:
-        return {source: self._loaded(source) for source in self._sources}
+        return {source: self._loaded(source) for source in self.sources}
 
     def _loaded(self, source: str) -> ModuleType:
         if not source.endswith(".py"):
             return importlib.import_module(source)
         name = f"fedmcmc_study_{self._hash(source)[:16]}"
         if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, self._path(source))
+            spec = importlib.util.spec_from_file_location(name, self.path(source))
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
