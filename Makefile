@@ -23,7 +23,7 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # lane runs compiled as users compile.
 test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
-.PHONY: help setup demo check test test-slow test-experiments doctest lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
+.PHONY: help setup demo deploy-demo check test test-slow test-experiments doctest lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 18
@@ -38,6 +38,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
 	$(BIN)/python -m experiments.demo $(ARGS)
+
+deploy-demo: $(STAMP) ## the trial's hospitals as processes of their own, one of which is killed
+	$(BIN)/python -m experiments.deploy_demo $(ARGS)
 
 check: lint type ## lint, types, and the tests that fail first: for every change, in a minute
 	$(PYTEST) -m check tests $(ARGS)

@@ -113,8 +113,9 @@ def run_server(path: str | Path) -> Samples:
         A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
         ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
         a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed``, ``draws`` (an
-        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position`` (in the
-        study's files: ``"file.py:name"``; by default the model's ``init_fn``), ``num_burnin``,
+        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position``
+        (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
+        ``num_burnin``,
         ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``, ``on_missing``,
         ``timeout``, ``progress``; for ``"fit"`` also ``report`` (an HTML file to write).
 
@@ -179,10 +180,17 @@ def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
 
 def _position(study: Study, what: dict[str, Any]) -> ArrayTree:
     if "position" in what:
-        return study.found(what["position"])
+        given = what["position"]
+        return study.found(given) if isinstance(given, str) else _numbers(given)
     if study.model.init_fn is None:
         raise ValueError("Give run.position: this model does not say where to start (init_fn).")
     return study.model.init_fn
+
+
+def _numbers(tree: Any) -> ArrayTree:
+    if isinstance(tree, dict):
+        return {name: _numbers(part) for name, part in tree.items()}
+    return np.asarray(tree, float)
 
 
 def _rows(path: Path) -> ArrayTree:

@@ -2,9 +2,10 @@
 
 import secrets
 import shutil
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedmcmc.deploy._pki import (
     SERVER,
@@ -17,6 +18,7 @@ from fedmcmc.deploy._pki import (
 from fedmcmc.deploy._study import Study
 
 AUTHORITY = "authority"
+STUDY = "study"
 PARTIES = "parties.toml"
 
 
@@ -40,7 +42,8 @@ def make_consortium(
     Parameters
     ----------
     study
-        A study's TOML file.
+        A study's TOML file. Where it has a table ``secure`` without ``identities``, the parties'
+        studies get them.
     folder
         Where to; new or empty. ``authority`` in it stays with whoever runs the consortium.
     server
@@ -61,36 +64,73 @@ def make_consortium(
     FileExistsError
         If `folder` holds anything.
     ValueError
-        If the study's files lie outside of its folder, a site is called as the server is, or
-        `server` has no port.
+        If the file is no study, its files lie outside of its folder, a site's name is another
+        folder's, or `server` has no port.
     """
     path, folder = Path(study), Path(folder)
-    agreed = Study.read(path)
-    _ = agreed.digest  # raises where a file is missing
+    with path.open("rb") as file:
+        given = tomllib.load(file)
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"server must be 'host:port', got {server!r}.")
-    if SERVER in agreed.sites or AUTHORITY in agreed.sites:
-        raise ValueError(f"A site cannot be called {SERVER!r} or {AUTHORITY!r}.")
-    strange = [name for name in agreed.sites if Path(name).name != name or name.startswith(".")]
+    names = list(given.get("sites", {}))
+    reserved = {SERVER, AUTHORITY, STUDY} & {*names}
+    if reserved:
+        raise ValueError(f"No site can be called {', '.join(sorted(reserved))}.")
+    strange = [name for name in names if Path(name).name != name or name.startswith(".")]
     if strange:
         raise ValueError(f"Names of sites become names of folders, which {strange} cannot be.")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: new keys would undo those that are in it.")
-    make_authority(folder / AUTHORITY, f"{agreed.name} consortium")
-    wanted = None if requests is None else Path(requests)
-    parties = {}
-    for name in (SERVER, *agreed.sites):
-        names = [host, *hosts] if name == SERVER else ()
-        parties[name] = _keys(folder / AUTHORITY, folder / name / "keys", name, names, wanted)
-        _copy_study(agreed, path, folder / name / "study")
-    for name in agreed.sites:
-        text = _site_toml(name, path.name, server)
-        (folder / name / "site.toml").write_text(text)
-    pins = {name: parties[name].fingerprint for name in agreed.sites}
-    (folder / SERVER / "server.toml").write_text(_server_toml(agreed, path.name, port, pins))
-    (folder / PARTIES).write_text(_parties_toml(parties))
+    try:
+        inbox = None if requests is None else Path(requests)
+        return _made(path, given, folder, server, [host, *hosts], inbox)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # half a consortium is none
+        raise
+
+
+def _made(
+    path: Path,
+    given: dict[str, Any],
+    folder: Path,
+    server: str,
+    hosts: Sequence[str],
+    requests: Path | None,
+) -> dict[str, Party]:
+    make_authority(folder / AUTHORITY, f"{given.get('name')} consortium")
+    parties = {
+        name: _keys(
+            folder / AUTHORITY,
+            folder / name / "keys",
+            name,
+            hosts if name == SERVER else (),
+            requests,
+        )
+        for name in (SERVER, *given.get("sites", {}))
+    }
+    text = path.read_text()
+    if "secure" in given and "identities" not in given["secure"]:
+        text += "\n[secure.identities]\n" + _table(_identities(parties))
+    study = _copied(path, text, folder / STUDY)
+    for name in parties:
+        shutil.copytree(folder / STUDY, folder / name / STUDY)
+    for name in study.sites:
+        (folder / name / "site.toml").write_text(_site_toml(name, path.name, server))
+    pins = {name: parties[name].fingerprint for name in study.sites}
+    port = server.rpartition(":")[2]
+    (folder / SERVER / "server.toml").write_text(_server_toml(study, path.name, port, pins))
+    (folder / PARTIES).write_text(
+        "# Public: compare these by telephone.\n[fingerprints]\n"
+        + _table({name: party.fingerprint for name, party in parties.items()})
+        + "\n[identities]\n"
+        + _table(_identities(parties))
+    )
     return parties
+
+
+def _identities(parties: dict[str, Party]) -> dict[str, str]:
+    return {name: party.identity for name, party in parties.items() if party.identity}
 
 
 def _keys(
@@ -110,14 +150,20 @@ def _keys(
     return Party(pin, identity)
 
 
-def _copy_study(study: Study, path: Path, folder: Path) -> None:
-    sources = [source for source in study.sources if source.endswith(".py")]
-    for source in sources:
+def _copied(path: Path, text: str, folder: Path) -> Study:
+    """Write a study and the files that it names to a folder; return it."""
+    folder.mkdir(parents=True)
+    (folder / path.name).write_text(text)
+    study = Study.read(folder / path.name)
+    for source in study.sources:
+        if not source.endswith(".py"):
+            continue
         if Path(source).is_absolute() or ".." in Path(source).parts:
             raise ValueError(f"{source} of the study {study.name!r} lies outside of its folder.")
-    for source in (path.name, *sources):
         (folder / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path.parent / source, folder / source)
+    _ = study.digest  # raises where a package is missing
+    return study
 
 
 def _site_toml(name: str, study: str, server: str) -> str:
@@ -143,7 +189,6 @@ min_sites = 3
 
 def _server_toml(study: Study, name: str, port: str, pins: dict[str, str]) -> str:
     kernel = next(iter(study.kernels), "fit")
-    fingerprints = "\n".join(f'{_quoted(site)} = "{pin}"' for site, pin in pins.items())
     run = "" if kernel == "fit" else _RUN
     return f"""\
 # Settings of the server. Paths are relative to this file's folder.
@@ -154,8 +199,7 @@ certificate = "keys/server.crt"
 authority = "keys/ca.crt"
 
 [sites]                           # fingerprints of certificates; without its own, nobody gets in
-{fingerprints}
-
+{_table(pins)}
 [run]
 kernel = "{kernel}"
 seed = {secrets.randbits(31)}                 # who knows it knows the noise of all sites
@@ -172,14 +216,8 @@ every_rounds = 100
 """
 
 
-def _parties_toml(parties: dict[str, Party]) -> str:
-    lines = ["# Public: compare these by telephone.", "[fingerprints]"]
-    lines += [f'{_quoted(name)} = "{party.fingerprint}"' for name, party in parties.items()]
-    lines += ["", "[identities]"]
-    lines += [
-        f'{_quoted(name)} = "{party.identity}"' for name, party in parties.items() if party.identity
-    ]
-    return "\n".join(lines) + "\n"
+def _table(entries: dict[str, str]) -> str:
+    return "".join(f'{_quoted(name)} = "{entry}"\n' for name, entry in entries.items())
 
 
 def _quoted(name: str) -> str:

@@ -35,7 +35,8 @@ def make_authority(folder: str | Path, name: str = "fedmcmc consortium") -> None
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, _sha256())
     )
-    _write_key(folder / "ca.key", key)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_secret(folder / "ca.key", key)
     (folder / "ca.crt").write_bytes(_pem(certificate))
 
 
@@ -73,7 +74,8 @@ def make_party(
     authority, folder = Path(authority), Path(folder)
     key = _new_key()
     certificate = _signed(authority, name, key.public_key(), hosts)
-    _write_key(folder / f"{name}.key", key)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_secret(folder / f"{name}.key", key)
     _write_certificate(authority, folder, name, certificate)
     return fingerprint((folder / f"{name}.crt").read_bytes())
 
@@ -90,7 +92,8 @@ def make_request(folder: str | Path, name: str) -> Path:
     folder, key = Path(folder), _new_key()
     request = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
     request = request.sign(key, _sha256())
-    _write_key(folder / f"{name}.key", key)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_secret(folder / f"{name}.key", key)
     path = folder / f"{name}.csr"
     path.write_bytes(request.public_bytes(serialization.Encoding.PEM))
     return path
@@ -137,14 +140,15 @@ def sign_request(
 
 
 def make_identity(folder: str | Path, name: str) -> str:
-    """Make ``NAME.identity.key``, an Ed25519 key, and ``NAME.identity.pub``; return the latter.
+    """Make a site's identity for masks: the file ``{name}.identity``, an Ed25519 private key.
 
-    By it the other sites know a site, whatever the server says (`deploy.secure`).
+    Beside it lies ``{name}.identity.pub``, the public one. By it the other sites know a site,
+    whatever the server says (`deploy.secure`).
 
     Returns
     -------
     str
-        The public key, 32 bytes in hexadecimal.
+        Its public key in hexadecimal.
 
     Raises
     ------
@@ -155,13 +159,14 @@ def make_identity(folder: str | Path, name: str) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
-    _write_key(Path(folder) / f"{name}.identity.key", key)
-    public = key.public_key().public_bytes(
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    _write_secret(Path(folder) / f"{name}.identity", key)
+    public = key.public_key()
+    pem = public.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    path = Path(folder) / f"{name}.identity.pub"
-    path.write_bytes(public)
-    return read_identity(path)
+    (Path(folder) / f"{name}.identity.pub").write_bytes(pem)
+    return public.public_bytes_raw().hex()
 
 
 def read_identity(path: str | Path) -> str:
@@ -296,17 +301,17 @@ def _write_certificate(authority: Path, folder: Path, name: str, certificate: An
         (folder / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
 
 
-def _write_key(path: Path, key: Any) -> None:
+def _write_secret(path: Path, key: Any) -> None:
     *_, serialization = _cryptography()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        raise FileExistsError(f"{path} exists: a new one would undo the old one.")
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    # Nobody else may read it, from the first byte on.
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Nobody else may read it, from the first byte on.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileExistsError(f"{path} exists: a new one would undo the old one.") from None
     with os.fdopen(file, "wb") as opened:
         opened.write(secret)
