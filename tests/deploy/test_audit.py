@@ -124,6 +124,7 @@ for i in range(10**9):
 
 def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
     study, local, sent = studies.study_of("lsd"), deploy.Local(), []
+    hello = b""
     logs = {name: deploy.AuditLog(tmp_path / f"{name}.log") for name in study.sites}
 
     def heard(asked, answer):
@@ -134,8 +135,7 @@ def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
     for name, log in logs.items():
         folder = tmp_path / name
         site = deploy.Site(study, name, studies.rows_of(name), folder=folder, log=log)
-        if name == "bern":
-            hello = site.hello()
+        hello = site.hello() if name == "bern" else hello
         local.join(site, heard=heard if name == "bern" else None)
     deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=8, progress=False)
     for entry, answer in sent:
@@ -147,8 +147,9 @@ def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
     assert rounds and rounds == sorted(rounds)
     found = deploy.verify_log(tmp_path / "bern.log")
     assert found.num_bytes == len(hello) + sum(len(answer) for _, answer in sent)
-    first = json.loads((tmp_path / "bern.log").read_bytes().splitlines()[0])
+    first, second, *_ = map(json.loads, (tmp_path / "bern.log").read_bytes().splitlines())
     assert first["what"] == "started" and first["study"] == study.digest
+    assert second["what"] == "hello" and second["bytes"] == len(hello)  # once, as it is the same
 
 
 def test_a_site_tells_nothing_that_it_cannot_log(tmp_path):

@@ -12,7 +12,7 @@ from fedmcmc.deploy._pki import (
     make_authority,
     make_identity,
     make_party,
-    read_identity,
+    public_identity,
     sign_request,
 )
 from fedmcmc.deploy._study import Study
@@ -145,7 +145,7 @@ def _keys(
     if name == SERVER:
         return Party(pin, "")
     public = requests / f"{name}.identity.pub"
-    identity = read_identity(public)
+    identity = public_identity(public)
     shutil.copyfile(public, folder / public.name)
     return Party(pin, identity)
 

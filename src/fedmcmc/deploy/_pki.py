@@ -169,7 +169,7 @@ def make_identity(folder: str | Path, name: str) -> str:
     return public.public_bytes_raw().hex()
 
 
-def read_identity(path: str | Path) -> str:
+def public_identity(path: str | Path) -> str:
     """Return an Ed25519 public key in a PEM file, 32 bytes in hexadecimal.
 
     Raises

@@ -121,9 +121,9 @@ class Site:
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
         self._last: tuple[str, bytes] = ("", b"")
-        self._log = log
+        self._log, self._hello = log, b""
         if log is not None:
-            log.write("started", site=name, study=study.digest, **_sent(self.hello()))
+            log.write("started", site=name, study=study.digest)
 
     def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
@@ -153,7 +153,11 @@ class Site:
         study = self.study
         header = {"site": self.name, "study": study.digest, "software": software()}
         header["kernels"] = study.kernel_digests
-        return Frame("hello", header).to_bytes()
+        data = Frame("hello", header).to_bytes()
+        if self._log is not None and data != self._hello:  # it calls for as long as nobody answers
+            self._hello = data
+            self._log.write("hello", **_sent(data))
+        return data
 
     def answer(self, data: bytes) -> bytes | None:
         """Return the answer to a message of the server.
