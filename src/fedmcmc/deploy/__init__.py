@@ -2,9 +2,9 @@
 
 A site has its own rows, computes `rounds.client_step` on them, and keeps its state on its own disk;
 the server receives codes, adds them, and runs `fedmcmc.sample`, `fit` and `correct` with sites in
-place of data. Bytes are all that crosses, over a transport. `fedmcmc.deploy.secure` holds sessions
-and masks of secure sums, which sites and server do not use yet. The room may import every room on
-lower floors, and rooms do not import it.
+place of data. Bytes are all that crosses, over a transport. A study may ask for masks: sums of
+secure sums are then all that the server can read (`fedmcmc.deploy.secure`). The room may import
+every room on lower floors, and rooms do not import it.
 """
 
 from fedmcmc.deploy._config import run_server as run_server
@@ -19,6 +19,7 @@ from fedmcmc.deploy._grpc import serve_site as serve_site
 from fedmcmc.deploy._links import SiteError as SiteError
 from fedmcmc.deploy._pki import fingerprint as fingerprint
 from fedmcmc.deploy._pki import make_authority as make_authority
+from fedmcmc.deploy._pki import make_identity as make_identity
 from fedmcmc.deploy._pki import make_party as make_party
 from fedmcmc.deploy._server import Sites as Sites
 from fedmcmc.deploy._server import run as run

@@ -35,8 +35,9 @@ def run_site(path: str | Path) -> None:
         A TOML file with ``name``, ``study`` (the study's file), ``approved`` (the digest that the
         owner has agreed to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state),
         ``server`` (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if
-        the server's certificate has another name than its host; and a table ``limits`` with
-        ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
+        the server's certificate has another name than its host; ``identity``, a file, for a study
+        under masks; and a table ``limits`` with ``most_rounds``, ``min_rows``, ``min_sites``,
+        ``refused_columns``.
 
     Raises
     ------
@@ -46,7 +47,7 @@ def run_site(path: str | Path) -> None:
         If the file is not such, or rows are not those of the study.
     """
     wanted = ("name", "study", "approved", "rows", "folder", "server", *KEYS)
-    given, base = _read(path, wanted, ("server_name", "limits"))
+    given, base = _read(path, wanted, ("server_name", "identity", "limits"))
     limits = given.get("limits", {})
     _check_names(path, limits, (), LIMITS, "limits")
     study = Study.read(base / given["study"])
@@ -56,6 +57,7 @@ def run_site(path: str | Path) -> None:
         _rows(base / given["rows"]),
         folder=base / given["folder"],
         approved=given["approved"],
+        identity=base / given["identity"] if "identity" in given else None,
         **limits,
     )
     stop = threading.Event()

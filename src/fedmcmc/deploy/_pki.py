@@ -93,6 +93,28 @@ def make_party(
     return fingerprint((folder / f"{name}.crt").read_bytes())
 
 
+def make_identity(folder: str | Path, name: str) -> str:
+    """Make a site's identity for masks: the file ``{name}.identity``, an Ed25519 private key.
+
+    Returns
+    -------
+    str
+        Its public key in hexadecimal, for the study's table ``secure.identities``.
+
+    Raises
+    ------
+    FileExistsError
+        If there is one.
+    """
+    _cryptography()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    _write_secret(Path(folder) / f"{name}.identity", key)
+    return key.public_key().public_bytes_raw().hex()
+
+
 def fingerprint(pem: bytes) -> str:
     """Return the SHA-256 of a certificate in hexadecimal, as OpenSSL shows it without colons."""
     x509, *_ = _cryptography()
@@ -164,16 +186,22 @@ def _usage(*, signs: bool) -> Any:
 def _write(folder: Path, name: str, key: Any, certificate: Any) -> None:
     *_, serialization = _cryptography()
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / f"{name}.key").exists():
-        raise FileExistsError(f"{folder / name}.key exists: a new one would undo the old one.")
+    _write_secret(folder / f"{name}.key", key)
+    public = certificate.public_bytes(serialization.Encoding.PEM)
+    (folder / f"{name}.crt").write_bytes(public)
+
+
+def _write_secret(path: Path, key: Any) -> None:
+    *_, serialization = _cryptography()
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    # Nobody else may read it, from the first byte on.
-    file = os.open(folder / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Nobody else may read it, from the first byte on.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileExistsError(f"{path} exists: a new one would undo the old one.") from None
     with os.fdopen(file, "wb") as opened:
         opened.write(secret)
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    (folder / f"{name}.crt").write_bytes(public)

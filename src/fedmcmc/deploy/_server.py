@@ -75,6 +75,13 @@ class Sites:
             raise ValueError(f"on_missing must be 'wait' or 'leave_out', got {on_missing!r}.")
         if not timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+        if study.secure:
+            if on_missing != "wait":
+                raise ValueError(
+                    "Under masks a round without one site is void: its message and the others' "
+                    "masks are in no sum. on_missing must be 'wait'."
+                )
+            study.consortium  # noqa: B018  # raises where sums over these sites hide nothing
         self.study, self.on_missing = study, on_missing
         self._links = Links(study, transport, timeout)
         self._asked = 0

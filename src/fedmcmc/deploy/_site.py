@@ -1,5 +1,6 @@
 """A site: it has its own rows, answers the server's requests, and keeps its state on its disk."""
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,11 @@ from jax import Array
 
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel
+from fedmcmc.compression import host_words
 from fedmcmc.data import FederatedData
 from fedmcmc.deploy._disk import RESERVED, Disk
 from fedmcmc.deploy._frames import Frame, FrameError, Refused, digest_of, pack, unpack
+from fedmcmc.deploy._masks import STAGES, SiteMasks
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
@@ -35,6 +38,7 @@ class _Run:
     kernel: FederatedKernel
     keys: Array  # [num_chains]
     shapes: Shapes
+    told: str  # a digest of all this, as the server told it
     # What the server has counted, leaves [num_chains, ...]; `None` before the first round.
     state: ArrayTree = None
     answered: tuple[int, int] = (-1, -1)  # round and phase of the last answer
@@ -73,13 +77,16 @@ class Site:
         Sites below which it takes no part.
     refused_columns
         Columns that it does not let be used.
+    identity
+        The site's Ed25519 private key, or the file that holds it (`deploy.make_identity`), for a
+        study under masks.
 
     Raises
     ------
     Refused
         If the study is another than approved, or asks for what the site does not give.
     ValueError
-        If rows are not those of the study.
+        If rows are not those of the study, or the identity is not the one that the study names.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class Site:
         min_rows: int = 1,
         min_sites: int = 1,
         refused_columns: Sequence[str] = (),
+        identity: Any = None,
     ) -> None:
         if approved is not None and study.digest != approved:
             raise Refused(
@@ -111,6 +119,11 @@ class Site:
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
         self._last: tuple[str, bytes] = ("", b"")
+        self._masks: SiteMasks | None = None
+        if study.secure:
+            if identity is None:
+                raise Refused(f"The study {study.name!r} asks for masks: give {name} its identity.")
+            self._masks = SiteMasks(study, self.index, identity, self.disk.folder / "masks")
 
     def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
@@ -140,6 +153,8 @@ class Site:
         study = self.study
         header = {"site": self.name, "study": study.digest, "software": software()}
         header["kernels"] = study.kernel_digests
+        if self._masks is not None:
+            header["session"] = self._masks.session
         return Frame("hello", header).to_bytes()
 
     def answer(self, data: bytes) -> bytes | None:
@@ -189,6 +204,9 @@ class Site:
                     if digest != self._last[0]:
                         self._last = (digest, self._step(frame))
                     return "answer", {}, self._last[1]
+                case stage if stage in STAGES and self._masks is not None:
+                    part = self._masks.take_part(stage, frame.tag.attempt, frame.body)
+                    return "answer", {}, part
                 case _:
                     raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
         except (FrameError, _Unready):
@@ -226,7 +244,8 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
-        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes)
+        told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
+        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, told)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = ("", b"")
@@ -244,11 +263,15 @@ class Site:
         if not 0 <= number < len(shapes.setup):
             raise FrameError("A phase of the set-up that this kernel does not have.")
         num = len(run.keys)
+        self._check_session(frame)
         self._count_round()
         first = _stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
         weights = jnp.ones(num, self.client.share.dtype)
         inputs = (run.keys, first, (), weights, jnp.ones(num, bool))
         codes = _steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
+        if self._masks is not None:
+            place = (0, number, len(shapes.setup), True)
+            return self._masked(frame, place, "", host_words(codes, num_lead=1))
         return pack(*(wire.encode(_chain(codes, c)) for c in range(num)))
 
     def _start(self, frame: Frame) -> None:
@@ -341,6 +364,12 @@ class Site:
         weights, active = header["weights"], header["active"]
         if not len(weights) == len(active) == num or not any(active):
             raise FrameError("A message does not say of every chain who takes part.")
+        self._check_session(frame)
+        if self._masks is not None and not (all(active) and all(w == 1 for w in weights)):
+            raise Refused(
+                "Under masks all sites take part in all chains, with one weight: a total in which "
+                "one message weighs more than the others tells that message."
+            )
         exchange = shapes.phases[number]
         some = iter(unpack(frame.body, sum(map(bool, active))))
         heard = [_read(next(some), exchange.broadcast) if on else None for on in active]
@@ -360,10 +389,35 @@ class Site:
         codes, run.pending, reports = outputs
         run.answered = (tag.round, number)
         self._save(run)
+        if self._masks is not None:
+            place = (tag.round, number, len(shapes.phases), False)
+            kept = digest_of(wire.encode([run.state]))
+            return self._masked(frame, place, kept, words_of(codes, reports))
         chains = [c for c in range(num) if active[c]]
         return pack(
             *(wire.encode(_chain(codes, c)) for c in chains),
             *(wire.encode(_chain(reports, c)) for c in chains),
+        )
+
+    def _check_session(self, frame: Frame) -> None:
+        """Raise where a message under masks is not of this site's session."""
+        if self._masks is None:
+            return
+        asked = frame.header.get("masks")
+        if not isinstance(asked, dict):
+            raise Refused(f"The study {self.study.name!r} asks for masks, and its server does not.")
+        if not self._masks.session or asked.get("session") != self._masks.session:
+            raise _Unready  # of before this site or another was started again
+
+    def _masked(
+        self, frame: Frame, place: tuple[int, int, int, bool], kept: str, words: np.ndarray
+    ) -> bytes:
+        """Return words ``[num_chains, num_words]`` under masks, if the site's rules allow it."""
+        run, masks = self._current(frame), self._masks
+        assert masks is not None
+        question = digest_of(run.told.encode(), repr(place).encode(), frame.body)
+        return masks.answer(
+            frame.header["masks"], place, bytes.fromhex(question), kept.encode(), words.reshape(-1)
         )
 
     def _count_round(self) -> None:
@@ -387,6 +441,17 @@ class _Unready(Exception):
     It was asked over a connection of which the server did not know yet that it is a new one, and
     will be told and asked again.
     """
+
+
+def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
+    """Return codes ``[num_chains, num_words]``, and the bits that were needed below as a word.
+
+    Of what clients report no more leaves a site under masks; ``()`` adds no word.
+    """
+    below = [
+        np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(reports.bits_down)
+    ]
+    return np.concatenate([host_words(codes, num_lead=1), *below], axis=1)
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:
