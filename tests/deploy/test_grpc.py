@@ -35,8 +35,14 @@ def local_run(study, folder):
     return deploy.run(study, KEY, "main", POSITION, transport=local, **SETTINGS)
 
 
-def test_sites_over_the_network_draw_what_those_in_threads_do(keys, server, threads, tmp_path):
-    study = studies.study_of("compress: lsd_pp, memory: per client")
+@pytest.mark.parametrize(
+    "study",
+    [studies.study_of("compress: lsd_pp, memory: per client"), studies.masked_study("lsd_pp")],
+    ids=["plain", "masked"],
+)
+def test_sites_over_the_network_draw_what_those_in_threads_do(
+    study, keys, server, threads, tmp_path
+):
     for name in study.sites:
         threads.join(study, name, tmp_path, credentials(keys[0], name))
     samples = deploy.run(study, KEY, "main", POSITION, transport=server, **SETTINGS)

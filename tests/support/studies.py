@@ -30,7 +30,13 @@ def kernel(posterior, settings):
         if not isinstance(built.participation, type(fedmcmc.full())):
             built = replace(built, participation=fedmcmc.full())
         room = dict(most=2.0**30, resolution=2.0**-22) if built.needs_everyone else {}
+        if "uniform" in settings:
+            changes = fedmcmc.uniform(settings["uniform"])
+            built = replace(built, participation=changes)
+            room["allow_differencing"] = True
         built = fedmcmc.secure_sum(built, **room)
+        if "faults" in settings:
+            built = fedmcmc.faults(built, late=0.5)
     return built
 
 
@@ -55,6 +61,17 @@ def study_of(row="lsd", **changes):
     return deploy.Study(**(given | changes))
 
 
+def straight(settings):
+    """Return a model whose gradients are sums of rows, exactly."""
+    return fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2), lambda theta, rows: rows["x"] @ theta
+    )
+
+
+def straight_kernel(posterior, settings):
+    return fedmcmc.secure_sum(fedmcmc.lsd(posterior, step_size=2.0**-5))
+
+
 def masked_study(row, settings=(), secure=(), **changes):
     """Return the study of a row as a secure sum over all sites, under masks."""
     asked = dict(identities={name: public_key(name) for name in NAMES}, rounds=100)
@@ -63,10 +80,10 @@ def masked_study(row, settings=(), secure=(), **changes):
 
 
 def site_of(study, name, folder, **changes):
-    given = dict(folder=folder / name)
+    given = dict(rows=rows_of(name), folder=folder / name)
     if study.secure:
         given["identity"] = identity_of(name)
-    return deploy.Site(study, name, rows_of(name), **(given | changes))
+    return deploy.Site(study, name, **(given | changes))
 
 
 def rows_of(name):

@@ -21,7 +21,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
 from fedmcmc.deploy._frames import Frame, FrameError, Tag, pack, unpack
-from fedmcmc.deploy._links import Links
+from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
 from fedmcmc.deploy._shapes import Shapes
@@ -188,8 +188,9 @@ class Rounds:
 
         like = phases[tag.phase].message_like(self.shapes.first)
         size = num * num_words(self.shapes.setup[tag.phase])
-        total = sums.total(tag, (tag.phase, len(phases), True), size, requests)
-        return limbs_of_host(total.reshape(num, -1), like, num_lead=1)
+        words = sums.total(tag, (tag.phase, len(phases), True), size, requests).reshape(num, -1)
+        _check_counts(words, len(self.names))
+        return limbs_of_host(words, like, num_lead=1)
 
     def mark(self, round_: int, keep: list[int]) -> None:
         """Have the sites keep their states of a round, and of those before the ones in `keep`."""
@@ -335,6 +336,7 @@ class Rounds:
         size = num * (num_numbers + len(below))
         total = sums.total(tag, (phase, len(self.shapes.phases), False), size, requests)
         words, down = np.split(total.reshape(num, -1), [num_numbers], axis=1)
+        _check_counts(words, len(self.names))
         message = self.kernel.phases[phase].message_like(exchange.broadcast)
         received = Received(
             limbs_of_host(words, message, num_lead=1),
@@ -346,7 +348,7 @@ class Rounds:
         up = np.full(num, float(len(asked) * WORD_BITS * num_numbers))
         sent = down[:, 0] if below else len(asked) * trees.num_bits(exchange.broadcast)
         bits = np.stack([up, np.broadcast_to(sent, num)])
-        lost = words[:, -1].astype(np.int64)  # the last of the counts, which end a message
+        lost = words[:, -1].astype(np.int64)
         return _Heard(
             received, np.asarray(cohort.active), bits, np.full(num, np.nan), lost, asked.keys()
         )
@@ -536,6 +538,15 @@ def _drawn(
 
     drawn: tuple[ArrayTree, Array] = over_chains(one, keys, states)
     return drawn
+
+
+def _check_counts(words: np.ndarray, num_sites: int) -> None:
+    """Raise unless the counts of a secure sum, which end its words, can be those of all sites."""
+    if (words[:, -2:] > num_sites).any():
+        raise SiteError(
+            "The masks of this sum do not cancel: sites were not asked the same, or one of them "
+            "answered something else."
+        )
 
 
 def _everyone(num_sites: int, num_chains: int) -> Cohort:
