@@ -53,11 +53,14 @@ class AtServer(NamedTuple):
         taken, -1 before the first.
     counted
         ``[num_chains, num_clients]`` bool, in which chains it was.
+    run
+        ``[num_chains, 32]`` uint8, the name of the run under which sites have their states.
     """
 
     memories: tuple[ArrayTree, ...]
     last: ArrayTree
     counted: ArrayTree
+    run: ArrayTree
 
 
 class Figures(NamedTuple):
@@ -116,6 +119,8 @@ class Rounds:
         self.kept: list[int] = []
         self.num_missed = dict.fromkeys(self.names, 0)
         self.masked = MaskedSums(links) if links.study.secure else None
+        digest = np.frombuffer(bytes.fromhex(name), np.uint8)
+        self._run = jnp.asarray(np.tile(digest, (len(keys), 1)))
         self._begin = self._beginning()
         links.beginning = lambda site: [self._begin]
 
@@ -175,7 +180,7 @@ class Rounds:
         )
         sites = len(self.names)
         last = jnp.full((num, sites, 2), -1, jnp.int32)
-        at_server = AtServer(memories, last, jnp.zeros((num, sites), bool))
+        at_server = AtServer(memories, last, jnp.zeros((num, sites), bool), self._run)
         return FederatedState(broadcast, server, at_server)
 
     def _masked_setup(self, sums: MaskedSums, tag: Tag, body: bytes) -> ArrayTree:
@@ -207,10 +212,14 @@ class Rounds:
         self._go(dict.fromkeys(self.names, request), tag)
 
     def resume(self, state: FederatedState) -> None:
-        """Have the sites go back to their states of this round."""
+        """Have the sites go back to their states of this round, of this run or the one before."""
         tag = self._tag(int(np.asarray(state.broadcast.round)[0]))
+        header = {
+            "tag": list(tag),
+            "run": bytes(np.asarray(state.clients.run)[0]).hex(),
+        }
         requests = {
-            site: Frame("resume", {"tag": list(tag), **_verdict(state.clients, i)}).to_bytes()
+            site: Frame("resume", header | _verdict(state.clients, i)).to_bytes()
             for i, site in enumerate(self.names)
         }
         self._go(requests, tag)
@@ -230,12 +239,12 @@ class Rounds:
         ids, weight, active = cohort.ids, cohort.weight, cohort.active
         broadcast, server = state.broadcast, state.server
         memories = list(state.clients.memories)
-        last, counted = (np.array(leaf) for leaf in state.clients[1:])
+        last, counted = np.array(state.clients.last), np.array(state.clients.counted)
         bits = np.zeros((2, len(self.keys)))
         for phase in range(len(self.shapes.phases)):
             places = [_Place.of(i, ids, weight, active) for i in range(num_sites)]
             asked = {self.names[i]: place for i, place in enumerate(places) if place.on.any()}
-            at_server = AtServer((memories[phase],), last, counted)
+            at_server = AtServer((memories[phase],), last, counted, self._run)
             hear = self._hear if self.masked is None else partial(self._hear_sum, self.masked)
             heard = hear(asked, broadcast, at_server, cohort._replace(active=active), number, phase)
             memories[phase], active, bits = heard.received.memories, heard.active, bits + heard.bits
@@ -256,7 +265,7 @@ class Rounds:
             (cohort.active & ~active).sum(axis=0),
             jax.tree.map(np.asarray, info),
         )
-        clients = AtServer(tuple(memories), jnp.asarray(last), jnp.asarray(counted))
+        clients = AtServer(tuple(memories), jnp.asarray(last), jnp.asarray(counted), self._run)
         return FederatedState(broadcast, server, clients), figures
 
     def _hear(

@@ -288,21 +288,28 @@ class Site:
         self._save(run)
 
     def _resume(self, frame: Frame) -> None:
-        """Go back to the state before the round from which the server goes on."""
+        """Go back to the state before the round from which the server goes on.
+
+        Of this run, or of the one that it goes on from, whose own state stays as it is.
+        """
         run, round_ = self._current(frame), frame.tag.round
         if self._recalled(run):
             return
-        marked = self.disk.marked(run.name, round_)
+        name = str(frame.header.get("run", run.name))
+        goes_back = name == run.name
+        marked = self.disk.marked(name, round_, forget=goes_back)
         if marked is not None:
             run.state = run.pending = self._states(run, marked)  # with what was counted then
             run.answered = tuple(frame.header["last"] or (-1, -1))
-        elif self._read_state(run) is None or run.answered[0] >= round_:
+        elif self._read_state(run, name) is None or run.answered[0] >= round_:
             raise Refused(
                 f"{self.name} has no state of round {round_} of this run, from which the server "
                 "goes on: its folder is not that of the run."
             )
         else:
             self._settle(run, frame)
+        if not goes_back:
+            self.disk.begin(run.name)
         self._save(run)
 
     def _recalled(self, run: _Run) -> bool:
@@ -316,9 +323,9 @@ class Site:
         run.answered = (-1, -1)
         return False
 
-    def _read_state(self, run: _Run) -> int | None:
-        """Read what is on the disk of a run; return its attempt."""
-        found = self.disk.read(run.name, 2)
+    def _read_state(self, run: _Run, name: str | None = None) -> int | None:
+        """Read what is on the disk of a run, by default this one; return its attempt."""
+        found = self.disk.read(run.name if name is None else name, 2)
         if found is None:
             return None
         header, (state, pending) = found
