@@ -69,6 +69,18 @@ def test_many_kills_change_no_draw(clinics, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_in_rounds_under_masks_change_no_draw(tmp_path, seed):
+    clinics = Consortium(tmp_path, masked=True)
+    try:
+        with clinics.in_threads(NAMES[1:]):
+            assert run_killing(clinics, ["bern", "server", "bern", "bern"], 0.2, seed) == 4
+            check_draws(clinics)
+    finally:
+        clinics.end()
+
+
+@pytest.mark.slow
 def test_all_processes_are_killed_at_once(tmp_path):
     clinics, everybody = Consortium(tmp_path), (*NAMES, "server")
     try:

@@ -288,23 +288,36 @@ def test_what_needs_rows_is_refused(settings, message, tmp_path):
         at_sites(studies.study_of(), tmp_path, num_rounds=2, **settings)
 
 
-def test_state_goes_on_where_clients_keep_nothing(tmp_path):
-    study = studies.study_of("lsd")
+@pytest.mark.parametrize(
+    "study",
+    [studies.study_of("lsd"), STUDY, studies.masked_study("lsd_pp")],
+    ids=["nothing kept", "states and memories", "masked"],
+)
+def test_a_run_goes_on_from_the_state_of_another(study, tmp_path):
     local = deploy.Local()
     studies.join_all(local, study, tmp_path)
     sites, kernel = deploy.Sites(study, local), study.kernel("main")
     whole = sites.sample(KEY, kernel, POSITION, num_rounds=6, progress=False)
     first = sites.sample(KEY, kernel, POSITION, num_rounds=2, progress=False)
-    second = sites.sample(KEY, kernel, state=first.state, num_rounds=4, progress=False)
+    for _ in range(2):  # what it goes on from stays
+        second = sites.sample(KEY, kernel, state=first.state, num_rounds=4, progress=False)
+        for all_, a, b in zip(
+            *map(jax.tree.leaves, (whole.draws, first.draws, second.draws)), strict=True
+        ):
+            np.testing.assert_array_equal(all_, np.concatenate([a, b], axis=1))
     sites.close()
-    for all_, a, b in zip(
-        *map(jax.tree.leaves, (whole.draws, first.draws, second.draws)), strict=True
-    ):
-        np.testing.assert_array_equal(all_, np.concatenate([a, b], axis=1))
-    at_sites_, keeping = tmp_path / "keeping", STUDY
-    samples = at_sites(keeping, at_sites_, num_rounds=2)
-    with pytest.raises(ValueError, match="give the run a checkpoint="):
-        at_sites(keeping, at_sites_, position=None, state=samples.state, num_rounds=2)
+
+
+def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
+    simulated = fedmcmc.sample(
+        KEY, STUDY.kernel("main"), DATA, POSITION, num_rounds=2, progress=False
+    )
+    with pytest.raises(ValueError, match="goes on from a run at these sites, and this is none"):
+        at_sites(STUDY, tmp_path, position=None, state=simulated.state, num_rounds=2)
+    samples = at_sites(STUDY, tmp_path, num_rounds=2)
+    others = tmp_path / "others"
+    with pytest.raises(deploy.SiteError, match="no state of round 2"):
+        at_sites(STUDY, others, position=None, state=samples.state, num_rounds=2)
 
 
 def test_questions_and_fits_are_those_of_a_simulation(tmp_path):

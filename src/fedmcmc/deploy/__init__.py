@@ -2,9 +2,9 @@
 
 A site has its own rows, computes `rounds.client_step` on them, and keeps its state on its own disk;
 the server receives codes, adds them, and runs `fedmcmc.sample`, `fit` and `correct` with sites in
-place of data. Bytes are all that crosses, over a transport. `fedmcmc.deploy.secure` holds sessions
-and masks of secure sums, which sites and server do not use yet. The room may import every room on
-lower floors, and rooms do not import it.
+place of data. Bytes are all that crosses, over a transport. A study may ask for masks: sums of
+secure sums are then all that the server can read (`fedmcmc.deploy.secure`). The room may import
+every room on lower floors, and rooms do not import it.
 """
 
 from fedmcmc.deploy._account import files_told as files_told

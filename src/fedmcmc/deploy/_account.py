@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
-from fedmcmc.compression import Dense, Quantized, Sparse, WithExact
+from fedmcmc.compression import Dense, Quantized, Sparse, WithExact, host_words
 from fedmcmc.deploy._shapes import Exchange, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.pytrees import trees
@@ -162,18 +162,28 @@ def _kernel_told(study: Study, kernel: FederatedKernel, position: ArrayTree) -> 
     for number, code in enumerate(shapes.setup, 1):
         lines += _item(
             f"Once per run and chain, before the first round ({number} of {len(shapes.setup)}): "
-            f"{_message_told(code)}."
+            f"{_words_told(code) if study.secure else _message_told(code)}."
         )
     for number, exchange in enumerate(shapes.phases, 1):
         which = f", exchange {number} of {len(shapes.phases)}" if len(shapes.phases) > 1 else ""
-        lines += _item(f"Per round and chain{which}: {_exchange_told(exchange)}.")
+        leaves = _words_told(exchange.code) if study.secure else _exchange_told(exchange)
+        lines += _item(f"Per round and chain{which}: {leaves}.")
     if jax.tree.leaves(shapes.client):
         kept = f"Between rounds the site keeps {_shape_told(shapes.client)} per chain, on its disk."
         lines += _item(kept)
-    return lines + _item(_protection(kernel))
+    return lines + _item(_protection(study, kernel))
 
 
-def _protection(kernel: FederatedKernel) -> str:
+def _protection(study: Study, kernel: FederatedKernel) -> str:
+    if study.secure:
+        colluding = study.secure.get("colluding", 0)
+        others = f", and at most {colluding} sites tell it all they know" if colluding else ""
+        return (
+            f"Under masks: the server sees the sum over all {len(study.sites)} sites, and no "
+            f"message of this site by itself, if it follows the protocol{others}. At most "
+            f"{study.secure['rounds']:,} rounds per run. Sums over many rounds can still tell much "
+            "about rows."
+        )
     if is_secured(kernel):
         return (
             "Messages are integers whose sum has the same bits in any order, but without masks: "
@@ -188,6 +198,11 @@ def _exchange_told(exchange: Exchange) -> str:
         f"{_message_told(exchange.code)}; with it, in {report} bytes, how many bits that took, the "
         "size of the gradient, and whether the result was of use"
     )
+
+
+def _words_told(code: ArrayTree) -> str:
+    num = len(host_words(_zeros(code)))
+    return f"{num:,} words of 8 bytes under masks, which by themselves are random numbers"
 
 
 def _message_told(code: ArrayTree) -> str:

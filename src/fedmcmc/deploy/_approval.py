@@ -104,6 +104,7 @@ NAMES = {
     "rows": "column ",
     "settings": "settings.",
     "kernels": "kernels.",
+    "secure": "secure.",
     "files": "file ",
 }
 ABSENT = object()

@@ -38,9 +38,9 @@ def run_site(path: str | Path) -> None:
         ``fedmcmc deploy approve`` writes) or ``approved`` (the digest that the owner has agreed
         to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
         (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if the server's
-        certificate has another name than its host; ``log`` (for the audit log, by default
-        ``audit.log`` in `folder`); and a table ``limits`` with ``most_rounds``, ``min_rows``,
-        ``min_sites``, ``refused_columns``.
+        certificate has another name than its host; ``identity`` (a file) for a study under masks;
+        ``log`` (for the audit log, by default ``audit.log`` in `folder`); and a table ``limits``
+        with ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
 
     Raises
     ------
@@ -68,6 +68,7 @@ def run_site(path: str | Path) -> None:
                 rows,
                 folder=folder,
                 approved=approved,
+                identity=base / given["identity"] if "identity" in given else None,
                 log=log,
                 **given.get("limits", {}),
             )
@@ -97,7 +98,8 @@ def site_settings(path: str | Path) -> tuple[dict[str, Any], Path]:
         If it is not such.
     """
     wanted = ("name", "study", "rows", "folder", "server", *KEYS)
-    given, base = _read(path, wanted, ("approved", "approval", "server_name", "log", "limits"))
+    allowed = ("approved", "approval", "server_name", "identity", "log", "limits")
+    given, base = _read(path, wanted, allowed)
     if ("approved" in given) == ("approval" in given):
         raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
     _check_names(path, given.get("limits", {}), (), LIMITS, "limits")

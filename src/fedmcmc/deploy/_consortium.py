@@ -116,7 +116,8 @@ def _made(
     for name in parties:
         shutil.copytree(folder / STUDY, folder / name / STUDY)
     for name in study.sites:
-        (folder / name / "site.toml").write_text(_site_toml(name, path.name, server))
+        text = _site_toml(name, path.name, server, masked=bool(study.secure))
+        (folder / name / "site.toml").write_text(text)
     pins = {name: parties[name].fingerprint for name in study.sites}
     port = server.rpartition(":")[2]
     (folder / SERVER / "server.toml").write_text(_server_toml(study, path.name, port, pins))
@@ -166,7 +167,8 @@ def _copied(path: Path, text: str, folder: Path) -> Study:
     return study
 
 
-def _site_toml(name: str, study: str, server: str) -> str:
+def _site_toml(name: str, study: str, server: str, *, masked: bool) -> str:
+    identity = f'identity = "keys/{name}.identity"\n' if masked else ""
     return f"""\
 # Settings of the site {name}. Paths are relative to this file's folder.
 name = "{name}"
@@ -178,7 +180,7 @@ server = "{server}"
 key = "keys/{name}.key"
 certificate = "keys/{name}.crt"
 authority = "keys/ca.crt"
-
+{identity}
 [limits]                          # your own, whatever the server asks
 # most_rounds = 20000             # in all, over all runs
 # min_rows = 20

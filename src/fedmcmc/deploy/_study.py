@@ -20,6 +20,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.deploy._frames import Refused, digest_of
+from fedmcmc.deploy._masks import check_settings
 from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
@@ -52,6 +53,12 @@ class Study:
         (``deploy.FIT`` for `fedmcmc.fit`). Without these, sites run `kernels` alone.
     settings
         Passed to the functions above.
+    secure
+        Empty, or what the masks of secure sums depend on: ``identities``, the sites' public keys by
+        name (`deploy.make_identity`); ``rounds``, which a run may have at most; and if wanted
+        ``answers``, to different questions, which a site gives at most in all runs; ``minimum``,
+        the sites that must be there; ``colluding``, the sites that may tell the server all they
+        know. All kernels of the study must then be secure sums over all sites.
     folder
         Where files are looked for; each party has its own.
 
@@ -75,6 +82,7 @@ class Study:
     kernels: Mapping[str, str] = field(default_factory=dict)
     asks: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    secure: Mapping[str, Any] = field(default_factory=dict)
     folder: str | Path = "."
 
     def __post_init__(self) -> None:
@@ -89,6 +97,8 @@ class Study:
                 raise ValueError(
                     f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
                 )
+        if self.secure:
+            check_settings(self.secure, self.sites, self.asks)
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
@@ -103,7 +113,7 @@ class Study:
         with path.open("rb") as file:
             given = tomllib.load(file)
         wanted = {"name", "posterior", "sites", "rows"}
-        known = wanted | {"kernels", "asks", "settings"}
+        known = wanted | {"kernels", "asks", "settings", "secure"}
         if not wanted <= given.keys() <= known:
             raise ValueError(
                 f"{path} must hold {', '.join(sorted(wanted))} and may hold "
@@ -122,6 +132,7 @@ class Study:
             "kernels": dict(self.kernels),
             "asks": list(self.asks),
             "settings": dict(self.settings),
+            "secure": dict(self.secure),
             "files": {where: self._hash(where) for where in self.sources},
         }
 
@@ -134,6 +145,27 @@ class Study:
         sites = [[name, num] for name, num in self.sites.items()]  # their order is the clients'
         text = json.dumps(self.to_dict() | {"sites": sites}, sort_keys=True)
         return digest_of(text.encode())
+
+    @cached_property
+    def consortium(self) -> Any:
+        """Whose messages masks hide among whom: a `secure.Consortium`.
+
+        Its document is the study, with what its kernels come out as and the software's versions.
+
+        Raises
+        ------
+        ValueError
+            If a sum over these sites would not hide a single message.
+        """
+        from fedmcmc.deploy.secure import Consortium, transcript
+
+        known = json.dumps([self.kernel_digests, software()], sort_keys=True).encode()
+        return Consortium(
+            transcript("fedmcmc/study/1", bytes.fromhex(self.digest), known),
+            tuple(bytes.fromhex(self.secure["identities"][site]) for site in self.sites),
+            self.secure.get("minimum", 1),
+            self.secure.get("colluding", 0),
+        )
 
     @property
     def sources(self) -> list[str]:
