@@ -141,6 +141,7 @@ def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
     for entry, answer in sent:
         frame = deploy.Frame.parse(answer)
         assert entry["what"] == frame.kind and entry["bytes"] == len(answer)
+        assert entry["asked"] in ("begin", "start", "step")
         assert entry["digest"] == hashlib.sha256(answer).hexdigest()
         assert [entry[name] for name in deploy.Tag._fields] == list(frame.tag)
     rounds = [entry["round"] for entry, _ in sent if entry["what"] == "answer"]

@@ -31,7 +31,7 @@ from fedmcmc.rounds import client_step
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_LETTERS = 64
-"""Of the name of a run in the site's log; the server makes it up."""
+"""Of what the server calls a run, or asks for, in the site's log."""
 
 
 @dataclass
@@ -187,13 +187,14 @@ class Site:
             If the server does not take this site.
         """
         tag: list[Any] | None = None
+        asked = ""
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
                 raise Refused(str(frame.header.get("reason")))
             if frame.kind == "welcome":
                 return None
-            tag = list(frame.tag)
+            asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
         except FrameError as error:
             LOG.warning("%s: a message was not understood: %s", self.name, error)
@@ -206,7 +207,7 @@ class Site:
         answer = Frame(kind, {"tag": tag, **header}, body).to_bytes()
         if self._log is not None:
             where = {} if tag is None else Tag(tag[0][:MOST_LETTERS], *tag[1:])._asdict()
-            self._log.write(kind, **where, **_sent(answer))
+            self._log.write(kind, asked=asked[:MOST_LETTERS], **where, **_sent(answer))
         return answer
 
     def _answered(self, frame: Frame, data: bytes) -> tuple[str, dict[str, Any], bytes]:
