@@ -9,7 +9,13 @@ import pytest
 
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
-from tests.support.commands import MODEL, NAMES, SIZES
+from tests.support.commands import MODEL, NAMES, SIZES, rows_of
+
+MASKED = """
+
+def masked(posterior, settings):
+    return fedmcmc.secure_sum(fedmcmc.lsd(posterior, step_size=settings["step_size"]))
+"""
 
 
 @pytest.fixture
@@ -74,6 +80,33 @@ def test_each_party_gets_a_folder_with_all_that_it_needs(study, tmp_path, capsys
         "bern.identity",
     }
     assert len(secret) == 2 + 2 * len(NAMES)
+
+
+def test_a_study_under_masks_gets_the_identities_of_its_sites(study, tmp_path, capsys):
+    text = study.read_text().replace("model.py:kernel", "model.py:masked")
+    study.write_text(text + "[secure]\nrounds = 500\n")
+    (study.parent / "model.py").write_text(MODEL + MASKED)
+    status, folder = made(study, tmp_path)
+    assert status == 0
+    identities = read(folder / "parties.toml")["identities"]
+    digests = set()
+    for name in NAMES:
+        agreed = deploy.Study.read(folder / name / "study" / "study.toml")
+        digests.add(agreed.digest)
+        assert agreed.secure["identities"] == identities
+        settings = read(folder / name / "site.toml")
+        rows = rows_of(name)
+        identity = folder / name / settings["identity"]
+        site = deploy.Site(agreed, name, rows, folder=tmp_path / name, identity=identity)
+        assert site.name == name  # a key of another site raises
+    assert len(digests) == 1
+    capsys.readouterr()
+    settings = ["--settings", str(folder / "bern" / "site.toml")]
+    assert main(["deploy", "approve", "--yes", *settings]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Per round and chain: 4 words of 8 bytes under masks" in told, told
+    assert "the server sees the sum over all 3 sites" in told
+    assert "not masked" not in told and "by itself: it" not in told
 
 
 def test_keys_are_not_made_twice(study, tmp_path, capsys):
