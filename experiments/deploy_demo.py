@@ -255,7 +255,8 @@ def main(arguments: list[str]) -> None:
         print(f"{time.perf_counter() - begun:4.0f} s  {text}", flush=True)
 
     out = Path(config.out)
-    shutil.rmtree(out, ignore_errors=True)
+    for earlier in ("study", "consortium"):
+        shutil.rmtree(out / earlier, ignore_errors=True)
     data, names = demo.load_trial()
     posterior = fedmcmc.from_numpyro(demo.model, example=data)
     assert posterior.init_fn is not None
@@ -301,10 +302,11 @@ def main(arguments: list[str]) -> None:
     same = drawn["FSGLD"]["sites"][:, : again.shape[1]]
     if not np.array_equal(again, same):
         sys.exit(f"Draws after a kill are others, by {np.abs(again - same).max():.1e}.")
+    num = again.shape[1]
     print(
-        f"{names[0]} was killed and came back: all {again.shape[1]} draws of each chain are those"
+        f"{names[0]} was killed and came back: all {num} draws of each chain are those of the run"
     )
-    print("of the run in peace, to the last bit. What left each hospital:")
+    print("in peace, to the last bit. What left each hospital:")
     for name in names:
         found = deploy.verify_log(folder / name / "state" / "audit.log")
         print(f"  {name}: {found.num_answers:,} messages, {found.num_bytes:,} bytes")

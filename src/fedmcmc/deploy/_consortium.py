@@ -77,7 +77,11 @@ def make_consortium(
     reserved = {SERVER, AUTHORITY, STUDY} & {*names}
     if reserved:
         raise ValueError(f"No site can be called {', '.join(sorted(reserved))}.")
-    strange = [name for name in names if Path(name).name != name or name.startswith(".")]
+    strange = [
+        name
+        for name in names
+        if Path(name).name != name or name.startswith(".") or {*name} & {*'"\\'}
+    ]
     if strange:
         raise ValueError(f"Names of sites become names of folders, which {strange} cannot be.")
     if folder.exists() and any(folder.iterdir()):
@@ -224,4 +228,4 @@ def _table(entries: dict[str, str]) -> str:
 
 def _quoted(name: str) -> str:
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if bare else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return name if bare else f'"{name}"'
