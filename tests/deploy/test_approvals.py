@@ -61,6 +61,10 @@ def test_sizes_are_told_in_numbers_and_bytes():
     code = " Once per run and chain, before the first round (1 of 1): "
     assert code in told and "12 bytes" in told, told
     assert "As many rounds as the server asks for" in told
+    given["server"] = None
+    assert "over the connections that NVFlare secures" in deploy.messages_told(
+        study, "bern", **given
+    )
     hidden = studies.study_of("secure_sum: lsd_star")
     told = " ".join(deploy.messages_told(hidden, "bern", **given).split())
     assert "Messages are integers" in told

@@ -77,7 +77,7 @@ def messages_told(
     study: Study,
     site: str,
     *,
-    server: str,
+    server: str | None,
     most_rounds: int | None = None,
     position: ArrayTree = None,
 ) -> str:
@@ -88,18 +88,21 @@ def messages_told(
     study, site
         Of whom.
     server
-        Its address.
+        Its address, ``None`` over NVFlare.
     most_rounds
         Rounds that the site answers in all.
     position
         Shapes of a chain's position, by default those of the model's `init_fn`.
     """
+    way = (
+        f"The server at {server}, over TLS with certificates both ways, and nobody on the way. "
+        f"{site} calls the server; nobody can call {site}."
+        if server is not None
+        else "The server of the job, over the connections that NVFlare secures."
+    )
     lines = [
         *_heading("Who hears it"),
-        *_item(
-            f"The server at {server}, over TLS with certificates both ways, and nobody on the way. "
-            f"{site} calls the server; nobody can call {site}."
-        ),
+        *_item(way),
         *_item(
             "Other sites hear what the server makes of the sums of all messages: positions of "
             "chains, and what a kernel broadcasts beside them."

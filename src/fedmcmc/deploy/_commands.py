@@ -127,7 +127,7 @@ def _sign(given: argparse.Namespace) -> None:
 
 
 def _approve(given: argparse.Namespace) -> int:
-    settings, base = site_settings(given.settings)
+    settings, base = site_settings(given.settings, dials=False)
     if "approval" not in settings:
         raise ValueError(f'{given.settings} must say approval = "approval.json" to be written to.')
     path, name = Path(given.study or base / settings["study"]), settings["name"]
@@ -145,7 +145,7 @@ def _approve(given: argparse.Namespace) -> int:
         return 1
     limits = settings.get("limits", {})
     told = messages_told(
-        study, name, server=settings["server"], most_rounds=limits.get("most_rounds")
+        study, name, server=settings.get("server"), most_rounds=limits.get("most_rounds")
     )
     print(told + "\n")
     if not (given.yes or _agrees(f"Does {name} approve this study?")):
