@@ -28,24 +28,13 @@ sys.exit(runner.run())
 """
 
 
-def test_sites_over_nvflare_draw_what_those_in_threads_do(tmp_path, monkeypatch):
-    """In NVFlare's simulator: the server in a process of its own, and so is each site."""
-    monkeypatch.setitem(SETTINGS, "num_rounds", 60)
-    clinics = Consortium(tmp_path)
-    text = (tmp_path / "server.toml").read_text()
-    text = 'study = "study.toml"\n' + text[text.index("[run]") :]  # NVFlare has the rest
-    (tmp_path / "server.toml").write_text(text)
-    for name in NAMES:
-        path = tmp_path / f"{name}.toml"
-        lines = path.read_text().splitlines()
-        keys = ("server =", "key =", "certificate =", "authority =")
-        path.write_text("\n".join(line for line in lines if not line.startswith(keys)))
-    job = flare.write_job(tmp_path / "jobs", "clinics", len(NAMES))
-    local = tmp_path / "workspace" / "local"
+def run_job(folder, job, number):
+    """Run a job in NVFlare's simulator: the server in a process of its own, and so is each site."""
+    local = folder / f"workspace{number}" / "local"
     local.mkdir(parents=True)
     allowed = {"format_version": 2, "class_allow_list": list(flare.ALLOWED)}
     (local / "resources.json").write_text(json.dumps(allowed))
-    env = os.environ | {flare.SETTINGS: str(tmp_path / "{site}.toml"), "JAX_PLATFORMS": "cpu"}
+    env = os.environ | {flare.SETTINGS: str(folder / "{site}.toml"), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(job), str(local.parent), ",".join(NAMES)],
         env=env,
@@ -54,8 +43,32 @@ def test_sites_over_nvflare_draw_what_those_in_threads_do(tmp_path, monkeypatch)
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    with np.load(tmp_path / "draws.npz") as stored:
-        np.testing.assert_array_equal(stored["theta"], clinics.undisturbed().draws)
+    with np.load(folder / "draws.npz") as stored:
+        return stored["theta"]
+
+
+def test_sites_over_nvflare_draw_what_those_in_threads_do(tmp_path, monkeypatch):
+    """Also where a job goes on from what another one saved."""
+    clinics = Consortium(tmp_path)
+    text = (tmp_path / "server.toml").read_text()
+    text = 'study = "study.toml"\n' + text[text.index("[run]") :]  # NVFlare has the rest
+    for name in NAMES:
+        path = tmp_path / f"{name}.toml"
+        lines = path.read_text().splitlines()
+        keys = ("server =", "key =", "certificate =", "authority =")
+        path.write_text("\n".join(line for line in lines if not line.startswith(keys)))
+    job = flare.write_job(tmp_path / "jobs", "clinics", len(NAMES))
+    draws = {}
+    for num_rounds in (30, 60):
+        (tmp_path / "server.toml").write_text(text.replace("400", str(num_rounds)))
+        draws[num_rounds] = run_job(tmp_path, job, num_rounds)
+    monkeypatch.setitem(SETTINGS, "num_rounds", 60)
+    np.testing.assert_array_equal(draws[60], clinics.undisturbed().draws)
+    np.testing.assert_array_equal(draws[30], draws[60][:, :15])
+    # The second job has not computed the first rounds again.
+    entries = map(json.loads, (tmp_path / "bern" / "audit.log").read_text().splitlines())
+    rounds = [entry["round"] for entry in entries if entry["what"] == "answer"]
+    assert rounds == sorted(set(rounds)) and rounds[-1] > 50
 
 
 class Unsteady:
