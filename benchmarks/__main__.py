@@ -14,6 +14,7 @@ import fedmcmc
 from benchmarks import (
     alarms,
     convolution,
+    deployed,
     exact,
     fed_ep,
     memory,
@@ -170,6 +171,7 @@ BENCHMARKS = {
     "convolution": convolution.bench,
     "alarms": alarms.bench,
     "settings": settings.bench,
+    "deploy": deployed.bench,
     "exact": exact.bench,
     "predictions": predictions.bench,
     "sweeps": sweeps.bench,
