@@ -144,10 +144,14 @@ class Echo:
     def join(self, messages, context):
         outbox = queue.SimpleQueue()
         self.outboxes.append(outbox)
+        context.add_callback(lambda: outbox.put(None))
 
         def read():
-            for message in messages:
-                self.inbox.put(message)
+            try:
+                for message in messages:
+                    self.inbox.put(message)
+            except grpc.RpcError:
+                pass  # the end
 
         threading.Thread(target=read, daemon=True).start()
         yield from iter(outbox.get, None)

@@ -40,11 +40,12 @@ class Frame(NamedTuple):
     header: dict[str, Any]
     body: bytes = b""
 
-    def to_bytes(self) -> bytes:
-        """Return the frame as it crosses."""
+    def to_bytes(self, of_body: int | None = None) -> bytes:
+        """Return the frame as it crosses; `of_body` is the body's checksum, where it is known."""
         header = json.dumps({"kind": self.kind, **self.header}).encode()
-        checksum = zlib.crc32(self.body, zlib.crc32(header))
-        return _HEAD.pack(MAGIC, len(header), checksum) + header + self.body
+        of_body = checksum(self.body) if of_body is None else of_body
+        head = _HEAD.pack(MAGIC, len(header), zlib.crc32(header, of_body))
+        return b"".join((head, header, self.body))
 
     @classmethod
     def parse(cls, data: bytes) -> "Frame":
@@ -57,20 +58,20 @@ class Frame(NamedTuple):
         """
         if len(data) < _HEAD.size:
             raise FrameError(f"{len(data)} bytes are no message: they are too few.")
-        magic, size, checksum = _HEAD.unpack_from(data)
+        magic, size, expected = _HEAD.unpack_from(data)
         if magic != MAGIC or size > min(MOST_HEADER_BYTES, len(data) - _HEAD.size):
             raise FrameError("The bytes received do not begin as a message does.")
-        begin = _HEAD.size
-        if zlib.crc32(memoryview(data)[begin:]) != checksum:
+        begin, end = _HEAD.size, _HEAD.size + size
+        if zlib.crc32(data[begin:end], zlib.crc32(memoryview(data)[end:])) != expected:
             raise FrameError("A message was damaged on its way.")
         try:
-            header = json.loads(data[begin : begin + size])
+            header = json.loads(data[begin:end])
             kind = header.pop("kind")
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             raise FrameError("The header of a message is not readable.") from None
         if not isinstance(kind, str):
             raise FrameError("The header of a message does not say what it is.")
-        return cls(kind, header, bytes(data[begin + size :]))
+        return cls(kind, header, data[end:])
 
     @property
     def tag(self) -> Tag:
@@ -90,6 +91,11 @@ class Frame(NamedTuple):
         ):
             raise FrameError(f"A message of the kind {self.kind!r} has no tag.")
         return Tag(*found)
+
+
+def checksum(body: bytes) -> int:
+    """Return the checksum of a body, which many frames may have."""
+    return zlib.crc32(body)
 
 
 def digest_of(*parts: bytes) -> str:

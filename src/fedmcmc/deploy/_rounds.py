@@ -20,7 +20,7 @@ from fedmcmc._types import (
     Refined,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
-from fedmcmc.deploy._frames import Frame, FrameError, Tag, pack, unpack
+from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, pack, unpack
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
@@ -233,9 +233,8 @@ class Rounds:
     def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures]:
         """Run a round of all chains."""
         kernel, num_sites = self.kernel, len(self.names)
-        cohort = _cohorts(kernel, self.keys, number, num_sites)
         # Slots first: the server takes messages in the order of the cohort.
-        cohort = jax.tree.map(lambda leaf: np.asarray(leaf).T, cohort)
+        cohort = jax.tree.map(np.asarray, _cohorts(kernel, self.keys, number, num_sites))
         ids, weight, active = cohort.ids, cohort.weight, cohort.active
         broadcast, server = state.broadcast, state.server
         memories = list(state.clients.memories)
@@ -265,7 +264,7 @@ class Rounds:
             (cohort.active & ~active).sum(axis=0),
             jax.tree.map(np.asarray, info),
         )
-        clients = AtServer(tuple(memories), jnp.asarray(last), jnp.asarray(counted), self._run)
+        clients = AtServer(tuple(memories), last, counted, self._run)
         return FederatedState(broadcast, server, clients), figures
 
     def _hear(
@@ -281,10 +280,7 @@ class Rounds:
         exchange, ids = self.shapes.phases[phase], cohort.ids
         active: Any = np.asarray(cohort.active)
         tag = self._tag(number, phase)
-        requests = {
-            site: self._request(tag, site, place, broadcast, at_server)
-            for site, place in asked.items()
-        }
+        requests = self._requests(tag, asked, broadcast, at_server)
         answers = self.links.exchange(
             requests,
             "answer",
@@ -292,11 +288,14 @@ class Rounds:
             lambda site, data: _answers(data, asked[site].on, exchange),
             may_miss=self.may_miss,
         )
-        for site in requests.keys() - answers.keys():
+        heard = set(answers)
+        for site in requests.keys() - heard:
             self.num_missed[site] += 1
             active = active & (ids != self.names.index(site))
-        silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
-        codes, reports = _table([answers.get(site, silent) for site in self.names])
+        if len(answers) < len(self.names):
+            silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
+            answers |= {site: silent for site in self.names if site not in answers}
+        codes, reports = _table([answers[site] for site in self.names])
         report = jax.tree.map(lambda leaf: leaf[ids, np.arange(len(self.keys))], reports)
         below = report.bits_down
         if trees.is_empty(below):
@@ -318,7 +317,7 @@ class Rounds:
         lost = np.zeros(len(self.keys), np.int64)
         if not trees.is_empty(report.usable):
             lost = (taken & ~report.usable).sum(axis=0)
-        return _Heard(received, taken, bits, norm, lost, answers.keys())
+        return _Heard(received, taken, bits, norm, lost, heard)
 
     def _hear_sum(
         self,
@@ -334,12 +333,7 @@ class Rounds:
         exchange, num = self.shapes.phases[phase], len(self.keys)
         tag = self._tag(number, phase)
 
-        def requests(masks: dict[str, Any]) -> dict[str, bytes]:
-            return {
-                site: self._request(tag, site, place, broadcast, at_server, masks)
-                for site, place in asked.items()
-            }
-
+        requests = partial(self._requests, tag, asked, broadcast, at_server)
         below = jax.tree.leaves(exchange.report.bits_down)
         num_numbers = num_words(exchange.code)
         size = num * (num_numbers + len(below))
@@ -362,28 +356,34 @@ class Rounds:
             received, np.asarray(cohort.active), bits, np.full(num, np.nan), lost, asked.keys()
         )
 
-    def _request(
+    def _requests(
         self,
         tag: Tag,
-        site: str,
-        place: "_Place",
+        asked: dict[str, "_Place"],
         broadcast: Broadcast,
         at_server: AtServer,
         masks: dict[str, Any] | None = None,
-    ) -> bytes:
-        header = {
-            "tag": list(tag),
-            "weights": place.weight.tolist(),
-            "active": place.on.tolist(),
-            "marks": self.marks[site],
-            "keep": self.kept,
-            **_verdict(at_server, self.names.index(site)),
-        }
-        if masks is not None:
-            header["masks"] = masks
-        on = np.flatnonzero(place.on).tolist()
-        body = pack(*(wire.encode(_chain(broadcast, c)) for c in on))
-        return Frame("step", header, body).to_bytes()
+    ) -> dict[str, bytes]:
+        bodies: dict[bytes, tuple[bytes, int]] = {}  # with checksums, by the chains of a site
+        requests = {}
+        for site, place in asked.items():
+            header = {
+                "tag": list(tag),
+                "weights": place.weight.tolist(),
+                "active": place.on.tolist(),
+                "marks": self.marks[site],
+                "keep": self.kept,
+                **_verdict(at_server, self.names.index(site)),
+            }
+            if masks is not None:
+                header["masks"] = masks
+            chains = place.on.tobytes()
+            if chains not in bodies:
+                on = np.flatnonzero(place.on).tolist()
+                body = pack(*(wire.encode(_chain(broadcast, c)) for c in on))
+                bodies[chains] = body, checksum(body)
+            requests[site] = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
+        return requests
 
     def draws(self, state: FederatedState, number: int) -> tuple[ArrayTree, np.ndarray]:
         """Return one draw of every chain, and which chains are finite."""
@@ -507,8 +507,10 @@ def _first(
 
 @partial(jax.jit, static_argnames="num_clients")
 def _cohorts(kernel: FederatedKernel, keys: Array, number: Any, num_clients: int) -> Cohort:
-    cohort: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients))(keys)
-    return cohort
+    cohorts: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients), out_axes=1)(
+        keys
+    )
+    return cohorts
 
 
 @partial(jax.jit, static_argnames="number")
@@ -573,14 +575,14 @@ def _verdict(at_server: AtServer, index: int) -> dict[str, Any]:
 
 def _answers(data: bytes, on: np.ndarray, exchange: Any) -> list[ArrayTree]:
     """Return code and report of every chain, zeros where the site takes no part."""
-    chains = np.flatnonzero(on)
-    parts = unpack(data, 2 * len(chains))
-    found = [_zeros((exchange.code, exchange.report))] * len(on)
-    for place, chain in enumerate(chains):
-        code = _decoded(parts[place], exchange.code)
-        report = _decoded(parts[len(chains) + place], exchange.report)
-        found[chain] = (code, report)
-    return found
+    like = (exchange.code, exchange.report)
+    num = int(on.sum())
+    parts = unpack(data, 2 * num)
+    heard = (
+        (_decoded(code, exchange.code), _decoded(report, exchange.report))
+        for code, report in zip(parts[:num], parts[num:], strict=True)
+    )
+    return [next(heard) if here else _zeros(like) for here in on]
 
 
 def _decoded(data: bytes, like: ArrayTree) -> ArrayTree:
@@ -596,8 +598,12 @@ def _zeros(like: ArrayTree) -> ArrayTree:
 
 def _table(sites: list[list[ArrayTree]]) -> ArrayTree:
     """Return leaves ``[num_clients, num_chains, ...]`` of one entry per site and chain."""
-    chains = [jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in sites]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *chains)
+    shape = len(sites), len(sites[0])
+
+    def of_all(*leaves: Any) -> np.ndarray:
+        return np.stack(leaves).reshape(*shape, *leaves[0].shape)
+
+    return jax.tree.map(of_all, *(entry for chains in sites for entry in chains))
 
 
 def _chain(tree: ArrayTree, chain: int) -> ArrayTree:

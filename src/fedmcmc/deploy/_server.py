@@ -260,6 +260,7 @@ class OverSites:
             words = np.stack([bits // 2**32, bits % 2**32]).astype(np.uint32)  # [2, 2, num]
             of_chains: Any = np.moveaxis(words, -1, 0)
             bad: Any = first_bad
+            state = jax.tree.map(jnp.asarray, state)
             return Segment(state, records, of_chains, bad, accumulator_states)
 
         for number in range(at, stop):

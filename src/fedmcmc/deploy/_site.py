@@ -118,7 +118,7 @@ class Site:
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
-        self._last: tuple[str, bytes] = ("", b"")
+        self._last = (b"", b"")  # a request, and what was answered
         self._masks: SiteMasks | None = None
         if study.secure:
             if identity is None:
@@ -200,9 +200,8 @@ class Site:
                 case "resume":
                     self._resume(frame)
                 case "step":
-                    digest = digest_of(data)
-                    if digest != self._last[0]:
-                        self._last = (digest, self._step(frame))
+                    if data != self._last[0]:
+                        self._last = (data, self._step(frame))
                     return "answer", {}, self._last[1]
                 case stage if stage in STAGES and self._masks is not None:
                     part = self._masks.take_part(stage, frame.tag.attempt, frame.body)
@@ -248,7 +247,7 @@ class Site:
         self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, told)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
-        self._last = ("", b"")
+        self._last = (b"", b"")
 
     def _current(self, frame: Frame) -> _Run:
         run, tag = self._run, frame.tag
@@ -358,7 +357,9 @@ class Site:
             return
         if len(counted) != len(run.keys):
             raise FrameError("A message does not say of every chain what was counted.")
-        run.state = run.pending = _select(jnp.asarray(counted, bool), run.pending, run.state)
+        if not all(counted):
+            run.pending = _select(np.asarray(counted, bool), run.pending, run.state)
+        run.state = run.pending
 
     def _step(self, frame: Frame) -> bytes:
         """Answer a phase of a round; the state is on the disk when this returns."""
@@ -390,10 +391,11 @@ class Site:
         marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
         if run.keeps and marks:
             self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
-        weight = jnp.asarray(weights, self.client.share.dtype)
-        inputs = (run.keys, broadcasts, run.state, weight, jnp.asarray(active, bool))
+        weight = np.asarray(weights, self.client.share.dtype)
+        inputs = (run.keys, broadcasts, run.state, weight, np.asarray(active, bool))
         outputs = _steps(run.kernel, self.client, *inputs, number=number, setup=False)
         codes, run.pending, reports = outputs
+        codes, reports = jax.tree.map(np.asarray, (codes, reports))
         run.answered = (tag.round, number)
         self._save(run)
         if self._masks is not None:
@@ -469,7 +471,8 @@ def _read(data: bytes, like: ArrayTree) -> ArrayTree:
 
 
 def _stacked(parts: list[ArrayTree]) -> ArrayTree:
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *parts)
+    """Return NumPy arrays, which a compiled function takes sooner than JAX does alone."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
 def _chain(tree: ArrayTree, chain: int) -> ArrayTree:
