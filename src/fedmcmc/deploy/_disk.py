@@ -91,8 +91,8 @@ class Disk:
     def _write(self, path: Path, header: dict[str, Any], *parts: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = pack(json.dumps(header).encode(), *parts)
-        data = bytes.fromhex(digest_of(whole)) + whole
-        write_whole(path, lambda file: file.write(data))
+        digest = bytes.fromhex(digest_of(whole))
+        write_whole(path, lambda file: file.writelines((digest, whole)))
 
     def _read(self, path: Path, num: int) -> tuple[dict[str, Any], list[bytes]] | None:
         try:
