@@ -2,7 +2,8 @@
 
 ``python -m benchmarks deploy`` starts a process per site on this machine, all over TLS on loopback.
 Alternatives take turns. Of the rounds of a run the median is shown, without the first, which
-compiles. In `SITES` and `SIZES` more can be asked for: ``python -m benchmarks.deployed 4,16 1000``.
+compiles. ``python -m benchmarks.deployed 4,16 1000`` measures some of the numbers of sites and of
+floats alone.
 """
 
 import os
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.deploy import secure
 
@@ -258,18 +260,40 @@ def mask_seconds(num_sites, num_words):
 
 COLUMNS = (
     "sites",
-    "numbers",
+    "floats",
+    "simulated",
     "echo",
-    "round",
+    "plain",
     "over echo",
-    "state kept",
-    "and fsync",
-    "echo, 8 bytes",
+    "state on disk",
+    "with fsync",
+    "echo of words",
     "masked",
-    "and fsync",
+    "with fsync",
     "masks alone",
     "first round",
 )
+
+
+def simulated_seconds(study, size, num):
+    """Return the seconds of a round of the same clients in this program, one after another."""
+    rows = [{"y": np.ones(8, np.float32)} for _ in study.sites]
+    data = fedmcmc.FederatedData.from_clients(rows)
+    settings = dict(thinning=num, placement=fedmcmc.Placement(clients_at_a_time=1), progress=False)
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        samples = fedmcmc.sample(
+            jax.random.key(0),
+            study.kernel("main"),
+            data,
+            jnp.zeros(size),
+            num_rounds=num,
+            **settings,
+        )
+        jax.block_until_ready(samples.draws)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds) / num
 
 
 def measure(consortium, size):
@@ -292,8 +316,11 @@ def measure(consortium, size):
         found["kept"].append(consortium.rounds("masked", size, few + 1, True)[1])
     ms = {name: 1000 * np.median(np.concatenate(times)) for name, times in found.items()}
     masks = 1000 * mask_seconds(num, size + 3)
+    study = consortium.sites["plain"].study
+    alone = 1000 * simulated_seconds(study, size, max(10, 2_000_000 // size))
     ratio = ms["plain"] / ms["echo"]
     cells = [
+        f"{alone:.2g}",
         *(f"{ms[name]:.3g}" for name in ("echo", "plain")),
         f"{ratio:.2f}",
         *(f"{ms[name]:.3g}" for name in ("state", "disk", "wide", "masked", "kept")),
