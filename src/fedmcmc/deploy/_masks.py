@@ -31,6 +31,9 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
             f"secure must have {', '.join(sorted(WANTED))} and may have "
             f"{', '.join(sorted(ALLOWED - WANTED))}; it has {', '.join(sorted(secure))}."
         )
+    for name in secure.keys() - {"identities"}:
+        if type(secure[name]) is not int:
+            raise ValueError(f"secure.{name} must be a whole number, got {secure[name]!r}.")
     identities = secure["identities"]
     if set(identities) != set(sites):
         raise ValueError(f"secure.identities must have a public key of each of {list(sites)}.")
