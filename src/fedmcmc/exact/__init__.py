@@ -4,6 +4,7 @@ What lives here asks a consortium for summed log likelihoods and never sees a ro
 every room on lower floors.
 """
 
+from fedmcmc.exact._correct import Target as Target
 from fedmcmc.exact._correct import correct as correct
 from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round

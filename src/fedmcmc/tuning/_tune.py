@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import FederatedKernel, Posterior
-from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
@@ -67,7 +66,7 @@ class Tuned:
 def tune(
     kernel_fn: Callable[..., FederatedKernel],
     posterior: Posterior,
-    data: FederatedData,
+    data: Any,
     surrogates: Gaussian,
     *,
     scores: Array | None = None,
@@ -90,8 +89,9 @@ def tune(
     kernel_fn
         ``(step_size=..., **point) -> kernel``, for every point of the grid.
     posterior, data, surrogates
-        What the kernels are for, and a Gaussian per client for its likelihood: on whitened
-        coordinates ``white.posterior`` and ``white.surrogates`` of `fedmcmc.whiten`.
+        What the kernels are for, a `FederatedData` or a consortium of clients elsewhere, and a
+        Gaussian per client for its likelihood: on whitened coordinates ``white.posterior`` and
+        ``white.surrogates`` of `fedmcmc.whiten`.
     scores
         ``[num_clients, d, d]``, the noise of minibatches, as of `predict_bias`: on whitened
         coordinates ``fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)``.
