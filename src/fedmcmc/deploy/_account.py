@@ -16,23 +16,34 @@ from fedmcmc.transforms import is_secured
 
 WIDTH = 92
 ANSWERS = {
+    "AllBut": "the same as another question without one site's rows; beside that other answer it "
+    "tells the server what that one site's was",
     "Averaging": "how far its own copy of the chain has moved, times its weight",
+    "CommonExpansions": "the mean and covariance of what its rows alone say, near a point that the "
+    "server chooses, for itself and not as a term of a sum",
     "Consensus": "the pull of its own chain on the server's",
     "EnsembleKernel": "a model trained on its rows, times its weight, and squares of that",
     "Evaluations": "its log likelihoods, and if asked their gradients, at points that the server "
     "chooses",
     "Expansions": "its log likelihood, the gradient and the curvature at points that the server "
     "chooses",
+    "Falls": "what its log likelihood loses at points around the mode",
     "GaussianMetropolis": "its log likelihoods at points that the server proposes",
     "HamiltonianMonteCarlo": "its log likelihood and the gradient at positions of the chain",
     "Langevin": "the gradient of its log likelihood at the chain's position (or what the study's "
     "estimator makes of it)",
+    "LeaveOneOut": "how well each of its rows is predicted by the others, summed over its rows",
     "MultipleTry": "its log likelihoods at points that the server proposes",
     "Natural": "how its own Gaussian of the parameters has changed; all changes together are the "
     "mean and covariance of what its rows alone say, the most telling messages of all",
+    "OwnExpansions": "the mean and covariance of what its rows alone say, for itself and not as a "
+    "term of a sum",
     "PseudoGradients": "how far a model came that it has trained on its rows, and its share of all "
     "rows",
     "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
+    "Replication": "functions of its rows, and of outcomes that the model draws in their place",
+    "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not as a term of a sum",
+    "WithoutClient": "its log likelihoods at the server's draws, for itself",
 }
 """What a site sends, by families of kernels; docs/privacy.md says what each tells."""
 
