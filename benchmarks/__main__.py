@@ -21,6 +21,8 @@ from benchmarks import (
     settings,
     sweeps,
     toy,
+    visits,
+    whitening,
     wire,
 )
 from benchmarks.timing import compare, row
@@ -170,6 +172,8 @@ BENCHMARKS = {
     "convolution": convolution.bench,
     "alarms": alarms.bench,
     "settings": settings.bench,
+    "visits": visits.bench,
+    "whitening": whitening.bench,
     "exact": exact.bench,
     "predictions": predictions.bench,
     "sweeps": sweeps.bench,

@@ -38,7 +38,7 @@ def test_errors_are_those_of_the_law(narrow):
     z = []
     for seed in range(30):
         found = diagnostics.check_by_weights(SKEWED, NOTHING, draws, rng_key=jax.random.key(seed))
-        assert found.khat < 0.7 and found.num_draws == 2**14
+        assert found.trusted and found.num_draws == 2**14
         bias = (draws.mean((0, 1)) - MEANS) / SDS
         stretch = np.log(draws.std((0, 1)) / SDS)
         z.append(
@@ -94,6 +94,17 @@ def test_tails_beyond_all_points_are_not_trusted():
     (finding,) = diagnostics.diagnose(draws, cauchy, NOTHING, approximates=True).findings
     assert finding.startswith("The approximation cannot be trusted: weights of the posterior")
     assert "use fedmcmc.fit, or fedmcmc.correct" in finding
+
+
+def test_weights_that_are_bounded_are_trusted_whatever_their_shape():
+    """Points' weights are about equal at their largest, to which no shape of a tail fits."""
+    one = fedmcmc.Posterior(lambda t: 2 * t[0] - jnp.exp(t[0]), SKEWED.loglikelihood_fn)
+    draws = gaussian_draws(0, np.array([0.53]), np.array([0.71]))
+    found = [
+        diagnostics.check_by_weights(one, NOTHING, draws, rng_key=jax.random.key(seed))
+        for seed in range(20)
+    ]
+    assert all(f.trusted for f in found)
 
 
 def test_a_density_that_is_zero_or_overflows_far_outside_has_no_weight_there():
@@ -188,7 +199,8 @@ def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     mean, sd = of_a_grid(logprior, loglikelihood, clients, np.asarray(q.mean()), own)
     found = samples.diagnosis.moments
     assert 0.85 < (own / sd).min() < 0.89
-    np.testing.assert_allclose(found.spread, own / sd, rtol=0.015)
+    np.testing.assert_allclose(found.spread, own / sd, rtol=0.02)
     np.testing.assert_allclose(found.bias, (q.mean() - mean) / sd, atol=0.03)
+    print(case, own / sd, found.spread, found.khat)  # the figures of docs/choosing.md
     (told,) = [str(w.message) for w in caught]
     assert "draws are not the posterior's: by weights" in told and "use fedmcmc.fit" in told

@@ -181,14 +181,13 @@ def _source(moments: Moments) -> str:
 
 def _of_weights(moments: Moments | None) -> list[str]:
     """Return what is wrong where weights cannot be trusted."""
-    if moments is None or moments.khat is None or moments.khat < threshold(moments.num_draws):
+    if moments is None or moments.khat is None or moments.trusted:
         return []
     return [
-        f"The approximation cannot be trusted: weights of the posterior over it and over what is "
-        f"twice as wide have k-hat {moments.khat:.2g} (wanted: below "
-        f"{threshold(moments.num_draws):.2g}), so that it misses a part of the posterior. More "
-        f"rounds help while it still moves; else it is {UNSUITABLE}, or fedmcmc.correct, which "
-        f"goes on from these samples."
+        f"The approximation cannot be trusted: weights of the posterior over it and what is wider "
+        f"have k-hat {moments.khat:.2g} (wanted: below {threshold(moments.num_draws):.2g}), so that it misses a part of the posterior. More "
+        f"rounds help while it still moves; else a Gaussian is {UNSUITABLE}, or fedmcmc.correct, "
+        f"which goes on from these samples."
     ]
 
 

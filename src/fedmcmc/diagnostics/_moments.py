@@ -42,6 +42,9 @@ class Moments(NamedTuple):
         figures are of the rest; NaN where these are too few, or their covariance degenerate.
     khat
         Of weights, the shape of their tail; ``None`` where the figures are by gradients.
+    trusted
+        Whether figures by weights can be trusted: k-hat is below 0.7, or no point has more than a
+        hundredth of all weight.
     """
 
     bias: np.ndarray
@@ -51,6 +54,7 @@ class Moments(NamedTuple):
     num_draws: int
     not_finite: int
     khat: float | None = None
+    trusted: bool = True
 
     def off(self, bias: float, spread: float) -> np.ndarray:
         """Return which coordinates are off by more than this and three standard errors, ``[d]``."""

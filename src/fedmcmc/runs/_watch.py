@@ -74,12 +74,13 @@ def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> N
 
 
 def with_final_draws(
-    samples: Samples, kernel: FederatedKernel, keys: Array
+    samples: Samples, kernel: FederatedKernel, keys: Array, *, weighed: bool
 ) -> tuple[Samples, ArrayTree]:
     """Return samples with draws of the last approximation, for a kernel that refines one.
 
-    As many as rounds were kept, or 1,000 per chain if these fit into 64 MiB. Beside them more for
-    the judge, of which these are the first; of other kernels ``None``.
+    As many as rounds were kept, or 1,000 per chain if these fit into 64 MiB. Beside them what the
+    judge looks at, of which these are the first; of other kernels ``None``. `weighed` says whether
+    it can weigh points, which needs more draws.
     """
     if not kernel.approximates or not samples.num_draws:
         return samples, None
@@ -87,7 +88,7 @@ def with_final_draws(
     num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // max(one, 1)))
     judged = min(JUDGED_DRAWS // samples.num_chains, JUDGED_BYTES // max(one, 1))
     state = samples.state._replace(clients=())
-    drawn = _draw(kernel, keys, state, num if silenced() else max(num, judged))
+    drawn = _draw(kernel, keys, state, max(num, judged) if weighed else num)
     drawn = jax.tree.map(np.asarray, drawn)
     return replace(samples, final_draws=jax.tree.map(lambda x: x[:, :num], drawn)), drawn
 
@@ -149,7 +150,8 @@ def finished(
         grown = warn_grown(kernel, start, samples.state.broadcast)
         if not positions:
             return samples
-        samples, approximation = with_final_draws(samples, kernel, keys)
+        weighed = isinstance(data, FederatedData) and not silenced()
+        samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
         draws = samples.draws if samples.final_draws is None else samples.final_draws
         found = judge(draws, kernel, data, approximation)
     except Warning:

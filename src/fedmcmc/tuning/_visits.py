@@ -54,9 +54,7 @@ class Visits(NamedTuple):
         return self.growth <= MOST_GROWTH
 
 
-def worst_visit(
-    kernel: FederatedKernel, data: FederatedData, surrogates: Gaussian
-) -> Visits | None:
+def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Visits | None:
     """Return the worst of all clients' visits that begin 4 posterior sds from the mean.
 
     Visits are of the model and its rows, all of them, and without noise: where chains are on
@@ -67,10 +65,11 @@ def worst_visit(
     Returns
     -------
     Visits or None
-        ``None`` for a kernel that is no relay, or where no law of who is visited is known.
+        ``None`` for a kernel that is no relay, where no law of who is visited is known, or where
+        `data` are not here but at clients elsewhere, which are not asked.
     """
     relays = nodes_of(as_functions(kernel), Relay)
-    if not relays:
+    if not relays or not isinstance(data, FederatedData):
         return None
     counts = relays[0].participation.counts(data.num_clients)
     if counts is None:
