@@ -185,9 +185,9 @@ def _of_weights(moments: Moments | None) -> list[str]:
         return []
     return [
         f"The approximation cannot be trusted: weights of the posterior over it and what is wider "
-        f"have k-hat {moments.khat:.2g} (wanted: below {threshold(moments.num_draws):.2g}), so that it misses a part of the posterior. More "
-        f"rounds help while it still moves; else a Gaussian is {UNSUITABLE}, or fedmcmc.correct, "
-        f"which goes on from these samples."
+        f"have k-hat {moments.khat:.2g} (wanted: below {threshold(moments.num_draws):.2g}), so "
+        f"that it misses a part of the posterior. More rounds help while it still moves; else a "
+        f"Gaussian is {UNSUITABLE}, or fedmcmc.correct, which goes on from these samples."
     ]
 
 
