@@ -126,7 +126,8 @@ def run_federated(
         bits = sum(int(draws[name].totals[way].sum()) for way in ("bits_up", "bits_down"))
         rounds = config.num_rounds
         if name == "FSGLD":  # the mode, and the expansions there
-            bits += fedmcmc.surrogates.setup_bits(surrogates, num_exchanges=mode.num_exchanges)
+            bits += fedmcmc.surrogates.setup_bits(surrogates)
+            bits += int(mode.bits_up + mode.bits_down)
             rounds += mode.num_exchanges + 1
         costs[name] = Cost(rounds, bits / 1e6)
     return draws, costs
@@ -164,8 +165,7 @@ def run_propagation(
     assert posterior.constrain_fn is not None
     constrained = jax.vmap(jax.vmap(posterior.constrain_fn))(draws)
     bits = sum(int(samples.totals[way].sum()) for way in ("bits_up", "bits_down"))
-    # Each exchange that found the mode: d numbers down, d + 1 up, as `surrogates.setup_bits`.
-    bits += 32 * (2 * len(NAMES) + 1) * data.num_clients * mode.num_exchanges
+    bits += int(mode.bits_up + mode.bits_down)
     cost = Cost(config.ep_rounds + mode.num_exchanges, bits / 1e6)
     return {k: np.asarray(v) for k, v in constrained.items()}, cost
 

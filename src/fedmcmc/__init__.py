@@ -121,6 +121,8 @@ from fedmcmc.runs import sample as sample
 from fedmcmc.storage import Checkpoint as Checkpoint
 from fedmcmc.storage import CheckpointError as CheckpointError
 from fedmcmc.storage import resumable as resumable
+from fedmcmc.surrogates import Whitened as Whitened
+from fedmcmc.surrogates import whiten as whiten
 from fedmcmc.sweeps import Sweep as Sweep
 from fedmcmc.sweeps import sweep as sweep
 from fedmcmc.transforms import compress as compress
@@ -131,12 +133,10 @@ from fedmcmc.transforms import switch as switch
 from fedmcmc.tuning import Prediction as Prediction
 from fedmcmc.tuning import Smoothness as Smoothness
 from fedmcmc.tuning import Tuned as Tuned
-from fedmcmc.tuning import Whitened as Whitened
 from fedmcmc.tuning import estimate_smoothness as estimate_smoothness
 from fedmcmc.tuning import inverse_sqrt_schedule as inverse_sqrt_schedule
 from fedmcmc.tuning import predict_bias as predict_bias
 from fedmcmc.tuning import suggest_step_size as suggest_step_size
 from fedmcmc.tuning import tune as tune
-from fedmcmc.tuning import whiten as whiten
 
 __version__ = "0.1.0"

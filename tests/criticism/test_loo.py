@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import fedmcmc
 from fedmcmc import criticism
@@ -86,6 +87,47 @@ def test_rows_that_carry_a_draw_are_counted_and_said():
     assert "above 0.67" in repr(found) and found.to_dict()["verdict"] == found.verdict
 
 
+def lines(theta, rows):
+    gap = rows["y"] - rows["x"] @ theta
+    return 0.5 * (jnp.log(rows["p"]) - jnp.log(2 * jnp.pi) - rows["p"] * gap**2)
+
+
+LINES = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), lines)
+
+
+def test_rows_that_carry_the_posterior_are_mended_by_points_that_reach_farther():
+    """Rows of known precision, of which two make most of the posterior: all is exact."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 2)).astype(np.float32)
+    p = np.ones(60, np.float32)
+    p[7], p[40] = 1000.0, 3000.0
+    y = (x @ [0.5, -1.0] + rng.normal(size=60) / np.sqrt(p)).astype(np.float32)
+    data = fedmcmc.FederatedData.from_arrays({"x": x, "y": y, "p": p}, np.arange(60) // 25)
+    each = p[:, None, None] * x[:, :, None] * x[:, None, :]
+    precision, eta = np.eye(2) + each.sum(0), (p * y) @ x
+    mean = np.linalg.solve(precision, eta)
+    root = np.linalg.cholesky(np.linalg.inv(precision))
+    draws = (mean + rng.normal(size=(1000, 2)) @ root.T).astype(np.float32)
+    exact = []
+    for i in range(60):
+        without = precision - each[i]
+        center = np.linalg.solve(without, eta - p[i] * y[i] * x[i])
+        sd = np.sqrt(1 / p[i] + x[i] @ np.linalg.solve(without, x[i]))
+        exact.append(stats.norm.logpdf(y[i], x[i] @ center, sd))
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"k-hat of 2 of 60 rows.* loo\(mend=True\)"):
+        found = criticism.loo(LINES, data, draws)
+    mended = criticism.loo(LINES, data, draws, mend=True)
+    assert (mended.num_mended, mended.num_bad, mended.verdict) == (2, 0, "good")
+    assert mended.totals["rounds"] == 3 and "2 rows by weighted points" in repr(mended)
+    assert abs(mended.elpd - sum(exact)) < 0.1 < abs(found.elpd - sum(exact))
+    lpd = mended.elpd + mended.p_loo
+    np.testing.assert_allclose(lpd, found.elpd + found.p_loo, rtol=1e-5)
+    # Nobody has to be judged again where all is well.
+    ordinary = jax.tree.map(lambda leaf: leaf[p == 1], data.rows)
+    ordinary = fedmcmc.FederatedData.from_arrays(ordinary, np.arange(58) // 29)
+    assert criticism.loo(LINES, ordinary, draws[::2], mend=True).totals["rounds"] == 1
+
+
 def test_clients_with_few_rows_send_nothing_but_their_number():
     data, draws = federation("normal"), draws_near("normal")
     found = criticism.loo(NORMAL, data, draws)
@@ -117,7 +159,7 @@ def test_no_message_holds_a_row_or_what_a_row_has():
         assert np.abs(told - private).min() > 1e-6
     for message in sent:  # of one shape, however many rows there are
         assert jax.tree.map(np.shape, message) == jax.tree.map(np.shape, sent[0])
-        assert numbers(message.value).size == 3 * 3 + 3 + 2 + 3
+        assert numbers(message.value).size == 3 * 3 + 3 + 3 + 3
 
 
 def constant(theta, rows):

@@ -245,15 +245,20 @@ def test_under_a_secure_sum_the_rules_hold_for_the_total():
     assert found.observed[0] == 0 and found.merged[0] == 1 and not found.replicated[:, 0].any()
 
 
-def test_prior_predictive_checks_take_draws_of_the_prior():
+def test_prior_predictive_checks_draw_from_the_prior():
     data = federation("normal")
-    keys = jax.random.split(jax.random.key(0), (500, 2))
-    prior = {
-        "mean": 10 * jax.vmap(jax.random.normal)(keys[:, 0]),
-        "log_sd": jax.vmap(jax.random.normal)(keys[:, 1]),
-    }
-    found = criticism.predictive_check(KEY, NORMAL, data, prior, statistic, minimum_rows=1)
-    assert found.replicated[:, 0].std() > 5 * 74  # the prior's sd is ten
+
+    def prior(key):
+        keys = jax.random.split(key)
+        return {"mean": 10 * jax.random.normal(keys[0]), "log_sd": jax.random.normal(keys[1])}
+
+    found = criticism.prior_predictive(
+        KEY, NORMAL, data, prior, statistic, num_draws=500, minimum_rows=1
+    )
+    assert found.replicated.shape[0] == 500
+    # Sums of 74 rows: the prior's sd is ten, that of outcomes one at the median.
+    spread = found.replicated[:, 0].std() / (10 * 74)
+    assert 0.8 < spread < 1.25
     assert 0.2 < found.p_values[0] < 0.6
 
 

@@ -7,6 +7,8 @@ import pytest
 
 import fedmcmc
 from fedmcmc import Mixture
+from fedmcmc._types import as_functions
+from fedmcmc.kernels._questions import POINTS_BUDGET
 from fedmcmc.rounds import TOGETHER, prepare_round, run_round
 from tests.contracts.model import DATA, NUM_CLIENTS, POSITIONS, POSTERIOR, surrogates
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run
@@ -42,6 +44,26 @@ def test_every_proposal_from_the_posterior_itself_is_accepted():
         # Variance 2 (1 - correlation) of the posterior's.
         spread = (step**2).mean(0) / np.diag(GAUSSIAN.covariance)
         np.testing.assert_allclose(spread, 2 * (1 - correlation), rtol=0.35)
+
+
+def test_many_tries_of_many_chains_are_judged_some_at_a_time():
+    """All at once they would take four times as much."""
+    rows = {"x": jnp.zeros((4096, 3))}
+    data = fedmcmc.FederatedData.from_clients([rows])
+    kernel = as_functions(fedmcmc.multiple_try(POSTERIOR, Q, num_tries=65))
+    keys = jax.random.split(KEY, 64)
+
+    def start(key):
+        return kernel.init(key, VECTOR, data)
+
+    def a_round(kernel, data, key, state):
+        cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, jnp.int32(0))
+        return run_round(kernel, data, TOGETHER, state, cohort, draws)[0]
+
+    states = jax.eval_shape(jax.vmap(start), keys)
+    chains = jax.jit(jax.vmap(a_round, in_axes=(None, None, 0, 0)))
+    compiled = chains.lower(kernel, data, keys, states).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * 4 * POINTS_BUDGET
 
 
 @jax.jit

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.special
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
@@ -493,6 +494,45 @@ def test_mode_is_the_maximum_of_the_posterior():
         surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0), max_steps=1)
     with pytest.raises(ValueError, match="not-a-number"):
         surrogates.mode(LOGISTIC, data, jnp.full(2, np.nan))
+
+
+def test_the_mode_in_many_dimensions_is_found_by_gradients_alone():
+    """Near it values differ by rounding; gradients tell where it is."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 300)).astype(np.float32)
+    y = (rng.random(400) < scipy.special.expit(x @ rng.normal(size=300) / 17)).astype(np.float32)
+    data = FederatedData.from_arrays((x, y), np.arange(400) % 3)
+    found = surrogates.mode(LOGISTIC, data, jnp.zeros(300))
+    theta, rows = np.zeros(300), x.astype(float)
+    for _ in range(10):
+        chance = scipy.special.expit(rows @ theta)
+        precision = rows.T @ (rows * (chance * (1 - chance))[:, None]) + np.eye(300)
+        theta += np.linalg.solve(precision, rows.T @ (y - chance) - theta)
+    gap = found.position - theta
+    assert gap @ precision @ gap / 2 < 1e-6  # nats; in float32
+    assert found.num_exchanges < 60
+    numbers = 2 * 300 + 1 + 300 + 1  # a position and the center, a value, a gradient, and one
+    assert found.bits_up + found.bits_down == 32 * 3 * numbers * found.num_exchanges
+
+
+def test_a_posterior_that_is_flat_somewhere_has_a_mode():
+    """Scores of three classes, to all of which anything may be added."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(200, 2)).astype(np.float32), rng.integers(0, 3, 200)
+
+    def classes(theta, rows):
+        return jax.nn.log_softmax(rows[0] @ theta)[jnp.arange(len(rows[1])), rows[1]]
+
+    posterior = Posterior(lambda theta: 0.0 * jnp.sum(theta), classes)
+    data = FederatedData.from_arrays((x, y), np.arange(200) % 3)
+    one, other = (
+        surrogates.mode(posterior, data, start).position
+        for start in (jnp.zeros((2, 3)), jnp.ones((2, 3)) * jnp.array([[2.0], [-1.0]]))
+    )
+    assert_close(one - one.mean(1, keepdims=True), other - other.mean(1, keepdims=True), 1e-3)
+    saddle = Posterior(lambda theta: theta[0] ** 2 - theta[1] ** 2, lambda t, rows: 0.0 * rows[1])
+    with pytest.raises(ValueError, match="not finished"):
+        surrogates.mode(saddle, data, jnp.zeros(2))
 
 
 def test_setup_bits_count_symmetric_precisions_once():

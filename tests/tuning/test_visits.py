@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.runs import as_consortium
 from fedmcmc.tuning._visits import FAR, MOST_GROWTH, worst_visit
 from tests.oracles.federations import Federation
 
@@ -108,6 +109,17 @@ def test_tune_takes_no_step_whose_visits_throw_a_chain_away(best):
     step = best.settings["step_size"]
     assert grown[step] <= MOST_GROWTH < grown[max(grown)] and step < BY_LAW / 2
     assert "Longer steps that the law accepts are unsafe" in str(best) and "client 0" in best.note
+
+
+def test_of_clients_elsewhere_it_is_said_that_they_were_not_asked(white):
+    elsewhere = as_consortium(DATA)
+    best = fedmcmc.tune(
+        lambda step_size: fsgld(white, step_size, 1),
+        white.posterior,
+        elsewhere,
+        white.surrogates,
+    )
+    assert best.note.startswith("Clients elsewhere were not asked") and best.note in str(best)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ function           asks                                           exchanges
 `loo`              how well is each row predicted from all others one
 `compare`          which of several models does that better       one
 `predictive_check` do replicated outcomes look like the observed  one
+`prior_predictive` do the prior's replicated outcomes             one
 `conflict`         which client does not fit the others           none
 `leave_out`        what is the posterior without a client         one
 `calibrate`        is the fit right on outcomes of its own        those of the fits
@@ -29,3 +30,4 @@ from fedmcmc.criticism._loo import Loo as Loo
 from fedmcmc.criticism._loo import loo as loo
 from fedmcmc.criticism._predictive import PredictiveCheck as PredictiveCheck
 from fedmcmc.criticism._predictive import predictive_check as predictive_check
+from fedmcmc.criticism._predictive import prior_predictive as prior_predictive

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
 from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import equal_draws
 from fedmcmc.criticism._loo import Loo, ask, result_of, warn_of_rows
+from fedmcmc.random import as_key
 
 SMALL_DIFFERENCE, FEW_ROWS = 4, 100
 """Below so many nats or rows, the normal approximation of a difference is unreliable."""
@@ -75,6 +77,7 @@ def compare(
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
+    mend: bool = False,
     rng_key: Array | None = None,
 ) -> Comparison:
     """Compare models by how well they predict each row from all others, in one exchange of sums.
@@ -87,8 +90,8 @@ def compare(
     models
         Name to ``(posterior, draws)``, see `loo`. All posteriors take the same rows, and their
         likelihoods are densities of the same outcomes, normalized.
-    data, num_draws, minimum_rows, efficiency, secure_sum, rng_key
-        As of `loo`.
+    data, num_draws, minimum_rows, efficiency, secure_sum, mend, rng_key
+        As of `loo`; `mend` takes an exchange per model, and one for all.
 
     Returns
     -------
@@ -141,7 +144,16 @@ def compare(
         equal_draws(draws, model, num_draws, rng_key) for model, draws in models.values()
     )
     efficiencies = [x.efficiency if efficiency is None else efficiency for x in chosen]
-    sums, totals = ask(posteriors, data, chosen, efficiencies, minimum_rows, secure_sum)
+    key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+    sums, totals = ask(
+        posteriors,
+        data,
+        chosen,
+        efficiencies,
+        minimum_rows,
+        secure_sum,
+        mend=jax.random.fold_in(key, 1) if mend else None,
+    )
     found = [result_of(sums, i, chosen[i].num, totals) for i in range(len(models))]
     elpd = np.array([x.elpd for x in found])
     order = np.argsort(-elpd, kind="stable")

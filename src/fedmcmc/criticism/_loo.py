@@ -1,6 +1,7 @@
 """Leave-one-out cross-validation of rows, as sums.
 
-Source: Vehtari, Gelman and Gabry (2017); Vehtari et al. (2024) for the smoothed weights.
+Source: Vehtari, Gelman and Gabry (2017); Vehtari et al. (2024) for the smoothed weights; proposals
+that reach farther than the posterior, for rows that need them, as in Paananen et al. (2021).
 """
 
 import warnings
@@ -14,16 +15,42 @@ from jax import Array
 from jax.scipy.special import logsumexp
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, as_functions
 from fedmcmc.criticism._draws import equal_draws, one_of
-from fedmcmc.criticism._pareto import smoothed_tail, tail_length
+from fedmcmc.criticism._pareto import psis, smoothed_tail, tail_length
 from fedmcmc.criticism._rows import exact_sum, over_rows
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact import threshold
+from fedmcmc.exact import Target, threshold
+from fedmcmc.gaussian import Mixture
 from fedmcmc.gradients import row_terms
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
-from fedmcmc.runs import as_consortium
+from fedmcmc.random import as_key
+from fedmcmc.runs import Consortium, as_consortium
+
+WIDER = ((0.4, np.inf, 1.0), (0.3, 5.0, 2.0), (0.3, 5.0, 8.0))
+"""Parts of what weighted points are drawn of: share, degrees of freedom, factor of the covariance.
+Without an influential row the posterior is wider than with it."""
+NUM_POINTS = 4000
+
+
+class Wide(NamedTuple):
+    """Draws of a model, and weighted points around them that reach farther.
+
+    Attributes
+    ----------
+    draws
+        Leaves ``[num_draws, *event]``.
+    points
+        Leaves ``[num_points, *event]``.
+    log_weights
+        ``[num_points]``, log of the posterior over the density that points were drawn from, up to a
+        constant.
+    """
+
+    draws: ArrayTree
+    points: ArrayTree
+    log_weights: Array
 
 
 class Left(NamedTuple):
@@ -38,6 +65,8 @@ class Left(NamedTuple):
         ``[m, m, 3]``, of the squared differences of two models' densities, row by row.
     bad, very_bad
         ``[m]``, rows whose k-hat is above the threshold, and above one.
+    mended
+        ``[m]``, rows whose k-hat is above the threshold by the draws, and not by weighted points.
     judged, others, not_finite
         ``[]``, rows in the sums, rows of a client that has too few to send any, and rows whose log
         likelihood is not finite at some draw.
@@ -49,6 +78,7 @@ class Left(NamedTuple):
     differences: Any
     bad: Any
     very_bad: Any
+    mended: Any
     judged: Any
     others: Any
     not_finite: Any
@@ -59,7 +89,8 @@ class Left(NamedTuple):
 class LeaveOneOut(Question):
     """How well models predict each row from all others; what is asked about are their draws.
 
-    The content is a tuple of positions, one per model, leaves ``[num_draws, *event]``.
+    The content is a tuple with an entry per model: positions, leaves ``[num_draws, *event]``, or
+    `Wide`, whose points are taken for rows that the draws are too narrow for.
     """
 
     others: tuple[Posterior, ...]
@@ -75,10 +106,12 @@ class LeaveOneOut(Question):
     def answer(self, content: ArrayTree, client: Client) -> Exact:
         def of_rows(rows: ArrayTree, mask: Array, number: Array) -> Left:
             found = [
-                _left_out(model, draws, rows, tail)
-                for model, draws, tail in zip(self.models, content, self.tails, strict=True)
+                _left_out(model, draws, rows, tail, worst)
+                for model, draws, tail, worst in zip(
+                    self.models, content, self.tails, self.worst, strict=True
+                )
             ]
-            elpd, p_loo, khat, finite = (jnp.stack(x) for x in zip(*found, strict=True))
+            elpd, p_loo, khat, mended, finite = (jnp.stack(x) for x in zip(*found, strict=True))
             judged = mask & finite.all(0)
             differences = elpd[:, None] - elpd[None]
 
@@ -90,14 +123,15 @@ class LeaveOneOut(Question):
                 exact_sum(elpd**2, judged),
                 exact_sum(p_loo, judged),
                 exact_sum(differences**2, judged),
-                count(judged & (khat > self.worst[:, None])),
-                count(judged & (khat > 1)),
+                count(judged & ~mended & (khat > self.worst[:, None])),
+                count(judged & ~mended & (khat > 1)),
+                count(judged & mended),
                 count(judged),
                 jnp.zeros((), elpd.dtype),
                 count(~finite.all(0)),
             )
 
-        num = sum(jax.tree.leaves(draws)[0].shape[0] for draws in content)
+        num = sum(_num_positions(entry) for entry in content)
         sums = over_rows(of_rows, client, num)
         enough = client.size >= self.least
         nothing = trees.zeros_like(sums)._replace(others=client.size.astype(sums.judged.dtype))
@@ -105,15 +139,57 @@ class LeaveOneOut(Question):
 
     def answer_like(self, content: ArrayTree) -> Exact:
         num, dtype = len(self.tails), jnp.result_type(float)
-        shapes = [(num, 3)] * 3 + [(num, num, 3), (num,), (num,), (), (), ()]
+        shapes = [(num, 3)] * 3 + [(num, num, 3)] + [(num,)] * 3 + [()] * 3
         return Exact(Left(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)))
 
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
-        for model, draws in zip(self.models, content, strict=True):
+        for model, entry in zip(self.models, content, strict=True):
+            draws = entry.draws if isinstance(entry, Wide) else entry
             check_model(model, one_of(draws), federation)
 
 
+def _num_positions(entry: ArrayTree) -> int:
+    parts = (entry.draws, entry.points) if isinstance(entry, Wide) else (entry,)
+    return sum(jax.tree.leaves(part)[0].shape[0] for part in parts)
+
+
 def _left_out(
+    posterior: Posterior, entry: ArrayTree, rows: ArrayTree, num_tail: int, worst: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the same as `_by_draws`, and before the last whether a row was mended, ``[num]``."""
+    if not isinstance(entry, Wide):
+        elpd, p_loo, khat, finite = _by_draws(posterior, entry, rows, num_tail)
+        return elpd, p_loo, khat, jnp.zeros_like(finite), finite
+    elpd, p_loo, khat, finite = _by_draws(posterior, entry.draws, rows, num_tail)
+    wide, wide_khat = _by_points(posterior, entry, rows)
+    mended = (khat > worst) & (wide_khat <= threshold(len(entry.log_weights)))
+    return (
+        jnp.where(mended, wide, elpd),
+        jnp.where(mended, p_loo + elpd - wide, p_loo),
+        khat,
+        mended,
+        finite,
+    )
+
+
+def _by_points(posterior: Posterior, entry: Wide, rows: ArrayTree) -> tuple[Array, Array]:
+    """Return log predictive densities by weighted points and their k-hats, ``[num]``."""
+    points, log_weights = entry.points, entry.log_weights
+    terms = jax.vmap(lambda point: row_terms(posterior.loglikelihood_fn, point, rows))(points).T
+    num_tail = tail_length(len(log_weights))
+
+    def of_row(log_density: Array) -> tuple[Array, Array]:
+        known = jnp.isfinite(log_density)
+        ratios = jnp.where(known, log_weights - log_density, -jnp.inf)
+        smoothed, khat = psis(ratios, num_tail)
+        density = logsumexp(jnp.where(known, smoothed + log_density, -jnp.inf))
+        # What the posterior is without a row is unknown where only that row excludes a point.
+        return density, jnp.where(known.all(), khat, jnp.inf)
+
+    return jax.vmap(of_row)(terms)
+
+
+def _by_draws(
     posterior: Posterior, draws: ArrayTree, rows: ArrayTree, num_tail: int
 ) -> tuple[Array, Array, Array, Array]:
     """Return log predictive density, its optimism, k-hat, and whether all is finite, ``[num]``."""
@@ -153,6 +229,8 @@ class Loo:
         Rows of clients with fewer rows than `minimum_rows`, which are in no sum.
     num_bad, num_very_bad
         Rows whose k-hat is above `good_k`, and above one: their densities cannot be trusted.
+    num_mended
+        Rows whose densities are those of weighted points, as draws did not suffice; see `loo`.
     good_k
         ``min(1 - 1 / log10(num_draws), 0.7)``.
     num_draws
@@ -168,6 +246,7 @@ class Loo:
     num_not_judged: int
     num_bad: int
     num_very_bad: int
+    num_mended: int
     good_k: float
     num_draws: int
     totals: dict[str, float]
@@ -184,8 +263,8 @@ class Loo:
             f"elpd_loo {self.elpd:.1f} (se {self.se:.1f}), p_loo {self.p_loo:.1f}; "
             f"{self.num_rows:,} rows, {self.num_draws:,} draws\n"
             f"{self.verdict}: {_told(self.num_rows, self.num_bad, self.num_very_bad, self.good_k)}"
-            + f"\n{others:,} rows of clients with too few rows are not judged"
-            * bool(others)
+            + f"\n{self.num_mended:,} rows by weighted points" * bool(self.num_mended)
+            + f"\n{others:,} rows of clients with too few rows are not judged" * bool(others)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,6 +281,7 @@ def loo(
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
+    mend: bool = False,
     rng_key: Array | None = None,
 ) -> Loo:
     """Estimate how well the model predicts each row from all others, in one exchange of sums.
@@ -230,13 +310,17 @@ def loo(
     secure_sum
         Whether sums are added where nobody sees a single client's: `minimum_rows` then does not
         hold.
+    mend
+        Whether rows with a bad k-hat are judged again, in two exchanges more, by 4,000 points that
+        reach farther than the draws: weighted by the posterior, then for such a row as if it had
+        been left out. The server learns how many there are, and sums.
     rng_key
-        For resampling weighted draws, by default ``jax.random.key(0)``.
+        For resampling weighted draws, and for those points; by default ``jax.random.key(0)``.
 
     Returns
     -------
     Loo
-        Equal to ArviZ's ``loo`` on the pooled rows, up to rounding.
+        Without `mend` equal to ArviZ's ``loo`` on the pooled rows, up to rounding.
 
     Raises
     ------
@@ -246,8 +330,8 @@ def loo(
     Warns
     -----
     SamplingWarning
-        If the k-hat of some row is above ``min(1 - 1 / log10(num_draws), 0.7)``: such rows are
-        counted, not mended.
+        If the k-hat of some row is above ``min(1 - 1 / log10(num_draws), 0.7)``, with `mend` that
+        by weighted points, too.
 
     Notes
     -----
@@ -272,7 +356,16 @@ def loo(
     """
     chosen = equal_draws(draws, posterior, num_draws, rng_key)
     efficiencies = [chosen.efficiency if efficiency is None else efficiency]
-    sums, totals = ask((posterior,), data, (chosen,), efficiencies, minimum_rows, secure_sum)
+    key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+    sums, totals = ask(
+        (posterior,),
+        data,
+        (chosen,),
+        efficiencies,
+        minimum_rows,
+        secure_sum,
+        mend=jax.random.fold_in(key, 1) if mend else None,
+    )
     found = result_of(sums, 0, chosen.num, totals)
     warn_of_rows(found, "loo")
     return found
@@ -285,8 +378,13 @@ def ask(
     efficiencies: list[float],
     minimum_rows: int,
     secure_sum: bool,
+    *,
+    mend: Array | None = None,
 ) -> tuple[Left, dict[str, float]]:
-    """Return the sums of all clients over their rows, and what the exchange cost."""
+    """Return the sums of all clients over their rows, and what the exchanges cost.
+
+    `mend` is a key for points by which rows with a bad k-hat are judged again.
+    """
     for efficiency in efficiencies:
         if not 0 < efficiency <= 1:
             raise ValueError(f"efficiency must lie in (0, 1], got {efficiency!r}.")
@@ -299,6 +397,17 @@ def ask(
     question = LeaveOneOut(models[0], models[1:], least, worst, tails)
     asked = consortium.ask(question, tuple(x.positions for x in draws))
     sums: Left = asked.value.value
+    totals = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
+    if mend is not None and np.any(np.asarray(sums.bad) > 0) and not sums.not_finite > 0:
+        content = []
+        for number, (model, own) in enumerate(zip(models, draws, strict=True)):
+            entry, cost = _wide(jax.random.fold_in(mend, number), model, consortium, own.positions)
+            content.append(entry)
+            totals = {name: totals[name] + cost[name] for name in totals}
+        asked = consortium.ask(question, tuple(content))
+        sums = asked.value.value
+        cost = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
+        totals = {name: totals[name] + cost[name] for name in totals}
     if sums.not_finite > 0:
         raise ValueError(
             f"The log likelihood is not finite for {int(sums.not_finite)} rows at some of the "
@@ -309,8 +418,28 @@ def ask(
             f"No client has at least {minimum_rows} rows, so none sends a sum. Lower minimum_rows, "
             "or use a secure sum."
         )
-    totals = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
     return sums, totals
+
+
+def _wide(
+    rng_key: Array, posterior: Posterior, consortium: Consortium, draws: ArrayTree
+) -> tuple[Wide, dict[str, float]]:
+    """Return draws with weighted points around them, and what the exchange for these cost."""
+    flat = np.asarray(jax.vmap(trees.ravel)(draws), np.float64)
+    mean, covariance = flat.mean(0), np.atleast_2d(np.cov(flat.T))
+    proposal = Mixture.of([(share, nu, mean, scale * covariance) for share, nu, scale in WIDER])
+    like = jax.tree.map(lambda leaf: leaf[0], draws)
+
+    def position(x: Any) -> ArrayTree:
+        return trees.cast_like(trees.unravel(jnp.asarray(x), like), like)
+
+    target = Target(as_functions(posterior), consortium, position(mean))
+    found = target.weigh(rng_key, proposal, NUM_POINTS)
+    log_weights = jnp.asarray(found.log_ratios - found.log_ratios.max(), jnp.result_type(float))
+    points = jax.vmap(position)(jnp.asarray(found.points, jnp.result_type(float)))
+    rounds, up, down = found.cost
+    cost = {"rounds": rounds, "bits_up": up, "bits_down": down}
+    return Wide(draws, points, log_weights), cost
 
 
 def result_of(sums: Left, model: int, num_draws: int, totals: dict[str, float]) -> Loo:
@@ -327,6 +456,7 @@ def result_of(sums: Left, model: int, num_draws: int, totals: dict[str, float]) 
         int(sums.others),
         int(sums.bad[model]),
         int(sums.very_bad[model]),
+        int(sums.mended[model]),
         threshold(num_draws),
         num_draws,
         totals,
@@ -345,7 +475,8 @@ def warn_of_rows(found: Loo, name: str) -> None:
         told = _told(found.num_rows, found.num_bad, found.num_very_bad, found.good_k)
         warnings.warn(
             f"{name}: {told}: without such a row the posterior is another, and its density here "
-            "is unreliable.",
+            "is unreliable."
+            + (" loo(mend=True) judges it by points that reach farther." * (name == "loo")),
             SamplingWarning,
             stacklevel=3,
         )

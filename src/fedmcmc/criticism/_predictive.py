@@ -267,10 +267,6 @@ def predictive_check(
 
     Notes
     -----
-    For a prior predictive check pass draws of the prior, a pytree with leaves
-    ``[num_draws, *event]``. (``init_fn`` of a posterior is a place to start from, no draw of the
-    prior.)
-
     The differences of replicated and observed sums are taken row by row, and no digit is lost where
     the sums are large. Replicated sums of a client with few rows tell of its covariates: use a
     secure sum, or raise `minimum_rows`.
@@ -338,6 +334,71 @@ def predictive_check(
         int(sums.judged),
         int(sums.others),
         {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down},
+    )
+
+
+def prior_predictive(
+    rng_key: Array,
+    posterior: Posterior,
+    data: Any,
+    prior_fn: Callable[[Array], ArrayTree],
+    statistics: Statistic | Mapping[str, Statistic],
+    *,
+    num_draws: int = 1000,
+    minimum_rows: int = 10,
+    minimum_count: int = 5,
+    secure_sum: bool = False,
+) -> PredictiveCheck:
+    """Compare sums over rows with those of outcomes that the prior expects, in one exchange.
+
+    Parameters
+    ----------
+    rng_key
+        For the prior's draws and the outcomes.
+    posterior, data, statistics, num_draws, minimum_rows, minimum_count, secure_sum
+        As of `predictive_check`.
+    prior_fn
+        ``rng_key -> position``, a draw of the prior. (``init_fn`` of a posterior is a place to
+        start from, and no draw of the prior.)
+
+    Returns
+    -------
+    PredictiveCheck
+        A small p-value, or one near one, says that the prior hardly expects such rows. Before a
+        fit it is uniform, where the prior is right.
+
+    Raises
+    ------
+    ValueError
+        As `predictive_check`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> import fedmcmc
+    >>> posterior = fedmcmc.Posterior(
+    ...     lambda theta: -0.5 * theta**2,
+    ...     lambda theta, x: -0.5 * (x - theta) ** 2,
+    ...     lambda key, theta, x: theta + jax.random.normal(key, x.shape),
+    ... )
+    >>> data = fedmcmc.FederatedData.from_clients([9 + jnp.zeros(20), 9 + jnp.zeros(40)])
+    >>> prior_predictive(
+    ...     jax.random.key(0), posterior, data, jax.random.normal, {"x": lambda x: x}
+    ... ).p_values.tolist()
+    [0.0]
+    """
+    prior_key, outcome_key = jax.random.split(as_key(rng_key))
+    draws = jax.vmap(prior_fn)(jax.random.split(prior_key, num_draws))
+    return predictive_check(
+        outcome_key,
+        posterior,
+        data,
+        draws,
+        statistics,
+        num_draws=num_draws,
+        minimum_rows=minimum_rows,
+        minimum_count=minimum_count,
+        secure_sum=secure_sum,
     )
 
 

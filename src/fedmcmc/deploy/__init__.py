@@ -1,10 +1,10 @@
 """Real sites: the same kernel between owners who do not trust each other.
 
 A site has its own rows, computes `rounds.client_step` on them, and keeps its state on its own disk;
-the server receives codes, adds them, and runs `fedmcmc.sample`, `fit` and `correct` with sites in
-place of data. Bytes are all that crosses, over a transport. `fedmcmc.deploy.secure` holds sessions
-and masks of secure sums, which sites and server do not use yet. The room may import every room on
-lower floors, and rooms do not import it.
+the server receives codes, adds them, and runs `fedmcmc.sample`, `fit`, `whiten` and the like with
+sites in place of data. Bytes are all that crosses, over a transport. `fedmcmc.deploy.secure` holds
+sessions and masks of secure sums, which sites and server do not use yet. The room may import every
+room on lower floors, and rooms do not import it.
 """
 
 from fedmcmc.deploy._config import run_server as run_server
@@ -24,6 +24,7 @@ from fedmcmc.deploy._server import Sites as Sites
 from fedmcmc.deploy._server import run as run
 from fedmcmc.deploy._site import Site as Site
 from fedmcmc.deploy._study import FIT as FIT
+from fedmcmc.deploy._study import SETUP as SETUP
 from fedmcmc.deploy._study import Study as Study
 from fedmcmc.deploy._transport import Local as Local
 from fedmcmc.deploy._transport import Transport as Transport

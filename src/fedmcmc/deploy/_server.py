@@ -38,8 +38,9 @@ MOST_TRIES = 20
 class Sites:
     """The sites of a study, as its server reaches them.
 
-    It stands for data in `fedmcmc.sample`, `fedmcmc.fit` and `fedmcmc.correct`: rows stay where
-    they are, and the server sees messages.
+    It stands for data in `fedmcmc.sample`, `fedmcmc.fit`, `fedmcmc.correct`, `fedmcmc.whiten`,
+    `fedmcmc.surrogates` and `fedmcmc.criticism`: rows stay where they are, and the server sees
+    messages.
 
     Parameters
     ----------

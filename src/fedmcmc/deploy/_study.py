@@ -23,6 +23,8 @@ from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
 
+SETUP = ("CommonExpansions", "Expansions", "Falls", "OwnExpansions", "ScoreCovariances")
+"""What `fedmcmc.whiten` and `fedmcmc.surrogates` ask sites for, for `Study.asks`."""
 FIT = ("Evaluations", "Expansions", "HamiltonianMonteCarlo", "Natural")
 """What `fedmcmc.fit` asks sites for, for `Study.asks`."""
 SCHEDULED_ROUNDS = 64
@@ -48,7 +50,8 @@ class Study:
         Kernels by name, each found as the model is: ``(posterior, settings) -> FederatedKernel``.
     asks
         Names of kernel classes that the server may fill with numbers of its own
-        (``deploy.FIT`` for `fedmcmc.fit`). Without these, sites run `kernels` alone.
+        (``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
+        `fedmcmc.surrogates`). Without these, sites run `kernels` alone.
     settings
         Passed to the functions above.
     folder

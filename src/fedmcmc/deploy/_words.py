@@ -33,6 +33,7 @@ ROOMS = (
     "surrogates",
     "kernels",
     "transforms",
+    "criticism",
 )
 """Whose classes words may name: those that kernels are made of."""
 DEEPEST = 64

@@ -6,6 +6,7 @@ every room on lower floors.
 
 from fedmcmc.diagnostics import psis as psis
 from fedmcmc.diagnostics import threshold as threshold
+from fedmcmc.exact._correct import Target as Target
 from fedmcmc.exact._correct import correct as correct
 from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedmcmc.surrogates import Stopped
+
 Evaluate = Callable[[np.ndarray], list[Any]]
 """Points ``[num, d]`` to one result per point."""
-
-
-class Stopped(Exception):
-    """No more evaluations are made."""
 
 
 def lockstep(

@@ -1,7 +1,8 @@
 """Estimates of the gradient of a client's log likelihood, and every rescaling of it.
 
-Minibatches, epochs, control variates and corrections that sum to zero over the clients. An
-estimator sees one client at a time; the room imports data and the ground floor.
+Minibatches, epochs, control variates, corrections that sum to zero over the clients, and the
+derivatives of a client's log density (`Target`). An estimator sees one client at a time; the room
+imports data and the ground floor.
 """
 
 from fedmcmc.gradients._corrections import FixedPoint as FixedPoint
@@ -32,3 +33,5 @@ from fedmcmc.gradients._minibatches import steps_per_epoch as steps_per_epoch
 from fedmcmc.gradients._scaling import importance as importance
 from fedmcmc.gradients._scaling import over_weight as over_weight
 from fedmcmc.gradients._scaling import prior_share as prior_share
+from fedmcmc.gradients._targets import Target as Target
+from fedmcmc.gradients._targets import as_gaussian as as_gaussian

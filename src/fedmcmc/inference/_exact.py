@@ -12,9 +12,9 @@ from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, as_dense, project
+from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.inference._types import Inference, Mean, Moments, Tilted
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates import Target, as_gaussian
 
 _MADE_UP = 8  # rows of which the second derivatives are compared
 

@@ -13,9 +13,9 @@ from jax.tree_util import register_dataclass
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, as_dense, from_flat, project
+from fedmcmc.gradients import Target
 from fedmcmc.inference._types import Inference, Tilted
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates import Target
 
 MOST_DIMENSIONS = 64
 _TOGETHER = 64  # points whose log densities are computed at a time

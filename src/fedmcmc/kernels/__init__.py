@@ -1,8 +1,8 @@
 """Families of kernels: what a client does, what the server does, where both start.
 
 One family per file; `_shared`, `_adjusted`, `_prior_site` and `_distillation` hold pieces of
-families. A kernel knows nothing of devices, chunks, files or processes; it is built of blocks and
-fits, and imports no transform.
+families, `_questions` and `_separate` what is asked of clients once. A kernel knows nothing of
+devices, chunks, files or processes; it is built of blocks and fits, and imports no transform.
 """
 
 from fedmcmc.kernels._averaging import averaging as averaging
@@ -35,6 +35,7 @@ from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._questions import in_parts as in_parts
 from fedmcmc.kernels._relay import Relay as Relay
 from fedmcmc.kernels._relay import relay as relay
+from fedmcmc.kernels._separate import Separate as Separate
 from fedmcmc.kernels._shared import check_model as check_model
 from fedmcmc.kernels._weighted import gaussian_mh as gaussian_mh
 from fedmcmc.kernels._weighted import multiple_try as multiple_try

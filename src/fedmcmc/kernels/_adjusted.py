@@ -28,12 +28,16 @@ from fedmcmc.kernels._questions import (
     BELOW,
     EVERYONE,
     IMPOSSIBLE,
+    POINTS_BUDGET,
     Points,
     differences,
     zero_where,
 )
 from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.pytrees import trees
+
+CHAINS = 64
+"""Chains that are computed together as a rule: each takes that share of what a question may."""
 
 
 class Proposed(NamedTuple):
@@ -135,7 +139,12 @@ class AdjustedKernel(FederatedKernel):
     ) -> tuple[Proposed, ArrayTree, StepInfo]:
         asked: Points = broadcast.extra
         value, gradient, _ = differences(
-            self.posterior, asked.points, asked.centre, client, gradients=self.asks_for_gradients
+            self.posterior,
+            asked.points,
+            asked.centre,
+            client,
+            gradients=self.asks_for_gradients,
+            budget=POINTS_BUDGET // CHAINS,
         )
         # A function of the point and the rows alone: whatever path leads there meets the same.
         impossible = ~jnp.isfinite(value)

@@ -40,12 +40,12 @@ from fedmcmc.gaussian import (
     symmetric,
     with_mean,
 )
+from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.inference import Inference
 from fedmcmc.kernels._prior_site import PriorSite
 from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
-from fedmcmc.surrogates import Target, as_gaussian
 
 if TYPE_CHECKING:
     import optax

@@ -304,8 +304,11 @@ def differences(
     client: Client,
     *,
     gradients: bool,
+    budget: int = POINTS_BUDGET,
 ) -> tuple[Array, ArrayTree, Array]:
     """Return a client's log likelihoods at points minus that at a center, and the latter.
+
+    As many points are taken at a time as rows times numbers of a row fit `budget`.
 
     Returns
     -------
@@ -318,7 +321,7 @@ def differences(
     """
     num = jax.tree.leaves(points)[0].shape[0]
     rows_at_a_time = min(client.max_size, CHUNK_ROWS)
-    at_a_time = max(1, POINTS_BUDGET // (rows_at_a_time * max(row_size(client.rows), 1)))
+    at_a_time = max(1, budget // (rows_at_a_time * max(row_size(client.rows), 1)))
 
     def of_rows(rows: ArrayTree, mask: Array) -> tuple[Any, Array]:
         at_centre = jnp.zeros(mask.shape, jnp.result_type(float))

@@ -168,8 +168,11 @@ def begin(
         If surrogates are to predict from rows that no process has whole.
     """
     if isinstance(data, Elsewhere):
-        _check_elsewhere(placement, collect, surrogates)
-        return data.begin(kernel, keys, position, state)
+        _check_elsewhere(placement, collect)
+        begun = data.begin(kernel, keys, position, state)
+        if surrogates is not None:
+            _warn_of_bias(kernel, data, begun[1], surrogates)
+        return begun
     mesh, store, by_client = placement.mesh, placement.client_store, isinstance(data, ClientLoader)
     if mesh is not None:
         if surrogates is not None and by_client:
@@ -202,10 +205,7 @@ def begin(
             replace_files=replaces_files,
         )
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
-        round_ = int(np.asarray(state.broadcast.round)[0])
-        predicted = predict_bias(kernel, data, surrogates, round_=round_)
-        if predicted.is_off:
-            warn(str(predicted), depth=4)
+        _warn_of_bias(kernel, data, state, surrogates)
     starts, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     arrangement = chosen(kernel, rows, arrangement, keys, starts, on_many=on_many)
     program = Program(kernel, rows, arrangement, collect)
@@ -219,11 +219,18 @@ def begin(
     return executor, executor.lay_out(state), digest
 
 
-def _check_elsewhere(placement: Placement, collect: Collect | None, surrogates: Any) -> None:
+def _warn_of_bias(
+    kernel: FederatedKernel, data: Any, state: FederatedState, surrogates: Gaussian
+) -> None:
+    round_ = int(np.asarray(state.broadcast.round)[0])
+    predicted = predict_bias(kernel, data, surrogates, round_=round_)
+    if predicted.is_off:
+        warn(str(predicted), depth=5)
+
+
+def _check_elsewhere(placement: Placement, collect: Collect | None) -> None:
     """Raise `ValueError` where a run asks for what clients elsewhere keep to themselves."""
     if collect is not None:
         raise ValueError("collect= reads what clients keep, which stays at their sites.")
-    if surrogates is not None:
-        raise ValueError("surrogates= predicts from all rows, which stay at their sites.")
     if placement != Placement():
         raise ValueError("placement= and mesh= are for clients in this program, not at sites.")

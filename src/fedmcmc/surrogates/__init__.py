@@ -1,9 +1,13 @@
-"""Gaussian surrogates of each client's likelihood, fitted for all clients in one compiled call.
+"""Gaussian surrogates of each client's likelihood, the posterior's mode, and whitening.
 
 A surrogate stands for ``p(x_s | theta)`` as a function of theta, without the prior, up to a factor
 (El Mekkaoui et al. 2021, section 3.1). All functions return one `fedmcmc.Gaussian` per client,
 leaves ``[num_clients, ...]``, made for `fedmcmc.fsgld` and `fedmcmc.conducive`. Rows enter the
 compiled program as arguments: refitting to other rows of the same shapes compiles nothing.
+
+In place of data a consortium may stand, such as `fedmcmc.deploy.Sites`: `taylor`, `laplace`,
+`score_covariance`, `mode` and `whiten` ask it, and never see a row. The room may import every room
+on lower floors.
 
 ========== ================================= ======================================================
 function   where ``grad log q_s`` is exact   a client needs
@@ -24,7 +28,14 @@ them at a time and builds no ``d`` by ``d`` matrix above 256 dimensions.
 """
 
 from fedmcmc.surrogates._analytic import analytic as analytic
-from fedmcmc.surrogates._expansions import UNSCALED as UNSCALED
+from fedmcmc.surrogates._ascents import NEWTON_DIMENSIONS as NEWTON_DIMENSIONS
+from fedmcmc.surrogates._ascents import Expansion as Expansion
+from fedmcmc.surrogates._ascents import Ledger as Ledger
+from fedmcmc.surrogates._ascents import Objective as Objective
+from fedmcmc.surrogates._ascents import Stopped as Stopped
+from fedmcmc.surrogates._ascents import Structure as Structure
+from fedmcmc.surrogates._ascents import lbfgs as lbfgs
+from fedmcmc.surrogates._ascents import newton as newton
 from fedmcmc.surrogates._expansions import Mode as Mode
 from fedmcmc.surrogates._expansions import laplace as laplace
 from fedmcmc.surrogates._expansions import mode as mode
@@ -32,5 +43,5 @@ from fedmcmc.surrogates._expansions import setup_bits as setup_bits
 from fedmcmc.surrogates._expansions import taylor as taylor
 from fedmcmc.surrogates._sampled import sampled as sampled
 from fedmcmc.surrogates._scores import score_covariance as score_covariance
-from fedmcmc.surrogates._target import Target as Target
-from fedmcmc.surrogates._target import as_gaussian as as_gaussian
+from fedmcmc.surrogates._whitening import Whitened as Whitened
+from fedmcmc.surrogates._whitening import whiten as whiten

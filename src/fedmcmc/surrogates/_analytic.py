@@ -11,7 +11,10 @@ from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._target import client_cost, over_clients
+from fedmcmc.surrogates._asking import rows_of
+from fedmcmc.surrogates._maxima import client_cost, over_clients
+
+INSTEAD = "surrogates.taylor gives the same for every quadratic log likelihood, and asks them"
 
 
 def analytic(
@@ -61,6 +64,7 @@ def analytic(
     >>> q.precision_mean.tolist(), q.precision.tolist()
     ([[3.0, 3.0], [0.0, 0.0]], [[3.0, 3.0], [1.0, 1.0]])
     """
+    data = rows_of(data, "surrogates.analytic", INSTEAD)
     checks.choices(check)
     with jax.default_matmul_precision("highest"):
         fitted, *measured = _fit(Partial(statistics_fn), Partial(gaussian_fn), data)

@@ -1,34 +1,47 @@
 """Second-order expansions at a common point or at clients' own maxima; the posterior's mode."""
 
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.data import FederatedData
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import BLOCK
+from fedmcmc.gradients import BLOCK, Target
+from fedmcmc.kernels import Separate, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._target import (
-    DENSE_LIMIT,
-    Maximum,
-    Target,
-    as_gaussian,
-    client_cost,
-    maximize,
-    over_clients,
+from fedmcmc.surrogates._ascents import (
+    HIGH,
+    NEWTON_DIMENSIONS,
+    Expansion,
+    Ledger,
+    Objective,
+    Stopped,
+    newton,
+    to_rest,
 )
+from fedmcmc.surrogates._asking import (
+    Natural,
+    answers,
+    federation_of,
+    gaussians,
+    natural,
+    natural_like,
+    summing,
+)
+from fedmcmc.surrogates._maxima import DENSE_LIMIT, maximize
 
 
 def taylor(
     posterior: Posterior,
-    data: FederatedData,
+    data: Any,
     centre: ArrayTree,
     *,
     structure: str = "dense",
@@ -43,8 +56,10 @@ def taylor(
 
     Parameters
     ----------
-    posterior, data
-        The model and every client's rows.
+    posterior
+        The model.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere, who answer in one exchange.
     centre
         A position.
     structure
@@ -69,15 +84,20 @@ def taylor(
     """
     checks.choices(check, structure)
     centre = jax.tree.map(trees.as_float, centre)
-    with jax.default_matmul_precision("highest"):
-        fitted, finite = _expand_at(checks.densities(posterior), data, centre, structure=structure)
+    federation = federation_of(data)
+    question = CommonExpansions(
+        checks.densities(posterior), structure, num_clients=federation.num_clients
+    )
+    fitted = gaussians(answers(question, data, centre), centre, structure)
 
     def describe(finite: bool) -> str | None:
         text = "the log likelihood's gradient or Hessian at the center is not finite"
         return None if finite else text
 
-    remedies = "Pass another center, or drop such rows."
-    checks.complain(check, "taylor", describe, (finite,), data.size, remedies)
+    if check != "ignore":
+        finite = jax.vmap(trees.all_finite)(fitted)
+        remedies = "Pass another center, or drop such rows."
+        checks.complain(check, "taylor", describe, (finite,), federation.sizes, remedies)
     return fitted
 
 
@@ -87,26 +107,31 @@ UNSCALED = (
 )
 
 
-@partial(jax.jit, static_argnames=("structure",))
-def _expand_at(
-    posterior: Posterior, data: FederatedData, centre: ArrayTree, *, structure: str
-) -> tuple[Gaussian, Array]:
-    """Return the expansions at `centre` and whether each is finite."""
-    flat, unravel = ravel_pytree(centre)
-    target = Target(posterior, None, unravel)
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class CommonExpansions(Separate):
+    """Each client's expansion at one position, the content; see `taylor`."""
 
-    def one(index: Array) -> tuple[Gaussian, Array]:
-        gradient, precision = target.expand(data.client(index), flat, structure == "dense")
-        fitted = as_gaussian(gradient, precision, flat, unravel)
-        return fitted, trees.all_finite(fitted)
+    structure: str = field(metadata={"static": True})
 
-    return over_clients(one, data.num_clients, client_cost(data, flat.shape[0]))
+    def own(self, content: ArrayTree, client: Client) -> Natural:
+        flat, unravel = ravel_pytree(content)
+        target = Target(self.posterior, None, unravel)
+        gradient, precision = target.expand(client, flat, self.structure == "dense")
+        return natural(gradient, precision, flat, unravel)
+
+    def own_like(self, content: ArrayTree) -> ArrayTree:
+        flat = jax.eval_shape(trees.ravel, content)
+        return natural_like(flat.shape[0], self.structure, flat.dtype)
+
+    def check_content(self, content: ArrayTree, federation: Federation) -> None:
+        check_model(self.posterior, content, federation)
 
 
 def laplace(
     rng_key: Array,
     posterior: Posterior,
-    data: FederatedData,
+    data: Any,
     *,
     position: ArrayTree = None,
     structure: str = "dense",
@@ -125,8 +150,11 @@ def laplace(
     ----------
     rng_key
         Used only by ``posterior.init_fn``.
-    posterior, data
-        The model and every client's rows.
+    posterior
+        The model.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere, who search by themselves and answer
+        in one exchange.
     position
         Where every optimization starts; by default ``posterior.init_fn(rng_key)``.
     structure
@@ -162,53 +190,55 @@ def laplace(
     checks.choices(check, structure)
     max_steps = checks.integer("max_steps", max_steps, 1)
     position = checks.start_position(rng_key, posterior, position)
-    with jax.default_matmul_precision("highest"):
-        fitted, measured = _expand_at_maxima(
-            checks.densities(posterior),
-            data,
-            position,
-            checks.fraction(prior_fraction),
-            max_steps,
-            tolerance,
-            structure=structure,
-            measure=check != "ignore",
-        )
-    if measured is not None:
-        checks.complain(check, "laplace", checks.describe_maximum, measured, data.size)
-    return fitted
+    federation = federation_of(data)
+    question = OwnExpansions(
+        checks.densities(posterior),
+        checks.fraction(prior_fraction),
+        max_steps,
+        tolerance,
+        structure,
+        check != "ignore",
+        num_clients=federation.num_clients,
+    )
+    fitted, measured = answers(question, data, position)
+    if check != "ignore":
+        checks.complain(check, "laplace", checks.describe_maximum, measured, federation.sizes)
+    return gaussians(fitted, position, structure)
 
 
-@partial(jax.jit, static_argnames=("structure", "measure"))
-def _expand_at_maxima(
-    posterior: Posterior,
-    data: FederatedData,
-    position: ArrayTree,
-    prior_fraction: Array | None,
-    max_steps: Array,
-    tolerance: Array,
-    *,
-    structure: str,
-    measure: bool,
-) -> tuple[Gaussian, checks.AtMaximum | None]:
-    """Return the expansions at the clients' maxima, and what was measured there."""
-    start, unravel = ravel_pytree(position)
-    size = start.shape[0]
-    likelihood = Target(posterior, None, unravel)
-    tilted = Target(posterior, prior_fraction, unravel)
-    # A diagonal hides most flat directions, so small problems are measured by the whole Hessian.
-    dense = structure == "dense" or (measure and size <= DENSE_LIMIT)
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnExpansions(Separate):
+    """Each client's expansion at its own maximum, searched for from the content; see `laplace`."""
 
-    def one(index: Array) -> tuple[Gaussian, checks.AtMaximum | None]:
-        client = data.client(index)
+    prior_fraction: Any
+    max_steps: Any
+    tolerance: Any
+    structure: str = field(metadata={"static": True})
+    measure: bool = field(metadata={"static": True})
+
+    def own(
+        self, content: ArrayTree, client: Client
+    ) -> tuple[Natural, checks.AtMaximum | tuple[()]]:
+        start, unravel = ravel_pytree(content)
+        size, structure = start.shape[0], self.structure
+        likelihood = Target(self.posterior, None, unravel)
+        tilted = Target(self.posterior, self.prior_fraction, unravel)
+        # A diagonal hides most flat directions, so small problems are measured by the whole
+        # Hessian.
+        dense = structure == "dense" or (self.measure and size <= DENSE_LIMIT)
         maximum = maximize(
-            lambda flat: tilted.value_and_gradient(client, flat), start, max_steps, tolerance
+            lambda flat: tilted.value_and_gradient(client, flat),
+            start,
+            self.max_steps,
+            self.tolerance,
         )
         gradient, precision = likelihood.expand(client, maximum.flat, dense)
         thinned = precision if structure == "dense" or not dense else jnp.diagonal(precision)
-        fitted = as_gaussian(gradient, thinned, maximum.flat, unravel)
-        if not measure:
-            return fitted, None
-        if prior_fraction is not None:
+        fitted = natural(gradient, thinned, maximum.flat, unravel)
+        if not self.measure:
+            return fitted, ()
+        if self.prior_fraction is not None:
             prior_gradient, prior_precision = tilted.expand_prior(maximum.flat, dense)
             gradient, precision = gradient + prior_gradient, precision + prior_precision
         measured = checks.at_maximum(
@@ -217,9 +247,17 @@ def _expand_at_maxima(
             precision,
             BLOCK,
         )
-        return fitted, measured
+        # Yes and no as numbers, which sums take.
+        return fitted, jax.tree.map(lambda x: x.astype(start.dtype), measured)
 
-    return over_clients(one, data.num_clients, client_cost(data, size))
+    def own_like(self, content: ArrayTree) -> ArrayTree:
+        flat = jax.eval_shape(trees.ravel, content)
+        fitted = natural_like(flat.shape[0], self.structure, flat.dtype)
+        number: Any = jax.ShapeDtypeStruct((), flat.dtype)
+        return fitted, checks.AtMaximum(*[number] * 5) if self.measure else ()
+
+    def check_content(self, content: ArrayTree, federation: Federation) -> None:
+        check_model(self.posterior, content, federation)
 
 
 class Mode(NamedTuple):
@@ -230,20 +268,25 @@ class Mode(NamedTuple):
     position
         A pytree.
     num_exchanges
-        How often the position went down to every client and its log likelihood and gradient came
-        up, an int; `setup_bits` counts the bits.
+        How often a position went down to every client and its log likelihood and derivatives came
+        up.
     gradient_norm
-        ``[]``, of the log posterior at `position`.
+        Of the log posterior where it was asked for last; of Newton's method `position` is a step
+        ahead.
+    bits_up, bits_down
+        What all clients together sent and received.
     """
 
     position: ArrayTree
     num_exchanges: int
-    gradient_norm: Array
+    gradient_norm: float
+    bits_up: float
+    bits_down: float
 
 
 def mode(
     posterior: Posterior,
-    data: FederatedData,
+    data: Any,
     position: ArrayTree,
     *,
     max_steps: int = 200,
@@ -251,14 +294,16 @@ def mode(
 ) -> Mode:
     """Find the maximum of the posterior of all rows, a common center for `taylor`.
 
-    The server runs the L-BFGS of optax, which needs only sums over clients of log likelihoods and
-    gradients. A step takes one or a few evaluations. Each evaluation is one exchange: ``d`` numbers
-    down and ``d + 1`` up for every client.
+    Up to 256 dimensions by SciPy's trust-region Newton method, which takes few exchanges, above by
+    L-BFGS. Each evaluation is one exchange: ``d`` numbers down for every client, and its log
+    likelihood, gradient and (of Newton's method) half of its Hessian up.
 
     Parameters
     ----------
-    posterior, data
-        The model and every client's rows.
+    posterior
+        The model.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere.
     position
         Where to start.
     max_steps, tolerance
@@ -280,52 +325,51 @@ def mode(
     """
     max_steps = checks.integer("max_steps", max_steps, 1)
     position = jax.tree.map(trees.as_float, position)
+    flat = trees.ravel(position)
+    by_newton = flat.shape[0] <= NEWTON_DIMENSIONS
+    ledger = Ledger(summing(data))
+    expand = Objective(
+        checks.densities(posterior), ledger, position, "dense" if by_newton else "none"
+    )
+    # A step of Newton's is one evaluation, one of L-BFGS's sometimes two.
+    most = (1 if by_newton else 2) * max_steps + 1
+
+    def objective(place: np.ndarray) -> Expansion:
+        if ledger.rounds >= most:
+            raise Stopped
+        return expand(np.asarray(place, flat.dtype)[None])[0]
+
+    ascend = partial(newton, flat=True) if by_newton else to_rest
+    start = np.asarray(flat, np.float64)
     with jax.default_matmul_precision("highest"):
-        position, maximum = _ascend(
-            checks.densities(posterior), data, position, max_steps, tolerance
-        )
-    norm = jnp.linalg.norm(maximum.gradient)
-    if not np.isfinite(maximum.gain) or not np.isfinite(norm):
+        best = ascend(objective, start, max_steps=max_steps, least_gain=tolerance)
+    norm = float(np.linalg.norm(best.gradient))
+    if not best.value < HIGH or not np.isfinite(norm):
         raise ValueError(
             "mode: the log posterior or its gradient turned infinite or not-a-number. Give another "
             "position=: zeros where a log link overflows elsewhere, as with covariates in the "
             "hundreds; or scale these."
         )
-    if not maximum.gain <= tolerance:
+    if not best.gain <= tolerance or best.falls:
         raise ValueError(
             f"mode: not finished after {max_steps} steps, of which the last promised "
-            f"{float(maximum.gain):.2g} nats: raise max_steps, or tolerance if that little does "
+            f"{best.gain:.2g} nats: raise max_steps, or tolerance if that little does "
             f"not matter (0.01 is about a tenth of a standard deviation from the maximum). "
             f"{UNSCALED}"
         )
-    return Mode(position, int(maximum.num_evaluations), norm)
-
-
-@jax.jit
-def _ascend(
-    posterior: Posterior,
-    data: FederatedData,
-    position: ArrayTree,
-    max_steps: Array,
-    tolerance: Array,
-) -> tuple[ArrayTree, Maximum]:
-    """Return the maximum of the posterior of all rows."""
-    start, unravel = ravel_pytree(position)
-    target = Target(posterior, jnp.ones((), start.dtype), unravel)
-    # A sum over clients of sums over their rows is the sum over all rows.
-    everyone = data.pooled().client(0)
-    maximum = maximize(
-        lambda flat: target.value_and_gradient(everyone, flat), start, max_steps, tolerance
-    )
-    return unravel(maximum.flat), maximum
+    # Where curvature is known a last step costs nothing.
+    point = best.point if best.clipped else best.point + best.step
+    found = trees.unravel(jnp.asarray(point, flat.dtype), position)
+    return Mode(trees.cast_like(found, position), ledger.rounds, norm, ledger.up, ledger.down)
 
 
 def setup_bits(surrogates: Gaussian, *, num_exchanges: int = 0) -> int:
     """Return the bits that setting up conducive gradients costs all clients together.
 
     Up: each client's natural parameters. Down: their sums, to each client. A dense precision is
-    symmetric and counts ``d * (d + 1) / 2`` numbers. With `Mode.num_exchanges`, also what finding
-    the common center of `taylor` cost: per exchange and client ``d`` numbers down, ``d + 1`` up.
+    symmetric and counts ``d * (d + 1) / 2`` numbers. With `num_exchanges` also so many sums of log
+    likelihoods and gradients: per exchange and client ``d`` numbers down, ``d + 1`` up. What the
+    common center of `taylor` cost is in `Mode.bits_up` and `Mode.bits_down`.
 
     Examples
     --------

@@ -12,11 +12,12 @@ from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Post
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import for_batch_size, row_size
+from fedmcmc.gradients import Target, as_gaussian, for_batch_size, row_size
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._target import DENSE_LIMIT, Target, as_gaussian, over_clients
+from fedmcmc.surrogates._asking import rows_of
+from fedmcmc.surrogates._maxima import DENSE_LIMIT, over_clients
 
 _CHAIN_NUMBERS = 2**16  # random numbers and rows a client prepares at a time
 
@@ -95,6 +96,7 @@ def sampled(
     >>> q.precision.shape
     (2,)
     """
+    data = rows_of(data, "surrogates.sampled", "surrogates.laplace or surrogates.taylor ask them")
     checks.choices(check, structure)
     num_samples = checks.integer("num_samples", num_samples, 2)
     num_burnin = checks.integer("num_burnin", num_burnin, 0)

@@ -1,18 +1,24 @@
 """How scores of single rows vary within a client: what the noise of its minibatches is made of."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.data import FederatedData, fold
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc.data import fold
+from fedmcmc.gradients import Target
+from fedmcmc.kernels import Separate, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._target import Target, client_cost, over_clients
+from fedmcmc.surrogates._asking import answers, federation_of, natural_like, symmetric, upper
 
 
-def score_covariance(posterior: Posterior, data: FederatedData, position: ArrayTree) -> Array:
+def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Array:
     """Return each client's covariance of its rows' scores, ``[num_clients, d, d]``.
 
     A score is the gradient of a row's log likelihood at `position`, over the raveled position; the
@@ -23,8 +29,10 @@ def score_covariance(posterior: Posterior, data: FederatedData, position: ArrayT
 
     Parameters
     ----------
-    posterior, data
-        The model and every client's rows.
+    posterior
+        The model.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere, who answer in one exchange.
     position
         Best the mode, as from `mode`; with a posterior of `fedmcmc.whiten`, its ``position``.
 
@@ -43,40 +51,50 @@ def score_covariance(posterior: Posterior, data: FederatedData, position: ArrayT
     [1.0, 0.0]
     """
     position = jax.tree.map(trees.as_float, position)
-    with jax.default_matmul_precision("highest"):
-        covariances = _covariances(checks.densities(posterior), data, position)
-    if not jnp.isfinite(covariances).all():
+    question = ScoreCovariances(
+        checks.densities(posterior), num_clients=federation_of(data).num_clients
+    )
+    size = trees.num_elements(position)
+    # Scores of all rows of a chunk are in memory together.
+    triangles = answers(question, data, position, rows_cost=size)
+    if not jnp.isfinite(triangles).all():
         raise ValueError(
             "score_covariance: the gradient of some row's log likelihood is not finite at this "
             "position. Pass another one, or drop such rows."
         )
-    return covariances
+    return symmetric(triangles, size)
 
 
-@jax.jit
-def _covariances(posterior: Posterior, data: FederatedData, position: ArrayTree) -> Array:
-    flat, unravel = ravel_pytree(position)
-    target = Target(posterior, None, unravel)
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoreCovariances(Separate):
+    """Each client's covariance of its rows' scores at a position; see `score_covariance`."""
 
-    def scores(rows: ArrayTree, mask: Array) -> Array:
-        """Return the scores of rows, ``[num_rows, d]``, zeros where there is no row."""
+    def own(self, content: ArrayTree, client: Client) -> Array:
+        flat, unravel = ravel_pytree(content)
+        target = Target(self.posterior, None, unravel)
 
-        def of_row(row: ArrayTree) -> Array:
-            one = jax.tree.map(lambda leaf: leaf[None], row)
-            return jax.grad(lambda x: target.terms(x, one)[0])(flat)
+        def scores(rows: ArrayTree, mask: Array) -> Array:
+            """Return the scores of rows, ``[num_rows, d]``, zeros where there is no row."""
 
-        return jnp.where(mask[:, None], jax.vmap(of_row)(rows), 0)
+            def of_row(row: ArrayTree) -> Array:
+                one = jax.tree.map(lambda leaf: leaf[None], row)
+                return jax.grad(lambda x: target.terms(x, one)[0])(flat)
 
-    def one(index: Array) -> Array:
-        client = data.client(index)
+            return jnp.where(mask[:, None], jax.vmap(of_row)(rows), 0)
+
         num = client.size.astype(flat.dtype)
         mean = fold(lambda rows, mask: jnp.sum(scores(rows, mask), 0), client) / num
 
         def squares(rows: ArrayTree, mask: Array) -> Array:
             centered = jnp.where(mask[:, None], scores(rows, mask) - mean, 0)
-            return centered.T @ centered
+            return jnp.matmul(centered.T, centered, precision=jax.lax.Precision.HIGHEST)
 
-        return fold(squares, client) / num
+        return upper(fold(squares, client) / num)
 
-    size = flat.shape[0]
-    return over_clients(one, data.num_clients, client_cost(data, size) + data.max_size * size)
+    def own_like(self, content: ArrayTree) -> Any:
+        flat = jax.eval_shape(trees.ravel, content)
+        return natural_like(flat.shape[0], "dense", flat.dtype)[1]
+
+    def check_content(self, content: ArrayTree, federation: Federation) -> None:
+        check_model(self.posterior, content, federation)

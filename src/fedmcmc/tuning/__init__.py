@@ -19,5 +19,3 @@ from fedmcmc.tuning._step_sizes import proposition_step_size as proposition_step
 from fedmcmc.tuning._step_sizes import suggest_step_size as suggest_step_size
 from fedmcmc.tuning._tune import Tuned as Tuned
 from fedmcmc.tuning._tune import tune as tune
-from fedmcmc.tuning._whitening import Whitened as Whitened
-from fedmcmc.tuning._whitening import whiten as whiten

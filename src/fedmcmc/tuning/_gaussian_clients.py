@@ -19,6 +19,7 @@ from fedmcmc._types import (
     ArrayTree,
     Client,
     FederatedKernel,
+    Federation,
     GradientEstimator,
     LogDensity,
     PerClient,
@@ -69,14 +70,17 @@ class GaussianClients(NamedTuple):
 
 
 def on_gaussian_clients(
-    kernel: FederatedKernel, data: FederatedData, surrogates: Gaussian, scores: Array | None
+    kernel: FederatedKernel,
+    federation: Federation,
+    surrogates: Gaussian,
+    scores: Array | None,
 ) -> GaussianClients:
     """Put surrogates in place of the model within `kernel`, and noise in place of minibatches.
 
     Raises
     ------
     ValueError
-        If surrogates, scores, kernel and data do not fit together.
+        If surrogates, scores, kernel and federation do not fit together.
     """
     surrogates = as_surrogates(surrogates)
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
@@ -85,7 +89,7 @@ def on_gaussian_clients(
         raise ValueError(
             f"A prediction needs dense matrices: at most {MAX_DIMENSION} dimensions, got {size}."
         )
-    surrogates.check_clients(position, data.num_clients)
+    surrogates.check_clients(position, federation.num_clients)
     kernel = as_functions(kernel)
     if kernel.participation.pooled:
         raise ValueError("predict_bias needs a federated kernel, not one on pooled rows.")
@@ -102,11 +106,11 @@ def on_gaussian_clients(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
     kernel = _with(kernel, Posterior, lambda _: model)
-    kernel, gradients = without_minibatches(kernel, data, scores, size)
+    kernel, gradients = without_minibatches(kernel, federation, scores, size)
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
     return GaussianClients(
-        kernel, _one_row_each(data), mode, target_mean, np.linalg.inv(total), gradients
+        kernel, _one_row_each(federation), mode, target_mean, np.linalg.inv(total), gradients
     )
 
 
@@ -160,13 +164,13 @@ class _NoisyAsMinibatches(GradientEstimator):
 
 
 def without_minibatches(
-    kernel: FederatedKernel, data: FederatedData, scores: Array | None, size: int
+    kernel: FederatedKernel, federation: Federation, scores: Array | None, size: int
 ) -> tuple[FederatedKernel, str]:
     """Return the kernel with other estimates for minibatches, and what they are in words."""
-    if scores is not None and jnp.shape(scores) != (data.num_clients, size, size):
+    if scores is not None and jnp.shape(scores) != (federation.num_clients, size, size):
         raise ValueError(
             f"scores must be what surrogates.score_covariance returns, of shape "
-            f"({data.num_clients}, {size}, {size}), got {jnp.shape(scores)}."
+            f"({federation.num_clients}, {size}, {size}), got {jnp.shape(scores)}."
         )
     epochs = bool(nodes_of(kernel, Epochs))
     kernel = _with(kernel, Epochs, lambda _: full_gradient())
@@ -175,7 +179,7 @@ def without_minibatches(
     if scores is None:
         left_out = "gradients without the noise of minibatches (give scores=)"
         return _with(kernel, Minibatch, lambda _: full_gradient()), left_out
-    sizes = np.asarray(data.size)
+    sizes = np.asarray(federation.sizes)
     # By eigenvalues, since covariances of few rows are singular.
     values, vectors = np.linalg.eigh(np.asarray(scores, np.float64))
     roots = np.sqrt(np.maximum(values, 0))[:, None, :] * vectors
@@ -241,7 +245,8 @@ def _log_surrogate(eta: Array, precision: Array, position: ArrayTree, rows: Arra
     return jax.vmap(lambda c: _log_quadratic(eta[c], precision[c], position))(rows)
 
 
-def _one_row_each(data: FederatedData) -> FederatedData:
-    """Return clients of one row, their number, with the shares of `data`."""
-    ids = np.arange(data.num_clients, dtype=np.int32)
-    return replace(FederatedData.from_arrays(ids, ids), share=data.share)
+def _one_row_each(federation: Federation) -> FederatedData:
+    """Return clients of one row, their number, with the shares of the federation's."""
+    ids, sizes = np.arange(federation.num_clients, dtype=np.int32), np.asarray(federation.sizes)
+    share = jnp.asarray(sizes / sizes.sum(), jnp.result_type(float))
+    return replace(FederatedData.from_arrays(ids, ids), share=share)

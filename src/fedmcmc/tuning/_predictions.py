@@ -6,13 +6,12 @@ round, by differentiating it, so whatever the kernel is made of is part of the p
 kernels are simulated on the surrogates.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import FederatedKernel
-from fedmcmc.data import FederatedData
+from fedmcmc._types import FederatedKernel, Federation
 from fedmcmc.diagnostics import BIAS, SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
@@ -140,7 +139,7 @@ class Prediction(NamedTuple):
 
 def predict_bias(
     kernel: FederatedKernel,
-    data: FederatedData,
+    data: Any,
     surrogates: Gaussian,
     *,
     scores: Array | None = None,
@@ -159,7 +158,8 @@ def predict_bias(
     kernel
         A federated kernel that samples.
     data
-        The clients' rows, for their number and shares.
+        A `FederatedData`, or a consortium of clients elsewhere: of it the numbers of rows are read,
+        and nobody is asked.
     surrogates
         One `Gaussian` per client for its likelihood, as from `fedmcmc.surrogates.laplace`. The
         prior is expanded to second order at the mode of its product with them.
@@ -194,12 +194,14 @@ def predict_bias(
     >>> predict_bias(kernel, data, q).bias.round(2)
     array([0.16])
     """
-    if not isinstance(kernel, FederatedKernel) or not isinstance(data, FederatedData):
+    federation = getattr(data, "federation", None)
+    if not isinstance(kernel, FederatedKernel) or not isinstance(federation, Federation):
         raise TypeError(
-            "predict_bias takes a FederatedKernel, a FederatedData and surrogates, got "
+            "predict_bias takes a FederatedKernel, a FederatedData (or a consortium) and "
+            "surrogates, got "
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
         )
-    clients = on_gaussian_clients(kernel, data, surrogates, scores)
+    clients = on_gaussian_clients(kernel, federation, surrogates, scores)
     law = affine_map(clients.kernel, clients.data, clients.mode, round_)
     if isinstance(law, str):
         return _by_simulation(clients, law, round_)
@@ -207,10 +209,10 @@ def predict_bias(
 
 
 def is_simulated(
-    kernel: FederatedKernel, data: FederatedData, surrogates: Gaussian, scores: Array | None
+    kernel: FederatedKernel, data: Any, surrogates: Gaussian, scores: Array | None
 ) -> bool:
     """Return whether `predict_bias` simulates `kernel`."""
-    clients = on_gaussian_clients(kernel, data, surrogates, scores)
+    clients = on_gaussian_clients(kernel, data.federation, surrogates, scores)
     return isinstance(affine_map(clients.kernel, clients.data, clients.mode, 0), str)
 
 

@@ -76,6 +76,11 @@ def estimate_smoothness(
     (9.0, 9.0)
     """
     num_steps = positive_integer(num_steps, "num_steps")
+    if not isinstance(data, FederatedData):
+        raise TypeError(
+            f"estimate_smoothness needs a FederatedData, got {type(data).__name__}. Of clients who "
+            "keep their rows, surrogates.taylor(posterior, data, position) gives the curvatures."
+        )
     position = jax.tree.map(trees.as_float, position)
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if shares.shape != (data.num_clients,):

@@ -10,12 +10,11 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import FederatedKernel, Posterior
-from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_bias
-from fedmcmc.tuning._visits import FAR, MOST_GROWTH, Visits, worst_visit
+from fedmcmc.tuning._visits import FAR, MOST_GROWTH, Visits, not_looked_at, worst_visit
 
 FACTOR = 1.5
 """Between two steps that are tried."""
@@ -73,7 +72,7 @@ class Tuned:
 def tune(
     kernel_fn: Callable[..., FederatedKernel],
     posterior: Posterior,
-    data: FederatedData,
+    data: Any,
     surrogates: Gaussian,
     *,
     scores: Array | None = None,
@@ -101,8 +100,9 @@ def tune(
     kernel_fn
         ``(step_size=..., **point) -> kernel``, for every point of the grid.
     posterior, data, surrogates
-        What the kernels are for, and a Gaussian per client for its likelihood: on whitened
-        coordinates ``white.posterior`` and ``white.surrogates`` of `fedmcmc.whiten`.
+        What the kernels are for, a `FederatedData` or a consortium of clients elsewhere, and a
+        Gaussian per client for its likelihood: on whitened coordinates ``white.posterior`` and
+        ``white.surrogates`` of `fedmcmc.whiten`.
     scores
         ``[num_clients, d, d]``, the noise of minibatches, as of `predict_bias`: on whitened
         coordinates ``fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)``.
@@ -242,7 +242,13 @@ def tune(
         raise ValueError(_nothing(table, unsafe, max_bias, max_spread))
     settings = {name: best[1][name] for name in ("step_size", *names)}
     longer = [pair for pair in unsafe if all(pair[0][name] == settings[name] for name in names)]
-    return Tuned(kernel_fn(**settings), settings, best[2], table, _shortened(longer))
+    kernel, note = kernel_fn(**settings), _shortened(longer)
+    if not_looked_at(kernel, data):
+        note = (
+            "Clients elsewhere were not asked how far their visits throw a chain where surrogates "
+            "err, away from the mode: take fewer local steps than the law allows.\n"
+        )
+    return Tuned(kernel, settings, best[2], table, note)
 
 
 def _shortened(unsafe: list[tuple[dict[str, Any], Visits]]) -> str:

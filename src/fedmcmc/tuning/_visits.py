@@ -74,9 +74,9 @@ def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Vis
     counts = relays[0].participation.counts(data.num_clients)
     if counts is None:
         return None
-    target = on_gaussian_clients(relays[0], data, surrogates, None)
+    target = on_gaussian_clients(relays[0], data.federation, surrogates, None)
     size, num = len(target.target_mean), data.num_clients
-    whole: Any = without_minibatches(relays[0], data, None, size)[0]
+    whole: Any = without_minibatches(relays[0], data.federation, None, size)[0]
     alone = replace(whole, participation=Alone(weighted=whole.participation.weighted))
     root = np.linalg.cholesky(target.target_covariance)
     _, precision = dense(as_surrogates(surrogates))
@@ -98,6 +98,11 @@ def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Vis
     distances = np.linalg.norm(gaps @ np.linalg.inv(root).T, axis=-1)
     worst = np.where(np.isfinite(distances), distances, np.inf).max(1)
     return Visits(float(worst.max()) / FAR, int(worst.argmax()))
+
+
+def not_looked_at(kernel: FederatedKernel, data: Any) -> bool:
+    """Return whether a relay's visits are those of clients elsewhere."""
+    return bool(nodes_of(kernel, Relay)) and not isinstance(data, FederatedData)
 
 
 @jax.jit

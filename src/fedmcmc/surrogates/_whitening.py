@@ -1,7 +1,7 @@
 """Whitening: coordinates in which the posterior is about standard normal, for any kernel."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +11,17 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.data import FederatedData, fold
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior, as_functions
+from fedmcmc.data import fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import row_terms
+from fedmcmc.kernels import Points, Question, check_model, expansions
 from fedmcmc.pytrees import trees
-from fedmcmc.surrogates import UNSCALED, Target, mode, taylor
+from fedmcmc.runs import Consortium
+from fedmcmc.surrogates import _checks as checks
+from fedmcmc.surrogates._ascents import expanded_prior
+from fedmcmc.surrogates._asking import summing, symmetric
+from fedmcmc.surrogates._expansions import UNSCALED, mode, taylor
 
 MOST_DENSE = 256
 """Dimensions up to which a factor is dense by default."""
@@ -36,11 +41,17 @@ fall along an axis does not show that another direction widens, as a mean's does
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _Affine:
-    """``position = center + factor @ z``, of raveled positions; a diagonal factor is a vector."""
+    """``position = center + factor @ z``, of raveled positions; a diagonal factor is a vector.
+
+    `like` is a position, of which shapes and types count.
+    """
 
     center: Array
     factor: Array
-    unravel: Any = field(metadata={"static": True})
+    like: ArrayTree
+
+    def unravel(self, flat: Array) -> ArrayTree:
+        return trees.cast_like(trees.unravel(flat, self.like), self.like)
 
     def __call__(self, z: ArrayTree) -> ArrayTree:
         flat = trees.ravel(z)
@@ -53,6 +64,47 @@ class _Affine:
         if self.factor.ndim == 1:
             return self.unravel(flat / self.factor)
         return self.unravel(jax.scipy.linalg.solve_triangular(self.factor, flat))
+
+
+# A posterior's functions in other coordinates: classes, so that real sites can be told of them.
+
+
+@dataclass(frozen=True, eq=False)
+class _InCoordinates:
+    fn: Any
+    affine: _Affine
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Prior(_InCoordinates):
+    def __call__(self, z: ArrayTree) -> Array:
+        factor = self.affine.factor
+        diagonal = factor if factor.ndim == 1 else jnp.diagonal(factor)
+        log_density: Array = self.fn(self.affine(z))
+        return log_density + jnp.sum(jnp.log(jnp.abs(diagonal)))
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Rows(_InCoordinates):
+    def __call__(self, z: ArrayTree, batch: ArrayTree) -> Array:
+        terms: Array = self.fn(self.affine(z), batch)
+        return terms
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Outcomes(_InCoordinates):
+    def __call__(self, rng_key: Array, z: ArrayTree, batch: ArrayTree) -> ArrayTree:
+        return self.fn(rng_key, self.affine(z), batch)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Start(_InCoordinates):
+    def __call__(self, rng_key: Array) -> ArrayTree:
+        return self.affine.inverse(self.fn(rng_key))
 
 
 class Whitened(NamedTuple):
@@ -94,7 +146,7 @@ class Whitened(NamedTuple):
 
 def whiten(
     posterior: Posterior,
-    data: FederatedData,
+    data: Any,
     position: ArrayTree | None = None,
     *,
     structure: str | None = None,
@@ -108,9 +160,11 @@ def whiten(
 
     Parameters
     ----------
-    posterior, data
-        The model and every client's rows. Finding the mode takes some exchanges with all clients,
-        and the expansion one.
+    posterior
+        The model.
+    data
+        A `FederatedData`, or a consortium of clients elsewhere. Finding the mode takes some
+        exchanges with all clients, the expansion one, and looking beside the mode one or two.
     position
         Where the search for the mode starts; by default what ``posterior.init_fn`` draws, and
         a place near the origin where no mode is found from there.
@@ -160,16 +214,17 @@ def whiten(
     prior = _prior_precision(as_functions(posterior.logprior_fn), flat, unravel, structure)
     names = trees.element_names(center)
     precision = np.asarray(_flat(fitted, structure).sum(0) + prior, np.float64)
-    affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), unravel)
-    _warn_where_not_quadratic(as_functions(posterior), data, affine, names)
+    like = jax.tree.map(jnp.zeros_like, center)
+    affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), like)
+    _warn_where_not_quadratic(checks.densities(posterior), summing(data), affine, names)
     return Whitened(
         _in_coordinates(posterior, affine),
-        jax.tree.map(jnp.zeros_like, center),
+        like,
         _whitened(fitted, affine, structure),
     )
 
 
-def _mode(posterior: Posterior, data: FederatedData, position: ArrayTree | None) -> ArrayTree:
+def _mode(posterior: Posterior, data: Any, position: ArrayTree | None) -> ArrayTree:
     if position is not None:
         return mode(posterior, data, position).position
     if posterior.init_fn is None:
@@ -188,15 +243,13 @@ def _mode(posterior: Posterior, data: FederatedData, position: ArrayTree | None)
 
 def _in_coordinates(posterior: Posterior, affine: _Affine) -> Posterior:
     """Return the density of ``z``."""
-    diagonal = affine.factor if affine.factor.ndim == 1 else jnp.diagonal(affine.factor)
-    log_det = jnp.sum(jnp.log(jnp.abs(diagonal)))
-    init_fn, resample_fn = posterior.init_fn, posterior.resample_fn
+    own = as_functions(posterior)
     return Posterior(
-        lambda z: posterior.logprior_fn(affine(z)) + log_det,
-        lambda z, batch: posterior.loglikelihood_fn(affine(z), batch),
-        resample_fn and (lambda key, z, batch: resample_fn(key, affine(z), batch)),
-        posterior.constrain_fn,
-        init_fn and (lambda key: affine.inverse(init_fn(key))),
+        _Prior(own.logprior_fn, affine),
+        _Rows(own.loglikelihood_fn, affine),
+        own.resample_fn and _Outcomes(own.resample_fn, affine),
+        own.constrain_fn,
+        own.init_fn and _Start(own.init_fn, affine),
         affine,
     )
 
@@ -254,49 +307,85 @@ def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
     return Gaussian(jax.vmap(affine.unravel)(eta), shaped, structure)
 
 
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Falls(Question):
+    """What log likelihoods lose some sds from the mode, along each axis and back.
+
+    The content is the mode, a position, and a factor as of `_Affine`; the answer ``[2, d]``.
+    """
+
+    def answer(self, content: tuple[ArrayTree, Array], client: Client) -> Array:
+        centre, factor = content
+        flat = trees.ravel(centre)
+        affine, size = _Affine(flat, factor, centre), flat.shape[0]
+
+        def loss(z: Array) -> Array:
+            position = affine(affine.unravel(z))
+
+            def of_rows(rows: ArrayTree, mask: Array) -> Array:
+                terms = row_terms(self.posterior.loglikelihood_fn, position, rows)
+                at_mode = row_terms(self.posterior.loglikelihood_fn, centre, rows)
+                return jnp.sum(jnp.where(mask, at_mode - terms, 0))  # small: few digits are lost
+
+            return fold(of_rows, client)
+
+        def at(i: Array) -> Array:
+            z = jnp.zeros_like(flat).at[i].set(PROBE)  # a matrix of all might not fit
+            return jnp.stack([loss(-z), loss(z)])
+
+        return jax.lax.map(at, jnp.arange(size)).T
+
+    def answer_like(self, content: tuple[ArrayTree, Array]) -> Any:
+        size = trees.num_elements(content[0])
+        return jax.ShapeDtypeStruct((2, size), jnp.result_type(float))
+
+    def check_content(self, content: tuple[ArrayTree, Array], federation: Federation) -> None:
+        check_model(self.posterior, content[0], federation)
+
+
 @jax.jit
-def _falls(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
-    """Return how far the log posterior falls `PROBE` sds from the mode, ``[2, d]``."""
-    everyone = data.pooled().client(0)
-    size, mode_ = affine.center.shape[0], affine.unravel(affine.center)
+def _falls_of_prior(posterior: Posterior, affine: _Affine) -> Array:
+    size = affine.center.shape[0]
+    at_mode = posterior.logprior_fn(affine.unravel(affine.center))
 
-    def log_density(z: Array) -> Array:
-        position = affine(affine.unravel(z))
+    def loss(z: Array) -> Array:
+        return at_mode - posterior.logprior_fn(affine(affine.unravel(z)))
 
-        def of_rows(rows: ArrayTree, mask: Array) -> Array:
-            terms = row_terms(posterior.loglikelihood_fn, position, rows)
-            at_mode = row_terms(posterior.loglikelihood_fn, mode_, rows)
-            return jnp.sum(jnp.where(mask, terms - at_mode, 0))  # small, so few digits are lost
-
-        prior = posterior.logprior_fn(position) - posterior.logprior_fn(mode_)
-        return prior + fold(of_rows, everyone)
+    unit = jnp.zeros_like(affine.center)
 
     def at(i: Array) -> Array:
-        z = jnp.zeros(size, affine.center.dtype).at[i].set(PROBE)
-        return -jnp.stack([log_density(-z), log_density(z)])
+        z = unit.at[i].set(PROBE)
+        return jnp.stack([loss(-z), loss(z)])
 
     return jax.lax.map(at, jnp.arange(size)).T
 
 
-@jax.jit
-def _least_curvatures(posterior: Posterior, data: FederatedData, affine: _Affine) -> Array:
+def _least_curvatures(
+    posterior: Posterior, consortium: Consortium, affine: _Affine, size: int
+) -> np.ndarray:
     """Return the least curvature of any direction `PROBE` sds from the mode, ``[2, d]``."""
-    everyone, size = data.pooled().client(0), affine.center.shape[0]
-    target = Target(posterior, jnp.ones((), affine.center.dtype), affine.unravel)
-
-    def at(z: Array) -> Array:
-        moved = affine.center + jnp.matmul(affine.factor, z, precision="highest")
-        precision = target.expand(everyone, moved, dense=True)[1]
-        return jnp.linalg.eigvalsh(affine.factor.T @ precision @ affine.factor)[0]
-
     axes = PROBE * jnp.eye(size, dtype=affine.center.dtype)
-    return jax.lax.map(at, jnp.concatenate([-axes, axes])).reshape(2, size)
+    points = jax.vmap(lambda z: affine(affine.unravel(z)))(jnp.concatenate([-axes, axes]))
+    centre = affine.unravel(affine.center)
+    asked = consortium.ask(expansions(posterior), Points(points, centre)).value
+    of_prior = expanded_prior(posterior, points, centre, "dense")[2]
+    precision = symmetric(np.asarray(asked.curvature, np.float64), size)
+    factor = np.asarray(affine.factor, np.float64)
+    whitened = factor.T @ (precision + np.asarray(of_prior, np.float64)) @ factor
+    if not np.isfinite(whitened).all():
+        return np.full((2, size), np.nan)
+    return np.asarray(np.linalg.eigvalsh(whitened)[:, 0].reshape(2, size))
 
 
 def _warn_where_not_quadratic(
-    posterior: Posterior, data: FederatedData, affine: _Affine, names: list[str]
+    posterior: Posterior, consortium: Consortium, affine: _Affine, names: list[str]
 ) -> None:
-    falls, factor = np.asarray(_falls(posterior, data, affine)), np.asarray(affine.factor)
+    content = affine.unravel(affine.center), affine.factor
+    with jax.default_matmul_precision("highest"):
+        of_rows = consortium.ask(Falls(posterior), content).value
+        falls = np.asarray(of_rows + _falls_of_prior(posterior, affine))
+    factor = np.asarray(affine.factor)
 
     def name_of(axis: int) -> str:
         if factor.ndim == 1:
@@ -311,7 +400,7 @@ def _warn_where_not_quadratic(
     if (falls >= LEAST_FALL).all() and (falls <= MOST_FALL).all():
         if factor.ndim == 1 or len(names) > MOST_CURVED:
             return
-        curvatures = np.asarray(_least_curvatures(posterior, data, affine)).min(0)
+        curvatures = _least_curvatures(posterior, consortium, affine, len(names)).min(0)
         if not (curvatures >= LEAST_CURVATURE).all():
             axis = int(np.argmin(curvatures))
             warnings.warn(

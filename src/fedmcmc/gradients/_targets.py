@@ -1,0 +1,88 @@
+"""One client's log density over raveled positions ``[d]``: values, gradients, expansions."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree, Client, Posterior
+from fedmcmc.data import fold
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients._curvature import minus_hessian
+from fedmcmc.gradients._estimators import row_terms
+from fedmcmc.pytrees import trees
+
+
+class Target(NamedTuple):
+    """``log p(rows | position) + prior_fraction * log prior`` over raveled positions.
+
+    A `prior_fraction` of ``None`` leaves the prior out, so that an infinite or undefined prior
+    cannot enter as zero times infinity.
+    """
+
+    posterior: Posterior
+    prior_fraction: Array | None
+    unravel: Callable[[Array], ArrayTree]
+
+    def terms(self, flat: Array, rows: ArrayTree) -> Array:
+        """Return the log likelihood of each row, ``[num]``."""
+        return row_terms(self.posterior.loglikelihood_fn, self.unravel(flat), rows)
+
+    def rows(self, flat: Array, rows: ArrayTree, mask: Array) -> Array:
+        """Return the log likelihood of the rows where `mask` holds, ``[]``."""
+        return jnp.sum(jnp.where(mask, self.terms(flat, rows), 0))
+
+    def prior(self, flat: Array) -> Array:
+        """Return the prior's part, ``[]``."""
+        log_prior = self.posterior.logprior_fn(self.unravel(flat))
+        return trees.cast(self.prior_fraction, log_prior) * log_prior
+
+    def value_and_gradient(self, client: Client, flat: Array) -> tuple[Array, Array]:
+        """Return the target at `flat` ``[]`` and its gradient ``[d]``."""
+        total = fold(
+            lambda rows, mask: jax.value_and_grad(lambda x: self.rows(x, rows, mask))(flat), client
+        )
+        if self.prior_fraction is None:
+            return total
+        value, gradient = jax.value_and_grad(self.prior)(flat)
+        return total[0] + value.astype(total[0].dtype), total[1] + gradient
+
+    def expand(self, client: Client, flat: Array, dense: bool) -> tuple[Array, Array]:
+        """Return the gradient ``[d]`` and minus the Hessian, ``[d, d]`` or its diagonal ``[d]``."""
+        gradient = self.value_and_gradient(client, flat)[1]
+        curvature = fold(
+            lambda rows, mask: minus_hessian(lambda x: self.rows(x, rows, mask), flat, dense=dense),
+            client,
+        )
+        if self.prior_fraction is not None:
+            curvature = curvature + minus_hessian(self.prior, flat, dense=dense)
+        return gradient, curvature
+
+    def expand_prior(self, flat: Array, dense: bool) -> tuple[Array, Array]:
+        """Return gradient and minus Hessian of the prior's part alone, as `expand`."""
+        return jax.grad(self.prior)(flat), minus_hessian(self.prior, flat, dense=dense)
+
+    def change(self, client: Client, flat: Array, shift: Array) -> Array:
+        """Return the target at ``flat + shift`` minus that at `flat`, summed row by row."""
+
+        def rows_change(rows: ArrayTree, mask: Array) -> Array:
+            terms = self.terms(flat + shift, rows) - self.terms(flat, rows)
+            return jnp.sum(jnp.where(mask, terms, 0))
+
+        total = fold(rows_change, client)
+        if self.prior_fraction is None:
+            return total
+        return total + (self.prior(flat + shift) - self.prior(flat)).astype(total.dtype)
+
+
+def as_gaussian(
+    gradient: Array, precision: Array, flat: Array, unravel: Callable[[Array], ArrayTree]
+) -> Gaussian:
+    """Return the Gaussian whose log density has this gradient and minus Hessian at `flat`."""
+    if precision.ndim == 1:
+        return Gaussian(unravel(gradient + precision * flat), unravel(precision), "diagonal")
+    # At full precision also where an accelerator would round the factors of a product.
+    product = jnp.matmul(precision, flat, precision=jax.lax.Precision.HIGHEST)
+    return Gaussian(unravel(gradient + product), precision, "dense")
