@@ -1,6 +1,6 @@
 """Whether draws suffice and are the posterior's: R-hat, effective sample sizes, gradients, rules.
 
-It sees draws, a model and rows, not kernels, and imports types, data and gradients.
+It sees draws, a model and rows, not kernels, and imports types, data, Gaussians and gradients.
 """
 
 from fedmcmc.diagnostics._diagnosis import BIAS as BIAS
