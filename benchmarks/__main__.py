@@ -22,6 +22,8 @@ from benchmarks import (
     settings,
     sweeps,
     toy,
+    visits,
+    whitening,
     wire,
 )
 from benchmarks.timing import compare, row
@@ -172,6 +174,8 @@ BENCHMARKS = {
     "alarms": alarms.bench,
     "settings": settings.bench,
     "deploy": deployed.bench,
+    "visits": visits.bench,
+    "whitening": whitening.bench,
     "exact": exact.bench,
     "predictions": predictions.bench,
     "sweeps": sweeps.bench,

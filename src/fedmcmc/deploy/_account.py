@@ -43,7 +43,8 @@ ANSWERS = {
     "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
     "Replication": "functions of its rows, and of outcomes that the model draws in their place",
     "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not as a term of a sum",
-    "WithoutClient": "its log likelihoods at the server's draws, for itself",
+    "WithoutClient": "mean and sds of the posterior without its rows, for itself and not as a term "
+    "of a sum",
 }
 """What a site sends, by families of kernels; docs/privacy.md says what each tells."""
 
