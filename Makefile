@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
+NVFLARE_VENV ?= .venv-nvflare
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONFIG ?= fsgld/gaussian_small
@@ -23,7 +24,7 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # lane runs compiled as users compile.
 test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
-.PHONY: help setup demo check test test-slow test-experiments doctest lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
+.PHONY: help setup demo deploy-demo check test test-slow test-experiments doctest test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 18
@@ -39,6 +40,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
 	$(BIN)/python -m experiments.demo $(ARGS)
 
+deploy-demo: $(STAMP) ## the trial's hospitals as processes of their own, one of which is killed
+	$(BIN)/python -m experiments.deploy_demo $(ARGS)
+
 check: lint type ## lint, types, and the tests that fail first: for every change, in a minute
 	$(PYTEST) -m check tests $(ARGS)
 
@@ -52,7 +56,12 @@ test-slow: $(STAMP) ## every test, those of the fast lane too: all, or one folde
 	$(PYTEST) tests/$(PART) $(ARGS)
 
 doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
-	$(PYTEST) --doctest-modules src tests/docs/test_pages.py $(ARGS)
+	$(PYTEST) --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
+
+test-nvflare: ## sites over NVFlare, in an environment of its own
+	test -x $(NVFLARE_VENV)/bin/python || $(PYTHON) -m venv $(NVFLARE_VENV)
+	$(NVFLARE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[nvflare,test]'
+	$(NVFLARE_VENV)/bin/python -m pytest tests/deploy/test_nvflare.py $(ARGS)
 
 lint: $(STAMP) ## style, also of docstrings
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import fedmcmc
 from benchmarks import (
     alarms,
     convolution,
+    deployed,
     exact,
     fed_ep,
     memory,
@@ -21,6 +22,8 @@ from benchmarks import (
     settings,
     sweeps,
     toy,
+    visits,
+    whitening,
     wire,
 )
 from benchmarks.timing import compare, row
@@ -170,6 +173,9 @@ BENCHMARKS = {
     "convolution": convolution.bench,
     "alarms": alarms.bench,
     "settings": settings.bench,
+    "deploy": deployed.bench,
+    "visits": visits.bench,
+    "whitening": whitening.bench,
     "exact": exact.bench,
     "predictions": predictions.bench,
     "sweeps": sweeps.bench,

@@ -76,10 +76,10 @@ def heart() -> fedmcmc.FederatedData:
     )
 
 
-def radon() -> fedmcmc.FederatedData:
-    """Return radon in the first 85 counties of posteriordb's ``radon_all``: floor and uranium."""
+def radon(num_counties: int | None = 85) -> fedmcmc.FederatedData:
+    """Return radon in the first counties of posteriordb's ``radon_all``: floor and uranium."""
     file = np.load(folder() / "radon_all.npz")
-    rows = np.isin(file["county"], np.unique(file["county"])[:85])
+    rows = np.isin(file["county"], np.unique(file["county"])[:num_counties])
     x = np.stack([np.ones(rows.sum()), file["floor"][rows], file["log_uppm"][rows]], 1)
     return fedmcmc.FederatedData.from_arrays(
         {"x": x.astype(np.float32), "y": file["log_radon"][rows]}, file["county"][rows]

@@ -262,7 +262,7 @@ def draw_figures(all_draws: dict[str, dict[str, np.ndarray]], out: Path) -> None
 
 def main(arguments: list[str]) -> None:
     """Run the demo and print its table."""
-    config = parse(arguments)
+    config: Config = parse(arguments)
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     begun = time.perf_counter()
     out = Path(config.out)
@@ -294,9 +294,9 @@ def main(arguments: list[str]) -> None:
     print(f"\n{seconds:.0f} s; figures, draws, metrics, fit's report and config are in {out}/")
 
 
-def parse(arguments: list[str]) -> Config:
-    """Read ``key=value`` arguments into a `Config`."""
-    types = {field.name: type(field.default) for field in fields(Config)}
+def parse(arguments: list[str], config: type = Config) -> Any:
+    """Read ``key=value`` arguments into a `Config`, or another dataclass of settings."""
+    types = {field.name: type(field.default) for field in fields(config)}
     given: dict[str, Any] = {}
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -306,7 +306,7 @@ def parse(arguments: list[str]) -> Config:
             given[key] = types[key](value)
         except ValueError:
             sys.exit(f"{key} must be of type {types[key].__name__}, got {value!r}.")
-    return Config(**given)
+    return config(**given)
 
 
 if __name__ == "__main__":

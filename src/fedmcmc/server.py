@@ -1,29 +1,12 @@
 """The command of a server: ``python -m fedmcmc.server server.toml``; see docs/deploy.md."""
 
-import argparse
-import logging
 import sys
-from collections.abc import Sequence
 
-from fedmcmc.deploy import Refused, SiteError, run_server
+from fedmcmc.deploy import command, run_server
 
 __all__ = ["main"]
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a server as a settings file says; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m fedmcmc.server", description=__doc__)
-    parser.add_argument("settings", help="a TOML file, see fedmcmc.deploy.run_server")
-    given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("jax").setLevel(logging.WARNING)
-    try:
-        run_server(given.settings)
-    except (Refused, SiteError, ValueError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
+main = command("fedmcmc.server", __doc__, run_server)
 
 if __name__ == "__main__":
     sys.exit(main())

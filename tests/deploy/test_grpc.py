@@ -8,6 +8,7 @@ from fedmcmc import deploy
 from tests.contracts.model import KEY, POSITIONS
 from tests.support import studies
 from tests.support.consortium import Threads, credentials, keys, make_keys
+from tests.support.lanes import fast_and_slow
 
 __all__ = ["keys"]
 SETTINGS = dict(num_rounds=6, progress=False)
@@ -35,8 +36,33 @@ def local_run(study, folder):
     return deploy.run(study, KEY, "main", POSITION, transport=local, **SETTINGS)
 
 
-def test_sites_over_the_network_draw_what_those_in_threads_do(keys, server, threads, tmp_path):
-    study = studies.study_of("compress: lsd_pp, memory: per client")
+MASKED = "masked: "
+
+
+@pytest.mark.parametrize(
+    "row",
+    # One per family; those that keep states, of which the server has copies, first.
+    fast_and_slow(
+        (
+            "compress: lsd_pp, memory: per client",
+            MASKED + "lsd_pp",
+            "fsgld",
+            "dg_sgld",
+            "fed_be",
+            "fa_hmc",
+            "pseudo_gradients",
+            "fed_ep",
+            "hmc",
+            "multiple_try",
+            "faults: compress: lsd, memory",
+            MASKED + "fed_ep: expansions",
+        ),
+        ("compress: lsd_pp, memory: per client", MASKED + "lsd_pp"),
+    ),
+)
+def test_sites_over_the_network_draw_what_those_in_threads_do(row, keys, server, threads, tmp_path):
+    masked = row.startswith(MASKED)
+    study = (studies.masked_study if masked else studies.study_of)(row.removeprefix(MASKED))
     for name in study.sites:
         threads.join(study, name, tmp_path, credentials(keys[0], name))
     samples = deploy.run(study, KEY, "main", POSITION, transport=server, **SETTINGS)

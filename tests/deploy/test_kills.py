@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from fedmcmc import deploy
 from tests.support.commands import NAMES, SETTINGS, Consortium
 
 PATIENCE = 240.0
@@ -49,6 +50,7 @@ def run_killing(clinics, victims, longest, seed):
 
 
 def check_draws(clinics):
+    deploy.verify_log(clinics.folder / "bern" / "audit.log")  # of all its processes
     expected = clinics.undisturbed()
     with np.load(clinics.folder / "draws.npz") as stored:
         np.testing.assert_array_equal(stored["theta"], expected.draws)
@@ -66,6 +68,18 @@ def test_many_kills_change_no_draw(clinics, seed):
     victims = random.Random(seed).choices(["bern", "server"], k=4)
     assert run_killing(clinics, victims, 0.2, seed) == 4
     check_draws(clinics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_in_rounds_under_masks_change_no_draw(tmp_path, seed):
+    clinics = Consortium(tmp_path, masked=True)
+    try:
+        with clinics.in_threads(NAMES[1:]):
+            assert run_killing(clinics, ["bern", "server", "bern", "bern"], 0.2, seed) == 4
+            check_draws(clinics)
+    finally:
+        clinics.end()
 
 
 @pytest.mark.slow

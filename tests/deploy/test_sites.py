@@ -98,7 +98,7 @@ def recorded(study, folder, num_rounds=3):
     """Return the messages of a run to each site and its answers, and the samples."""
     local, heard = deploy.Local(), {name: [] for name in study.sites}
     for name, pairs in heard.items():
-        site = site_of(folder, name, study)
+        site = studies.site_of(study, name, folder)
         local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
     samples = deploy.run(
         study, KEY, "main", POSITION, transport=local, num_rounds=num_rounds, progress=False
@@ -150,11 +150,13 @@ def test_damaged_messages_neither_end_a_site_nor_change_what_it_answers(tmp_path
 JUNK = (None, -1, 2**70, 0.5, "junk", [], {}, [[]], [None, -1], [2**70] * 4, True, ["a"] * 3)
 
 
-def test_messages_that_make_no_sense_end_no_site(tmp_path):
+@pytest.mark.parametrize("masked", [False, True])
+def test_messages_that_make_no_sense_end_no_site(masked, tmp_path):
     """As of a server that is wrong: any field of any message holds anything."""
-    heard, _ = recorded(STUDY, tmp_path / "run", num_rounds=1)
+    study = studies.masked_study("lsd_pp") if masked else STUDY
+    heard, _ = recorded(study, tmp_path / "run", num_rounds=1)
     name = max(heard, key=lambda name: len(heard[name]))
-    site, kinds, asked = site_of(tmp_path / "again", name), set(), set()
+    site, kinds, asked = studies.site_of(study, name, tmp_path / "again"), set(), set()
     for data, _ in heard[name]:
         site.answer(data)
         frame = deploy.Frame.parse(data)
@@ -170,7 +172,8 @@ def test_messages_that_make_no_sense_end_no_site(tmp_path):
             kinds.add(deploy.Frame.parse(site.answer(wrong)).kind)
         unknown = deploy.Frame.parse(site.answer(frame._replace(kind="rows").to_bytes()))
         assert unknown.kind == "error" and "unknown" in unknown.header["reason"]
-    assert "error" in kinds and asked == {"begin", "start", "step"}
+    session = {"open", "confirm", "seal"} if masked else set()
+    assert "error" in kinds and asked == {"begin", "start", "step"} | session
 
 
 def test_what_a_site_sends_wrongly_does_not_change_a_run(tmp_path):
@@ -288,23 +291,36 @@ def test_what_needs_rows_is_refused(settings, message, tmp_path):
         at_sites(studies.study_of(), tmp_path, num_rounds=2, **settings)
 
 
-def test_state_goes_on_where_clients_keep_nothing(tmp_path):
-    study = studies.study_of("lsd")
+@pytest.mark.parametrize(
+    "study",
+    [studies.study_of("lsd"), STUDY, studies.masked_study("lsd_pp")],
+    ids=["nothing kept", "states and memories", "masked"],
+)
+def test_a_run_goes_on_from_the_state_of_another(study, tmp_path):
     local = deploy.Local()
     studies.join_all(local, study, tmp_path)
     sites, kernel = deploy.Sites(study, local), study.kernel("main")
     whole = sites.sample(KEY, kernel, POSITION, num_rounds=6, progress=False)
     first = sites.sample(KEY, kernel, POSITION, num_rounds=2, progress=False)
-    second = sites.sample(KEY, kernel, state=first.state, num_rounds=4, progress=False)
+    for _ in range(2):  # what it goes on from stays
+        second = sites.sample(KEY, kernel, state=first.state, num_rounds=4, progress=False)
+        for all_, a, b in zip(
+            *map(jax.tree.leaves, (whole.draws, first.draws, second.draws)), strict=True
+        ):
+            np.testing.assert_array_equal(all_, np.concatenate([a, b], axis=1))
     sites.close()
-    for all_, a, b in zip(
-        *map(jax.tree.leaves, (whole.draws, first.draws, second.draws)), strict=True
-    ):
-        np.testing.assert_array_equal(all_, np.concatenate([a, b], axis=1))
-    at_sites_, keeping = tmp_path / "keeping", STUDY
-    samples = at_sites(keeping, at_sites_, num_rounds=2)
-    with pytest.raises(ValueError, match="give the run a checkpoint="):
-        at_sites(keeping, at_sites_, position=None, state=samples.state, num_rounds=2)
+
+
+def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
+    simulated = fedmcmc.sample(
+        KEY, STUDY.kernel("main"), DATA, POSITION, num_rounds=2, progress=False
+    )
+    with pytest.raises(ValueError, match="goes on from a run at these sites, and this is none"):
+        at_sites(STUDY, tmp_path, position=None, state=simulated.state, num_rounds=2)
+    samples = at_sites(STUDY, tmp_path, num_rounds=2)
+    others = tmp_path / "others"
+    with pytest.raises(deploy.SiteError, match="no state of round 2"):
+        at_sites(STUDY, others, position=None, state=samples.state, num_rounds=2)
 
 
 def test_questions_and_fits_are_those_of_a_simulation(tmp_path):

@@ -122,6 +122,21 @@ def test_masks_do_not_cancel_where_anything_differs(changed):
     assert (unmask(masked) != words.sum(axis=0)).all()
 
 
+def test_sites_that_were_asked_different_things_do_not_add_up():
+    """And the same session has other masks for each question."""
+    sessions, words = sessions_of(3), random_words(3, 50)
+    one, other = transcript("one question"), transcript("another")
+
+    def total(*questions):
+        bound = [s.bound_to(q) for s, q in zip(sessions, questions, strict=True)]
+        return unmask([mask(own, s, TAG) for own, s in zip(words, bound, strict=True)])
+
+    np.testing.assert_array_equal(total(one, one, one), words.sum(axis=0))
+    np.testing.assert_array_equal(total(one, one, other) != words.sum(axis=0), True)
+    masks = [mask(0 * words[0], sessions[0].bound_to(q), TAG) for q in (one, other)]
+    np.testing.assert_array_equal(masks[0] != masks[1], True)
+
+
 def test_given_the_sum_a_transcript_says_nothing_exhaustively():
     """Words modulo 16, three sites, all masks: messages of one sum have the same transcripts."""
 

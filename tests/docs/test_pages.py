@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedmcmc.deploy
 from fedmcmc import rounds
+from fedmcmc.__main__ import main as fedmcmc_command
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -96,7 +99,38 @@ def test_the_page_on_real_sites_runs():
     model = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     # It holds its draws against the simulation's.
     names = run_page("deploy.md", study_toml=study, model_py=model)
-    assert len(set(names["pins"].values())) == 3
+    for name, rows in names["rows"].items():
+        with np.load(names["consortium"] / name / "rows.npz") as stored:
+            assert stored["x"].tolist() == rows["x"].tolist()
+
+
+def blocks(kind):
+    return re.findall(rf"```{kind}\n(.*?)```", (DOCS / "deploy.md").read_text(), re.DOTALL)
+
+
+def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypatch, capsys):
+    """From the page's own files and commands; to renew the page, paste what this says it is."""
+    (tmp_path / "study.toml").write_text(blocks("toml")[0])
+    (tmp_path / "model.py").write_text(blocks("python")[0])
+    monkeypatch.chdir(tmp_path)
+    commands = [line for line in "".join(blocks("sh")).splitlines() if line.startswith("fedmcmc")]
+    init, approve, verify = (shlex.split(line)[1:] for line in commands)
+    assert fedmcmc_command(init) == 0
+    kit = tmp_path / "consortium" / "bern"
+    monkeypatch.chdir(kit)
+    settings = (kit / "site.toml").read_text().partition("[limits]")[0]
+    limits = next(block for block in blocks("toml") if block.startswith("[limits]"))
+    (kit / "site.toml").write_text(settings + limits)
+    versions = {"fedmcmc": "0.1.0", "jax": "0.10.1"}  # whatever they are today
+    monkeypatch.setattr("fedmcmc.deploy._account.software", lambda: versions)
+    monkeypatch.setattr("builtins.input", lambda question: "yes")
+    capsys.readouterr()
+    assert fedmcmc_command(approve) == 0
+    told = capsys.readouterr().out
+    for block in blocks("text"):
+        assert block in told, told
+    fedmcmc.deploy.AuditLog("state/audit.log").close()
+    assert fedmcmc_command(verify) == 0
 
 
 @pytest.mark.slow

@@ -221,6 +221,20 @@ def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_mome
     assert tree["rounds"]["shift"].shape == samples.info["shift"].shape
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
+def test_at_rest_it_is_not_called_wrong(seed):
+    data = ragged(seed)
+    white = fedmcmc.whiten(LOGISTIC, data, jnp.zeros(2))
+    samples = fedmcmc.sample(
+        KEY, fedmcmc.fed_ep(white.posterior), data, white.position, num_rounds=8, progress=False
+    )
+    found = samples.diagnosis.moments
+    assert found.khat is not None and np.abs(found.bias).max() < 0.05
+    np.testing.assert_allclose(found.spread, 1, rtol=0.05)
+
+
 @pytest.mark.parametrize("damping", fast_and_slow([1.0, 0.5], [0.5]))
 def test_it_stays_at_rest(damping, data, mode):
     """Rounding that is not symmetric must not grow by the number of clients in each round."""

@@ -21,8 +21,8 @@ MUTATIONS = {
     ),
     "a site forgets what was counted": (
         "deploy/_site.py",
-        "_select(jnp.asarray(counted, bool), run.pending, run.state)",
-        "run.state",
+        "        run.state = run.pending\n\n",
+        "        run.pending = run.state\n\n",
         SIMULATED,
     ),
     "a site that was killed has not kept its last answer's state": (

@@ -11,7 +11,9 @@ WEIGHTS = (
 )
 SITES = "transforms/test_secure.py::test_sites_sum_to_the_global_gaussian_as_the_server_reads_it"
 MASKS = "deploy/test_sums.py::test_masks_cancel[3]"
-TESTS = [SUM, BITS, DECODED, WEIGHTS, SITES, MASKS]
+SINGLED_OUT = "deploy/test_masks.py::test_what_would_single_out_a_message_is_not_answered"
+ASKED = "deploy/test_sums.py::test_sites_that_were_asked_different_things_do_not_add_up"
+TESTS = [SUM, BITS, DECODED, WEIGHTS, SITES, MASKS, SINGLED_OUT, ASKED]
 WORDS, SECURE = "compression/_words.py", "transforms/_secure.py"
 
 MUTATIONS = {
@@ -58,5 +60,17 @@ MUTATIONS = {
         "if other > session.index:",
         "if other != session.index:",
         MASKS,
+    ),
+    "a site lets its message weigh more": (
+        "deploy/_site.py",
+        "all(active) and all(w == 1 for w in weights)",
+        "all(active)",
+        SINGLED_OUT,
+    ),
+    "masks do not depend on what is asked": (
+        "deploy/_session.py",
+        "return replace(self, pair_keys=keys)",
+        "return replace(self, pair_keys=self.pair_keys)",
+        ASKED,
     ),
 }

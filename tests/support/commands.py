@@ -42,6 +42,13 @@ def kernel(posterior, settings):
         ),
         fedmcmc.memory(fedmcmc.quantize(4), of="active"),
     )
+
+
+def hidden(posterior, settings):
+    """All clients take part, in a secure sum."""
+    return fedmcmc.secure_sum(
+        fedmcmc.lsd_pp(posterior, step_size=settings["step_size"], batch_size=2, refresh_every=7)
+    )
 '''
 SETTINGS = dict(num_rounds=400, num_chains=2, thinning=2)
 EVERY_ROUNDS = 10
@@ -59,11 +66,20 @@ def free_port():
 
 
 class Consortium:
-    """Files of three sites and a server in one folder, and their processes."""
+    """Files of three sites and a server in one folder, and their processes.
 
-    def __init__(self, folder, *, asks=(), run=None):
+    With `masked`, messages are under masks.
+    """
+
+    def __init__(self, folder, *, asks=(), run=None, masked=False):
         self.folder, self.port, self.processes = Path(folder), free_port(), {}
         (self.folder / "model.py").write_text(MODEL)
+        keys = self.folder / "keys"
+        secure = ""
+        if masked:
+            public = {name: deploy.make_identity(keys, name) for name in NAMES}
+            lines = "\n".join(f'{name} = "{key}"' for name, key in public.items())
+            secure = f"[secure]\nrounds = 1000\n[secure.identities]\n{lines}"
         table = "\n".join(f"{name} = {n}" for name, n in zip(NAMES, SIZES, strict=True))
         (self.folder / "study.toml").write_text(
             f"""
@@ -74,13 +90,14 @@ asks = {json.dumps(list(asks))}
 [sites]
 {table}
 [kernels]
-main = "model.py:kernel"
+main = "model.py:{"hidden" if masked else "kernel"}"
 [settings]
 step_size = 0.01
+{secure}
 """
         )
         self.study = deploy.Study.read(self.folder / "study.toml")
-        self.pins = make_keys(self.folder / "keys", NAMES)
+        self.pins = make_keys(keys, NAMES)
         for name in NAMES:
             np.savez(self.folder / f"{name}.npz", rows=rows_of(name))
             (self.folder / f"{name}.toml").write_text(
@@ -91,6 +108,7 @@ approved = "{self.study.digest}"
 rows = "{name}.npz"
 folder = "{name}"
 server = "localhost:{self.port}"
+{f'identity = "keys/{name}.identity"' if masked else ""}
 {self._keys(name)}
 '''
             )
@@ -154,12 +172,16 @@ address = "127.0.0.1:{self.port}"
         except (OSError, ValueError):
             return 0
 
+    def _site(self, name, folder):
+        identity = self.folder / "keys" / f"{name}.identity" if self.study.secure else None
+        return deploy.Site(self.study, name, rows_of(name), folder=folder, identity=identity)
+
     @contextmanager
     def in_threads(self, names):
         """Run sites in threads of this process, which dial the server's port."""
         stop, threads = threading.Event(), []
         for name in names:
-            site = deploy.Site(self.study, name, rows_of(name), folder=self.folder / name)
+            site = self._site(name, self.folder / name)
             given = (site, f"localhost:{self.port}", credentials(self.folder / "keys", name))
             threads.append(
                 threading.Thread(target=deploy.serve_site, args=given, kwargs={"stop": stop})
@@ -177,9 +199,7 @@ address = "127.0.0.1:{self.port}"
         """Return the samples of the same run with its sites in threads."""
         local = deploy.Local()
         for name in NAMES:
-            local.join(
-                deploy.Site(self.study, name, rows_of(name), folder=self.folder / "local" / name)
-            )
+            local.join(self._site(name, self.folder / "local" / name))
         return deploy.run(
             self.study,
             jax.random.key(3),

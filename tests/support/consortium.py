@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from fedmcmc import deploy
-from tests.support.studies import rows_of
+from tests.support.studies import site_of
 
 
 def credentials(folder, name):
@@ -26,7 +26,7 @@ class Threads:
         self.port, self.stop, self.errors, self.threads = port, threading.Event(), {}, []
 
     def join(self, study, name, folder, keys, *, claims=None, **settings):
-        site = deploy.Site(study, name, rows_of(name), folder=folder / name, **settings)
+        site = site_of(study, name, folder, **settings)
         site.name = claims or name
 
         def serve():

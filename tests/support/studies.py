@@ -1,11 +1,14 @@
 """Studies of the contract's model, whose functions sites find here by name."""
 
+import hashlib
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+import fedmcmc
 from fedmcmc import deploy
 from tests.contracts.model import DATA, POSITIONS, POSTERIOR, SIZES, Given
 from tests.contracts.tables import KERNELS
@@ -21,8 +24,29 @@ def posterior(settings):
 def kernel(posterior, settings):
     """Return a row of the contract's table, with a step size that the settings may have."""
     built = KERNELS[settings["row"]](POSITIONS["nested"], Given(posterior))
-    step_size = settings.get("step_size")
-    return built if step_size is None else replace(built, step_size=jnp.float32(step_size))
+    if "step_size" in settings:
+        built = replace(built, step_size=jnp.float32(settings["step_size"]))
+    if settings.get("masked"):
+        if not isinstance(built.participation, type(fedmcmc.full())):
+            built = replace(built, participation=fedmcmc.full())
+        room = dict(most=2.0**30, resolution=2.0**-22) if built.needs_everyone else {}
+        if "uniform" in settings:
+            changes = fedmcmc.uniform(settings["uniform"])
+            built = replace(built, participation=changes)
+            room["allow_differencing"] = True
+        built = fedmcmc.secure_sum(built, **room)
+        if "faults" in settings:
+            built = fedmcmc.faults(built, late=0.5)
+    return built
+
+
+def identity_of(name):
+    """Return a site's private key, the same in every process."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def public_key(name):
+    return identity_of(name).public_key().public_bytes_raw().hex()
 
 
 def study_of(row="lsd", **changes):
@@ -37,16 +61,38 @@ def study_of(row="lsd", **changes):
     return deploy.Study(**(given | changes))
 
 
+def straight(settings):
+    """Return a model whose gradients are sums of rows, exactly."""
+    return fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2), lambda theta, rows: rows["x"] @ theta
+    )
+
+
+def straight_kernel(posterior, settings):
+    return fedmcmc.secure_sum(fedmcmc.lsd(posterior, step_size=2.0**-5))
+
+
+def masked_study(row, settings=(), secure=(), **changes):
+    """Return the study of a row as a secure sum over all sites, under masks."""
+    asked = dict(identities={name: public_key(name) for name in NAMES}, rounds=100)
+    settings = {"row": row, "masked": True} | dict(settings)
+    return study_of(settings=settings, secure=asked | dict(secure), **changes)
+
+
+def site_of(study, name, folder, **changes):
+    given = dict(rows=rows_of(name), folder=folder / name)
+    if study.secure:
+        given["identity"] = identity_of(name)
+    return deploy.Site(study, name, **(given | changes))
+
+
 def rows_of(name):
     return jax.tree.map(np.asarray, DATA.client_rows(NAMES.index(name)))
 
 
 def join_all(local, study, folder, **changes):
     """Connect all sites of a study in threads; return them."""
-    sites = {
-        name: deploy.Site(study, name, rows_of(name), folder=folder / name, **changes)
-        for name in study.sites
-    }
+    sites = {name: site_of(study, name, folder, **changes) for name in study.sites}
     for site in sites.values():
         local.join(site)
     return sites

@@ -4,6 +4,8 @@ import logging
 import signal
 import threading
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.deploy._approval import Approval
+from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
+from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit
 from fedmcmc.records import Samples, named_leaves
 from fedmcmc.storage import Checkpoint, owned, write_whole
@@ -32,11 +37,13 @@ def run_site(path: str | Path) -> None:
     Parameters
     ----------
     path
-        A TOML file with ``name``, ``study`` (the study's file), ``approved`` (the digest that the
-        owner has agreed to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state),
-        ``server`` (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if
-        the server's certificate has another name than its host; and a table ``limits`` with
-        ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
+        A TOML file with ``name``, ``study`` (the study's file), ``approval`` (the file that
+        ``fedmcmc deploy approve`` writes) or ``approved`` (the digest that the owner has agreed
+        to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
+        (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if the server's
+        certificate has another name than its host; ``identity`` (a file) for a study under masks;
+        ``log`` (for the audit log, by default ``audit.log`` in `folder`); and a table ``limits``
+        with ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
 
     Raises
     ------
@@ -45,29 +52,18 @@ def run_site(path: str | Path) -> None:
     ValueError
         If the file is not such, or rows are not those of the study.
     """
-    wanted = ("name", "study", "approved", "rows", "folder", "server", *KEYS)
-    given, base = _read(path, wanted, ("server_name", "limits"))
-    limits = given.get("limits", {})
-    _check_names(path, limits, (), LIMITS, "limits")
-    study = Study.read(base / given["study"])
-    site = Site(
-        study,
-        given["name"],
-        _rows(base / given["rows"]),
-        folder=base / given["folder"],
-        approved=given["approved"],
-        **limits,
-    )
+    given, base = site_settings(path)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    LOG.info(
-        "%s of the study %s (%s) calls %s",
-        *(site.name, study.name),
-        study.digest[:16],
-        given["server"],
-    )
-    with owned(Checkpoint(base / given["folder"])):  # by one process at a time
+    with opened_site(given, base) as site:
+        study = site.study
+        LOG.info(
+            "%s of the study %s (%s) calls %s",
+            *(site.name, study.name),
+            study.digest[:16],
+            given["server"],
+        )
         serve_site(
             site,
             given["server"],
@@ -75,6 +71,48 @@ def run_site(path: str | Path) -> None:
             server_name=given.get("server_name"),
             stop=stop,
         )
+
+
+@contextmanager
+def opened_site(given: dict[str, Any], base: Path) -> Iterator[Site]:
+    """Open a site and its log, for this process alone, as its settings say."""
+    study = Study.read(base / given["study"])
+    approved = given["approved"] if "approved" in given else Approval.read(base / given["approval"])
+    folder, rows = base / given["folder"], _rows(base / given["rows"])
+    with owned(Checkpoint(folder)):
+        log = AuditLog(base / given["log"] if "log" in given else folder / "audit.log")
+        try:
+            yield Site(
+                study,
+                given["name"],
+                rows,
+                folder=folder,
+                approved=approved,
+                identity=base / given["identity"] if "identity" in given else None,
+                log=log,
+                **given.get("limits", {}),
+            )
+        finally:
+            log.close()
+
+
+def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, Any], Path]:
+    """Return what a site's settings file says, checked, and the folder that its paths start at.
+
+    Only a site that dials the server itself needs ``server`` and keys.
+
+    Raises
+    ------
+    ValueError
+        If it is not such.
+    """
+    wanted, network = ("name", "study", "rows", "folder"), ("server", *KEYS)
+    allowed = ("approved", "approval", "server_name", "identity", "log", "limits", *network)
+    given, base = _read(path, (*wanted, *network) if dials else wanted, allowed)
+    if ("approved" in given) == ("approval" in given):
+        raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
+    _check_names(path, given.get("limits", {}), (), LIMITS, "limits")
+    return given, base
 
 
 def run_server(path: str | Path) -> Samples:
@@ -86,10 +124,10 @@ def run_server(path: str | Path) -> Samples:
         A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
         ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
         a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed``, ``draws`` (an
-        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position`` (in the
-        study's files: ``"file.py:name"``; by default the model's ``init_fn``), ``num_burnin``,
-        ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``, ``on_missing``,
-        ``timeout``, ``progress``; for ``"fit"`` also ``report`` (an HTML file to write).
+        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position``
+        (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
+        ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
+        ``on_missing``, ``timeout``, ``progress``; for ``"fit"`` also ``report`` (an HTML file).
 
     Returns
     -------
@@ -104,19 +142,46 @@ def run_server(path: str | Path) -> Samples:
         If the file is not such.
     """
     given, base = _read(path, ("study", "address", *KEYS, "sites", "run"), ())
-    what = given["run"]
+    study = Study.read(base / given["study"])
+    if set(given["sites"]) != set(study.sites):
+        raise ValueError(f"{path}: sites must have a fingerprint for each of {list(study.sites)}.")
+
+    def wait_at_port() -> GrpcServer:
+        server = GrpcServer(given["address"], _credentials(given, base), given["sites"])
+        LOG.info("the study %s (%s) waits at port %s", study.name, study.digest[:16], server.port)
+        return server
+
+    return _run_over(path, study, wait_at_port, given["run"], base)
+
+
+def run_over(path: str | Path, connect: Callable[[], Transport]) -> Samples:
+    """Run the server of a study over another transport; see `run_server`.
+
+    Parameters
+    ----------
+    path
+        A TOML file with ``study`` and ``run``.
+    connect
+        Returns the transport, once the settings have been found to be right.
+    """
+    given, base = _read(path, ("study", "run"), ("address", *KEYS, "sites"))
+    return _run_over(path, Study.read(base / given["study"]), connect, given["run"], base)
+
+
+def _run_over(
+    path: str | Path,
+    study: Study,
+    connect: Callable[[], Transport],
+    what: dict[str, Any],
+    base: Path,
+) -> Samples:
     fits = what.get("kernel") == "fit"
     counts = ("num_burnin", "thinning", "num_chains", "checkpoint", "every_rounds")
     more = ("position", "on_missing", "timeout", "progress")
     wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
     _check_names(path, what, wanted, (*more, "report") if fits else (*more, *counts), "run")
-    study = Study.read(base / given["study"])
-    if set(given["sites"]) != set(study.sites):
-        raise ValueError(f"{path}: sites must have a fingerprint for each of {list(study.sites)}.")
-    server = GrpcServer(given["address"], _credentials(given, base), given["sites"])
-    LOG.info("the study %s (%s) waits at port %s", study.name, study.digest[:16], server.port)
     waits = {name: what[name] for name in ("on_missing", "timeout") if name in what}
-    sites = Sites(study, server, **waits)
+    sites = Sites(study, connect(), **waits)
     try:
         samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
     finally:
@@ -152,10 +217,17 @@ def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
 
 def _position(study: Study, what: dict[str, Any]) -> ArrayTree:
     if "position" in what:
-        return study.found(what["position"])
+        given = what["position"]
+        return study.found(given) if isinstance(given, str) else _numbers(given)
     if study.model.init_fn is None:
         raise ValueError("Give run.position: this model does not say where to start (init_fn).")
     return study.model.init_fn
+
+
+def _numbers(tree: Any) -> ArrayTree:
+    if isinstance(tree, dict):
+        return {name: _numbers(part) for name, part in tree.items()}
+    return np.asarray(tree, float)
 
 
 def _rows(path: Path) -> ArrayTree:

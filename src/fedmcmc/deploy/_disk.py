@@ -59,11 +59,14 @@ class Disk:
             if int(path.name[5:]) not in {*rounds, *keep}:
                 path.unlink(missing_ok=True)
 
-    def marked(self, run: str, round_: int) -> bytes | None:
-        """Return the state that was kept before a round, and drop those of later ones."""
+    def marked(self, run: str, round_: int, *, forget: bool = True) -> bytes | None:
+        """Return the state that was kept before a round, and drop those of later ones.
+
+        Without `forget` all stay.
+        """
         folder = self._of(run)
         for path in folder.glob(MARKED):
-            if int(path.name[5:]) > round_:
+            if forget and int(path.name[5:]) > round_:
                 path.unlink(missing_ok=True)
         found = self._read(folder / f"mark-{round_:012d}", 1)
         return None if found is None else found[1][0]
@@ -88,8 +91,8 @@ class Disk:
     def _write(self, path: Path, header: dict[str, Any], *parts: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = pack(json.dumps(header).encode(), *parts)
-        data = bytes.fromhex(digest_of(whole)) + whole
-        write_whole(path, lambda file: file.write(data))
+        digest = bytes.fromhex(digest_of(whole))
+        write_whole(path, lambda file: file.writelines((digest, whole)))
 
     def _read(self, path: Path, num: int) -> tuple[dict[str, Any], list[bytes]] | None:
         try:

@@ -111,7 +111,8 @@ class GrpcServer:
             before, self._outboxes[name] = self._outboxes.get(name), outbox
         if before is not None:
             before.put(None)
-        context.add_callback(lambda: outbox.put(None))
+        if not context.add_callback(lambda: outbox.put(None)) or self._closed.is_set():
+            outbox.put(None)  # it has ended by now
         threading.Thread(
             target=self._read, args=(name, messages, outbox), name=f"from {name}", daemon=True
         ).start()

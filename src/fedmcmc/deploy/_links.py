@@ -19,6 +19,10 @@ class SiteError(RuntimeError):
     """A site declines or cannot do what it was asked; the run ends."""
 
 
+class SessionLost(Exception):
+    """A site has joined without the session of the masks, so that no sum can be made in it."""
+
+
 class Links:
     """Connections to the sites of a study.
 
@@ -36,6 +40,8 @@ class Links:
         self.study, self.transport, self.timeout = study, transport, timeout
         self.joined: set[str] = set()
         self.refusals: dict[str, str] = {}
+        # Of the masks; none is lost that a site which calls again still has.
+        self.session, self.num_lost = "", 0
         self.beginning: Callable[[str], list[bytes]] = lambda site: []
 
     def exchange(
@@ -46,6 +52,7 @@ class Links:
         read: Callable[[str, bytes], Any],
         *,
         may_miss: bool = False,
+        masked: bool = False,
     ) -> dict[str, Any]:
         """Send each site its request and return what `read` makes of the answers.
 
@@ -57,13 +64,18 @@ class Links:
         ------
         SiteError
             If a site declines.
+        SessionLost
+            If this is `masked`, and a site joins meanwhile without the masks' session.
         """
         answers: dict[str, Any] = {}
+        num_lost = self.num_lost
         self._take_news()
         for site in requests.keys() & self.joined:
             self.transport.send(site, requests[site])
         begun, told = time.monotonic(), False
         while missing := requests.keys() - answers.keys():
+            if masked and self.num_lost != num_lost:
+                raise SessionLost
             waited = time.monotonic() - begun
             if may_miss and (waited > self.timeout or not missing & self.joined):
                 break
@@ -86,6 +98,8 @@ class Links:
                 answers[site] = read(site, frame.body)
             except FrameError as error:
                 raise SiteError(f"{site} sent an answer that is none: {error}") from None
+        if masked and self.num_lost != num_lost:
+            raise SessionLost
         return answers
 
     def wait_for_all(self) -> None:
@@ -127,6 +141,9 @@ class Links:
             warnings.warn(f"{site} is not taken: {reason}", RuntimeWarning, stacklevel=2)
             return None
         LOG.info("%s has joined", site)
+        if not self.session or frame.header.get("session") != self.session:
+            self.session = ""
+            self.num_lost += 1
         self.joined.add(site)
         self.refusals.pop(site, None)
         self.transport.send(site, Frame("welcome", {"study": self.study.digest}).to_bytes())

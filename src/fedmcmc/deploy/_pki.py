@@ -1,4 +1,8 @@
-"""A consortium's own certificate authority, and a key and certificate per party."""
+"""A consortium's own certificate authority, a key and certificate per party, and identities.
+
+An owner may make its own key (`make_request`), whose certificate the authority signs
+(`sign_request`), so that no key travels.
+"""
 
 import datetime
 import ipaddress
@@ -20,8 +24,8 @@ def make_authority(folder: str | Path, name: str = "fedmcmc consortium") -> None
     FileExistsError
         If there is one.
     """
-    x509, ec, _ = _cryptography()
-    key = ec.generate_private_key(ec.SECP256R1())
+    x509, *_ = _cryptography()
+    folder, key = Path(folder), _new_key()
     subject = _name(name)
     certificate = (
         _unsigned(subject, key.public_key())
@@ -31,7 +35,9 @@ def make_authority(folder: str | Path, name: str = "fedmcmc consortium") -> None
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, _sha256())
     )
-    _write(Path(folder), "ca", key, certificate)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_secret(folder / "ca.key", key)
+    (folder / "ca.crt").write_bytes(_pem(certificate))
 
 
 def make_party(
@@ -65,32 +71,119 @@ def make_party(
     FileExistsError
         If the party has a certificate in `folder`.
     """
-    x509, ec, serialization = _cryptography()
     authority, folder = Path(authority), Path(folder)
-    root = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
-    root_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
-    key = ec.generate_private_key(ec.SECP256R1())
-    usage = x509.oid.ExtendedKeyUsageOID
-    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts or (name,)])
-    certificate = (
-        _unsigned(_name(name), key.public_key())
-        .issuer_name(root.subject)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(alternatives, critical=False)
-        .add_extension(
-            x509.ExtendedKeyUsage([usage.SERVER_AUTH if hosts else usage.CLIENT_AUTH]),
-            critical=False,
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False
-        )
-        .sign(root_key, _sha256())
-    )
-    _write(folder, name, key, certificate)
-    if folder.resolve() != authority.resolve():
-        (folder / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
+    key = _new_key()
+    certificate = _signed(authority, name, key.public_key(), hosts)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_secret(folder / f"{name}.key", key)
+    _write_certificate(authority, folder, name, certificate)
     return fingerprint((folder / f"{name}.crt").read_bytes())
+
+
+def make_request(folder: str | Path, name: str) -> Path:
+    """Make ``NAME.key``, and ``NAME.csr`` for whoever has the authority; return its path.
+
+    Raises
+    ------
+    FileExistsError
+        If the party has a key in `folder`.
+    """
+    x509, _, serialization = _cryptography()
+    folder, key = Path(folder), _new_key()
+    request = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    request = request.sign(key, _sha256())
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_secret(folder / f"{name}.key", key)
+    path = folder / f"{name}.csr"
+    path.write_bytes(request.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def sign_request(
+    authority: str | Path,
+    request: str | Path,
+    folder: str | Path,
+    name: str,
+    *,
+    hosts: Sequence[str] = (),
+) -> str:
+    """Make ``NAME.crt`` of a request by `make_request` or OpenSSL; return its fingerprint.
+
+    A request proves that who made it has the key, and nothing more: that it is the owner's own has
+    to be known otherwise, as by its fingerprint over the telephone.
+
+    Parameters
+    ----------
+    authority, folder, name, hosts
+        As of `make_party`.
+    request
+        A PEM file, whose common name is `name`.
+
+    Raises
+    ------
+    ValueError
+        If it is no such request.
+    """
+    x509, *_ = _cryptography()
+    try:
+        found = x509.load_pem_x509_csr(Path(request).read_bytes())
+    except ValueError:
+        raise ValueError(f"{request} is no certificate request in PEM.") from None
+    if not found.is_signature_valid:
+        raise ValueError(f"{request} is not signed by its own key: it was altered.")
+    named = [str(part.value) for part in found.subject.get_attributes_for_oid(_common_name())]
+    if named != [name]:
+        raise ValueError(f"{request} is a request of {named}, not of {name!r}.")
+    certificate = _signed(Path(authority), name, found.public_key(), hosts)
+    _write_certificate(Path(authority), Path(folder), name, certificate)
+    return fingerprint((Path(folder) / f"{name}.crt").read_bytes())
+
+
+def make_identity(folder: str | Path, name: str) -> str:
+    """Make a site's identity for masks: the file ``{name}.identity``, an Ed25519 private key.
+
+    Beside it lies ``{name}.identity.pub``, the public one. By it the other sites know a site,
+    whatever the server says (`deploy.secure`).
+
+    Returns
+    -------
+    str
+        Its public key in hexadecimal.
+
+    Raises
+    ------
+    FileExistsError
+        If there is one.
+    """
+    *_, serialization = _cryptography()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    _write_secret(Path(folder) / f"{name}.identity", key)
+    public = key.public_key()
+    pem = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    (Path(folder) / f"{name}.identity.pub").write_bytes(pem)
+    return public.public_bytes_raw().hex()
+
+
+def public_identity(path: str | Path) -> str:
+    """Return an Ed25519 public key in a PEM file, 32 bytes in hexadecimal.
+
+    Raises
+    ------
+    ValueError
+        If it holds none.
+    """
+    *_, serialization = _cryptography()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    found = serialization.load_pem_public_key(Path(path).read_bytes())
+    if not isinstance(found, Ed25519PublicKey):
+        raise ValueError(f"{path} holds no Ed25519 public key.")
+    return found.public_bytes_raw().hex()
 
 
 def fingerprint(pem: bytes) -> str:
@@ -120,9 +213,19 @@ def _sha256() -> Any:
     return hashes.SHA256()
 
 
+def _new_key() -> Any:
+    _, ec, _ = _cryptography()
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _common_name() -> Any:
+    x509, *_ = _cryptography()
+    return x509.oid.NameOID.COMMON_NAME
+
+
 def _name(name: str) -> Any:
     x509, *_ = _cryptography()
-    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name)])
+    return x509.Name([x509.NameAttribute(_common_name(), name)])
 
 
 def _host(host: str) -> Any:
@@ -161,19 +264,54 @@ def _usage(*, signs: bool) -> Any:
     )
 
 
-def _write(folder: Path, name: str, key: Any, certificate: Any) -> None:
+def _signed(authority: Path, name: str, public_key: Any, hosts: Sequence[str]) -> Any:
+    """Return a party's certificate: a server's if it has hosts, or else a site's."""
+    x509, _, serialization = _cryptography()
+    root = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
+    root_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    usage = x509.oid.ExtendedKeyUsageOID
+    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts or (name,)])
+    return (
+        _unsigned(_name(name), public_key)
+        .issuer_name(root.subject)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(alternatives, critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([usage.SERVER_AUTH if hosts else usage.CLIENT_AUTH]),
+            critical=False,
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False
+        )
+        .sign(root_key, _sha256())
+    )
+
+
+def _pem(certificate: Any) -> bytes:
     *_, serialization = _cryptography()
+    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return pem
+
+
+def _write_certificate(authority: Path, folder: Path, name: str, certificate: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / f"{name}.key").exists():
-        raise FileExistsError(f"{folder / name}.key exists: a new one would undo the old one.")
+    (folder / f"{name}.crt").write_bytes(_pem(certificate))
+    if folder.resolve() != authority.resolve():
+        (folder / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
+
+
+def _write_secret(path: Path, key: Any) -> None:
+    *_, serialization = _cryptography()
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    # Nobody else may read it, from the first byte on.
-    file = os.open(folder / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Nobody else may read it, from the first byte on.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileExistsError(f"{path} exists: a new one would undo the old one.") from None
     with os.fdopen(file, "wb") as opened:
         opened.write(secret)
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    (folder / f"{name}.crt").write_bytes(public)

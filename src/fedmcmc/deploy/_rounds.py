@@ -1,5 +1,6 @@
 """Rounds over sites: what the server computes, and the messages of each phase."""
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +19,12 @@ from fedmcmc._types import (
     FederatedState,
     Refined,
 )
-from fedmcmc.deploy._frames import Frame, FrameError, Tag, pack, unpack
-from fedmcmc.deploy._links import Links
-from fedmcmc.deploy._shapes import Report, Shapes
+from fedmcmc.compression import WORD_BITS, limbs_of_host
+from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, pack, unpack
+from fedmcmc.deploy._links import Links, SiteError
+from fedmcmc.deploy._masked import MaskedSums
+from fedmcmc.deploy._masks import num_words
+from fedmcmc.deploy._shapes import Shapes
 from fedmcmc.deploy._site import one_round, over_chains
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._words import to_words
@@ -49,11 +53,14 @@ class AtServer(NamedTuple):
         taken, -1 before the first.
     counted
         ``[num_chains, num_clients]`` bool, in which chains it was.
+    run
+        ``[num_chains, 32]`` uint8, the name of the run under which sites have their states.
     """
 
     memories: tuple[ArrayTree, ...]
     last: ArrayTree
     counted: ArrayTree
+    run: ArrayTree
 
 
 class Figures(NamedTuple):
@@ -111,6 +118,9 @@ class Rounds:
         self.marks: dict[str, list[int]] = {site: [] for site in self.names}
         self.kept: list[int] = []
         self.num_missed = dict.fromkeys(self.names, 0)
+        self.masked = MaskedSums(links) if links.study.secure else None
+        digest = np.frombuffer(bytes.fromhex(name), np.uint8)
+        self._run = jnp.asarray(np.tile(digest, (len(keys), 1)))
         self._begin = self._beginning()
         links.beginning = lambda site: [self._begin]
 
@@ -135,6 +145,7 @@ class Rounds:
         """Tell all sites which run this is, and wait for them."""
         self.links.wait_for_all()
         self._ask_all(self._begin, "ready", self._tag(-1))
+        self.links.session = ""  # in which rounds never go back
 
     def _ask_all(self, request: bytes, kind: str, tag: Tag, read: Any = None) -> dict[str, Any]:
         read = read or (lambda site, body: body)
@@ -148,6 +159,9 @@ class Rounds:
         totals = []
         for number, like in enumerate(self.shapes.setup):
             tag = self._tag(0, number)
+            if self.masked is not None:
+                totals.append(self._masked_setup(self.masked, tag, body))
+                continue
             request = Frame("setup", {"tag": list(tag)}, body).to_bytes()
 
             def read(site: str, data: bytes, like: ArrayTree = like) -> list[ArrayTree]:
@@ -166,8 +180,22 @@ class Rounds:
         )
         sites = len(self.names)
         last = jnp.full((num, sites, 2), -1, jnp.int32)
-        at_server = AtServer(memories, last, jnp.zeros((num, sites), bool))
+        at_server = AtServer(memories, last, jnp.zeros((num, sites), bool), self._run)
         return FederatedState(broadcast, server, at_server)
+
+    def _masked_setup(self, sums: MaskedSums, tag: Tag, body: bytes) -> ArrayTree:
+        """Return a total that is needed before the first round, of all chains."""
+        num, phases = len(self.keys), self.kernel.setup
+
+        def requests(masks: dict[str, Any]) -> dict[str, bytes]:
+            header = {"tag": list(tag), "masks": masks}
+            return dict.fromkeys(self.names, Frame("setup", header, body).to_bytes())
+
+        like = phases[tag.phase].message_like(self.shapes.first)
+        size = num * num_words(self.shapes.setup[tag.phase])
+        words = sums.total(tag, (tag.phase, len(phases), True), size, requests).reshape(num, -1)
+        _check_counts(words, len(self.names))
+        return limbs_of_host(words, like, num_lead=1)
 
     def mark(self, round_: int, keep: list[int]) -> None:
         """Have the sites keep their states of a round, and of those before the ones in `keep`."""
@@ -184,10 +212,14 @@ class Rounds:
         self._go(dict.fromkeys(self.names, request), tag)
 
     def resume(self, state: FederatedState) -> None:
-        """Have the sites go back to their states of this round."""
+        """Have the sites go back to their states of this round, of this run or the one before."""
         tag = self._tag(int(np.asarray(state.broadcast.round)[0]))
+        header = {
+            "tag": list(tag),
+            "run": bytes(np.asarray(state.clients.run)[0]).hex(),
+        }
         requests = {
-            site: Frame("resume", {"tag": list(tag), **_verdict(state.clients, i)}).to_bytes()
+            site: Frame("resume", header | _verdict(state.clients, i)).to_bytes()
             for i, site in enumerate(self.names)
         }
         self._go(requests, tag)
@@ -201,95 +233,173 @@ class Rounds:
     def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures]:
         """Run a round of all chains."""
         kernel, num_sites = self.kernel, len(self.names)
-        cohort = _cohorts(kernel, self.keys, number, num_sites)
         # Slots first: the server takes messages in the order of the cohort.
-        cohort = jax.tree.map(lambda leaf: np.asarray(leaf).T, cohort)
+        cohort = jax.tree.map(np.asarray, _cohorts(kernel, self.keys, number, num_sites))
         ids, weight, active = cohort.ids, cohort.weight, cohort.active
         broadcast, server = state.broadcast, state.server
         memories = list(state.clients.memories)
-        last, counted = (np.array(leaf) for leaf in state.clients[1:])
+        last, counted = np.array(state.clients.last), np.array(state.clients.counted)
         bits = np.zeros((2, len(self.keys)))
-        for phase, exchange in enumerate(self.shapes.phases):
+        for phase in range(len(self.shapes.phases)):
             places = [_Place.of(i, ids, weight, active) for i in range(num_sites)]
             asked = {self.names[i]: place for i, place in enumerate(places) if place.on.any()}
-            requests = {
-                site: self._request(
-                    site, place, broadcast, AtServer((), last, counted), number, phase
-                )
-                for site, place in asked.items()
-            }
-            answers = self.links.exchange(
-                requests,
-                "answer",
-                self._tag(number, phase),
-                lambda site, data: _answers(data, asked[site].on, exchange),  # noqa: B023
-                may_miss=self.may_miss,
-            )
-            for site in requests.keys() - answers.keys():
-                self.num_missed[site] += 1
-                active = active & (ids != self.names.index(site))
-            for site in answers:
+            at_server = AtServer((memories[phase],), last, counted, self._run)
+            hear = self._hear if self.masked is None else partial(self._hear_sum, self.masked)
+            heard = hear(asked, broadcast, at_server, cohort._replace(active=active), number, phase)
+            memories[phase], active, bits = heard.received.memories, heard.active, bits + heard.bits
+            for site in heard.sites:
                 self.marks[site] = []
-            silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
-            codes, reports = _table([answers.get(site, silent) for site in self.names])
-            report = jax.tree.map(lambda leaf: leaf[ids, self._chains], reports)
-            below = report.bits_down
-            if trees.is_empty(below):
-                below = trees.num_bits(exchange.broadcast)
-            bits += np.stack([np.where(active, sent, 0).sum(0) for sent in (report.bits, below)])
-            is_last = phase == len(self.shapes.phases) - 1
-            received, taken = total_of(
-                kernel,
-                broadcast,
-                memories[phase],
-                codes,
-                cohort._replace(active=active),
-                number=phase,
-                setup=False,
-                waits=self.shapes.waits and is_last,
-            )
-            memories[phase] = received.memories
-            active = np.asarray(taken)
-            for site in answers:
                 i = self.names.index(site)
                 last[:, i] = (number, phase)
                 counted[:, i] = (active & (ids == i)).any(axis=0)
             broadcast, server, info = _served(
-                kernel, self.keys, broadcast, server, received, number=phase
+                kernel, self.keys, broadcast, server, heard.received, number=phase
             )
-        figures = _figures(report, active, cohort.active, bits, info)
-        clients = AtServer(tuple(memories), jnp.asarray(last), jnp.asarray(counted))
+        figures = Figures(
+            active.sum(axis=0),
+            bits[0],
+            bits[1],
+            heard.gradient_norm,
+            heard.num_lost,
+            (cohort.active & ~active).sum(axis=0),
+            jax.tree.map(np.asarray, info),
+        )
+        clients = AtServer(tuple(memories), last, counted, self._run)
         return FederatedState(broadcast, server, clients), figures
 
-    @property
-    def _chains(self) -> np.ndarray:
-        return np.arange(len(self.keys))
-
-    def _request(
+    def _hear(
         self,
-        site: str,
-        place: "_Place",
+        asked: dict[str, "_Place"],
         broadcast: Broadcast,
         at_server: AtServer,
+        cohort: Cohort,
         number: int,
         phase: int,
-    ) -> bytes:
-        header = {
-            "tag": list(self._tag(number, phase)),
-            "weights": place.weight.tolist(),
-            "active": place.on.tolist(),
-            "marks": self.marks[site],
-            "keep": self.kept,
-            **_verdict(at_server, self.names.index(site)),
-        }
-        on = np.flatnonzero(place.on).tolist()
-        body = pack(*(wire.encode(_chain(broadcast, c)) for c in on))
-        return Frame("step", header, body).to_bytes()
+    ) -> "_Heard":
+        """Return what the server has after the messages of a phase."""
+        exchange, ids = self.shapes.phases[phase], cohort.ids
+        active: Any = np.asarray(cohort.active)
+        tag = self._tag(number, phase)
+        requests = self._requests(tag, asked, broadcast, at_server)
+        answers = self.links.exchange(
+            requests,
+            "answer",
+            tag,
+            lambda site, data: _answers(data, asked[site].on, exchange),
+            may_miss=self.may_miss,
+        )
+        heard = set(answers)
+        for site in requests.keys() - heard:
+            self.num_missed[site] += 1
+            active = active & (ids != self.names.index(site))
+        if len(answers) < len(self.names):
+            silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
+            answers |= {site: silent for site in self.names if site not in answers}
+        codes, reports = _table([answers[site] for site in self.names])
+        report = jax.tree.map(lambda leaf: leaf[ids, np.arange(len(self.keys))], reports)
+        below = report.bits_down
+        if trees.is_empty(below):
+            below = trees.num_bits(exchange.broadcast)
+        bits = np.stack([np.where(active, sent, 0).sum(0) for sent in (report.bits, below)])
+        received, counted = total_of(
+            self.kernel,
+            broadcast,
+            at_server.memories[0],
+            codes,
+            cohort._replace(active=active),
+            number=phase,
+            setup=False,
+            waits=self.shapes.waits and phase == len(self.shapes.phases) - 1,
+        )
+        taken = np.asarray(counted)
+        square = np.where(taken, np.asarray(report.gradient_norm) ** 2, 0).sum(axis=0)
+        norm = np.sqrt(square / np.maximum(taken.sum(axis=0), 1))
+        lost = np.zeros(len(self.keys), np.int64)
+        if not trees.is_empty(report.usable):
+            lost = (taken & ~report.usable).sum(axis=0)
+        return _Heard(received, taken, bits, norm, lost, heard)
+
+    def _hear_sum(
+        self,
+        sums: MaskedSums,
+        asked: dict[str, "_Place"],
+        broadcast: Broadcast,
+        at_server: AtServer,
+        cohort: Cohort,
+        number: int,
+        phase: int,
+    ) -> "_Heard":
+        """Return what the server has of a phase under masks: a total, and nothing of any site."""
+        exchange, num = self.shapes.phases[phase], len(self.keys)
+        tag = self._tag(number, phase)
+
+        requests = partial(self._requests, tag, asked, broadcast, at_server)
+        below = jax.tree.leaves(exchange.report.bits_down)
+        num_numbers = num_words(exchange.code)
+        size = num * (num_numbers + len(below))
+        total = sums.total(tag, (phase, len(self.shapes.phases), False), size, requests)
+        words, down = np.split(total.reshape(num, -1), [num_numbers], axis=1)
+        _check_counts(words, len(self.names))
+        message = self.kernel.phases[phase].message_like(exchange.broadcast)
+        received = Received(
+            limbs_of_host(words, message, num_lead=1),
+            (),
+            at_server.memories[0],
+            at_server.memories[0],
+            jnp.zeros(num, jnp.int32),
+        )
+        up = np.full(num, float(len(asked) * WORD_BITS * num_numbers))
+        sent = down[:, 0] if below else len(asked) * trees.num_bits(exchange.broadcast)
+        bits = np.stack([up, np.broadcast_to(sent, num)])
+        lost = words[:, -1].astype(np.int64)
+        return _Heard(
+            received, np.asarray(cohort.active), bits, np.full(num, np.nan), lost, asked.keys()
+        )
+
+    def _requests(
+        self,
+        tag: Tag,
+        asked: dict[str, "_Place"],
+        broadcast: Broadcast,
+        at_server: AtServer,
+        masks: dict[str, Any] | None = None,
+    ) -> dict[str, bytes]:
+        bodies: dict[bytes, tuple[bytes, int]] = {}  # with checksums, by the chains of a site
+        requests = {}
+        for site, place in asked.items():
+            header = {
+                "tag": list(tag),
+                "weights": place.weight.tolist(),
+                "active": place.on.tolist(),
+                "marks": self.marks[site],
+                "keep": self.kept,
+                **_verdict(at_server, self.names.index(site)),
+            }
+            if masks is not None:
+                header["masks"] = masks
+            chains = place.on.tobytes()
+            if chains not in bodies:
+                on = np.flatnonzero(place.on).tolist()
+                body = pack(*(wire.encode(_chain(broadcast, c)) for c in on))
+                bodies[chains] = body, checksum(body)
+            requests[site] = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
+        return requests
 
     def draws(self, state: FederatedState, number: int) -> tuple[ArrayTree, np.ndarray]:
         """Return one draw of every chain, and which chains are finite."""
         drawn, finite = _drawn(self.kernel, self.keys, state._replace(clients=()), number)
         return drawn, np.asarray(finite)
+
+
+class _Heard(NamedTuple):
+    """What the server has after the messages of a phase, of each chain."""
+
+    received: Received
+    active: np.ndarray  # [cohort_size, num_chains] bool, whose messages were taken
+    bits: np.ndarray  # [2, num_chains], up and down
+    gradient_norm: np.ndarray  # [num_chains]
+    num_lost: np.ndarray  # [num_chains]
+    sites: Collection[str]  # that answered
 
 
 class _Place(NamedTuple):
@@ -397,8 +507,10 @@ def _first(
 
 @partial(jax.jit, static_argnames="num_clients")
 def _cohorts(kernel: FederatedKernel, keys: Array, number: Any, num_clients: int) -> Cohort:
-    cohort: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients))(keys)
-    return cohort
+    cohorts: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients), out_axes=1)(
+        keys
+    )
+    return cohorts
 
 
 @partial(jax.jit, static_argnames="number")
@@ -439,27 +551,13 @@ def _drawn(
     return drawn
 
 
-def _figures(
-    report: Report,
-    active: np.ndarray,
-    everybody: np.ndarray,
-    bits: np.ndarray,
-    info: ArrayTree,
-) -> Figures:
-    num_active = active.sum(axis=0)
-    square = np.where(active, np.asarray(report.gradient_norm) ** 2, 0).sum(axis=0)
-    lost = np.zeros_like(num_active)
-    if not trees.is_empty(report.usable):
-        lost = (active & ~report.usable).sum(axis=0)
-    return Figures(
-        num_active,
-        bits[0],
-        bits[1],
-        np.sqrt(square / np.maximum(num_active, 1)),
-        lost,
-        (everybody & ~active).sum(axis=0),
-        jax.tree.map(np.asarray, info),
-    )
+def _check_counts(words: np.ndarray, num_sites: int) -> None:
+    """Raise unless the counts of a secure sum, which end its words, can be those of all sites."""
+    if (words[:, -2:] > num_sites).any():
+        raise SiteError(
+            "The masks of this sum do not cancel: sites were not asked the same, or one of them "
+            "answered something else."
+        )
 
 
 def _everyone(num_sites: int, num_chains: int) -> Cohort:
@@ -477,14 +575,14 @@ def _verdict(at_server: AtServer, index: int) -> dict[str, Any]:
 
 def _answers(data: bytes, on: np.ndarray, exchange: Any) -> list[ArrayTree]:
     """Return code and report of every chain, zeros where the site takes no part."""
-    chains = np.flatnonzero(on)
-    parts = unpack(data, 2 * len(chains))
-    found = [_zeros((exchange.code, exchange.report))] * len(on)
-    for place, chain in enumerate(chains):
-        code = _decoded(parts[place], exchange.code)
-        report = _decoded(parts[len(chains) + place], exchange.report)
-        found[chain] = (code, report)
-    return found
+    like = (exchange.code, exchange.report)
+    num = int(on.sum())
+    parts = unpack(data, 2 * num)
+    heard = (
+        (_decoded(code, exchange.code), _decoded(report, exchange.report))
+        for code, report in zip(parts[:num], parts[num:], strict=True)
+    )
+    return [next(heard) if here else _zeros(like) for here in on]
 
 
 def _decoded(data: bytes, like: ArrayTree) -> ArrayTree:
@@ -500,8 +598,12 @@ def _zeros(like: ArrayTree) -> ArrayTree:
 
 def _table(sites: list[list[ArrayTree]]) -> ArrayTree:
     """Return leaves ``[num_clients, num_chains, ...]`` of one entry per site and chain."""
-    chains = [jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in sites]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *chains)
+    shape = len(sites), len(sites[0])
+
+    def of_all(*leaves: Any) -> np.ndarray:
+        return np.stack(leaves).reshape(*shape, *leaves[0].shape)
+
+    return jax.tree.map(of_all, *(entry for chains in sites for entry in chains))
 
 
 def _chain(tree: ArrayTree, chain: int) -> ArrayTree:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
@@ -23,7 +24,7 @@ HEADER = struct.Struct("<16s32s32sqHQQ32sQ")
 """Mark, study, session, place (round, exchange), answers, ended, question, number of words."""
 
 
-class RuleError(Exception):
+class RuleError(Refused):
     """A site refuses to answer; the message says which rule forbids it."""
 
 

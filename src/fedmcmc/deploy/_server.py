@@ -18,7 +18,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.deploy._frames import digest_of
 from fedmcmc.deploy._links import Links
-from fedmcmc.deploy._rounds import Figures, Rounds
+from fedmcmc.deploy._rounds import AtServer, Figures, Rounds
 from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -76,6 +76,13 @@ class Sites:
             raise ValueError(f"on_missing must be 'wait' or 'leave_out', got {on_missing!r}.")
         if not timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+        if study.secure:
+            if on_missing != "wait":
+                raise ValueError(
+                    "Under masks a round without one site is void: its message and the others' "
+                    "masks are in no sum. on_missing must be 'wait'."
+                )
+            study.consortium  # noqa: B018  # raises where sums over these sites hide nothing
         self.study, self.on_missing = study, on_missing
         self._links = Links(study, transport, timeout)
         self._asked = 0
@@ -150,21 +157,21 @@ class Sites:
         rounds.begin()
         first = rounds.set_up(positions, init_keys)
         if state is not None:
-            if jax.tree.leaves(rounds.shapes.client):
+            keeps = bool(jax.tree.leaves((rounds.shapes.client, rounds.shapes.memories)))
+            if keeps and not isinstance(state.clients, AtServer):
                 raise ValueError(
-                    "state= cannot go on with a kernel whose clients keep a state of their own "
-                    "at their sites: give the run a checkpoint= and call it with more rounds."
+                    "The clients of this kernel keep a state of their own, which must be at the "
+                    "sites: state= goes on from a run at these sites, and this is none."
                 )
-            difference = trees.first_difference(
-                trees.shapes_of(first._replace(clients=())),
-                trees.shapes_of(state._replace(clients=())),
-            )
+            clients = state.clients if keeps else first.clients
+            state = state._replace(clients=clients)
+            difference = trees.first_difference(trees.shapes_of(first), trees.shapes_of(state))
             if difference:
                 raise ValueError(f"state does not fit this kernel and these sites: {difference}.")
-            first = state._replace(clients=first.clients)
+            first = state
         first = jax.tree.map(trees.strong, first)
         program = Program(kernel, self.study.hollow, Arrangement(clients_at_a_time=1))
-        return OverSites(rounds, program, first), first, self.study.digest
+        return OverSites(rounds, program, first, state is not None), first, self.study.digest
 
     def _rounds(self, kernel: FederatedKernel, keys: Array, like: ArrayTree, start: str) -> Rounds:
         shapes = shapes_of_run(kernel, self.study, like)
@@ -189,7 +196,9 @@ class OverSites:
     # A checkpoint is written before the run goes on, so that sites keep their states of its round.
     in_place = True
 
-    def __init__(self, rounds: Rounds, program: Program, first: FederatedState) -> None:
+    def __init__(
+        self, rounds: Rounds, program: Program, first: FederatedState, goes_on: bool
+    ) -> None:
         self.rounds, self.keys = rounds, rounds.keys
         self.plain = self.program = program
         self.shapes = trees.shapes_but_keys(first)
@@ -199,7 +208,8 @@ class OverSites:
             lambda s: jax.ShapeDtypeStruct((num, sites, *s.shape), s.dtype), like
         )
         self.simulated_shapes = self.table_shapes = self.shapes._replace(clients=clients)
-        self._first = int(np.asarray(first.broadcast.round)[0])
+        # Sites begin with what they make of the first broadcast, unless a run goes on.
+        self._first = None if goes_on else int(np.asarray(first.broadcast.round)[0])
         self._at: int | None = None
         self._saved: list[int] = []
         self._good: tuple[tuple[int, int], Segment] | None = None
@@ -251,6 +261,7 @@ class OverSites:
             words = np.stack([bits // 2**32, bits % 2**32]).astype(np.uint32)  # [2, 2, num]
             of_chains: Any = np.moveaxis(words, -1, 0)
             bad: Any = first_bad
+            state = jax.tree.map(jnp.asarray, state)
             return Segment(state, records, of_chains, bad, accumulator_states)
 
         for number in range(at, stop):

@@ -10,7 +10,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 try:
     from cryptography.exceptions import InvalidSignature
@@ -20,18 +20,20 @@ try:
         Ed25519PublicKey,
     )
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 except ImportError as error:
     raise ImportError(
         "fedmcmc.deploy needs cryptography: pip install 'fedmcmc[deploy]'."
     ) from error
+
+from fedmcmc.deploy._frames import Refused
 
 FEWEST_SITES = 3
 NONCE_BYTES, KEY_BYTES, SIGNATURE_BYTES, DIGEST_BYTES = 16, 32, 64, 32
 HELLO_BYTES = 4 + NONCE_BYTES + KEY_BYTES + SIGNATURE_BYTES
 
 
-class SessionError(Exception):
+class SessionError(Refused):
     """What came from the server is not what the other sites of the study signed."""
 
 
@@ -123,6 +125,19 @@ class Session:
     index: int
     pair_keys: dict[int, bytes] = field(repr=False)
 
+    def bound_to(self, question: bytes) -> "Session":
+        """Return the session with keys for one question alone.
+
+        Masks of sites that were asked different things do not cancel, so a server that asks some
+        sites something else than others has random words. And no mask is ever for two questions.
+        """
+        info = b"fedmcmc/question/1" + question
+        keys = {
+            other: HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive(key)
+            for other, key in self.pair_keys.items()
+        }
+        return replace(self, pair_keys=keys)
+
 
 class Handshake:
     """One site's part of the two exchanges that make a session.
@@ -189,7 +204,7 @@ class Handshake:
                 raise SessionError(f"What came as the hello of site {number} is none of it.")
             what = f"The hello of site {number} is not signed by its approved key for this study."
             _verify(key, signature, _hello_digest(self._consortium, number, body), what)
-        identifier = transcript("fedmcmc/session/1", self._consortium.study, *hellos)
+        identifier = session_identifier(self._consortium, hellos)
         if self._keys is not None and self._keys[0] != identifier:
             raise SessionError("This site has confirmed another list of hellos: begin anew.")
         public = [hello[4 + NONCE_BYTES : 4 + NONCE_BYTES + KEY_BYTES] for hello in hellos]
@@ -226,6 +241,11 @@ class Handshake:
                 except ValueError:  # of a point that makes the secret zero
                     raise SessionError(f"The fresh key of site {number} is not a key.") from None
         return Session(identifier, self._consortium, self._index, pair_keys)
+
+
+def session_identifier(consortium: Consortium, hellos: Sequence[bytes]) -> bytes:
+    """Return what all sites sign that saw these hellos."""
+    return transcript("fedmcmc/session/1", consortium.study, *hellos)
 
 
 def pair_key(

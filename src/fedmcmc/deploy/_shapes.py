@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, StepInfo
 from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._masks import check_kernel
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import (
@@ -109,4 +110,7 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             return server_step(kernel, number, key, b, server, received)
 
         broadcast, server, _ = jax.eval_shape(served, key, broadcast, server)
+    if study.secure:
+        codes = (*setup, *(phase.code for phase in phases))
+        check_kernel(kernel, codes, waits=waits)
     return Shapes(first, setup, tuple(phases), server, kept, tuple(memories), waits)

@@ -1,5 +1,7 @@
 """A site: it has its own rows, answers the server's requests, and keeps its state on its disk."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +16,13 @@ from jax import Array
 
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel
+from fedmcmc.compression import host_words
 from fedmcmc.data import FederatedData
+from fedmcmc.deploy._approval import Approval
+from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._disk import RESERVED, Disk
-from fedmcmc.deploy._frames import Frame, FrameError, Refused, digest_of, pack, unpack
+from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
+from fedmcmc.deploy._masks import STAGES, SiteMasks
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
@@ -24,6 +30,8 @@ from fedmcmc.pytrees import trees
 from fedmcmc.rounds import client_step
 
 LOG = logging.getLogger("fedmcmc.deploy")
+MOST_LETTERS = 64
+"""Of what the server calls a run, or asks for, in the site's log."""
 
 
 @dataclass
@@ -35,6 +43,7 @@ class _Run:
     kernel: FederatedKernel
     keys: Array  # [num_chains]
     shapes: Shapes
+    told: str  # a digest of all this, as the server told it
     # What the server has counted, leaves [num_chains, ...]; `None` before the first round.
     state: ArrayTree = None
     answered: tuple[int, int] = (-1, -1)  # round and phase of the last answer
@@ -63,8 +72,8 @@ class Site:
     folder
         On a disk of its own, where it keeps its state.
     approved
-        The study's digest that the site's owner has agreed to; nothing of a study's files is run
-        unless they are those.
+        What the site's owner has agreed to, an `Approval` or a study's digest; nothing of a study's
+        files is run unless they are those.
     most_rounds
         Rounds that the site answers in all, over all runs of the study.
     min_rows
@@ -73,13 +82,18 @@ class Site:
         Sites below which it takes no part.
     refused_columns
         Columns that it does not let be used.
+    identity
+        The site's Ed25519 private key, or the file that holds it (`deploy.make_identity`), for a
+        study under masks.
+    log
+        An `AuditLog`, in which every message is before it leaves.
 
     Raises
     ------
     Refused
         If the study is another than approved, or asks for what the site does not give.
     ValueError
-        If rows are not those of the study.
+        If rows are not those of the study, or the identity is not the one that the study names.
     """
 
     def __init__(
@@ -89,13 +103,17 @@ class Site:
         rows: Any,
         *,
         folder: str | Path,
-        approved: str | None = None,
+        approved: Approval | str | None = None,
         most_rounds: int | None = None,
         min_rows: int = 1,
         min_sites: int = 1,
         refused_columns: Sequence[str] = (),
+        identity: Any = None,
+        log: AuditLog | None = None,
     ) -> None:
-        if approved is not None and study.digest != approved:
+        if isinstance(approved, Approval):
+            approved.check(study, name)
+        elif approved is not None and study.digest != approved:
             raise Refused(
                 f"The study {study.name!r} is not the one approved: its digest is {study.digest}, "
                 f"approved is {approved}. Compare its files and settings with what was agreed."
@@ -110,7 +128,15 @@ class Site:
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
-        self._last: tuple[str, bytes] = ("", b"")
+        self._last = (b"", b"")  # a request, and what was answered
+        self._masks: SiteMasks | None = None
+        if study.secure:
+            if identity is None:
+                raise Refused(f"The study {study.name!r} asks for masks: give {name} its identity.")
+            self._masks = SiteMasks(study, self.index, identity, self.disk.folder / "masks")
+        self._log, self._hello = log, b""
+        if log is not None:
+            log.write("started", site=name, study=study.digest)
 
     def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
@@ -140,7 +166,13 @@ class Site:
         study = self.study
         header = {"site": self.name, "study": study.digest, "software": software()}
         header["kernels"] = study.kernel_digests
-        return Frame("hello", header).to_bytes()
+        if self._masks is not None:
+            header["session"] = self._masks.session
+        data = Frame("hello", header).to_bytes()
+        if self._log is not None and data != self._hello:  # it calls for as long as nobody answers
+            self._hello = data
+            self._log.write("hello", **_sent(data))
+        return data
 
     def answer(self, data: bytes) -> bytes | None:
         """Return the answer to a message of the server.
@@ -154,24 +186,29 @@ class Site:
         Refused
             If the server does not take this site.
         """
-        tag = None
+        tag: list[Any] | None = None
+        asked = ""
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
                 raise Refused(str(frame.header.get("reason")))
             if frame.kind == "welcome":
                 return None
-            tag = list(frame.tag)
+            asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
-            return Frame(kind, {"tag": tag, **header}, body).to_bytes()
         except FrameError as error:
             LOG.warning("%s: a message was not understood: %s", self.name, error)
-            return Frame("error", {"tag": tag, "reason": str(error)}).to_bytes()
+            kind, header, body = "error", {"reason": str(error)}, b""
         except _Unready:
-            return Frame("unready", {"tag": tag}).to_bytes()
+            kind, header, body = "unready", {}, b""
         except _Declined as error:
             LOG.warning("%s: declined: %s", self.name, error)
-            return Frame("declined", {"tag": tag, "reason": str(error)}).to_bytes()
+            kind, header, body = "declined", {"reason": str(error)}, b""
+        answer = Frame(kind, {"tag": tag, **header}, body).to_bytes()
+        if self._log is not None:
+            where = {} if tag is None else Tag(tag[0][:MOST_LETTERS], *tag[1:])._asdict()
+            self._log.write(kind, asked=asked[:MOST_LETTERS], **where, **_sent(answer))
+        return answer
 
     def _answered(self, frame: Frame, data: bytes) -> tuple[str, dict[str, Any], bytes]:
         try:
@@ -185,10 +222,12 @@ class Site:
                 case "resume":
                     self._resume(frame)
                 case "step":
-                    digest = digest_of(data)
-                    if digest != self._last[0]:
-                        self._last = (digest, self._step(frame))
+                    if data != self._last[0]:
+                        self._last = (data, self._step(frame))
                     return "answer", {}, self._last[1]
+                case stage if stage in STAGES and self._masks is not None:
+                    part = self._masks.take_part(stage, frame.tag.attempt, frame.body)
+                    return "answer", {}, part
                 case _:
                     raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
         except (FrameError, _Unready):
@@ -226,10 +265,11 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
-        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes)
+        told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
+        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, told)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
-        self._last = ("", b"")
+        self._last = (b"", b"")
 
     def _current(self, frame: Frame) -> _Run:
         run, tag = self._run, frame.tag
@@ -244,11 +284,15 @@ class Site:
         if not 0 <= number < len(shapes.setup):
             raise FrameError("A phase of the set-up that this kernel does not have.")
         num = len(run.keys)
+        self._check_session(frame)
         self._count_round()
         first = _stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
         weights = jnp.ones(num, self.client.share.dtype)
         inputs = (run.keys, first, (), weights, jnp.ones(num, bool))
         codes = _steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
+        if self._masks is not None:
+            place = (0, number, len(shapes.setup), True)
+            return self._masked(frame, place, "", host_words(codes, num_lead=1))
         return pack(*(wire.encode(_chain(codes, c)) for c in range(num)))
 
     def _start(self, frame: Frame) -> None:
@@ -265,21 +309,28 @@ class Site:
         self._save(run)
 
     def _resume(self, frame: Frame) -> None:
-        """Go back to the state before the round from which the server goes on."""
+        """Go back to the state before the round from which the server goes on.
+
+        Of this run, or of the one that it goes on from, whose own state stays as it is.
+        """
         run, round_ = self._current(frame), frame.tag.round
         if self._recalled(run):
             return
-        marked = self.disk.marked(run.name, round_)
+        name = str(frame.header.get("run", run.name))
+        goes_back = name == run.name
+        marked = self.disk.marked(name, round_, forget=goes_back)
         if marked is not None:
             run.state = run.pending = self._states(run, marked)  # with what was counted then
             run.answered = tuple(frame.header["last"] or (-1, -1))
-        elif self._read_state(run) is None or run.answered[0] >= round_:
+        elif self._read_state(run, name) is None or run.answered[0] >= round_:
             raise Refused(
                 f"{self.name} has no state of round {round_} of this run, from which the server "
                 "goes on: its folder is not that of the run."
             )
         else:
             self._settle(run, frame)
+        if not goes_back:
+            self.disk.begin(run.name)
         self._save(run)
 
     def _recalled(self, run: _Run) -> bool:
@@ -293,9 +344,9 @@ class Site:
         run.answered = (-1, -1)
         return False
 
-    def _read_state(self, run: _Run) -> int | None:
-        """Read what is on the disk of a run; return its attempt."""
-        found = self.disk.read(run.name, 2)
+    def _read_state(self, run: _Run, name: str | None = None) -> int | None:
+        """Read what is on the disk of a run, by default this one; return its attempt."""
+        found = self.disk.read(run.name if name is None else name, 2)
         if found is None:
             return None
         header, (state, pending) = found
@@ -328,7 +379,9 @@ class Site:
             return
         if len(counted) != len(run.keys):
             raise FrameError("A message does not say of every chain what was counted.")
-        run.state = run.pending = _select(jnp.asarray(counted, bool), run.pending, run.state)
+        if not all(counted):
+            run.pending = _select(np.asarray(counted, bool), run.pending, run.state)
+        run.state = run.pending
 
     def _step(self, frame: Frame) -> bytes:
         """Answer a phase of a round; the state is on the disk when this returns."""
@@ -341,6 +394,12 @@ class Site:
         weights, active = header["weights"], header["active"]
         if not len(weights) == len(active) == num or not any(active):
             raise FrameError("A message does not say of every chain who takes part.")
+        self._check_session(frame)
+        if self._masks is not None and not (all(active) and all(w == 1 for w in weights)):
+            raise Refused(
+                "Under masks all sites take part in all chains, with one weight: a total in which "
+                "one message weighs more than the others tells that message."
+            )
         exchange = shapes.phases[number]
         some = iter(unpack(frame.body, sum(map(bool, active))))
         heard = [_read(next(some), exchange.broadcast) if on else None for on in active]
@@ -354,16 +413,42 @@ class Site:
         marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
         if run.keeps and marks:
             self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
-        weight = jnp.asarray(weights, self.client.share.dtype)
-        inputs = (run.keys, broadcasts, run.state, weight, jnp.asarray(active, bool))
+        weight = np.asarray(weights, self.client.share.dtype)
+        inputs = (run.keys, broadcasts, run.state, weight, np.asarray(active, bool))
         outputs = _steps(run.kernel, self.client, *inputs, number=number, setup=False)
         codes, run.pending, reports = outputs
+        codes, reports = jax.tree.map(np.asarray, (codes, reports))
         run.answered = (tag.round, number)
         self._save(run)
+        if self._masks is not None:
+            place = (tag.round, number, len(shapes.phases), False)
+            kept = digest_of(wire.encode([run.state]))
+            return self._masked(frame, place, kept, words_of(codes, reports))
         chains = [c for c in range(num) if active[c]]
         return pack(
             *(wire.encode(_chain(codes, c)) for c in chains),
             *(wire.encode(_chain(reports, c)) for c in chains),
+        )
+
+    def _check_session(self, frame: Frame) -> None:
+        """Raise where a message under masks is not of this site's session."""
+        if self._masks is None:
+            return
+        asked = frame.header.get("masks")
+        if not isinstance(asked, dict):
+            raise Refused(f"The study {self.study.name!r} asks for masks, and its server does not.")
+        if not self._masks.session or asked.get("session") != self._masks.session:
+            raise _Unready  # of before this site or another was started again
+
+    def _masked(
+        self, frame: Frame, place: tuple[int, int, int, bool], kept: str, words: np.ndarray
+    ) -> bytes:
+        """Return words ``[num_chains, num_words]`` under masks, if the site's rules allow it."""
+        run, masks = self._current(frame), self._masks
+        assert masks is not None
+        question = digest_of(run.told.encode(), repr(place).encode(), frame.body)
+        return masks.answer(
+            frame.header["masks"], place, bytes.fromhex(question), kept.encode(), words.reshape(-1)
         )
 
     def _count_round(self) -> None:
@@ -375,6 +460,11 @@ class Site:
         if self.most_rounds is not None and self._num_rounds > self._reserved:
             self._reserved = min(self._num_rounds + RESERVED - 1, self.most_rounds)
             self.disk.reserve(self._reserved)
+
+
+def _sent(data: bytes) -> dict[str, Any]:
+    """Return what a log has of a message that leaves; the digest is that of ``sha256sum``."""
+    return {"bytes": len(data), "digest": hashlib.sha256(data).hexdigest()}
 
 
 class _Declined(Exception):
@@ -389,6 +479,17 @@ class _Unready(Exception):
     """
 
 
+def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
+    """Return codes ``[num_chains, num_words]``, and the bits that were needed below as a word.
+
+    Of what clients report no more leaves a site under masks; ``()`` adds no word.
+    """
+    below = [
+        np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(reports.bits_down)
+    ]
+    return np.concatenate([host_words(codes, num_lead=1), *below], axis=1)
+
+
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:
     try:
         return wire.decode(data, like)
@@ -397,7 +498,8 @@ def _read(data: bytes, like: ArrayTree) -> ArrayTree:
 
 
 def _stacked(parts: list[ArrayTree]) -> ArrayTree:
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *parts)
+    """Return NumPy arrays, which a compiled function takes sooner than JAX does alone."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
 def _chain(tree: ArrayTree, chain: int) -> ArrayTree:

@@ -1,5 +1,6 @@
 """A study: what sites and their server agree on before anything runs."""
 
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -19,6 +20,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.deploy._frames import Refused, digest_of
+from fedmcmc.deploy._masks import check_settings
 from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
@@ -54,6 +56,12 @@ class Study:
         `fedmcmc.surrogates`). Without these, sites run `kernels` alone.
     settings
         Passed to the functions above.
+    secure
+        Empty, or what the masks of secure sums depend on: ``identities``, the sites' public keys by
+        name (`deploy.make_identity`); ``rounds``, which a run may have at most; and if wanted
+        ``answers``, to different questions, which a site gives at most in all runs; ``minimum``,
+        the sites that must be there; ``colluding``, the sites that may tell the server all they
+        know. All kernels of the study must then be secure sums over all sites.
     folder
         Where files are looked for; each party has its own.
 
@@ -77,6 +85,7 @@ class Study:
     kernels: Mapping[str, str] = field(default_factory=dict)
     asks: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    secure: Mapping[str, Any] = field(default_factory=dict)
     folder: str | Path = "."
 
     def __post_init__(self) -> None:
@@ -91,6 +100,8 @@ class Study:
                 raise ValueError(
                     f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
                 )
+        if self.secure:
+            check_settings(self.secure, self.sites, self.asks)
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
@@ -105,7 +116,7 @@ class Study:
         with path.open("rb") as file:
             given = tomllib.load(file)
         wanted = {"name", "posterior", "sites", "rows"}
-        known = wanted | {"kernels", "asks", "settings"}
+        known = wanted | {"kernels", "asks", "settings", "secure"}
         if not wanted <= given.keys() <= known:
             raise ValueError(
                 f"{path} must hold {', '.join(sorted(wanted))} and may hold "
@@ -115,7 +126,7 @@ class Study:
         return cls(**given, folder=path.parent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the parties agree on, as `read` takes it, with the hashes of files."""
+        """Return what the parties agree on, as `read` takes it, with the SHA-256 of files."""
         return {
             "name": self.name,
             "posterior": self.posterior,
@@ -124,7 +135,8 @@ class Study:
             "kernels": dict(self.kernels),
             "asks": list(self.asks),
             "settings": dict(self.settings),
-            "files": {where: self._hash(where) for where in self._sources},
+            "secure": dict(self.secure),
+            "files": {where: self._hash(where) for where in self.sources},
         }
 
     @cached_property
@@ -137,12 +149,41 @@ class Study:
         text = json.dumps(self.to_dict() | {"sites": sites}, sort_keys=True)
         return digest_of(text.encode())
 
+    @cached_property
+    def consortium(self) -> Any:
+        """Whose messages masks hide among whom: a `secure.Consortium`.
+
+        Its document is the study, with what its kernels come out as and the software's versions.
+
+        Raises
+        ------
+        ValueError
+            If a sum over these sites would not hide a single message.
+        """
+        from fedmcmc.deploy.secure import Consortium, transcript
+
+        known = json.dumps([self.kernel_digests, software()], sort_keys=True).encode()
+        return Consortium(
+            transcript("fedmcmc/study/1", bytes.fromhex(self.digest), known),
+            tuple(bytes.fromhex(self.secure["identities"][site]) for site in self.sites),
+            self.secure.get("minimum", 1),
+            self.secure.get("colluding", 0),
+        )
+
     @property
-    def _sources(self) -> list[str]:
+    def sources(self) -> list[str]:
+        """The files and packages that the model and the kernels are in."""
         places = {where.partition(":")[0] for where in (self.posterior, *self.kernels.values())}
         return sorted(places)
 
-    def _path(self, source: str) -> Path:
+    def path(self, source: str) -> Path:
+        """Return where a source of the model or of a kernel lies, ``"file.py"`` or a package's.
+
+        Raises
+        ------
+        ValueError
+            If it is a package that is not installed.
+        """
         if source.endswith(".py"):
             return Path(self.folder) / source
         spec = importlib.util.find_spec(source)
@@ -151,9 +192,9 @@ class Study:
         return Path(spec.origin)
 
     def _hash(self, source: str) -> str:
-        path = self._path(source)
+        path = self.path(source)
         try:
-            return digest_of(path.read_bytes())
+            return hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise ValueError(
                 f"The study {self.name!r} needs {path}, which cannot be read ({error.strerror})."
@@ -161,14 +202,14 @@ class Study:
 
     @cached_property
     def _modules(self) -> dict[str, ModuleType]:
-        return {source: self._loaded(source) for source in self._sources}
+        return {source: self._loaded(source) for source in self.sources}
 
     def _loaded(self, source: str) -> ModuleType:
         if not source.endswith(".py"):
             return importlib.import_module(source)
         name = f"fedmcmc_study_{self._hash(source)[:16]}"
         if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, self._path(source))
+            spec = importlib.util.spec_from_file_location(name, self.path(source))
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module

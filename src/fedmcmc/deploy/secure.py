@@ -9,6 +9,7 @@ from fedmcmc.deploy._session import Consortium as Consortium
 from fedmcmc.deploy._session import Handshake as Handshake
 from fedmcmc.deploy._session import Session as Session
 from fedmcmc.deploy._session import SessionError as SessionError
+from fedmcmc.deploy._session import session_identifier as session_identifier
 from fedmcmc.deploy._session import transcript as transcript
 from fedmcmc.deploy._sums import MaskTag as MaskTag
 from fedmcmc.deploy._sums import mask as mask

@@ -1,6 +1,6 @@
 """Whether draws suffice and are the posterior's: R-hat, effective sample sizes, gradients, rules.
 
-It sees draws, a model and rows, not kernels, and imports types, data and gradients.
+It sees draws, a model and rows, not kernels, and imports types, data, Gaussians and gradients.
 """
 
 from fedmcmc.diagnostics._diagnosis import BIAS as BIAS
@@ -16,7 +16,10 @@ from fedmcmc.diagnostics._mixing import mixing as mixing
 from fedmcmc.diagnostics._mixing import worst as worst
 from fedmcmc.diagnostics._moments import Moments as Moments
 from fedmcmc.diagnostics._moments import check_moments as check_moments
+from fedmcmc.diagnostics._psis import psis as psis
+from fedmcmc.diagnostics._psis import threshold as threshold
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule
 from fedmcmc.diagnostics._stopping import Verdict as Verdict
 from fedmcmc.diagnostics._stopping import at_rest as at_rest
 from fedmcmc.diagnostics._stopping import rhat_below as rhat_below
+from fedmcmc.diagnostics._weights import check_by_weights as check_by_weights

@@ -10,6 +10,8 @@ from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import Moments, check_moments
+from fedmcmc.diagnostics._psis import threshold
+from fedmcmc.diagnostics._weights import check_by_weights
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
@@ -18,6 +20,7 @@ BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
 FAR = 1e6
 """Interquartile ranges from the median beyond which a draw is no draw of any posterior."""
+UNSUITABLE = "not suitable here: use fedmcmc.fit"
 HOPELESS_ESS = 100.0
 """Below so many effective draws only errors ten times as large say more than that draws are few."""
 
@@ -45,7 +48,8 @@ class Diagnosis:
     mixing
         R-hat and effective sample sizes.
     moments
-        Errors of mean and sds by the posterior's gradients; ``None`` where they cannot be told.
+        Errors of mean and sds, by the posterior's gradients at draws or, of an approximation, by
+        weights of points around it; ``None`` where they cannot be told.
     names
         Of the numbers of a raveled draw.
     findings
@@ -75,7 +79,7 @@ class Diagnosis:
         if self.moments is not None and np.isfinite(self.moments.bias).all():
             low, high = self.moments.spread.min(), self.moments.spread.max()
             line += (
-                f"; by gradients at {self.moments.num_draws:,} draws, means off by up to "
+                f"; by {_source(self.moments)}, means off by up to "
                 f"{np.abs(self.moments.bias).max():.2g} posterior sd, sds {low:.3g} to {high:.3g} "
                 f"of the posterior's"
             )
@@ -88,6 +92,7 @@ def diagnose(
     data: FederatedData | None = None,
     *,
     approximates: bool = False,
+    approximation: ArrayTree = None,
 ) -> Diagnosis:
     """Judge draws: whether chains agree, whether they are enough, whether they are the posterior's.
 
@@ -100,7 +105,10 @@ def diagnose(
     posterior, data
         What draws are meant to follow; without them only R-hat and effective sample sizes are told.
     approximates
-        Whether the draws are those of an approximation, which is said of what is wrong with them.
+        Whether the draws are independent ones of a Gaussian approximation, of up to 64 dimensions
+        by weights of the posterior over it.
+    approximation
+        More draws of the same approximation, for its mean and covariance; by default `draws`.
 
     Examples
     --------
@@ -117,9 +125,13 @@ def diagnose(
     found = mixing(draws)
     moments = None
     if posterior is not None and data is not None:
-        moments = check_moments(posterior, data, draws)
+        if approximates:
+            more = draws if approximation is None else approximation
+            moments = check_by_weights(posterior, data, more)
+        if moments is None:
+            moments = check_moments(posterior, data, draws)
     whole = Diagnosis(found, moments, names, ())
-    of_moments = _of_moments(whole, approximates)
+    of_moments = _of_weights(moments) or _of_moments(whole, approximates)
     findings = [*_of_mixing(whole, advise=not of_moments), *of_moments]
     return Diagnosis(found, moments, names, tuple(findings))
 
@@ -161,6 +173,24 @@ def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
     return [told]
 
 
+def _source(moments: Moments) -> str:
+    if moments.khat is None:
+        return f"gradients at {moments.num_draws:,} draws"
+    return f"weights of {moments.num_draws:,} points (k-hat {moments.khat:.2g})"
+
+
+def _of_weights(moments: Moments | None) -> list[str]:
+    """Return what is wrong where weights cannot be trusted."""
+    if moments is None or moments.khat is None or moments.trusted:
+        return []
+    return [
+        f"The approximation cannot be trusted: weights of the posterior over it and what is wider "
+        f"have k-hat {moments.khat:.2g} (wanted: below {threshold(moments.num_draws):.2g}), so "
+        f"that it misses a part of the posterior. More rounds help while it still moves; else a "
+        f"Gaussian is {UNSUITABLE}, or fedmcmc.correct, which goes on from these samples."
+    ]
+
+
 def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
     found, findings = diagnosis.moments, []
     if found is None:
@@ -186,8 +216,8 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
     worst = int(np.argmax(np.where(off, np.maximum(bias / BIAS, stretch / np.log(SPREAD)), 0)))
     what = "The approximation's draws are" if approximates else "These draws are"
     cure = (
-        "More rounds help while it still moves; else a dense structure, a smaller damping or "
-        "more exact inference"
+        "More rounds help while it still moves, structure='dense' and exacter inference if it is "
+        f"not the default's; else a Gaussian is {UNSUITABLE}"
         if approximates
         else "More rounds do not help; smaller steps, fewer local steps or corrections do "
         "(control_variate=True, surrogates, whole batches): see fedmcmc.predict_bias"
@@ -198,7 +228,7 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
         cure = "With so few effective draws this says how far the chains are, not what to change"
     led = f"{of_mean}, {of_sd}" if bias[worst] > BIAS else of_sd
     findings.append(
-        f"{what} not the posterior's: by gradients at {found.num_draws} draws {led} "
+        f"{what} not the posterior's: by {_source(found)} {led} "
         f"({int(off.sum())} of {len(off)} coordinates are off by {BIAS:g} sd or a tenth). {cure}."
     )
     return findings

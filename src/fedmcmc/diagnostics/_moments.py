@@ -36,10 +36,15 @@ class Moments(NamedTuple):
     spread, spread_error
         ``[d]``, standard deviations over the posterior's, and the standard error of the logarithm.
     num_draws
-        At how many draws gradients were taken.
+        At how many draws gradients were taken, or how many points were weighted.
     not_finite
         At how many of these the log density or its gradient is not finite. If any, the other
         figures are of the rest; NaN where these are too few, or their covariance degenerate.
+    khat
+        Of weights, the shape of their tail; ``None`` where the figures are by gradients.
+    trusted
+        Whether figures by weights can be trusted: k-hat is below 0.7, or no point has more than a
+        hundredth of all weight.
     """
 
     bias: np.ndarray
@@ -48,6 +53,8 @@ class Moments(NamedTuple):
     spread_error: np.ndarray
     num_draws: int
     not_finite: int
+    khat: float | None = None
+    trusted: bool = True
 
     def off(self, bias: float, spread: float) -> np.ndarray:
         """Return which coordinates are off by more than this and three standard errors, ``[d]``."""
@@ -100,11 +107,10 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
         return None
     at = np.linspace(0, total - 1, num_looked).astype(int)
     chosen = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[at], draws)
-    together = max(_MEMORY // (min(data.num_rows, CHUNK_ROWS) * row_size(data.rows)), 1)
     values, slopes = _values_and_gradients(
-        as_functions(posterior), data.pooled(groups=True), chosen, together=min(together, 32)
+        as_functions(posterior), data.pooled(groups=True), chosen, together=taken_together(data)
     )
-    every = _raveled(draws, total)
+    every = raveled(draws, total)
     finite = np.isfinite(values) & np.isfinite(slopes).all(1)
     not_finite = int((~finite).sum())
     figures = None
@@ -117,7 +123,13 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
     return Moments(*figures, num_looked, not_finite)
 
 
-def _raveled(draws: ArrayTree, total: int) -> np.ndarray:
+def taken_together(data: FederatedData) -> int:
+    """Return at how many draws all rows are looked at together."""
+    return min(max(_MEMORY // (min(data.num_rows, CHUNK_ROWS) * row_size(data.rows)), 1), 32)
+
+
+def raveled(draws: ArrayTree, total: int) -> np.ndarray:
+    """Return draws of all chains, `total` many, ``[total, d]`` float64."""
     columns = [np.asarray(leaf, np.float64).reshape(total, -1) for leaf in jax.tree.leaves(draws)]
     return np.concatenate(columns, 1)
 

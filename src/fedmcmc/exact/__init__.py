@@ -4,11 +4,11 @@ What lives here asks a consortium for summed log likelihoods and never sees a ro
 every room on lower floors.
 """
 
+from fedmcmc.diagnostics import psis as psis
+from fedmcmc.diagnostics import threshold as threshold
 from fedmcmc.exact._correct import Target as Target
 from fedmcmc.exact._correct import correct as correct
 from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round
-from fedmcmc.exact._psis import psis as psis
-from fedmcmc.exact._psis import threshold as threshold
 from fedmcmc.exact._tempered import Tempered as Tempered
 from fedmcmc.exact._tempered import tempered as tempered

@@ -16,9 +16,8 @@ from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.diagnostics import SamplingWarning, mixing
+from fedmcmc.diagnostics import SamplingWarning, mixing, psis, threshold
 from fedmcmc.exact._corrected import Corrected, Round
-from fedmcmc.exact._psis import psis, threshold
 from fedmcmc.gaussian import Gaussian, Mixture, defensive, moments_of
 from fedmcmc.kernels import BELOW, Evaluated, Points, Recipe, evaluations
 from fedmcmc.pytrees import trees

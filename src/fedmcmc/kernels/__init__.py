@@ -33,6 +33,7 @@ from fedmcmc.kernels._questions import differences as differences
 from fedmcmc.kernels._questions import evaluations as evaluations
 from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._questions import in_parts as in_parts
+from fedmcmc.kernels._relay import Relay as Relay
 from fedmcmc.kernels._relay import relay as relay
 from fedmcmc.kernels._separate import Separate as Separate
 from fedmcmc.kernels._shared import check_model as check_model

@@ -31,6 +31,8 @@ MOST_BYTES = 2**31
 """Draws that take more memory than that are not judged."""
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
+JUDGED_DRAWS, JUDGED_BYTES = 2**16, 2**24
+"""How many the judge looks at, for the approximation's moments: of all chains, bytes at most."""
 RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
@@ -71,17 +73,24 @@ def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> N
     warnings.warn(message, category, stacklevel=depth)
 
 
-def with_final_draws(samples: Samples, kernel: FederatedKernel, keys: Array) -> Samples:
+def with_final_draws(
+    samples: Samples, kernel: FederatedKernel, keys: Array, *, weighed: bool
+) -> tuple[Samples, ArrayTree]:
     """Return samples with draws of the last approximation, for a kernel that refines one.
 
-    As many as rounds were kept, or 1,000 per chain if these fit into 64 MiB.
+    As many as rounds were kept, or 1,000 per chain if these fit into 64 MiB. Beside them what the
+    judge looks at, of which these are the first; of other kernels ``None``. `weighed` says whether
+    it can weigh points, which needs more draws.
     """
     if not kernel.approximates or not samples.num_draws:
-        return samples
-    one = num_bytes(samples.state.broadcast.position)
+        return samples, None
+    one = num_bytes(samples.state.broadcast.position)  # of all chains
     num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // max(one, 1)))
+    judged = min(JUDGED_DRAWS // samples.num_chains, JUDGED_BYTES // max(one, 1))
     state = samples.state._replace(clients=())
-    return replace(samples, final_draws=jax.tree.map(np.asarray, _draw(kernel, keys, state, num)))
+    drawn = _draw(kernel, keys, state, max(num, judged) if weighed else num)
+    drawn = jax.tree.map(np.asarray, drawn)
+    return replace(samples, final_draws=jax.tree.map(lambda x: x[:, :num], drawn)), drawn
 
 
 @partial(jax.jit, static_argnames="num")
@@ -105,7 +114,7 @@ def warn_restless(samples: Samples) -> None:
             "The approximation is not proper at the end of the run (the product of all sites is no "
             "density), so that draws are of an earlier one: start at the mode "
             "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
-            "initial_precision=.",
+            "initial_precision=. If it stays so, a Gaussian is not suitable here: use fedmcmc.fit.",
             depth=5,
             category=DiagnosisWarning,
         )
@@ -141,9 +150,10 @@ def finished(
         grown = warn_grown(kernel, start, samples.state.broadcast)
         if not positions:
             return samples
-        samples = with_final_draws(samples, kernel, keys)
+        weighed = isinstance(data, FederatedData) and not silenced()
+        samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
         draws = samples.draws if samples.final_draws is None else samples.final_draws
-        found = judge(draws, kernel, data)
+        found = judge(draws, kernel, data, approximation)
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:
@@ -161,15 +171,22 @@ def not_judged(error: BaseException) -> str:
     return f"The draws could not be judged: {type(error).__name__}: {error}".splitlines()[0]
 
 
-def judge(draws: ArrayTree, kernel: FederatedKernel, data: Any) -> Diagnosis | None:
-    """Judge draws; ``None`` where they are too few or too many, or nobody would be told."""
+def judge(
+    draws: ArrayTree, kernel: FederatedKernel, data: Any, approximation: ArrayTree = None
+) -> Diagnosis | None:
+    """Judge draws; ``None`` where they are too few or too many, or nobody would be told.
+
+    `approximation` are more draws of what a kernel refines.
+    """
     target, leaves = kernel.target, jax.tree.leaves(draws)
     if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
         return None
     if math.prod(leaves[0].shape[:2]) < FEWEST_DRAWS:
         return None
     rows = data if isinstance(data, FederatedData) else None
-    return diagnose(draws, target, rows, approximates=kernel.approximates)
+    return diagnose(
+        draws, target, rows, approximates=kernel.approximates, approximation=approximation
+    )
 
 
 def warn_lost(info: dict[str, np.ndarray]) -> None:

@@ -35,20 +35,13 @@ class DamagedFileError(CheckpointError):
     """A file of a checkpoint does not hold what was written to it."""
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> str:
-    """Call ``write(file)`` on a new file, which gets its name once it is on the disk.
-
-    Returns
-    -------
-    str
-        The checksum of the file.
-    """
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Call ``write(file)`` on a new file, which gets its name once it is on the disk."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w+b") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
-        checksum = _checksum(file)
     os.replace(partial, path)
     if os.name == "posix":
         # The new name, too, is to survive a crash of the machine.
@@ -57,7 +50,6 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> str:
             os.fsync(folder)
         finally:
             os.close(folder)
-    return checksum
 
 
 def _checksum(file: Any) -> str:
@@ -124,7 +116,14 @@ def arrays_of(tree: ArrayTree) -> dict[str, np.ndarray]:
 def write_part(path: Path, arrays: Mapping[str, np.ndarray], run: str) -> str:
     """Write a part of the run with the digest `run`; return its checksum."""
     named: dict[str, Any] = {LABEL: np.asarray(run), **arrays}
-    return write_whole(path, lambda file: np.savez(file, allow_pickle=False, **named))
+    checksums = []
+
+    def write(file: IO[bytes]) -> None:
+        np.savez(file, allow_pickle=False, **named)
+        checksums.append(_checksum(file))
+
+    write_whole(path, write)
+    return checksums[0]
 
 
 def read_part(directory: Path, part: Part, run: str, like: ArrayTree) -> ArrayTree:

@@ -8,6 +8,7 @@ from fedmcmc.transforms._compressed import compress as compress
 from fedmcmc.transforms._faulty import faults as faults
 from fedmcmc.transforms._secure import Counts as Counts
 from fedmcmc.transforms._secure import Words as Words
+from fedmcmc.transforms._secure import check_cohorts as check_cohorts
 from fedmcmc.transforms._secure import counts_of as counts_of
 from fedmcmc.transforms._secure import is_secured as is_secured
 from fedmcmc.transforms._secure import secure_sum as secure_sum

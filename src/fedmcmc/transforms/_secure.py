@@ -317,7 +317,7 @@ def secure_sum(
         )
     if _nodes(kernel, Secured):
         raise ValueError("This kernel has secure sums already.")
-    _check_cohorts(participation, allow_differencing)
+    check_cohorts(participation, allow_differencing=allow_differencing)
     if _nodes(kernel, Compressed):
         warnings.warn(
             "A masked message takes 64 bits per number whatever its code: this compressor adds its "
@@ -327,7 +327,8 @@ def secure_sum(
     return Secured(kernel, replace(participation, weighted=False), grid)
 
 
-def _check_cohorts(participation: Participation, allow_differencing: bool) -> None:
+def check_cohorts(participation: Participation, *, allow_differencing: bool = False) -> None:
+    """Raise `ValueError` where totals over these cohorts would tell single messages."""
     size = participation.cohort_size
     if participation.pooled:
         raise ValueError("A kernel on pooled rows has one client, and no sum that could hide it.")

@@ -3,7 +3,7 @@
 Predictions come from exact laws on Gaussian approximations: one round of a kernel is run and
 differentiated. A kernel without such a law is run on the approximations, the only chains here.
 Smoothness takes products with Hessians of the model. The room imports types, data, Gaussians,
-gradients, compressors' type and rounds.
+gradients, compressors' type, relays and rounds.
 """
 
 from fedmcmc.dynamics import gaussian_mh_acceptance as gaussian_mh_acceptance

@@ -100,13 +100,13 @@ def on_gaussian_clients(
     posteriors = nodes_of(kernel, Posterior)
     if not posteriors:
         raise ValueError("This kernel holds no posterior whose clients could be approximated.")
-    eta, precision = _dense(surrogates)
+    eta, precision = dense(surrogates)
     mode, prior = _mode(posteriors[0], eta.sum(0), precision.sum(0), position)
     model = Posterior(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
     kernel = _with(kernel, Posterior, lambda _: model)
-    kernel, gradients = _without_minibatches(kernel, federation, scores, size)
+    kernel, gradients = without_minibatches(kernel, federation, scores, size)
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
     return GaussianClients(
@@ -118,7 +118,7 @@ def largest_curvature(posterior: Posterior, surrogates: Gaussian) -> float:
     """Return the largest eigenvalue of the precision that surrogates and prior have together."""
     surrogates = as_surrogates(surrogates)
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
-    eta, precision = _dense(surrogates)
+    eta, precision = dense(surrogates)
     _, prior = _mode(as_functions(posterior), eta.sum(0), precision.sum(0), position)
     return float(np.linalg.eigvalsh(np.asarray(precision.sum(0) + prior[1], np.float64))[-1])
 
@@ -163,7 +163,7 @@ class _NoisyAsMinibatches(GradientEstimator):
         return trees.add(gradient, trees.cast_like(trees.unravel(noise, position), position))
 
 
-def _without_minibatches(
+def without_minibatches(
     kernel: FederatedKernel, federation: Federation, scores: Array | None, size: int
 ) -> tuple[FederatedKernel, str]:
     """Return the kernel with other estimates for minibatches, and what they are in words."""
@@ -195,7 +195,7 @@ def _without_minibatches(
     return _with(kernel, Minibatch, noisy), words
 
 
-def _dense(surrogates: Gaussian) -> tuple[Array, Array]:
+def dense(surrogates: Gaussian) -> tuple[Array, Array]:
     """Return natural parameters ``[num_clients, d]`` and ``[num_clients, d, d]``."""
 
     def one(q: Gaussian) -> tuple[Array, Array]:

@@ -38,7 +38,7 @@ class _NotAffineError(Exception):
     """A round that is no affine map, or whose law would be too large; the message is a reason."""
 
 
-class _Round(NamedTuple):
+class Begun(NamedTuple):
     """A round of given draws, in which the position and the normals can be exchanged."""
 
     kernel: FederatedKernel
@@ -63,7 +63,7 @@ class _Read(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class _Alone(Participation):
+class Alone(Participation):
     """One client per round, whom the caller names."""
 
     cohort_size: int = field(default=1, kw_only=True, metadata={"static": True})
@@ -86,19 +86,19 @@ def affine_map(
         if counts is None:
             raise _NotAffineError("no law of who takes part is known")
         if kernel.participation.cohort_size is None and not kernel.participation.drops:
-            return _of_everyone(_begin(kernel, data, position, round_))
+            return _of_everyone(begin(kernel, data, position, round_))
         return _of_cohorts(kernel, data, position, round_, counts)
     except _NotAffineError as reason:
         return str(reason)
 
 
-def _begin(
+def begin(
     kernel: FederatedKernel,
     data: FederatedData,
     position: ArrayTree,
     round_: int,
     state: FederatedState | None = None,
-) -> _Round:
+) -> Begun:
     """Return a round of a kernel, with the cohort and the numbers that it draws from some key."""
     key, number = jax.random.key(0), jnp.asarray(round_, jnp.int32)
     if state is None:
@@ -107,10 +107,10 @@ def _begin(
     cohort, draws = prepare_round(kernel, data, TOGETHER, key, state.broadcast, number)
     if not all(map(_is_normal, jax.tree.leaves(draws))):
         raise _NotAffineError("it draws more than normals")
-    return _Round(kernel, data, state, cohort, draws)
+    return Begun(kernel, data, state, cohort, draws)
 
 
-def _of_everyone(begun: _Round) -> tuple[RandomMap, float]:
+def _of_everyone(begun: Begun) -> tuple[RandomMap, float]:
     read = _read(begun)
     bits = _check(begun, read, with_normals=True)
     return RandomMap(read.on_position, read.shift, read.noise), bits
@@ -128,10 +128,10 @@ def _of_cohorts(
         raise _NotAffineError("its clients take part in several exchanges per round")
     if num * trees.num_elements(position) ** 2 > MOST_NUMBERS:
         raise _NotAffineError("the maps of all clients are too large")
-    begun = _begin(kernel, data, position, round_)
+    begun = begin(kernel, data, position, round_)
     whole: Any = kernel
-    alone = replace(whole, participation=_Alone(weighted=kernel.participation.weighted))
-    single = _begin(alone, data, position, round_, begun.state)
+    alone = replace(whole, participation=Alone(weighted=kernel.participation.weighted))
+    single = begin(alone, data, position, round_, begun.state)
 
     def cohort(client: int, active: bool) -> Cohort:
         weight = jnp.asarray(counts.weight[client : client + 1], jnp.result_type(float))
@@ -181,10 +181,10 @@ def _of_cohorts(
     )
 
 
-def _read(begun: _Round) -> _Read:
+def _read(begun: Begun) -> _Read:
     """Differentiate a round."""
     x = trees.ravel(begun.state.broadcast.position)
-    zero = trees.zeros_like(_normals(begun.draws))
+    zero = trees.zeros_like(normals_of(begun.draws))
     try:
         (on_position, on_normals), (moved, _, _) = _jacobians(x, zero, *begun)
     except ValueError as error:  # of what has no derivative, as a quantizer's integers
@@ -192,13 +192,13 @@ def _read(begun: _Round) -> _Read:
     a = np.asarray(on_position, np.float64)
     b = np.asarray(moved, np.float64) - a @ np.asarray(x)
     columns = [np.asarray(leaf, np.float64).reshape(x.size, -1) for leaf in on_normals]
-    num_own = len(_normals(begun.draws.clients))
+    num_own = len(normals_of(begun.draws.clients))
     nothing = [np.zeros((x.size, 0))]
     own, common = (np.concatenate(nothing + c, 1) for c in (columns[:num_own], columns[num_own:]))
     return _Read(a, b, own, common)
 
 
-def _check(begun: _Round, read: _Read, *, with_normals: bool) -> float:
+def _check(begun: Begun, read: _Read, *, with_normals: bool) -> float:
     """Return the bits of a round, after checking that elsewhere it is what was read off.
 
     Raises
@@ -206,7 +206,7 @@ def _check(begun: _Round, read: _Read, *, with_normals: bool) -> float:
     _NotAffineError
         If it is not, or keeps anything besides the position.
     """
-    state, normals = begun.state, _normals(begun.draws)
+    state, normals = begun.state, normals_of(begun.draws)
     x = trees.ravel(state.broadcast.position)
     normals = normals if with_normals else trees.zeros_like(normals)
     _, (moved, kept, bits) = _after(x + 1.0, normals, *begun)
@@ -224,7 +224,8 @@ def _check(begun: _Round, read: _Read, *, with_normals: bool) -> float:
     return float(bits)
 
 
-def _normals(draws: ArrayTree) -> list[Array]:
+def normals_of(draws: ArrayTree) -> list[Array]:
+    """Return those of a round's draws that are normals."""
     return [leaf for leaf in jax.tree.leaves(draws) if _is_normal(leaf)]
 
 
@@ -232,7 +233,7 @@ def _is_normal(leaf: Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-def _run(
+def run_from(
     x: Array,
     normals: list[Array],
     kernel: FederatedKernel,
@@ -256,5 +257,5 @@ def _run(
     return position, (position, kept, info.bits_up + info.bits_down)
 
 
-_after = jax.jit(_run)
-_jacobians = jax.jit(jax.jacrev(_run, argnums=(0, 1), has_aux=True))
+_after = jax.jit(run_from)
+_jacobians = jax.jit(jax.jacrev(run_from, argnums=(0, 1), has_aux=True))

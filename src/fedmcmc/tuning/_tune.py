@@ -14,6 +14,7 @@ from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_bias
+from fedmcmc.tuning._visits import FAR, MOST_GROWTH, Visits, not_looked_at, worst_visit
 
 FACTOR = 1.5
 """Between two steps that are tried."""
@@ -38,13 +39,18 @@ class Tuned:
         Its law on Gaussian approximations.
     table
         One entry per step that was tried: settings, ``bias``, ``spread`` (largest errors),
-        ``rounds`` per effective draw, ``cost`` per effective draw, ``feasible``.
+        ``rounds`` per effective draw, ``cost`` per effective draw, ``growth`` (of a relay whose law
+        is accepted: where the worst visit from 4 sds away ends, over these; else zero),
+        ``feasible``.
+    note
+        A line on what kept steps shorter than the law allows; often nothing.
     """
 
     kernel: FederatedKernel
     settings: dict[str, Any]
     prediction: Prediction
     table: list[dict[str, Any]]
+    note: str = ""
 
     def __str__(self) -> str:
         """Say what was chosen, what it costs, and what it gets wrong."""
@@ -54,7 +60,7 @@ class Tuned:
         rounds, size = self.prediction.rounds_per_draw, len(self.prediction.mean)
         return (
             f"{chosen}: {rounds.max():.3g} rounds per effective draw ({len(self.table)} settings "
-            f"tried).\n{self.prediction}\n"
+            f"tried).\n{self.prediction}\n{self.note}"
             f"Exact instead: fedmcmc.mala in whitened coordinates takes about "
             f"{mala_rounds_per_draw(size):.2g} rounds per effective draw of a Gaussian in "
             f"{size} dimensions, all clients in each, and has no bias; fedmcmc.correct weights "
@@ -83,6 +89,11 @@ def tune(
     `max_spread`, in every coordinate, those whose effective draw of the slowest direction costs
     least. No round is run: `predict_bias` gives the law of each. Kernels that it simulates take
     seconds per setting, and of these fewer step sizes are tried.
+
+    Of relays (`fedmcmc.fsgld`, `fedmcmc.dsgld`) that law is not enough, as they multiply what a
+    surrogate gets wrong away from the mode by the number of clients. So no client's visit that
+    begins 4 posterior sds from the mean may end more than 6 away from it, which is looked at with
+    the model and the clients' rows.
 
     Parameters
     ----------
@@ -143,6 +154,7 @@ def tune(
     curvature = largest_curvature(posterior, surrogates)
     table: list[dict[str, Any]] = []
     best: tuple[float, dict[str, Any], Prediction] | None = None
+    unsafe: list[tuple[dict[str, Any], Visits]] = []
 
     def cost_of(kernel: FederatedKernel, told: Prediction) -> float:
         seconds = len(kernel.phases) * (latency or 0.0) + told.bits / 8 / bandwidth
@@ -160,7 +172,7 @@ def tune(
         settings, kernel = {"step_size": step_size, **point}, checked(step_size, point)
         told = predict_bias(kernel, data, surrogates, scores=scores)
         entry = dict(settings, bias=math.inf, spread=math.inf, rounds=math.inf, cost=math.inf)
-        entry["feasible"] = False
+        entry.update(growth=0.0, feasible=False)
         if told.spectral_radius < 1:
             entry["bias"] = float(np.abs(told.bias).max())
             entry["spread"] = float(np.abs(told.spread - 1).max())
@@ -169,6 +181,11 @@ def tune(
             known = bool(np.isfinite(told.mean_error).all())
             within = entry["bias"] <= max_bias and entry["spread"] <= max_spread
             entry["feasible"] = known and within
+            visit = worst_visit(kernel, data, surrogates) if known and within else None
+            if visit is not None:
+                entry.update(growth=visit.growth, feasible=visit.safe)
+                if not visit.safe:
+                    unsafe.append((settings, visit))
         table.append(entry)
         nonlocal best
         if entry["feasible"] and (best is None or entry["cost"] < best[0]):
@@ -222,17 +239,53 @@ def tune(
             else:
                 outside = middle
     if best is None:
-        raise ValueError(_nothing(table, max_bias, max_spread))
+        raise ValueError(_nothing(table, unsafe, max_bias, max_spread))
     settings = {name: best[1][name] for name in ("step_size", *names)}
-    return Tuned(kernel_fn(**settings), settings, best[2], table)
+    longer = [pair for pair in unsafe if all(pair[0][name] == settings[name] for name in names)]
+    kernel, note = kernel_fn(**settings), _shortened(longer)
+    if not_looked_at(kernel, data):
+        note = (
+            "Clients elsewhere were not asked how far their visits throw a chain where surrogates "
+            "err, away from the mode: take fewer local steps than the law allows.\n"
+        )
+    return Tuned(kernel, settings, best[2], table, note)
 
 
-def _nothing(table: list[dict[str, Any]], max_bias: float, max_spread: float) -> str:
+def _shortened(unsafe: list[tuple[dict[str, Any], Visits]]) -> str:
+    """Return what is said of steps that are accepted by law and unsafe, a line or nothing."""
+    if not unsafe:
+        return ""
+    longest, visit = max(unsafe, key=lambda pair: pair[0]["step_size"])
+    return (
+        f"Longer steps that the law accepts are unsafe, as of {longest['step_size']:.3g}: "
+        f"{_thrown(visit)}\n"
+    )
+
+
+def _thrown(visit: Visits) -> str:
+    return (
+        f"a visit to client {visit.client} takes a chain that is {FAR:g} posterior sds away to "
+        f"{FAR * visit.growth:.3g} sds (at most {FAR * MOST_GROWTH:g} are accepted), as its "
+        f"surrogate differs from its likelihood there. Fewer local steps help, or a kernel in "
+        f"whose rounds all clients take part."
+    )
+
+
+def _nothing(
+    table: list[dict[str, Any]],
+    unsafe: list[tuple[dict[str, Any], Visits]],
+    max_bias: float,
+    max_spread: float,
+) -> str:
+    if unsafe:
+        settings, visit = min(unsafe, key=lambda pair: pair[1].growth)
+        return f"All settings that the law accepts are unsafe; of {settings}: {_thrown(visit)}"
     stable = [entry for entry in table if math.isfinite(entry["bias"])]
     if not stable:
         return "All settings that were tried diverge on these surrogates: see predict_bias."
     closest = min(stable, key=lambda e: max(e["bias"] / max_bias, e["spread"] / max_spread))
-    settings = {k: v for k, v in closest.items() if k not in ("rounds", "cost", "feasible")}
+    left_out = ("rounds", "cost", "growth", "feasible")
+    settings = {k: v for k, v in closest.items() if k not in left_out}
     return (
         f"No settings keep means within {max_bias:g} sd and sds within {max_spread:.0%}; closest "
         f"are {settings}. Fewer local steps, control_variate=True or better surrogates help."

@@ -1,0 +1,231 @@
+"""A folder per party with all that it needs: keys, certificates, the study, settings."""
+
+import secrets
+import shutil
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmcmc.deploy._pki import (
+    SERVER,
+    make_authority,
+    make_identity,
+    make_party,
+    public_identity,
+    sign_request,
+)
+from fedmcmc.deploy._study import Study
+
+AUTHORITY = "authority"
+STUDY = "study"
+PARTIES = "parties.toml"
+
+
+class Party(NamedTuple):
+    """What all may know of a party: fingerprint of its certificate, and a site's identity."""
+
+    fingerprint: str
+    identity: str
+
+
+def make_consortium(
+    study: str | Path,
+    folder: str | Path,
+    server: str,
+    *,
+    hosts: Sequence[str] = (),
+    requests: str | Path | None = None,
+) -> dict[str, Party]:
+    """Make an authority, and a folder per party that its owner is given as a whole.
+
+    Parameters
+    ----------
+    study
+        A study's TOML file. Where it has a table ``secure`` without ``identities``, the parties'
+        studies get them.
+    folder
+        Where to; new or empty. ``authority`` in it stays with whoever runs the consortium.
+    server
+        ``"host:port"`` at which sites reach the server.
+    hosts
+        Other names and addresses of the server.
+    requests
+        A folder with ``NAME.csr`` and ``NAME.identity.pub`` of parties that have made their own
+        keys (`make_request`, `make_identity`). Keys of the others are made here.
+
+    Returns
+    -------
+    dict
+        The parties by name, the server among them, as also written to ``parties.toml``.
+
+    Raises
+    ------
+    FileExistsError
+        If `folder` holds anything.
+    ValueError
+        If the file is no study, its files lie outside of its folder, a site's name is another
+        folder's, or `server` has no port.
+    """
+    path, folder = Path(study), Path(folder)
+    with path.open("rb") as file:
+        given = tomllib.load(file)
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"server must be 'host:port', got {server!r}.")
+    names = list(given.get("sites", {}))
+    reserved = {SERVER, AUTHORITY, STUDY} & {*names}
+    if reserved:
+        raise ValueError(f"No site can be called {', '.join(sorted(reserved))}.")
+    strange = [
+        name
+        for name in names
+        if Path(name).name != name or name.startswith(".") or {*name} & {*'"\\'}
+    ]
+    if strange:
+        raise ValueError(f"Names of sites become names of folders, which {strange} cannot be.")
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty: new keys would undo those that are in it.")
+    try:
+        inbox = None if requests is None else Path(requests)
+        return _made(path, given, folder, server, [host, *hosts], inbox)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # half a consortium is none
+        raise
+
+
+def _made(
+    path: Path,
+    given: dict[str, Any],
+    folder: Path,
+    server: str,
+    hosts: Sequence[str],
+    requests: Path | None,
+) -> dict[str, Party]:
+    make_authority(folder / AUTHORITY, f"{given.get('name')} consortium")
+    parties = {
+        name: _keys(
+            folder / AUTHORITY,
+            folder / name / "keys",
+            name,
+            hosts if name == SERVER else (),
+            requests,
+        )
+        for name in (SERVER, *given.get("sites", {}))
+    }
+    text = path.read_text()
+    if "secure" in given and "identities" not in given["secure"]:
+        text += "\n[secure.identities]\n" + _table(_identities(parties))
+    study = _copied(path, text, folder / STUDY)
+    for name in parties:
+        shutil.copytree(folder / STUDY, folder / name / STUDY)
+    for name in study.sites:
+        text = _site_toml(name, path.name, server, masked=bool(study.secure))
+        (folder / name / "site.toml").write_text(text)
+    pins = {name: parties[name].fingerprint for name in study.sites}
+    port = server.rpartition(":")[2]
+    (folder / SERVER / "server.toml").write_text(_server_toml(study, path.name, port, pins))
+    (folder / PARTIES).write_text(
+        "# Public: compare these by telephone.\n[fingerprints]\n"
+        + _table({name: party.fingerprint for name, party in parties.items()})
+        + "\n[identities]\n"
+        + _table(_identities(parties))
+    )
+    return parties
+
+
+def _identities(parties: dict[str, Party]) -> dict[str, str]:
+    return {name: party.identity for name, party in parties.items() if party.identity}
+
+
+def _keys(
+    authority: Path, folder: Path, name: str, hosts: Sequence[str], requests: Path | None
+) -> Party:
+    request = None if requests is None else requests / f"{name}.csr"
+    if request is None or not request.exists():
+        pin = make_party(authority, folder, name, hosts=hosts)
+        return Party(pin, "" if name == SERVER else make_identity(folder, name))
+    assert requests is not None
+    pin = sign_request(authority, request, folder, name, hosts=hosts)
+    if name == SERVER:
+        return Party(pin, "")
+    public = requests / f"{name}.identity.pub"
+    identity = public_identity(public)
+    shutil.copyfile(public, folder / public.name)
+    return Party(pin, identity)
+
+
+def _copied(path: Path, text: str, folder: Path) -> Study:
+    """Write a study and the files that it names to a folder; return it."""
+    folder.mkdir(parents=True)
+    (folder / path.name).write_text(text)
+    study = Study.read(folder / path.name)
+    for source in study.sources:
+        if not source.endswith(".py"):
+            continue
+        if Path(source).is_absolute() or ".." in Path(source).parts:
+            raise ValueError(f"{source} of the study {study.name!r} lies outside of its folder.")
+        (folder / source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path.parent / source, folder / source)
+    _ = study.digest  # raises where a package is missing
+    return study
+
+
+def _site_toml(name: str, study: str, server: str, *, masked: bool) -> str:
+    identity = f'identity = "keys/{name}.identity"\n' if masked else ""
+    return f"""\
+# Settings of the site {name}. Paths are relative to this file's folder.
+name = "{name}"
+study = "study/{study}"
+approval = "approval.json"        # fedmcmc deploy approve writes it
+rows = "rows.npz"                 # yours: arrays by column, np.savez("rows.npz", x=..., y=...)
+folder = "state"                  # on a disk that stays
+server = "{server}"
+key = "keys/{name}.key"
+certificate = "keys/{name}.crt"
+authority = "keys/ca.crt"
+{identity}
+[limits]                          # your own, whatever the server asks
+# most_rounds = 20000             # in all, over all runs
+# min_rows = 20
+min_sites = 3
+# refused_columns = ["postcode"]
+"""
+
+
+def _server_toml(study: Study, name: str, port: str, pins: dict[str, str]) -> str:
+    kernel = next(iter(study.kernels), "fit")
+    run = "" if kernel == "fit" else _RUN
+    return f"""\
+# Settings of the server. Paths are relative to this file's folder.
+study = "study/{name}"
+address = "0.0.0.0:{port}"
+key = "keys/server.key"
+certificate = "keys/server.crt"
+authority = "keys/ca.crt"
+
+[sites]                           # fingerprints of certificates; without its own, nobody gets in
+{_table(pins)}
+[run]
+kernel = "{kernel}"
+seed = {secrets.randbits(31)}                 # who knows it knows the noise of all sites
+draws = "draws.npz"
+{run}"""
+
+
+_RUN = """\
+num_rounds = 2000
+num_burnin = 200
+num_chains = 4
+checkpoint = "checkpoint"
+every_rounds = 100
+"""
+
+
+def _table(entries: dict[str, str]) -> str:
+    return "".join(f'{_quoted(name)} = "{entry}"\n' for name, entry in entries.items())
+
+
+def _quoted(name: str) -> str:
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else f'"{name}"'

@@ -1,0 +1,206 @@
+"""Masks in a run: what a study says of them, a site's part, and the server's.
+
+A study that asks for masks names the public key of every site. A site then sends masked words and
+nothing else of its rows, and only in answer to what its rules allow.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree, FederatedKernel
+from fedmcmc.compression import Word
+from fedmcmc.deploy._frames import FrameError, Refused, unpack
+from fedmcmc.transforms import check_cohorts
+
+KEY_DIGITS = 64
+WANTED = {"identities", "rounds"}
+ALLOWED = WANTED | {"answers", "minimum", "colluding"}
+STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
+"""What a server asks for, in this order, to make a session."""
+
+
+def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: Any) -> None:
+    """Raise `ValueError` unless a study may ask for masks so."""
+    if not WANTED <= secure.keys() <= ALLOWED:
+        raise ValueError(
+            f"secure must have {', '.join(sorted(WANTED))} and may have "
+            f"{', '.join(sorted(ALLOWED - WANTED))}; it has {', '.join(sorted(secure))}."
+        )
+    for name in secure.keys() - {"identities"}:
+        if type(secure[name]) is not int:
+            raise ValueError(f"secure.{name} must be a whole number, got {secure[name]!r}.")
+    identities = secure["identities"]
+    if set(identities) != set(sites):
+        raise ValueError(f"secure.identities must have a public key of each of {list(sites)}.")
+    for name, key in identities.items():
+        if not _is_key(key):
+            raise ValueError(
+                f"The identity of {name} is no public key of {KEY_DIGITS} hexadecimal digits "
+                "(deploy.make_identity returns it)."
+            )
+    if asks:
+        raise ValueError(
+            "The server may not ask questions of its own (asks) where sums are under masks: their "
+            "answers would not be. Leave asks out, or take a study of its own for it."
+        )
+
+
+def _is_key(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and len(text) == KEY_DIGITS and bool(bytes.fromhex(text))
+    except ValueError:
+        return False
+
+
+def check_kernel(kernel: FederatedKernel, codes: tuple[ArrayTree, ...], *, waits: bool) -> None:
+    """Raise unless a kernel's messages can be summed under masks; `codes` are those of all phases.
+
+    Raises
+    ------
+    ValueError
+        If who takes part changes, or a message may be late or left out.
+    Refused
+        If its messages are no words.
+    """
+    leaves = jax.tree.leaves(codes, is_leaf=lambda node: isinstance(node, Word))
+    if not all(isinstance(leaf, Word) for leaf in leaves):
+        raise Refused(
+            f"The study asks for masks, and {type(kernel).__name__} sends numbers that cannot be "
+            "under them: make it a fedmcmc.secure_sum(kernel)."
+        )
+    check_cohorts(kernel.participation)
+    if waits or kernel.participation.guards:
+        raise ValueError(
+            "Under masks the server sees no single message, so it can leave none out and keep none "
+            "for the next round: no fedmcmc.faults around a kernel that runs under masks."
+        )
+
+
+class SiteMasks:
+    """A site's part in a study under masks: its session, and its rules.
+
+    Parameters
+    ----------
+    study
+        With `secure`.
+    index
+        The site's number.
+    identity
+        Its Ed25519 private key, or the file that holds it.
+    path
+        The rules' file on the site's own disk.
+    """
+
+    def __init__(self, study: Any, index: int, identity: Any, path: Path) -> None:
+        from fedmcmc.deploy.secure import Handshake, SiteRules
+
+        self._consortium, self._index = study.consortium, index
+        self._identity = read_identity(identity)
+        self._rules = SiteRules(
+            path,
+            self._consortium,
+            num_rounds=study.secure["rounds"],
+            most_answers=study.secure.get("answers"),
+        )
+        Handshake(self._consortium, index, self._identity)  # raises where this is another's key
+        self._number: int | None = None
+        self._handshake: Any = None
+        self._session: Any = None
+
+    @property
+    def session(self) -> str:
+        """The session's identifier in hexadecimal, empty where there is none."""
+        return "" if self._session is None else self._session.identifier.hex()
+
+    def take_part(self, stage: str, number: int, body: bytes) -> bytes:
+        """Return this site's part in making session `number`.
+
+        Raises
+        ------
+        SessionError
+            If what came is not what the other sites signed.
+        RuleError
+            If the session is not one of this study.
+        FrameError
+            If what came is not what belongs to this stage.
+        """
+        from fedmcmc.deploy.secure import Handshake
+
+        if stage == OPEN:
+            if number != self._number:
+                self._handshake = Handshake(self._consortium, self._index, self._identity)
+                self._number, self._session = number, None
+            return bytes(self._handshake.hello)
+        if number != self._number:
+            raise FrameError("A session that this site has not opened.")
+        parts = unpack(body, len(self._consortium.sites))
+        if stage == CONFIRM:
+            return bytes(self._handshake.confirm(parts))
+        if self._session is None:
+            session = self._handshake.session(parts)
+            self._rules.begin(session)
+            self._session = session
+        return b""
+
+    def answer(
+        self, asked: Mapping[str, Any], place: Any, question: bytes, kept: bytes, words: np.ndarray
+    ) -> bytes:
+        """Return a site's words under masks, as `SiteRules.answer` allows it.
+
+        Parameters
+        ----------
+        asked
+            What the server says of the masks: session, attempt, and whose messages it adds.
+        place
+            ``(round, number of the phase, number of phases, whether of the set-up)``.
+        question
+            A digest of what all sites are asked. Masks depend on it: of sites that are asked
+            different things, nobody can add up the answers.
+        kept
+            A digest of what the answer depends on besides, which this site alone knows.
+        words
+            ``[num_words]`` uint64.
+        """
+        from fedmcmc.deploy.secure import MaskTag, transcript
+
+        round_, number, num_phases, is_setup = place
+        try:
+            attempt, sites = int(asked["attempt"]), [int(site) for site in asked["sites"]]
+        except (KeyError, TypeError, ValueError):
+            raise FrameError("A message does not say which masks are wanted.") from None
+        if not 0 <= attempt < 2**16:
+            raise FrameError("Attempts are counted in 16 bits.")
+        tag = MaskTag.of_phase(round_, attempt, number, num_phases, setup=is_setup)
+        session = self._session.bound_to(question)
+        own = transcript("fedmcmc/query/1", question, kept)
+        return self._rules.answer(session, tag, sites, own, lambda: words)
+
+
+def num_words(code: ArrayTree) -> int:
+    """Return how many integers a code of words holds."""
+    words = jax.tree.leaves(code, is_leaf=lambda node: isinstance(node, Word))
+    return sum(math.prod(word.low.shape) for word in words)
+
+
+def read_identity(identity: Any) -> Any:
+    """Return the private key that is given, or in the file that is given.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    found = identity
+    if isinstance(identity, str | Path):
+        found = load_pem_private_key(Path(identity).read_bytes(), None)
+    if not isinstance(found, Ed25519PrivateKey):
+        raise ValueError("identity must be an Ed25519 private key, or the file of one.")
+    return found

@@ -1,0 +1,205 @@
+"""Folders that a consortium hands to its parties, and certificates of keys that never travel."""
+
+import shutil
+import stat
+import subprocess
+import tomllib
+
+import pytest
+
+from fedmcmc import deploy
+from fedmcmc.__main__ import main
+from tests.support.commands import MODEL, NAMES, SIZES, rows_of
+
+MASKED = """
+
+def masked(posterior, settings):
+    return fedmcmc.secure_sum(fedmcmc.lsd(posterior, step_size=settings["step_size"]))
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "model.py").write_text(MODEL)
+    sites = "\n".join(f"{name} = {num}" for name, num in zip(NAMES, SIZES, strict=True))
+    (folder / "study.toml").write_text(f"""
+name = "three clinics"
+posterior = "model.py:posterior"
+rows = {{ dtype = "float32", shape = [2] }}
+[sites]
+{sites}
+[kernels]
+main = "model.py:kernel"
+[settings]
+step_size = 0.01
+""")
+    return folder / "study.toml"
+
+
+def made(study, tmp_path, *more):
+    folder = tmp_path / "consortium"
+    arguments = ["deploy", "init", str(study), "--server", "hub.example.org:7443"]
+    return main([*arguments, "--folder", str(folder), *more]), folder
+
+
+def read_bytes(path):
+    return path.read_bytes() if path.is_file() else b""
+
+
+def read(path):
+    return tomllib.loads(path.read_text())
+
+
+def test_each_party_gets_a_folder_with_all_that_it_needs(study, tmp_path, capsys):
+    status, folder = made(study, tmp_path)
+    assert status == 0
+    told, parties = capsys.readouterr().out, read(folder / "parties.toml")
+    pins = read(folder / "server" / "server.toml")["sites"]
+    digest = deploy.Study.read(study).digest
+    for name in ("server", *NAMES):
+        kit = folder / name
+        certificate = (kit / "keys" / f"{name}.crt").read_bytes()
+        pin = deploy.fingerprint(certificate)
+        assert parties["fingerprints"][name] == pin and pin in told
+        assert stat.S_IMODE((kit / "keys" / f"{name}.key").stat().st_mode) == 0o600
+        assert deploy.Study.read(kit / "study" / "study.toml").digest == digest
+        assert not (kit / "keys" / "ca.key").exists()
+    assert set(parties["identities"]) == set(NAMES) == set(pins)
+    for name in NAMES:
+        assert pins[name] == parties["fingerprints"][name]
+        settings = read(folder / name / "site.toml")
+        assert settings["name"] == name and settings["server"] == "hub.example.org:7443"
+        for what in ("study", "key", "certificate", "authority"):
+            assert (folder / name / settings[what]).exists(), what
+    # One site's keys are nowhere but in its own folder.
+    secret = [path for path in folder.rglob("*") if b"PRIVATE" in read_bytes(path)]
+    assert {path.name for path in secret if path.is_relative_to(folder / "bern")} == {
+        "bern.key",
+        "bern.identity",
+    }
+    assert len(secret) == 2 + 2 * len(NAMES)
+
+
+def test_a_study_under_masks_gets_the_identities_of_its_sites(study, tmp_path, capsys):
+    text = study.read_text().replace("model.py:kernel", "model.py:masked")
+    study.write_text(text + "[secure]\nrounds = 500\n")
+    (study.parent / "model.py").write_text(MODEL + MASKED)
+    status, folder = made(study, tmp_path)
+    assert status == 0
+    identities = read(folder / "parties.toml")["identities"]
+    digests = set()
+    for name in NAMES:
+        agreed = deploy.Study.read(folder / name / "study" / "study.toml")
+        digests.add(agreed.digest)
+        assert agreed.secure["identities"] == identities
+        settings = read(folder / name / "site.toml")
+        rows = rows_of(name)
+        identity = folder / name / settings["identity"]
+        site = deploy.Site(agreed, name, rows, folder=tmp_path / name, identity=identity)
+        assert site.name == name  # a key of another site raises
+    assert len(digests) == 1
+    capsys.readouterr()
+    settings = ["--settings", str(folder / "bern" / "site.toml")]
+    assert main(["deploy", "approve", "--yes", *settings]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Per round and chain: 4 words of 8 bytes under masks" in told, told
+    assert "the server sees the sum over all 3 sites" in told
+    assert "not masked" not in told and "by itself: it" not in told
+
+
+def test_keys_are_not_made_twice(study, tmp_path, capsys):
+    _, folder = made(study, tmp_path)
+    before = (folder / "bern" / "keys" / "bern.key").read_bytes()
+    assert made(study, tmp_path)[0] == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert (folder / "bern" / "keys" / "bern.key").read_bytes() == before
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+def test_openssl_reads_all_files(study, tmp_path):
+    _, folder = made(study, tmp_path)
+    keys = folder / "bern" / "keys"
+
+    def openssl(*arguments):
+        done = subprocess.run(["openssl", *arguments], cwd=keys, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    verified = openssl("verify", "-CAfile", "ca.crt", "-purpose", "sslclient", "bern.crt")
+    assert verified == "bern.crt: OK\n"
+    (keys / "server.crt").write_bytes((folder / "server" / "keys" / "server.crt").read_bytes())
+    checks = ("-purpose", "sslserver", "-verify_hostname", "hub.example.org")
+    assert "OK" in openssl("verify", "-CAfile", "ca.crt", *checks, "server.crt")
+    shown = openssl("x509", "-in", "bern.crt", "-noout", "-fingerprint", "-sha256")
+    pin = read(folder / "parties.toml")["fingerprints"]["bern"]
+    assert shown.strip().partition("=")[2].replace(":", "").lower() == pin
+    identity = openssl("pkey", "-in", "bern.identity", "-pubout")
+    assert identity == (keys / "bern.identity.pub").read_text()
+
+
+def test_an_owner_makes_its_own_key(study, tmp_path, capsys):
+    inbox, own = tmp_path / "inbox", tmp_path / "own"
+    assert main(["deploy", "request", "bern", "--folder", str(own)]) == 0
+    inbox.mkdir()
+    for name in ("bern.csr", "bern.identity.pub"):  # what is sent
+        shutil.copyfile(own / name, inbox / name)
+    status, folder = made(study, tmp_path, "--requests", str(inbox))
+    assert status == 0
+    assert not any(b"PRIVATE" in read_bytes(path) for path in (folder / "bern").rglob("*"))
+    identities = read(folder / "parties.toml")["identities"]
+    assert identities["bern"] in capsys.readouterr().out
+    certificate = folder / "bern" / "keys" / "bern.crt"
+    assert public_key(own / "bern.key", secret=True) == public_key(certificate)
+
+
+def public_key(path, secret=False):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    data = path.read_bytes()
+    if secret:
+        return serialization.load_pem_private_key(data, None).public_key()
+    return x509.load_pem_x509_certificate(data).public_key()
+
+
+def test_a_certificate_is_renewed_by_another_request(study, tmp_path, capsys):
+    _, folder = made(study, tmp_path)
+    main(["deploy", "request", "bern", "--folder", str(tmp_path / "new")])
+    arguments = ["deploy", "sign", str(tmp_path / "new" / "bern.csr")]
+    assert main([*arguments, "--authority", str(folder / "authority")]) == 0
+    pin = deploy.fingerprint((tmp_path / "new" / "bern.crt").read_bytes())
+    assert pin in capsys.readouterr().out
+    assert pin != read(folder / "parties.toml")["fingerprints"]["bern"]
+
+
+def test_a_request_of_somebody_else_is_not_signed(study, tmp_path):
+    deploy.make_authority(tmp_path)
+    path = deploy.make_request(tmp_path, "bern")
+    with pytest.raises(ValueError, match=r"is a request of \['bern'\], not of 'basel'"):
+        deploy.sign_request(tmp_path, path, tmp_path, "basel")
+    path.write_bytes((tmp_path / "ca.crt").read_bytes())
+    with pytest.raises(ValueError, match="no certificate request"):
+        deploy.sign_request(tmp_path, path, tmp_path, "bern")
+    assert not (tmp_path / "bern.crt").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("bern = 5", "server = 5", "No site can be called server"),
+        ("bern = 5", '"../bern" = 5', r"Names of sites.*\['../bern'\]"),
+        ("model.py:posterior", "../model.py:posterior", "outside of its folder"),
+    ],
+    ids=str,
+)
+def test_a_study_that_no_folders_can_be_made_of(old, new, message, study, tmp_path):
+    text = study.read_text()
+    assert old in text
+    study.write_text(text.replace(old, new))
+    (tmp_path / "model.py").write_text(MODEL)
+    with pytest.raises(ValueError, match=message):
+        deploy.make_consortium(study, tmp_path / "consortium", "hub:1")
+    with pytest.raises(ValueError, match="'host:port', got 'hub'"):
+        deploy.make_consortium(study, tmp_path / "consortium", "hub")

@@ -1,0 +1,397 @@
+"""Rounds under masks: the draws of a simulated secure sum, and nothing else leaves a site."""
+
+import platform
+import struct
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from scipy import stats
+
+import fedmcmc
+from fedmcmc import deploy
+from fedmcmc.deploy import secure
+from tests.contracts.model import KEY
+from tests.support import studies
+from tests.support.lanes import fast_and_slow
+from tests.support.processes import environment
+from tests.support.site_runs import MASKED, POSITION, at_sites, run_both
+
+# One per family.
+ROWS = (
+    "lsd_star",
+    "lsd_pp",
+    "dg_sgld",
+    "ensemble",
+    "fa_hmc",
+    "pseudo_gradients",
+    "fed_ep: expansions",
+    "hmc",
+    "multiple_try",
+    "sequence",
+)
+# Set-up; clients that keep a state and count bits below; two phases.
+FAST = ("lsd_star", "lsd_pp", "fa_hmc")
+STATEFUL, SET_UP = studies.masked_study("lsd_pp"), studies.masked_study("lsd_star")
+
+
+@pytest.mark.parametrize("row", fast_and_slow(ROWS, FAST))
+def test_sites_under_masks_draw_what_a_simulated_secure_sum_does(row, tmp_path):
+    run_both(studies.masked_study(row), tmp_path, num_chains=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"),
+    reason="the flag that leaves out fused arithmetic is for x86",
+)
+def test_sites_under_masks_draw_the_same_to_the_last_bit():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.site_runs", *(MASKED + row for row in ROWS)],
+        env=environment(devices=1, flags="--xla_cpu_max_isa=AVX"),
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+def captured(study, folder, *, rows=studies.rows_of, position=POSITION, num_rounds=3, **settings):
+    """Return each site's pairs of messages, and the samples."""
+    local, heard = deploy.Local(), {name: [] for name in study.sites}
+    for name, pairs in heard.items():
+        site = studies.site_of(study, name, folder, rows=rows(name))
+        local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
+    settings = dict(num_rounds=num_rounds, progress=False) | settings
+    return heard, deploy.run(study, KEY, "main", position, transport=local, **settings)
+
+
+def answers_of(pairs):
+    """Return the site's answers of setup and steps, by their places in the run."""
+    found = {}
+    for asked, answer in pairs:
+        frame = deploy.Frame.parse(asked)
+        if frame.kind in ("setup", "step"):
+            found[frame.kind, frame.tag.round, frame.tag.phase] = deploy.Frame.parse(answer)
+    return found
+
+
+@pytest.mark.parametrize("study", [SET_UP, STATEFUL], ids=["set-up", "state"])
+def test_nothing_but_masked_words_leaves_a_site(study, tmp_path):
+    heard, samples = captured(study, tmp_path, num_chains=2)
+    counted = 0
+    for index, pairs in enumerate(heard.values()):
+        for asked, answer in pairs:
+            told = deploy.Frame.parse(answer) if answer else None
+            match deploy.Frame.parse(asked).kind:
+                case "welcome":
+                    assert told is None
+                case "open" | "confirm" | "seal":
+                    assert told.kind == "answer" and set(told.header) == {"tag"}
+                    assert len(told.body) in (116, 64, 0)  # a fresh key, a signature, nothing
+                case "begin" | "start":
+                    assert told.kind == "ready" and set(told.header) == {"tag"} and not told.body
+                case "setup" | "step" as kind:
+                    assert told.kind == "answer" and set(told.header) == {"tag"}
+                    _, _, number, words = secure.read_masked(told.body)
+                    assert number == index
+                    # The message, two counts and, in steps, the bits below, of two chains.
+                    extra = 2 if kind == "step" else 0
+                    assert words.size == 2 * (3 + 2) + extra
+                    counted += 64 * (words.size - extra) if kind == "step" else 0
+                case kind:
+                    raise AssertionError(kind)
+    assert counted == samples.totals["bits_up"].sum()
+
+
+def rows_in(order):
+    """Return rows of integers for each site, those of site i being the i-th of `order`."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(-50, 50, (4, 3)).astype(np.float32) for _ in order]
+    return {
+        name: {"x": rows[place]} for name, place in zip(studies.NAMES, order, strict=True)
+    }.__getitem__
+
+
+def test_but_for_uniform_words_a_transcript_tells_the_sum_alone(tmp_path, monkeypatch):
+    """Sites exchange their rows, so that messages are others and their sums the same."""
+    fixed = dict(identities={n: studies.public_key(n) for n in studies.NAMES}, rounds=400)
+    study = studies.study_of(
+        posterior=f"{studies.HERE}:straight",
+        kernels={"main": f"{studies.HERE}:straight_kernel"},
+        sites=dict.fromkeys(studies.NAMES, 4),
+        secure=fixed,
+    )
+    monkeypatch.setattr("time.time_ns", lambda: 7)  # as the same server asks at the same time
+    settings = dict(position=jnp.zeros(3), num_rounds=300, num_chains=2)
+    one, other = (
+        captured(study, tmp_path / name, rows=rows_in(order), **settings)[0]
+        for name, order in (("one", (0, 1, 2)), ("other", (2, 0, 1)))
+    )
+    sums, words = [], []
+    for heard in (one, other):
+        bodies = [secure_words(pairs) for pairs in heard.values()]
+        sums.append(np.sum(bodies, axis=0, dtype=np.uint64))
+        words += bodies
+    np.testing.assert_array_equal(*sums)
+    assert not any((a == b).any() for a, b in zip(words[:3], words[3:], strict=True))
+    for found in (*words, words[0] + words[1], words[3] - words[4]):
+        for places in found.view(np.uint8).reshape(-1, 8).T:
+            assert stats.chisquare(np.bincount(places, minlength=256)).pvalue > 1e-7
+    for pairs, others in zip(one.values(), other.values(), strict=True):
+        assert [plain(pair) for pair in pairs] == [plain(pair) for pair in others]
+
+
+def secure_words(pairs):
+    """Return all masked words of a site's steps, one round after another."""
+    return np.concatenate([secure.read_masked(a.body)[3] for a in answers_of(pairs).values()])
+
+
+def plain(pair):
+    """Return what of a request and its answer is neither a masked word nor of the session."""
+    asked, answer = (deploy.Frame.parse(data) if data else None for data in pair)
+    header = asked.header | {"masks": None}
+    if asked.kind in ("open", "confirm", "seal"):
+        return asked.kind, header
+    size = len(answer.body) if answer else None
+    return asked.kind, header, asked.body, answer and answer.kind, answer and answer.header, size
+
+
+class Lossy(deploy.Local):
+    """Loses a site, as if killed, before or right after its answer, in turns; it comes again."""
+
+    def __init__(self, study, folder, victim, rounds):
+        super().__init__()
+        self.study, self.folder, self.victim, self.rounds = study, folder, victim, {*rounds}
+        self.heard = []
+        for name in study.sites:
+            self.enter(name)
+
+    def enter(self, name):
+        site = studies.site_of(self.study, name, self.folder)
+        self.join(site, heard=self.lose if name == self.victim else None)
+
+    def lose(self, asked, answer):
+        frame = deploy.Frame.parse(asked)
+        if answer:
+            self.heard.append((asked, answer))
+        if frame.kind == "step" and frame.tag.round in self.rounds:
+            self.rounds.remove(frame.tag.round)
+            if len(self.rounds) % 2:
+                self._inbox.put((self.victim, answer))
+            self._outboxes.pop(self.victim).put(None)
+            self._inbox.put((self.victim, None))
+            self.enter(self.victim)
+
+
+def test_a_site_that_is_lost_sends_the_same_words_under_other_masks(tmp_path):
+    expected = at_sites(STATEFUL, tmp_path / "peace", num_rounds=8)
+    local = Lossy(STATEFUL, tmp_path / "war", "basel", {1, 2, 5})
+    samples = deploy.run(
+        STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=8, progress=False
+    )
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    again = {}
+    for asked, answer in local.heard:
+        frame, told = deploy.Frame.parse(asked), deploy.Frame.parse(answer)
+        if frame.kind == "step" and told.kind == "answer":
+            again.setdefault(frame.tag.round, []).append((frame, told.body))
+    for pairs in (again[1], again[5]):  # of round 2 the server may have had all answers
+        assert len({frame.body for frame, _ in pairs}) == 1  # the same question
+        sessions = [frame.header["masks"]["session"] for frame, _ in pairs]
+        words = [secure.read_masked(body)[3] for _, body in pairs]
+        assert sessions[0] != sessions[-1] and (words[0] != words[-1]).all()
+
+
+def test_a_run_under_masks_goes_on_from_its_checkpoint(tmp_path):
+    whole = at_sites(STATEFUL, tmp_path / "whole", num_rounds=9)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=2)
+    for num_rounds in (3, 9):
+        samples = at_sites(
+            STATEFUL, tmp_path / "sites", num_rounds=num_rounds, checkpoint=checkpoint
+        )
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
+
+
+# Who is refused
+
+STRANGER = Ed25519PrivateKey.from_private_bytes(b"\x55" * 32)
+
+
+def test_a_site_without_the_identity_of_the_study_takes_no_part(tmp_path):
+    with pytest.raises(deploy.Refused, match="asks for masks: give bern its identity"):
+        studies.site_of(STATEFUL, "bern", tmp_path, identity=None)
+    for other in (STRANGER, studies.identity_of("chur")):
+        with pytest.raises(ValueError, match="not that of site 0"):
+            studies.site_of(STATEFUL, "bern", tmp_path, identity=other)
+    public = deploy.make_identity(tmp_path, "bern")
+    study = studies.masked_study(
+        "lsd", secure={"identities": STATEFUL.secure["identities"] | {"bern": public}}
+    )
+    studies.site_of(study, "bern", tmp_path, identity=tmp_path / "bern.identity")
+    assert (tmp_path / "bern.identity").stat().st_mode & 0o077 == 0
+    with pytest.raises(FileExistsError, match="would undo"):
+        deploy.make_identity(tmp_path, "bern")
+    deploy.make_authority(tmp_path / "keys")
+    with pytest.raises(ValueError, match="must be an Ed25519 private key"):
+        studies.site_of(study, "bern", tmp_path, identity=tmp_path / "keys" / "ca.key")
+
+
+class Between(deploy.Local):
+    """A server that puts its own hello, of keys of its own, in the place of a site's."""
+
+    def send(self, site, data):
+        frame = deploy.Frame.parse(data)
+        if frame.kind == "confirm" and site != "basel":  # which would know its own
+            public = list(STATEFUL.consortium.sites)
+            public[1] = STRANGER.public_key().public_bytes_raw()
+            mine = secure.Consortium(STATEFUL.consortium.study, tuple(public))
+            parts = deploy._frames.unpack(frame.body, 3)
+            parts[1] = secure.Handshake(mine, 1, STRANGER).hello
+            data = frame._replace(body=deploy._frames.pack(*parts)).to_bytes()
+        super().send(site, data)
+
+
+def test_a_server_in_a_sites_place_is_refused(tmp_path):
+    local = Between()
+    studies.join_all(local, STATEFUL, tmp_path)
+    with pytest.raises(deploy.SiteError, match="hello of site 1 is not signed by its approved"):
+        deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A site in the middle of a run, with the requests that it has answered."""
+    folder, local, pairs = tmp_path_factory.mktemp("asked"), deploy.Local(), []
+    sites = studies.join_all(local, STATEFUL, folder)
+    local.leave("bern")
+    local.join(sites["bern"], heard=lambda *pair: pairs.append(pair))
+    deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, num_rounds=3, progress=False)
+    steps = [pair for pair in pairs if deploy.Frame.parse(pair[0]).kind == "step"]
+    return sites["bern"], steps
+
+
+def reason(site, frame):
+    told = deploy.Frame.parse(site.answer(frame.to_bytes()))
+    assert told.kind == "answer" or not told.body
+    return told.kind, told.header.get("reason", "")
+
+
+def changed(frame, **masks):
+    return frame._replace(header=frame.header | {"masks": frame.header["masks"] | masks})
+
+
+def test_what_would_single_out_a_message_is_not_answered(asked):
+    site, steps = asked
+    frames = [deploy.Frame.parse(data) for data, _ in steps]
+    last, before = frames[-1], frames[-2]
+    assert site.answer(steps[-1][0]) == steps[-1][1]  # the same question, the same words
+    elsewhere = last._replace(body=last.body[:-4] + struct.pack(">f", 0.25))
+    heavy = last._replace(header=last.header | {"weights": [2.0**20]})
+    bare = last._replace(header={k: v for k, v in last.header.items() if k != "masks"})
+    wrong = (
+        (before, "rule 4"),  # a replay
+        (elsewhere, "rules 1 and 2"),
+        (changed(last, sites=[0, 1]), "rule 2"),
+        (changed(last, sites=[0, 1, 2, 2]), "rule 2"),
+        (heavy, "with one weight"),
+        (bare, "asks for masks, and its server does not"),
+    )
+    told = [reason(site, frame) for frame, _ in wrong]
+    np.testing.assert_array_equal([kind for kind, _ in told], "declined")
+    assert all(words in said for (_, said), (_, words) in zip(told, wrong, strict=True))
+    absent = last._replace(header=last.header | {"active": [False]})
+    for frame in (absent, before._replace(body=before.body[:-1])):
+        assert reason(site, frame)[0] == "error"
+    for junk in (dict(attempt=-1), dict(attempt=2**16), dict(attempt="x"), dict(sites=None)):
+        assert reason(site, changed(last, **junk))[0] == "error"
+    assert reason(site, changed(last, session="00" * 32))[0] == "unready"
+
+
+def test_another_attempt_has_the_same_words_under_another_mask(asked):
+    site, steps = asked
+    frame = deploy.Frame.parse(steps[-1][0])
+    (tag, words), (other, again) = (
+        secure.read_masked(deploy.Frame.parse(data).body)[1::2]
+        for data in (steps[-1][1], site.answer(changed(frame, attempt=1).to_bytes()))
+    )
+    assert (tag.attempt, other.attempt) == (0, 1) and (words != again).all()
+
+
+def test_sites_that_are_asked_different_things_do_not_add_up(tmp_path):
+    """A server shows one site another position; masks are bound to what is asked."""
+    local, study = deploy.Local(), studies.masked_study("lsd")
+    real = local.send
+
+    def send(site, data):
+        frame = deploy.Frame.parse(data)
+        if frame.kind == "step" and site == "bern":
+            body = frame.body[:-4] + struct.pack(">f", 1.0)
+            data = frame._replace(body=body).to_bytes()
+        real(site, data)
+
+    local.send = send
+    studies.join_all(local, study, tmp_path)
+    with pytest.raises(deploy.SiteError, match="do not cancel"):
+        deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=2, progress=False)
+
+
+def test_nothing_is_answered_beyond_the_approved_rounds_and_answers(tmp_path):
+    study = studies.masked_study("lsd", secure={"rounds": 3, "answers": 5})
+    with pytest.raises(deploy.SiteError, match=r"beyond the 3 approved rounds \(rule 6\)"):
+        at_sites(study, tmp_path, num_rounds=4)
+    with pytest.raises(deploy.SiteError, match=r"All 5 approved answers .*\(rule 6\)"):
+        at_sites(study, tmp_path, num_rounds=3)  # another run, from another position
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(row="lsd", settings={"row": "lsd"}), deploy.Refused, "make it a fedmcmc.secure_sum"),
+        (dict(settings={"uniform": 3}), ValueError, "cohorts of this kernel change from round"),
+        (dict(settings={"faults": True}), ValueError, "no fedmcmc.faults around a kernel"),
+    ],
+    ids=["no secure sum", "cohorts", "faults"],
+)
+def test_kernels_that_masks_do_not_hide_are_refused(change, error, message, tmp_path):
+    change = dict(change)
+    row = change.pop("row", "lsd")
+    settings = {"masked": True} | change.pop("settings", {})
+    if "row" in settings:
+        settings["masked"] = False
+    study = studies.masked_study(row, settings=settings, **change)
+    with pytest.raises(error, match=message):
+        at_sites(study, tmp_path, num_rounds=1)
+
+
+def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
+    two = {name: studies.public_key(name) for name in studies.NAMES[:2]}
+    study = studies.masked_study("lsd", secure={"identities": two}, sites=dict.fromkeys(two, 5))
+    with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
+        deploy.Sites(study, deploy.Local())
+    with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
+        studies.site_of(study, "bern", tmp_path)
+    with pytest.raises(ValueError, match="on_missing must be 'wait'"):
+        deploy.Sites(STATEFUL, deploy.Local(), on_missing="leave_out")
+    three = {name: studies.public_key(name) for name in studies.NAMES}
+    for wrong, message in (
+        ({"identities": two}, "a public key of each"),
+        ({"identities": three | {"bern": "xy" * 32}}, "identity of bern is no public key"),
+        ({"identities": three | {"bern": 7}}, "identity of bern is no public key"),
+        ({"sites": 3}, "secure must have identities, rounds"),
+        ({"rounds": "many"}, "secure.rounds must be a whole number, got 'many'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            studies.masked_study("lsd", secure=wrong)
+    with pytest.raises(ValueError, match="may not ask questions of its own"):
+        studies.masked_study("lsd", asks=deploy.FIT)
+    colluding = studies.masked_study("lsd", secure={"colluding": 1})
+    with pytest.raises(ValueError, match="fewer than 3 are left"):
+        deploy.Sites(colluding, deploy.Local())
+    with pytest.raises(ValueError, match="at least 4 are needed"):
+        deploy.Sites(studies.masked_study("lsd", secure={"minimum": 4}), deploy.Local())

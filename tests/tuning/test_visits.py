@@ -1,0 +1,142 @@
+"""How far visits of a relay throw a chain, and that `tune` keeps them near."""
+
+import contextlib
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc.runs import as_consortium
+from fedmcmc.tuning._visits import FAR, MOST_GROWTH, worst_visit
+from tests.oracles.federations import Federation
+
+FEDERATION = Federation()
+# Counts with one rate; most are at one client, so that its visits count for twenty times as much.
+SIZES = (60, *[1] * 29)
+RNG = np.random.default_rng(3)
+COUNTS = [RNG.poisson(2.0, size).astype(np.float32) for size in SIZES]
+DATA = fedmcmc.FederatedData.from_clients(COUNTS)
+PRIOR = 0.25
+
+
+def loglikelihood(theta, y):
+    return y * theta - jnp.exp(theta)
+
+
+POSTERIOR = fedmcmc.Posterior(lambda theta: -0.5 * PRIOR * theta**2, loglikelihood)
+
+
+@pytest.fixture(scope="module")
+def white():
+    return fedmcmc.whiten(POSTERIOR, DATA, jnp.zeros(()))
+
+
+def fsgld(white, step_size, num_local_steps=10):
+    return fedmcmc.fsgld(
+        white.posterior, white.surrogates, step_size=step_size, num_local_steps=num_local_steps
+    )
+
+
+@pytest.mark.parametrize("num_local_steps", [1, 4])
+def test_where_surrogates_are_exact_visits_shrink_by_the_step(num_local_steps):
+    white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
+    visit = worst_visit(fsgld(white, 0.3, num_local_steps), FEDERATION.data, white.surrogates)
+    np.testing.assert_allclose(visit.growth, 0.7**num_local_steps, rtol=2e-3)
+    assert visit.safe
+
+
+def test_the_worst_visit_is_that_of_a_loop_in_numpy(white):
+    """In the model's coordinates, with the curvature at the mode as the metric."""
+    step, num_steps, num = 0.08, 10, len(SIZES)
+    mode = float(white.posterior.position_fn(white.position))
+    rate, sizes = np.exp(mode), np.array(SIZES)
+    precision = sizes.sum() * rate + PRIOR
+    sums = np.array([rows.sum() for rows in COUNTS])
+    ends = []
+    for side in (-1, 1):
+        for client in range(num):
+            x = mode + side * FAR / np.sqrt(precision)
+            for _ in range(num_steps):
+                gap = x - mode
+                slopes = sums - sizes * rate * (1 + gap)  # of the surrogates
+                exact = sums[client] - sizes[client] * np.exp(x)
+                x += step / precision * (-PRIOR * x + slopes.sum() + num * (exact - slopes[client]))
+            ends.append(abs(x - mode) * np.sqrt(precision) / FAR)
+    visit = worst_visit(fsgld(white, step, num_steps), DATA, white.surrogates)
+    np.testing.assert_allclose(visit.growth, max(ends), rtol=1e-3)
+    assert visit.client == np.argmax(ends) % num == 0
+
+
+def test_kernels_that_are_no_relays_have_no_visits(white):
+    kernel = fedmcmc.lsd(white.posterior, step_size=0.05)
+    assert worst_visit(kernel, DATA, white.surrogates) is None
+    dropped = fedmcmc.faults(fsgld(white, 0.05), drop=0.1)
+    assert worst_visit(dropped, DATA, white.surrogates).growth > 0
+
+
+def judged(kernel, white, num_rounds=6_000):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        samples = fedmcmc.sample(
+            jax.random.key(0),
+            kernel,
+            DATA,
+            white.position,
+            num_rounds=num_rounds,
+            num_burnin=100,
+            num_chains=4,
+            progress=False,
+        )
+    return samples, [str(w.message) for w in caught]
+
+
+BY_LAW = 2 * (1 - 1 / 1.02**2)
+"""The step whose sds are two percent too wide, by the law on Gaussian clients."""
+
+
+@pytest.fixture(scope="module")
+def best(white):
+    return fedmcmc.tune(
+        lambda step_size: fsgld(white, step_size), white.posterior, DATA, white.surrogates
+    )
+
+
+def test_tune_takes_no_step_whose_visits_throw_a_chain_away(best):
+    grown = {e["step_size"]: e["growth"] for e in best.table if e["growth"]}
+    step = best.settings["step_size"]
+    assert grown[step] <= MOST_GROWTH < grown[max(grown)] and step < BY_LAW / 2
+    assert "Longer steps that the law accepts are unsafe" in str(best) and "client 0" in best.note
+
+
+def test_of_clients_elsewhere_it_is_said_that_they_were_not_asked(white):
+    elsewhere = as_consortium(DATA)
+    best = fedmcmc.tune(
+        lambda step_size: fsgld(white, step_size, 1),
+        white.posterior,
+        elsewhere,
+        white.surrogates,
+    )
+    assert best.note.startswith("Clients elsewhere were not asked") and best.note in str(best)
+
+
+@pytest.mark.slow
+def test_the_step_that_tune_takes_samples_and_that_of_the_law_does_not(best, white):
+    samples, told = judged(best.kernel, white, 20_000)
+    assert told == []
+    assert np.abs(samples.diagnosis.moments.bias).max() < 0.1
+    assert np.abs(np.log(samples.diagnosis.moments.spread)).max() < np.log(1.1)
+    with contextlib.suppress(fedmcmc.NonFiniteError):  # which is loud
+        assert judged(fsgld(white, BY_LAW), white)[1] != []
+
+
+def test_tune_says_so_where_all_steps_are_unsafe(white, monkeypatch):
+    monkeypatch.setattr("fedmcmc.tuning._visits.MOST_GROWTH", 0.1)
+    with pytest.raises(
+        ValueError, match=r"law accepts are unsafe.*client 0.*all clients take part"
+    ):
+        fedmcmc.tune(
+            lambda step_size: fsgld(white, step_size), white.posterior, DATA, white.surrogates
+        )
