@@ -271,10 +271,10 @@ def expect_blocks(
     """Raise `TypeError` unless each is what a kernel family is built of."""
     expect(posterior, Posterior, "posterior")
     refuse_latents(posterior)
-    if participation.pooled and isinstance(posterior.loglikelihood_fn, ClientTerms):
-        raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
     expect(estimator, GradientEstimator, "estimator")
     expect(participation, Participation, "participation")
+    if participation.pooled and isinstance(posterior.loglikelihood_fn, ClientTerms):
+        raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
 
 
 def refuse_latents(posterior: Posterior) -> None:
