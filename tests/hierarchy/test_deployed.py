@@ -28,6 +28,7 @@ def kernel(posterior, settings):
     return fedmcmc.lsd(posterior, step_size=0.05)
 
 
+@pytest.mark.slow
 def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
     own = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
     data = FederatedData.from_clients(own)
@@ -40,16 +41,20 @@ def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
         settings={},
         asks=deploy.FIT,
     )
-    local = deploy.Local()
-    for name, rows in zip(NAMES, own, strict=True):
-        local.join(deploy.Site(study, name, rows, folder=tmp_path / name))
+
+    def join():
+        local = deploy.Local()
+        for name, rows in zip(NAMES, own, strict=True):
+            local.join(deploy.Site(study, name, rows, folder=tmp_path / name))
+        return local
+
     key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
     settings = dict(num_rounds=6, progress=False)
-    deployed = deploy.run(study, key, "main", transport=local, position=start, **settings)
+    deployed = deploy.run(study, key, "main", transport=join(), position=start, **settings)
     simulated = fedmcmc.sample(key, study.kernel("main"), data, start, **settings)
     for name in start:
         np.testing.assert_allclose(deployed.draws[name], simulated.draws[name], rtol=1e-5)
-    sites = deploy.Sites(study, local)
+    sites = deploy.Sites(study, join())
     around = fedmcmc.Gaussian.from_moments(start, variance={"slope": 0.3, "tau": 0.3})
     found, wanted = (
         fedmcmc.correct(key, study.model, where, around, num_draws=200) for where in (sites, data)

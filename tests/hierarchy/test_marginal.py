@@ -20,6 +20,7 @@ from tests.hierarchy.models import (
     sleepstudy,
     total,
 )
+from tests.support.lanes import fast_and_slow
 
 PLACE = {"mu": 0.4, "slope": -0.2}
 ODDS = {"tau": -0.3, "slope": 0.6}
@@ -35,8 +36,8 @@ def of(model, data, nodes=5, **settings):
     return marginal(fedmcmc.from_numpyro(model, example=data, **settings), nodes)
 
 
-@pytest.mark.parametrize("nodes", [1, 5])
-@pytest.mark.parametrize("centered", [0.0, 1.0])
+@pytest.mark.parametrize("nodes", fast_and_slow([1, 5], fast=[5]))
+@pytest.mark.parametrize("centered", fast_and_slow([0.0, 1.0], fast=[0.0]))
 def test_of_a_gaussian_model_it_is_exact(nodes, centered):
     data = FederatedData.from_clients(clients())
     value_fn = total(of(gaussian, data, nodes, centered=centered), data)
@@ -62,7 +63,7 @@ def test_of_a_logistic_group_it_is_the_integral():
     assert 1e-4 < errors[0] < 0.1 and errors[1] < errors[0] / 20
 
 
-@pytest.mark.parametrize("nodes", [1, 5])
+@pytest.mark.parametrize("nodes", fast_and_slow([1, 5], fast=[1]))
 def test_gradients_are_those_of_the_value(nodes):
     """With one node they come from the mode's own derivative alone."""
     data = in_two_clients(clients("logistic"))
@@ -115,6 +116,7 @@ def test_a_client_with_fewer_groups_has_zeros_for_the_others():
     assert terms.shape == (3,) and terms[2] == 0 and (np.asarray(terms[:2]) != 0).all()
 
 
+@pytest.mark.slow
 def test_correlated_effects_of_two_numbers():
     """Intercept and slope of one group, against a grid."""
     import numpyro
@@ -196,6 +198,7 @@ SLEEP = {
 }
 
 
+@pytest.mark.slow
 def test_of_real_districts_it_is_the_published_likelihood():
     """Contraceptive use over 60 districts: the Laplace fit that lme4's documentation shows."""
     model, data = contraception()

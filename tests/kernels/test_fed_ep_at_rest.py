@@ -248,6 +248,7 @@ def test_it_stays_at_rest(damping, data, mode):
     assert samples.info["num_lost"].sum() == 0
 
 
+@pytest.mark.slow
 def test_whitened_coordinates_are_left_at_the_end(data, mode, posterior_moments):
     white = fedmcmc.whiten(LOGISTIC, data, mode)
     samples = fedmcmc.sample(
@@ -309,6 +310,7 @@ def test_what_is_constant_is_seen_in_its_trace(log_density, constant):
     assert is_constant(log_density, jnp.ones(3)) is constant
 
 
+@pytest.mark.slow
 def test_a_constant_prior_costs_nothing():
     """The server's step then holds no loop over draws."""
 

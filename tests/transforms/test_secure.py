@@ -77,6 +77,7 @@ def hold_everywhere():
     print("same")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"),
     reason="the flag that leaves out fused arithmetic is for x86",

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData
@@ -249,9 +250,17 @@ class Study:
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The model's functions by name."""
-        named = self.model._asdict()
-        return {name: plain(fn) for name, fn in named.items() if fn is not None}
+        """The model's functions by name, also those within them (of `fedmcmc.marginal`)."""
+        within = jax.tree_util.tree_leaves_with_path(
+            self.model, is_leaf=lambda x: isinstance(x, Partial)
+        )
+        named = {
+            jax.tree_util.keystr(path, simple=True, separator="."): fn
+            for path, fn in within
+            if isinstance(fn, Partial)
+        }
+        named |= {name: fn for name, fn in self.model._asdict().items() if fn is not None}
+        return {name: plain(fn) for name, fn in named.items()}
 
     def kernel(self, name: str) -> FederatedKernel:
         """Return a kernel of the study, from its files.

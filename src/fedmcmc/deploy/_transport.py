@@ -30,7 +30,9 @@ class Transport(Protocol):
 
 
 class Local:
-    """Sites in threads of this program: for tests and rehearsals.
+    """Sites in threads of this program, which take turns: for tests and rehearsals.
+
+    NumPyro traces one model at a time in a program.
 
     Examples
     --------
@@ -43,7 +45,7 @@ class Local:
         self._inbox: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         self._outboxes: dict[str, queue.SimpleQueue[bytes | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._turns, self._closed = threading.Lock(), threading.Lock(), False
         self.refused: dict[str, str] = {}
 
     def join(self, site: Site, *, heard: Callable[[bytes, bytes], None] | None = None) -> None:
@@ -56,7 +58,8 @@ class Local:
         def serve() -> None:
             while (data := outbox.get()) is not None:
                 try:
-                    answer = site.answer(data)
+                    with self._turns:
+                        answer = site.answer(data)
                 except Refused as error:
                     self.refused[site.name] = str(error)
                     return

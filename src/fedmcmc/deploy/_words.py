@@ -17,7 +17,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Shapes
 from fedmcmc.deploy._frames import FrameError, Refused
 from fedmcmc.pytrees import trees
 
@@ -29,6 +29,7 @@ ROOMS = (
     "dynamics",
     "participation",
     "compression",
+    "hierarchy",
     "inference",
     "surrogates",
     "kernels",
@@ -74,6 +75,8 @@ def to_words(tree: ArrayTree, functions: Functions) -> tuple[Any, bytes]:
             if not all(isinstance(name, str) for name in x):
                 raise Refused("The keys of dictionaries must be text to be sent.")
             return {"dict": {name: write(part) for name, part in x.items()}}
+        if isinstance(x, Shapes):  # they are structure, and have no bytes
+            return {"shapes": to_words(x.tree, {})[0]}
         if id(plain(x)) in names:
             return {"function": names[id(plain(x))]}
         kind = f"{type(x).__module__}:{type(x).__qualname__}"
@@ -121,6 +124,8 @@ def from_words(words: Any, body: bytes | None, functions: Functions) -> ArrayTre
                 return {name: read(part) for name, part in content.items()}
             case "function":
                 return Partial(plain(functions[content]))
+            case "shapes":
+                return Shapes(from_words(content, None, {}))
             case _:
                 cls = _class_of(content)
                 if cls is None:
@@ -174,6 +179,8 @@ def _collect(node: Any, shapes: list[Any], depth: int) -> None:
                     _collect(part, shapes, depth - 1)
             case "function":
                 pass
+            case "shapes":
+                _collect(content, [], depth - 1)
             case _:
                 raise FrameError(f"Words of an unknown kind: {what!r}.")
     except (TypeError, ValueError, AttributeError, KeyError) as error:
