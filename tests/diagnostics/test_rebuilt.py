@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedmcmc
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(0)
 
@@ -89,6 +90,7 @@ def test_a_step_within_the_stability_limit_whose_sds_are_too_wide_is_said(
     assert "not the posterior's" in words and samples.diagnosis.moments.spread.max() > 1.2
 
 
+@pytest.mark.slow
 def test_local_trajectories_that_pull_apart_are_said(posterior, data, white):
     mode = white.posterior.position_fn(white.position)
     kernel = fedmcmc.fa_hmc(
@@ -129,7 +131,9 @@ def test_steps_far_too_large_for_logistic_data_are_said(name, white, data):
     assert np.abs(np.asarray(samples.draws["b"])).std() > 3
 
 
-@pytest.mark.parametrize("kernel", ["fsgld", "qlsd_pp", "fa_hmc", "fed_ep"])
+@pytest.mark.parametrize(
+    "kernel", fast_and_slow(["fsgld", "qlsd_pp", "fa_hmc", "fed_ep"], ["fsgld", "qlsd_pp"])
+)
 def test_what_the_page_advises_is_right(kernel, white, data):
     model = white.posterior
     build, settings = {

@@ -48,6 +48,7 @@ def test_of_a_gaussian_model_it_is_exact(nodes, centered):
         np.testing.assert_allclose(slope[name], wanted_slope[name], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_of_a_logistic_group_it_is_the_integral():
     own = clients("logistic")[4]
     data = FederatedData.from_clients([own])
@@ -109,6 +110,7 @@ def test_rows_of_other_groups_and_clients_do_not_enter():
     assert not np.isfinite(dirty[1]) and np.array_equal(dirty[[0, 2]], clean[[0, 2]])
 
 
+@pytest.mark.slow
 def test_a_client_with_fewer_groups_has_zeros_for_the_others():
     data = in_two_clients(clients())
     terms = of(gaussian, data).loglikelihood_fn.terms(PLACE, data.client(1))

@@ -204,6 +204,7 @@ def test_an_error_of_one_process_ends_all_at_once(tmp_path):
     assert done.returncode == 1 and "[1] FileNotFoundError: no such rows" in done.stdout
 
 
+@pytest.mark.slow
 def test_processes_that_differ_all_say_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNLIKE)
