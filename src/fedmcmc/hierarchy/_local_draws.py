@@ -17,7 +17,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 
 TRIES = 20
-"""Proposals per draw, of which the first is taken as it is."""
+"""Proposals per draw, from a latent of zero on."""
 TOGETHER = 64
 """Draws computed at a time."""
 LEAST_ACCEPTED = 0.2
@@ -69,7 +69,7 @@ def local_draws(
     rng_key
         Of all that is random.
     refresh
-        How a latent is moved from a first proposal, by default 20 tries of `independence`.
+        How a latent is moved from zero, by default 20 tries of `independence`.
 
     Raises
     ------

@@ -72,8 +72,8 @@ class PooledRows:
         )
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Run no kernel."""
-        raise NotImplementedError
+        """Raise: a kernel's clients are apart, and these rows are one."""
+        raise NotImplementedError("All rows at once answer questions, and run no kernel.")
 
 
 def summing(data: Any) -> Consortium:
