@@ -53,6 +53,14 @@ class Groups(NamedTuple):
         """Return the latent of one group, from ``[k]``."""
         return trees.unravel(flat, self.local.like.tree)
 
+    def as_flat(self, latents: ArrayTree) -> Array:
+        """Return latents of all groups, leaves ``[G, *event]``, as ``[G, k]``."""
+        return jax.vmap(trees.ravel)(latents)
+
+    def as_latents(self, flat: Array) -> ArrayTree:
+        """Return latents of all groups, leaves ``[G, *event]``; zeros of those that are absent."""
+        return jax.vmap(self.unravel)(jnp.where(self.present[:, None], flat, 0))
+
     def fold(self, fn: Callable[[ArrayTree, Array, Array], Array]) -> Array:
         """Return the sum of ``fn(rows, mask, groups)`` over chunks of the client's rows."""
         if self.kept:
@@ -83,6 +91,14 @@ class Groups(NamedTuple):
         prior = jax.vmap(lambda one: self.local.logprior_fn(position, self.unravel(one)))(flat)
         return prior + self.fold(of_rows).astype(prior.dtype)
 
+    def total(self, position: ArrayTree, flat: Array) -> Array:
+        """Return the sum of `log_density` over the client's groups, ``[]``."""
+        return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
+
+    def slope(self, position: ArrayTree, flat: Array) -> Array:
+        """Return gradients of `log_density` with respect to the latents, ``[G, k]``."""
+        return jax.grad(lambda at: jnp.sum(self.log_density(position, at)))(flat)
+
     def slope_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
         """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
         slope_fn = jax.grad(lambda at: jnp.sum(self.log_density(position, at)))
@@ -106,6 +122,21 @@ def groups_of(local: Local, client: Client) -> Groups:
         lambda rows, mask, group: jax.ops.segment_sum(mask.astype(jnp.int32), group, num)
     )
     return groups._replace(present=counts > 0)
+
+
+class Locals(NamedTuple):
+    """What a client keeps of its groups' latents between rounds.
+
+    Attributes
+    ----------
+    latents
+        Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not.
+    refresh
+        What their refresh keeps.
+    """
+
+    latents: ArrayTree
+    refresh: ArrayTree
 
 
 class Mode(NamedTuple):

@@ -143,7 +143,9 @@ def _drawn(
         drawn = refresh.prepare(own, groups.num, groups.size)
         like = jax.eval_shape(trees.ravel, local.like.tree)
         begin = jnp.zeros((groups.num, groups.size), like.dtype)
-        moved = refresh.move(groups, drawn, position, begin)
+        # Far behind the rounds in which settings adapt.
+        kept, late = refresh.init(groups, position), jnp.int32(2**31 - 1)
+        moved = refresh.move(groups, drawn, position, begin, kept, late)
         latents = jax.vmap(groups.unravel)(moved.flat)
         if local.constrain_fn is not None:
             latents = jax.vmap(lambda latent: local.constrain_fn(position, latent))(latents)

@@ -14,6 +14,7 @@ from fedmcmc.kernels._ensemble import ensemble as ensemble
 from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
+from fedmcmc.kernels._joint import joint as joint
 from fedmcmc.kernels._langevin import langevin as langevin
 from fedmcmc.kernels._natural import natural as natural
 from fedmcmc.kernels._pseudo_gradients import Delta as Delta
