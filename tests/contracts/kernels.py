@@ -1,5 +1,7 @@
 """How every kernel of the table of contracts is built: ``build(position, given)``."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import inference, preconditioners
+from fedmcmc._types import Local, Shapes
 from fedmcmc.pytrees import trees
 from tests.contracts.model import LEVELS, RATES, P, surrogates
 
@@ -388,6 +391,32 @@ def build_multiple_try(position, given):
     return fedmcmc.multiple_try(given.posterior, dense**given.scale, num_tries=5)
 
 
+@cache
+def with_latents(posterior):
+    """Return a posterior with a number per group by which its rows are shifted."""
+
+    def logprior_fn(position, latent):
+        return -0.5 * (latent - jnp.sum(ravel_pytree(position)[0])) ** 2
+
+    def loglikelihood_fn(position, latents, rows):
+        return posterior.loglikelihood_fn(position, {"x": rows["x"] - latents[:, None]})
+
+    like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
+    local = Local(logprior_fn, loglikelihood_fn, like)
+    return posterior._replace(loglikelihood_fn=None, local=local)
+
+
+def build_joint(position, given):
+    return fedmcmc.lsd(
+        with_latents(given.posterior),
+        step_size=given.step_size,
+        refresh=fedmcmc.hierarchy.ula(0.2 * given.scale, num_steps=2),
+        num_draws=2,
+        metric=jax.tree.map(lambda x: jnp.full_like(x, 0.5 * given.scale), position),
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -395,6 +424,7 @@ PLAIN = {
     "relay": build_relay,
     "langevin": build_langevin,
     "lsd": build_lsd,
+    "lsd: latents": build_joint,
     "qlsd": build_qlsd,
     "lsd_star": build_lsd_star,
     "qlsd_star": build_qlsd_star,

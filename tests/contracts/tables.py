@@ -43,6 +43,7 @@ COMPRESSED = (
     ("relay", "top_k"),
     ("langevin", "clip"),
     ("lsd", "memory"),
+    ("lsd: latents", "quantize"),
     ("qlsd", "top_k: no feedback"),
     ("lsd_star", "quantize: per client"),
     ("qlsd_star", "chain"),

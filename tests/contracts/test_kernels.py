@@ -131,6 +131,7 @@ FAMILIES = (
     "relay",
     "langevin",
     "lsd_pp",
+    "lsd: latents",
     "ensemble",
     "fa_ld",
     "sequence",

@@ -15,6 +15,7 @@ from fedmcmc._types._values import (
     Client,
     FederatedState,
     Federation,
+    Local,
     Posterior,
     Sender,
     StepInfo,
@@ -156,6 +157,11 @@ class FederatedKernel(Phase):
     @property
     def target(self) -> "Posterior | None":
         """What draws are meant to follow; ``None`` of a kernel that does not sample."""
+        return None
+
+    @property
+    def local(self) -> Local | None:
+        """The part of the model whose latents clients keep; ``None`` where they keep none."""
         return None
 
     @property

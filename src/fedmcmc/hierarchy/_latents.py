@@ -139,6 +139,12 @@ class Locals(NamedTuple):
     refresh: ArrayTree
 
 
+def latents_in(states: ArrayTree) -> ArrayTree:
+    """Return the latents in clients' states, whatever wraps them; ``None`` where there are none."""
+    nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Locals))
+    return next((node.latents for node in nodes if isinstance(node, Locals)), None)
+
+
 class Mode(NamedTuple):
     """Where the search for the groups' modes ended.
 

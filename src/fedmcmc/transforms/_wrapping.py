@@ -13,6 +13,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Federation,
+    Local,
     Phase,
     Posterior,
     Sender,
@@ -118,6 +119,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     @property
     def target(self) -> Posterior | None:
         return self.kernel.target
+
+    @property
+    def local(self) -> Local | None:
+        return self.kernel.local
 
     @property
     def approximates(self) -> bool:
