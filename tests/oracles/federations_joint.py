@@ -37,7 +37,7 @@ LOCAL = Local(_of_latent, _of_rows, Shapes(jnp.zeros(K, jnp.result_type(float)))
 POSTERIOR = fedmcmc.Posterior(_logprior, None, local=LOCAL)
 
 
-def _rows():
+def rows_of_groups():
     rng = np.random.default_rng(5)
     for size in ROWS:
         yield {
@@ -49,7 +49,7 @@ def _rows():
 
 def _model():
     groups = []
-    for owner, rows in zip(OWNERS, _rows(), strict=True):
+    for owner, rows in zip(OWNERS, rows_of_groups(), strict=True):
         x, z, y = rows["x"], rows["z"], rows["y"]
         groups.append(
             Group(
@@ -71,7 +71,11 @@ def make_data():
     """Return three clients of 2, 1 and 3 groups, whose rows lie in turns."""
     clients, labels = [], []
     for client in range(3):
-        own = [(i, r) for i, (o, r) in enumerate(zip(OWNERS, _rows(), strict=True)) if o == client]
+        own = [
+            (i, r)
+            for i, (o, r) in enumerate(zip(OWNERS, rows_of_groups(), strict=True))
+            if o == client
+        ]
         label = np.concatenate([[i] * ROWS[i] for i, _ in own])
         joined = {k: np.concatenate([r[k] for _, r in own]) for k in ("x", "z", "y")}
         # Groups keep the order of their first rows.

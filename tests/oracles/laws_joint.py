@@ -143,6 +143,33 @@ def langevin_round(model, refresh, weights, *, step_size, order, num_draws=1, me
     return Affine(*(np.concatenate(x) for x in zip(phi, *thetas, strict=True)))
 
 
+def gibbs_round(model, active):
+    """Return a round in which active clients draw their latents and phi is drawn given all."""
+    d, n = len(model.m0), model.size
+    sizes = [len(g.D) for g in model.groups]
+    nz = sum(sizes) + d
+    identity = Affine(np.eye(n), np.zeros(n), np.zeros((n, nz)))
+    phi, used, thetas = identity.times(np.eye(n)[:d]), 0, []
+    precision = model.P + sum(g.A for g in model.groups)
+    pull = phi.times(np.zeros((d, d)))
+    pull = pull._replace(shift=model.P @ model.m0 + sum(g.a for g in model.groups))
+    for i, g in enumerate(model.groups):
+        theta = identity.times(np.eye(n)[model.place(i)])
+        if active[g.client]:
+            rule, noise = exact(g), np.zeros((sizes[i], nz))
+            noise[:, used : used + sizes[i]] = np.linalg.cholesky(rule.noise)
+            theta = phi.times(-rule.gain @ g.B.T)
+            theta = Affine(theta.matrix, theta.shift + rule.gain @ g.e, noise)
+        pull = pull.plus(theta.times(-g.B))
+        thetas.append(theta)
+        used += sizes[i]
+    phi = pull.times(np.linalg.inv(precision))
+    kick = np.zeros((d, nz))
+    kick[:, used:] = np.linalg.cholesky(np.linalg.inv(precision))
+    phi = phi._replace(noise=phi.noise + kick)
+    return Affine(*(np.concatenate(x) for x in zip(phi, *thetas, strict=True)))
+
+
 def cohorts(probabilities):
     """Return ``(chance, weights)`` of every set of clients that may take part."""
     for active in itertools.product((0, 1), repeat=len(probabilities)):

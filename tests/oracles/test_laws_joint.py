@@ -8,6 +8,7 @@ from tests.oracles.laws_joint import (
     Model,
     cohorts,
     exact,
+    gibbs_round,
     langevin_round,
     stationary,
     ula,
@@ -68,3 +69,18 @@ def test_exact_draws_cost_a_share_of_the_missing_precision(num_draws):
     np.testing.assert_allclose(law.covariance[0, 0], expected, rtol=1e-9)
     many = found(lambda g: ula(g, 0.01, 2000), num_draws=num_draws)
     np.testing.assert_allclose(many.covariance[0, 0], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("probability", [1, 0.5, 0.1])
+def test_gibbs_draws_the_posterior_whoever_takes_part(probability):
+    rounds = [
+        (chance, gibbs_round(ANCHOR, weights > 0)) for chance, weights in cohorts([probability] * 2)
+    ]
+    law = stationary(rounds, np.zeros(3))
+    np.testing.assert_allclose(law.mean, ANCHOR.posterior.mean, rtol=1e-9)
+    np.testing.assert_allclose(law.covariance, ANCHOR.posterior.covariance, rtol=1e-9)
+    if probability == 1:
+        # The regression of phi on itself: the share of the precision that is missing.
+        slope = rounds[0][1].matrix[0, 0]
+        np.testing.assert_allclose(slope, 2 / 15)
+        assert not rounds[0][1].matrix[0, 1:].any()

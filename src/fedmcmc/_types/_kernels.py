@@ -184,6 +184,11 @@ class FederatedKernel(Phase):
         """Whether a round counts only if every client's message is in its sum."""
         return False
 
+    @property
+    def takes_late(self) -> bool:
+        """Whether a message that comes a round late still means something."""
+        return not self.needs_everyone
+
     def check_compressor(self, compressor: Any) -> None:
         """Raise `ValueError` where messages compressed by this would make draws wrong."""
 

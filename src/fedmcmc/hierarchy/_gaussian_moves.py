@@ -20,6 +20,7 @@ from fedmcmc.hierarchy._latents import (
     cholesky,
     find_modes,
     groups_of,
+    made_up_rows,
     solve,
     solve_upper,
 )
@@ -147,12 +148,6 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
         return
     rng = np.random.default_rng(0)
 
-    def made_up(leaf: Any) -> Array:
-        shape = (_MADE_UP, *leaf.shape[1:])
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        values = rng.uniform(size=shape) if is_float else rng.integers(0, 2, shape)
-        return jnp.asarray(values, leaf.dtype)
-
     def at(leaf: Any) -> Array:
         # `sample` maps `init` over chains: of a position that is traced the shape suffices.
         if isinstance(leaf, jax.core.Tracer):
@@ -161,7 +156,7 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
 
     with jax.ensure_compile_time_eval():
         zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-        some = jax.tree.map(made_up, rows)
+        some = made_up_rows(rows, _MADE_UP, rng)
         client = Client(some, zero, zero + _MADE_UP, zero, one, one, _MADE_UP)
         groups, place = groups_of(local, client), jax.tree.map(at, position)
         dtype = jax.eval_shape(trees.ravel, local.like.tree).dtype

@@ -5,10 +5,11 @@ Groups are independent given the shared position, so that second derivatives are
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Local
@@ -137,6 +138,21 @@ class Locals(NamedTuple):
 
     latents: ArrayTree
     refresh: ArrayTree
+
+
+def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTree:
+    """Return rows that a server makes up to look at a model, leaves ``[num, ...]``.
+
+    Of numbers between zero and one, which most models take for outcomes, sizes and chances.
+    """
+
+    def made_up(leaf: Any) -> Array:
+        shape = (num, *leaf.shape[1:])
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        values = rng.uniform(size=shape) if is_float else rng.integers(0, 2, shape)
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree.map(made_up, rows)
 
 
 def latents_in(states: ArrayTree) -> ArrayTree:

@@ -140,6 +140,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     def needs_everyone(self) -> bool:
         return self.kernel.needs_everyone
 
+    @property
+    def takes_late(self) -> bool:
+        return self.kernel.takes_late
+
     def check_compressor(self, compressor: Any) -> None:
         self.kernel.check_compressor(compressor)
 
