@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import inference, preconditioners
-from fedmcmc._types import Local, Shapes
+from fedmcmc._types import Local, Shapes, Static
 from fedmcmc.pytrees import trees
 from tests.contracts.model import LEVELS, RATES, P, surrogates
 
@@ -392,17 +392,30 @@ def build_multiple_try(position, given):
 
 
 @cache
-def with_latents(posterior):
-    """Return a posterior with a number per group by which its rows are shifted."""
+def with_latents(posterior, of_rows=None):
+    """Return a posterior with a number per group by which its rows are shifted.
+
+    `of_rows` says of each leaf of a position whether it is one of rows, too; by default all are.
+    """
 
     def logprior_fn(position, latent):
         return -0.5 * (latent - jnp.sum(ravel_pytree(position)[0])) ** 2
 
     def loglikelihood_fn(position, latents, rows):
-        return posterior.loglikelihood_fn(position, {"x": rows["x"] - latents[:, None]})
+        leaves, treedef = jax.tree.flatten(position)
+        flags = [True] * len(leaves) if of_rows is None else of_rows
+        seen = [x if flag else jnp.zeros_like(x) for x, flag in zip(leaves, flags, strict=True)]
+        shifted = {"x": rows["x"] - latents[:, None]}
+        return posterior.loglikelihood_fn(jax.tree.unflatten(treedef, seen), shifted)
 
+    def logdensity_fn(position, count, total):
+        mean = jnp.sum(ravel_pytree(position)[0])
+        return -0.5 * (total[1] - 2 * mean * total[0] + count * mean**2)
+
+    flags = () if of_rows is None else of_rows
+    population = fedmcmc.Population(lambda x: (x, x**2), logdensity_fn, of_rows=Static(flags))
     like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
-    local = Local(logprior_fn, loglikelihood_fn, like)
+    local = Local(logprior_fn, loglikelihood_fn, like, population=population)
     return posterior._replace(loglikelihood_fn=None, local=local)
 
 
@@ -414,6 +427,27 @@ def build_joint(position, given):
         num_draws=2,
         metric=jax.tree.map(lambda x: jnp.full_like(x, 0.5 * given.scale), position),
         participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_gibbs(position, given):
+    none = (False,) * len(jax.tree.leaves(position))
+    return fedmcmc.fed_gibbs(
+        with_latents(given.posterior, none),
+        refresh=fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2),
+        server_moves=1,
+        resum_every=3 * given.scale,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_gibbs_of_rows(position, given):
+    first = tuple(i == 0 for i in range(len(jax.tree.leaves(position))))
+    return fedmcmc.fed_gibbs(
+        with_latents(given.posterior, first),
+        refresh=fedmcmc.hierarchy.independence(num_tries=2),
+        server_moves=1,
+        num_adapt=4 * given.scale,
     )
 
 
@@ -447,6 +481,8 @@ PLAIN = {
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,
+    "fed_gibbs": build_gibbs,
+    "fed_gibbs: of rows": build_gibbs_of_rows,
     "hmc": build_hmc,
     "mala": build_mala,
     "gaussian_mh": build_gaussian_mh,

@@ -66,6 +66,8 @@ COMPRESSED = (
     ("fed_sep", "memory"),
     ("adf", "top_k: no feedback"),
     ("natural", "memory"),
+    ("fed_gibbs", "identity"),
+    ("fed_gibbs: of rows", "identity"),
     ("hmc", "top_k: no feedback"),
     ("mala", "clip"),
     ("gaussian_mh", "identity"),
@@ -115,8 +117,8 @@ SECURED = ("langevin", "lsd_star", "fa_hmc", "fed_ep: expansions")
 BARE |= {f"secure_sum: {kernel}": build_secured(kernel) for kernel in SECURED}
 
 
-FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize", "hmc")
-WHOLE = ("hmc",)
+FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize", "hmc", "fed_gibbs")
+WHOLE = ("hmc", "fed_gibbs")
 """Kernels that have no use for a late message."""
 KERNELS = BARE | {f"faults: {name}": build_faulty(name) for name in FAULTY}
 

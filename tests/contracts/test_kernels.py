@@ -138,6 +138,7 @@ FAMILIES = (
     "fed_pa",
     "fed_sep",
     "hmc",
+    "fed_gibbs: of rows",
     "compress: lsd, memory",
     "secure_sum: fa_hmc",
 )

@@ -9,10 +9,16 @@ JOINT = "laws/test_joint_law.py::test_law_of_every_round"
 STEPS = f"{JOINT}[three steps, gradient first]"
 SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
-TESTS = [MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC]
+GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
+SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+ROWS = (
+    "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
+)
+TESTS = [MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
-KERNEL = "kernels/_joint.py"
+KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
+SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
     "proposals are wider than their density says by the root of two": (
@@ -99,10 +105,58 @@ MUTATIONS = {
         "a",
         SOME,
     ),
-    "a latent forgets where it was": (
+    "latents shrink between rounds": (
         "kernels/_joint.py",
         "return message, Locals(groups.as_latents(flat), kept), info",
-        "return message, Locals(client_state.latents, kept), info",
+        "return message, Locals(groups.as_latents(0.8 * flat), kept), info",
         STEPS,
+    ),
+    "the server forgets the sums of absent clients": (
+        SERVER,
+        "trees.add(old, said.sums)",
+        "said.sums",
+        GIBBS,
+    ),
+    "changes of sums are weighted by one over a probability": (
+        SERVER,
+        "participation = replace(participation, weighted=False)",
+        "participation = replace(participation, weighted=True)",
+        GIBBS,
+    ),
+    "a level under the density from the wrong distribution": (
+        SLICED,
+        "log_density(now) + jnp.log1p(-below)",
+        "log_density(now) + 2 * jnp.log1p(-below)",
+        SLICES,
+    ),
+    "an interval that always begins at the same place": (
+        SLICED,
+        "low = old - WIDTH * place",
+        "low = old - 0 * place",
+        SLICES,
+    ),
+    "the server leaves the prior out": (
+        SERVER,
+        "return prior + self.population",
+        "return 0 * prior + self.population",
+        SLICES,
+    ),
+    "every proposal of parameters of rows is accepted": (
+        JUDGED,
+        "judged & (uniform < chance)",
+        "judged",
+        ROWS,
+    ),
+    "the way back of a proposal is ignored": (
+        JUDGED,
+        "(there - back) / (4 * step)",
+        "0 * (there - back)",
+        ROWS,
+    ),
+    "proposals with half the noise": (
+        JUDGED,
+        "jnp.sqrt(2 * step) * normals",
+        "jnp.sqrt(step) * normals",
+        ROWS,
     ),
 }

@@ -139,12 +139,17 @@ class Population(NamedTuple):
         the shared position, from the sum `total` of their statistics, up to a constant.
     draw_fn
         ``(rng_key, position, count, total) -> position`` with shared parameters drawn given all
-        latents, their prior included; ``None`` where a kernel is to find its own way.
+        latents, their prior included; ``None`` where a kernel is to find its own way. Parameters
+        of rows it leaves as they are.
+    of_rows
+        Of each leaf of a position, whether rows depend on it, too, given the latents (a slope, a
+        residual sd); empty where they depend on none.
     """
 
     statistics_fn: Callable[[ArrayTree], ArrayTree]
     logdensity_fn: Callable[[ArrayTree, Array, ArrayTree], Array]
     draw_fn: Callable[[Array, ArrayTree, Array, ArrayTree], ArrayTree] | None = None
+    of_rows: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
 
 
 class Local(NamedTuple):

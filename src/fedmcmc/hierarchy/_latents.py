@@ -96,6 +96,17 @@ class Groups(NamedTuple):
         """Return the sum of `log_density` over the client's groups, ``[]``."""
         return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
 
+    def rows_difference(self, position: ArrayTree, other: ArrayTree, flat: Array) -> Array:
+        """Return the log likelihood of all rows, given the latents, relative to that at `other`."""
+
+        def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
+            latents = jax.vmap(self.unravel)(flat[group])
+            terms = self.local.loglikelihood_fn(position, latents, rows)
+            before = self.local.loglikelihood_fn(other, latents, rows)
+            return jnp.sum(jnp.where(mask, terms - before, 0))
+
+        return self.fold(of_rows)
+
     def slope(self, position: ArrayTree, flat: Array) -> Array:
         """Return gradients of `log_density` with respect to the latents, ``[G, k]``."""
         return jax.grad(lambda at: jnp.sum(self.log_density(position, at)))(flat)

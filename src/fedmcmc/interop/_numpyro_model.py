@@ -253,7 +253,7 @@ def _build(
     if structure.local:
         like = Shapes(position_shapes(structure.local))
         population = population_of(
-            lambda position, latent: trace(position, any_row, latent), structure
+            lambda position, latent: trace(position, any_row, latent), row_terms, any_row, structure
         )
         local = Local(
             local_logprior_fn, local_loglikelihood_fn, like, local_constrain_fn, population

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro import distributions as dist
 
-from fedmcmc._types import Population
+from fedmcmc._types import ArrayTree, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
 from fedmcmc.interop._numpyro_structure import Structure, position_shapes
@@ -20,10 +20,13 @@ TraceFn = Callable[[Position, Position], tracing.Trace]
 _SHARED, _LOCAL = frozenset({"shared"}), frozenset({"local"})
 
 
-def population_of(trace_fn: TraceFn, structure: Structure) -> Population | None:
+def population_of(
+    trace_fn: TraceFn, terms_fn: Callable[..., Array], rows: ArrayTree, structure: Structure
+) -> Population | None:
     """Return the population of local sites that are normal given shared ones, else ``None``.
 
-    ``None`` too where their distribution depends on no shared site, or on a local one.
+    ``None`` too where their distribution depends on no shared site, or on a local one. `terms_fn`
+    is ``(position, latent, rows) -> [num]``, the terms of rows.
     """
     shared, local = position_shapes(structure.shapes), position_shapes(structure.local)
     if set(structure.local_prior) != set(structure.local):
@@ -73,7 +76,12 @@ def population_of(trace_fn: TraceFn, structure: Structure) -> Population | None:
 
     shapes = jax.eval_shape(parameters, shared, local)
     multivariate = {name: loc.shape != scale.shape for name, (loc, scale) in shapes.items()}
-    return Population(statistics_fn, logdensity_fn)
+    terms = jax.make_jaxpr(terms_fn)(shared, local, rows)
+    flags_of = [frozenset({i}) for i in range(len(shared))]
+    flags_of += [frozenset()] * (len(terms.in_avals) - len(shared))
+    (of_rows,) = Tracer().outputs(terms, [(i, flags) for i, flags in enumerate(flags_of)])
+    seen = tuple(i in of_rows.flags for i in range(len(shared)))
+    return Population(statistics_fn, logdensity_fn, of_rows=Static(seen))
 
 
 def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
