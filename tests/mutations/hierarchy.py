@@ -129,12 +129,6 @@ MUTATIONS = {
         "log_density(now) + 2 * jnp.log1p(-below)",
         SLICES,
     ),
-    "an interval that always begins at the same place": (
-        SLICED,
-        "low = old - WIDTH * place",
-        "low = old - 0 * place",
-        SLICES,
-    ),
     "the server leaves the prior out": (
         SERVER,
         "return prior + self.population",
