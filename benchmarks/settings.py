@@ -20,7 +20,7 @@ def kernels(white: fedmcmc.Whitened) -> dict[str, tuple[Any, dict[str, Any]]]:
     model, until = white.posterior, dict(until=fedmcmc.at_rest(), max_rounds=60)
     return {
         "`fsgld`": (
-            fedmcmc.fsgld(model, white.surrogates, step_size=0.05, num_local_steps=10),
+            fedmcmc.fsgld(model, white.surrogates, step_size=0.02, num_local_steps=10),
             dict(num_rounds=2100, num_burnin=100),
         ),
         "`qlsd_pp`, 16 levels": (

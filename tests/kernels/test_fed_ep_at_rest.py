@@ -235,6 +235,7 @@ def test_at_rest_it_is_not_called_wrong(seed):
     np.testing.assert_allclose(found.spread, 1, rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damping", fast_and_slow([1.0, 0.5], [0.5]))
 def test_it_stays_at_rest(damping, data, mode):
     """Rounding that is not symmetric must not grow by the number of clients in each round."""
