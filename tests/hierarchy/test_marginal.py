@@ -75,6 +75,7 @@ def test_gradients_are_those_of_the_value(nodes):
         np.testing.assert_allclose(slope[name], (up - down) / (2 * step), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_groups_lie_in_clients_of_their_own_or_together():
     own = clients("logistic")
     apart = FederatedData.from_clients(own)
