@@ -1,8 +1,8 @@
 """What the judge says of the experiments' runs: ``python -m benchmarks.experiment_alarms``.
 
-Every ``_small`` setting and the demo, 3 seeds, each in a process of its own. A setting that takes
-more than a minute of a processor (or ``seconds=``), or needs data that are not there, is left out
-and named.
+Every ``_small`` setting and the demo, 3 seeds (or ``seeds=``), each in a process of its own. A
+setting that takes more than a minute of a processor (or ``seconds=``), or needs data that are not
+there, is left out and named.
 Whether an alarm is false is for the reader: some methods of the papers are biased, and are shown
 for that.
 """
@@ -48,7 +48,7 @@ def one(name: str, seed: int, folder: Path) -> None:
     (folder / "alarms.json").write_text(json.dumps(found))
 
 
-def bench(names: list[str], seconds: int) -> None:
+def bench(names: list[str], seconds: int, seeds: int) -> None:
     """Run settings by name, or all, and print what was said of their runs."""
 
     def limited() -> None:
@@ -56,7 +56,7 @@ def bench(names: list[str], seconds: int) -> None:
 
     for name in names or [n for n in run.available() if n.endswith("_small")] + ["demo"]:
         judged, alarms = 0, Counter()
-        for seed in range(SEEDS):
+        for seed in range(seeds):
             with tempfile.TemporaryDirectory() as folder:
                 command = [sys.executable, "-m", "benchmarks.experiment_alarms", name]
                 command += [f"seed={seed}", f"folder={folder}"]
@@ -84,4 +84,4 @@ if __name__ == "__main__":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         one(names[0], int(options["seed"]), Path(options["folder"]))
     else:
-        bench(names, int(options.get("seconds", SECONDS)))
+        bench(names, int(options.get("seconds", SECONDS)), int(options.get("seeds", SEEDS)))
