@@ -3,7 +3,8 @@
 WEIGHTED = "exact/test_correct.py::test_weighted_draws_are_the_posteriors"
 FAULTS = "exact/test_correct.py::test_faults_and_many_points_change_nothing"
 SEPARATE = "deploy/test_setup.py::test_what_each_client_is_asked[taylor]"
-TESTS = [WEIGHTED, FAULTS, SEPARATE]
+PREDICTED = "fitting/test_predicted.py::test_variances_without_correlations_are_too_narrow"
+TESTS = [PREDICTED, WEIGHTED, FAULTS, SEPARATE]
 CORRECT, QUESTIONS = "exact/_correct.py", "kernels/_questions.py"
 
 MUTATIONS = {
@@ -30,6 +31,12 @@ MUTATIONS = {
         "whole = total.one.value == server_state.num_clients",
         "whole = total.one.value <= server_state.num_clients",
         FAULTS,
+    ),
+    "a predicted tail in units of the variances": (
+        "fitting/_predicted.py",
+        "return scales * (ahead.gradient - behind.gradient) / APART",
+        "return scales**2 * (ahead.gradient - behind.gradient) / APART",
+        PREDICTED,
     ),
     "clients answer in the first row of the table": (
         "kernels/_separate.py",
