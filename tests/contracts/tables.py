@@ -66,6 +66,7 @@ COMPRESSED = (
     ("adf", "top_k: no feedback"),
     ("natural", "memory"),
     ("hmc", "top_k: no feedback"),
+    ("hmc: noise", "identity"),
     ("mala", "clip"),
     ("gaussian_mh", "identity"),
     ("gaussian_mh: independent", "identity"),

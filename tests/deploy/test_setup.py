@@ -9,6 +9,8 @@ import fedmcmc
 from fedmcmc import criticism, deploy, surrogates
 from fedmcmc._types import as_functions
 from fedmcmc.deploy._frames import unpack
+from fedmcmc.gaussian import defensive
+from fedmcmc.kernels import Dithered, Recipe, evaluations
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from tests.contracts.model import DATA, KEY, SIZES
 from tests.support import studies
@@ -42,6 +44,18 @@ def sites(tmp_path_factory, heard):
 
 def near(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), a, b)
+
+
+@pytest.mark.parametrize("content", ["recipe", "dithered"])
+def test_points_that_clients_draw_and_round_themselves(content, sites):
+    """Key words cross as they are."""
+    words = jax.random.bits(KEY, (2,), jnp.uint32)
+    asked = Recipe(words, defensive(np.zeros(3), np.eye(3)), CENTER, 50)
+    if content == "dithered":
+        asked = Dithered(asked, words, jnp.asarray(0.5))
+    there, here = (data.ask(evaluations(MODEL), asked) for data in (sites, SIMULATED))
+    np.testing.assert_allclose(there.value.value, here.value.value, rtol=1e-5, atol=1e-5)
+    assert there.bits_up == here.bits_up
 
 
 SEPARATE = {
