@@ -388,8 +388,6 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             studies.masked_study("lsd", secure=wrong)
-    with pytest.raises(ValueError, match="may not ask questions of its own"):
-        studies.masked_study("lsd", asks=deploy.FIT)
     colluding = studies.masked_study("lsd", secure={"colluding": 1})
     with pytest.raises(ValueError, match="fewer than 3 are left"):
         deploy.Sites(colluding, deploy.Local())
