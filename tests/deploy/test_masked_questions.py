@@ -20,7 +20,7 @@ from tests.deploy.test_masks import Lossy
 from tests.support import studies
 from tests.support.site_runs import POSITION, close
 
-ASKS = (*deploy.FIT, "Falls", "Langevin")
+ASKS = deploy.SUMS
 STUDY = studies.masked_study("lsd", asks=ASKS, kernels={}, secure={"rounds": 400})
 MODEL = STUDY.model
 SECURE = partial(fedmcmc.secure_sum, most=2.0**30, resolution=2.0**-22)

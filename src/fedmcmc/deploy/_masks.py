@@ -33,8 +33,8 @@ SUMS = (
     "MultipleTry",
     "Natural",
 )
-"""What a server may ask for under masks: whatever numbers it chooses, all sites' answers count in
-the sum alike."""
+"""What a server may ask for under masks, for `Study.asks`: whatever numbers it chooses, all sites'
+answers count in the sum alike."""
 SINGLES = {
     "AllBut": "the sum without one site, less the sum with it, is that site's answer",
     "CommonExpansions": "it is a table with a row per site, which only that site fills",
@@ -48,6 +48,12 @@ SINGLES = {
 """What would tell single sites' answers, and why."""
 APART = {"PerClient"}
 """Parts of kernels in which a server could choose other numbers for each site."""
+MASKS = "masks"
+"""The file of a site's rules in its folder."""
+ANEW = (
+    "Bring back the file, or agree with the other owners on a new study, of another name, and give "
+    "its site another folder."
+)
 STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
 """What a server asks for, in this order, to make a session."""
 
@@ -148,6 +154,18 @@ def check_kernel(kernel: FederatedKernel, codes: tuple[ArrayTree, ...], *, waits
         )
 
 
+def rules_of(study: Any, path: Path) -> Any:
+    """Return the `secure.SiteRules` of a site of a study with `secure`."""
+    from fedmcmc.deploy.secure import SiteRules
+
+    return SiteRules(
+        path,
+        study.consortium,
+        num_rounds=study.secure["rounds"],
+        most_answers=study.secure.get("answers"),
+    )
+
+
 class SiteMasks:
     """A site's part in a study under masks: its session, and its rules.
 
@@ -164,20 +182,24 @@ class SiteMasks:
     """
 
     def __init__(self, study: Any, index: int, identity: Any, path: Path) -> None:
-        from fedmcmc.deploy.secure import Handshake, SiteRules
+        from fedmcmc.deploy.secure import Handshake
 
         self._consortium, self._index = study.consortium, index
         self._identity = read_identity(identity)
-        self._rules = SiteRules(
-            path,
-            self._consortium,
-            num_rounds=study.secure["rounds"],
-            most_answers=study.secure.get("answers"),
-        )
+        self._rules = rules_of(study, path)
+        if self._rules.has_left:
+            raise Refused(
+                f"{list(study.sites)[index]} has left the study {study.name!r} for good (rule 5)."
+            )
         Handshake(self._consortium, index, self._identity)  # raises where this is another's key
         self._number: int | None = None
         self._handshake: Any = None
         self._session: Any = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the site knows of no session of the study."""
+        return bool(self._rules.is_new)
 
     @property
     def session(self) -> str:

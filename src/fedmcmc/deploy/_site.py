@@ -19,10 +19,10 @@ from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel
 from fedmcmc.compression import host_words
 from fedmcmc.data import FederatedData
 from fedmcmc.deploy._approval import Approval
-from fedmcmc.deploy._audit import AuditLog
+from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
 from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
-from fedmcmc.deploy._masks import STAGES, SiteMasks
+from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
@@ -133,7 +133,16 @@ class Site:
         if study.secure:
             if identity is None:
                 raise Refused(f"The study {study.name!r} asks for masks: give {name} its identity.")
-            self._masks = SiteMasks(study, self.index, identity, self.disk.folder / "masks")
+            self._masks = SiteMasks(study, self.index, identity, self.disk.folder / MASKS)
+            if (
+                self._masks.is_new
+                and log is not None
+                and took_part_in_masks(log.path, study.digest)
+            ):
+                raise Refused(
+                    f"By its log {name} has answered under masks in the study {study.name!r}, and "
+                    f"its folder {folder} knows nothing of it. {ANEW}"
+                )
         self._log, self._hello = log, b""
         if log is not None:
             log.write("started", site=name, study=study.digest)

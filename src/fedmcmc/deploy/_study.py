@@ -55,7 +55,8 @@ class Study:
     asks
         Names of kernel classes that the server may fill with numbers of its own
         (``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
-        `fedmcmc.surrogates`). Without these, sites run `kernels` alone.
+        `fedmcmc.surrogates`; under masks ``deploy.SUMS`` at most). Without these, sites run
+        `kernels` alone.
     settings
         Passed to the functions above.
     secure
