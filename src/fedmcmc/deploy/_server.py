@@ -120,9 +120,8 @@ class Sites:
         rounds.start(state)
         up = down = 0.0
         for tries in range(1, MOST_TRIES + 1):
-            state, figures = rounds.round(state, tries - 1)
-            drawn, _ = rounds.draws(state, tries - 1)
-            answered = jax.tree.map(lambda leaf: leaf[0], drawn)
+            state, figures, drawn = rounds.round(state, tries - 1)
+            answered = jax.tree.map(lambda leaf: leaf[0], drawn.draw)
             up, down = up + float(figures.bits_up[0]), down + float(figures.bits_down[0])
             check_fits_sum(question, state.server)
             if answered.whole:
@@ -277,8 +276,8 @@ class OverSites:
             return Segment(state, records, of_chains, bad, accumulator_states)
 
         for number in range(at, stop):
-            before, (state, figures) = state, self.rounds.round(state, number)
-            draw, finite = self.rounds.draws(state, number)
+            before = state
+            state, figures, (draw, finite) = self.rounds.round(state, number)
             if not finite.all():
                 self._good = (at, number), segment_so_far(before)
                 first_bad = np.where(finite, -1, number)
