@@ -365,6 +365,16 @@ def build_hmc(position, given):
     )
 
 
+def build_noisy_hmc(position, given):
+    return fedmcmc.hmc(
+        given.posterior,
+        centre(position, given),
+        step_size=20 * given.step_size,
+        max_integration_steps=2,
+        value_noise=0.5 * given.scale,
+    )
+
+
 def build_mala(position, given):
     metric = 0.1 * given.scale * np.eye(trees.num_elements(position))
     return fedmcmc.mala(given.posterior, centre(position, given), metric=metric)
@@ -484,6 +494,7 @@ PLAIN = {
     "fed_gibbs": build_gibbs,
     "fed_gibbs: of rows": build_gibbs_of_rows,
     "hmc": build_hmc,
+    "hmc: noise": build_noisy_hmc,
     "mala": build_mala,
     "gaussian_mh": build_gaussian_mh,
     "gaussian_mh: independent": build_independence,

@@ -69,6 +69,7 @@ COMPRESSED = (
     ("fed_gibbs", "identity"),
     ("fed_gibbs: of rows", "identity"),
     ("hmc", "top_k: no feedback"),
+    ("hmc: noise", "identity"),
     ("mala", "clip"),
     ("gaussian_mh", "identity"),
     ("gaussian_mh: independent", "identity"),

@@ -98,6 +98,18 @@ class Phase:
         """Return the client's state with what it keeps of its message as the server reads it."""
         return client_state
 
+    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
+        """Return what a client sends in a secure sum, whose numbers are `most` in size at most.
+
+        Larger ones, and numbers that are not finite, make the sum useless, unless a phase has a
+        number within the range for them, as for a density of zero.
+        """
+        return message
+
+    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        """Return a sum of what `in_range` returned as the phase reads any total."""
+        return total
+
     @property
     def sums_rows(self) -> bool:
         """Whether the sum of clients' messages is the message of all their rows as one client's.

@@ -25,6 +25,7 @@ from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradien
 from fedmcmc.kernels._questions import BELOW as BELOW
 from fedmcmc.kernels._questions import Answer as Answer
 from fedmcmc.kernels._questions import Answered as Answered
+from fedmcmc.kernels._questions import Dithered as Dithered
 from fedmcmc.kernels._questions import Evaluated as Evaluated
 from fedmcmc.kernels._questions import Expanded as Expanded
 from fedmcmc.kernels._questions import Points as Points
@@ -32,6 +33,7 @@ from fedmcmc.kernels._questions import Question as Question
 from fedmcmc.kernels._questions import Recipe as Recipe
 from fedmcmc.kernels._questions import compensated_sum as compensated_sum
 from fedmcmc.kernels._questions import differences as differences
+from fedmcmc.kernels._questions import dither_of as dither_of
 from fedmcmc.kernels._questions import evaluations as evaluations
 from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._questions import in_parts as in_parts

@@ -155,6 +155,8 @@ def sample(
     if until is not None and until.reads == "info" and not kernel.approximates:
         raise ValueError(f"{until.name}: is for kernels that refine one, as fedmcmc.fed_ep.")
     kernel = as_functions(kernel)
+    if isinstance(data, Elsewhere):
+        kernel = data.own(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     both = mesh is not None and placement is not None
     placement = Placement(mesh=mesh) if placement is None else placement

@@ -73,6 +73,12 @@ class WrappedPhase(Phase):
     ) -> ArrayTree:
         return self.inner.commit(message, broadcast, client_state)
 
+    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
+        return self.inner.in_range(message, most)
+
+    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        return self.inner.from_range(total, most)
+
     @property
     def sums_rows(self) -> bool:
         return self.inner.sums_rows
