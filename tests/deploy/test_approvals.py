@@ -74,7 +74,7 @@ def test_nothing_of_a_study_runs_before_its_owner_says_so(kit, monkeypatch, caps
     (kit / "model.py").write_text("raise RuntimeError('it ran')")
     monkeypatch.setattr("builtins.input", lambda question: "no")
     assert approve(kit) == 1
-    assert "Nothing was approved" in capsys.readouterr().out
+    assert "Nothing was done" in capsys.readouterr().out
     assert not (kit / "approval.json").exists()
     answers = iter(["yes"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))

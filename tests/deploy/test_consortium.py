@@ -5,10 +5,12 @@ import stat
 import subprocess
 import tomllib
 
+import numpy as np
 import pytest
 
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
+from fedmcmc.deploy._config import opened_site, site_settings
 from tests.support.commands import MODEL, NAMES, SIZES, rows_of
 
 MASKED = """
@@ -82,10 +84,16 @@ def test_each_party_gets_a_folder_with_all_that_it_needs(study, tmp_path, capsys
     assert len(secret) == 2 + 2 * len(NAMES)
 
 
-def test_a_study_under_masks_gets_the_identities_of_its_sites(study, tmp_path, capsys):
+@pytest.fixture
+def masked(study):
     text = study.read_text().replace("model.py:kernel", "model.py:masked")
-    study.write_text(text + "[secure]\nrounds = 500\n")
+    study.write_text(f"asks = {list(deploy.FIT)}\n{text}[secure]\nrounds = 500\n")
     (study.parent / "model.py").write_text(MODEL + MASKED)
+    return study
+
+
+def test_a_study_under_masks_gets_the_identities_of_its_sites(masked, tmp_path, capsys):
+    study = masked
     status, folder = made(study, tmp_path)
     assert status == 0
     identities = read(folder / "parties.toml")["identities"]
@@ -106,7 +114,44 @@ def test_a_study_under_masks_gets_the_identities_of_its_sites(study, tmp_path, c
     told = " ".join(capsys.readouterr().out.split())
     assert "Per round and chain: 4 words of 8 bytes under masks" in told, told
     assert "the server sees the sum over all 3 sites" in told
+    assert "Answers are rounded to multiples of 2**-22, up to 1.07374e+09 in size" in told, told
+    assert "the server sees the sums over all 3 sites" in told
     assert "not masked" not in told and "by itself: it" not in told
+
+
+def test_an_owner_leaves_a_study_under_masks_for_good(masked, tmp_path, capsys, monkeypatch):
+    _, folder = made(masked, tmp_path)
+    kit = folder / "bern"
+    settings = ["--settings", str(kit / "site.toml")]
+    np.savez(kit / "rows.npz", rows=rows_of("bern"))
+    assert main(["deploy", "leave", "--yes", *settings]) == 1  # runs nothing without an approval
+    assert "There is no approval" in capsys.readouterr().err
+    assert main(["deploy", "approve", "--yes", *settings]) == 0
+    monkeypatch.setattr("builtins.input", lambda question: "no")
+    given, base = site_settings(kit / "site.toml")
+    assert main(["deploy", "leave", *settings]) == 1
+    with opened_site(given, base) as site:
+        assert site.name == "bern"
+        assert main(["deploy", "leave", "--yes", *settings]) == 1
+        assert "in use" in capsys.readouterr().err
+    assert main(["deploy", "leave", "--yes", *settings]) == 0
+    assert "the study is over for all" in capsys.readouterr().out
+    with (
+        pytest.raises(deploy.Refused, match=r"bern has left .* for good \(rule 5\)"),
+        opened_site(given, base),
+    ):
+        pass
+    log = (kit / "state" / "audit.log").read_text().splitlines()
+    assert '"what": "left"' in log[-1]
+
+
+def test_a_study_without_masks_is_left_by_stopping(study, tmp_path, capsys):
+    _, folder = made(study, tmp_path)
+    settings = ["--settings", str(folder / "bern" / "site.toml")]
+    main(["deploy", "approve", "--yes", *settings])
+    capsys.readouterr()
+    assert main(["deploy", "leave", "--yes", *settings]) == 1
+    assert "has no masks" in capsys.readouterr().err
 
 
 def test_keys_are_not_made_twice(study, tmp_path, capsys):

@@ -218,6 +218,25 @@ def test_a_run_under_masks_goes_on_from_its_checkpoint(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
 
 
+def test_a_site_whose_folder_is_gone_does_not_begin_anew(tmp_path):
+    """Its log, elsewhere, says that it has answered."""
+    settings = dict(num_rounds=1, progress=False)
+
+    def opened(folder, study=STATEFUL):
+        log = deploy.AuditLog(tmp_path / "bern.log")
+        return studies.site_of(study, "bern", folder, log=log)
+
+    local = deploy.Local()
+    studies.join_all(local, STATEFUL, tmp_path)
+    local.leave("bern")
+    local.join(opened(tmp_path))
+    deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, **settings)
+    opened(tmp_path)  # as it was
+    with pytest.raises(deploy.Refused, match="By its log bern has answered under masks"):
+        opened(tmp_path / "another")
+    opened(tmp_path / "another", studies.masked_study("lsd"))
+
+
 # Who is refused
 
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\x55" * 32)
@@ -388,8 +407,6 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             studies.masked_study("lsd", secure=wrong)
-    with pytest.raises(ValueError, match="may not ask questions of its own"):
-        studies.masked_study("lsd", asks=deploy.FIT)
     colluding = studies.masked_study("lsd", secure={"colluding": 1})
     with pytest.raises(ValueError, match="fewer than 3 are left"):
         deploy.Sites(colluding, deploy.Local())

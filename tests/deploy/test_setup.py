@@ -17,6 +17,7 @@ from fedmcmc.kernels import Dithered, Recipe, evaluations
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from tests.contracts.model import DATA, KEY, SIZES
 from tests.support import studies
+from tests.support.lanes import fast_and_slow
 from tests.support.site_runs import POSITION, close
 
 ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay")
@@ -68,7 +69,7 @@ SEPARATE = {
 }
 
 
-@pytest.mark.parametrize("name", SEPARATE)
+@pytest.mark.parametrize("name", fast_and_slow(SEPARATE, ["taylor", "scores"]))
 def test_what_each_client_is_asked(name, sites):
     there = SEPARATE[name](sites)
     near(there, SEPARATE[name](DATA))
@@ -148,7 +149,9 @@ def test_predictions_ask_nobody(sites, white, heard):
         )
 
 
-@pytest.mark.parametrize(("spread", "rounds"), [(0.3, 1), (2.0, 3)])
+@pytest.mark.parametrize(
+    ("spread", "rounds"), [(0.3, 1), pytest.param(2.0, 3, marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning")
 def test_rows_are_left_out_one_by_one_at_their_sites(spread, rounds, sites):
     """Of draws that reach far some rows are judged by weighted points."""

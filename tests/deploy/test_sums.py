@@ -515,6 +515,12 @@ def test_a_site_that_does_not_know_what_it_answered_says_so(tmp_path):
         site.path.write_bytes(damaged)
         with pytest.raises(RuleError, match="is damaged"):
             site.restart()
+    site.path.unlink()
+    with pytest.raises(RuleError, match=r"is gone.* agree with the other owners on a new study"):
+        site.restart()
+    site.path.write_bytes(bytes(data))
+    site.restart()
+    assert site.rules.num_answers == 1
 
 
 def test_sites_under_rules_add_up(tmp_path):

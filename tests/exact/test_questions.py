@@ -147,7 +147,7 @@ def test_clients_that_never_answer_are_an_error(monkeypatch):
 
 def test_what_would_bias_is_refused():
     question = evaluations(POSTERIOR)
-    with pytest.raises(ValueError, match="needs every client's message"):
+    with pytest.raises(ValueError, match="late: this kernel needs a client's message"):
         fedmcmc.faults(question, late=0.1)
     with pytest.raises(ValueError, match="unbiased compressor without memory"):
         fedmcmc.compress(question, fedmcmc.top_k(0.5))

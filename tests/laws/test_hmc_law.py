@@ -50,7 +50,7 @@ def assert_law(draws, rounds):
         assert worst_z(draws[:, round_], POSTERIOR) < LIMIT, f"after {round_ + 1} rounds"
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES, CASES, ["1-3 steps"]))
+@pytest.mark.parametrize("case", fast_and_slow(CASES, ["1-3 steps", "default"], ["1-3 steps"]))
 def test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as_told(case):
     result = run(build(case), exact_draws(), ROUNDS[case])
     assert_law(result.draws, (2, 5, ROUNDS[case] - 1))
@@ -146,7 +146,10 @@ def test_faults_make_rounds_void_and_leave_the_law_alone(case):
 
 @pytest.mark.parametrize(
     "compressor",
-    [Rounded(), fedmcmc.top_k(0.4, error_feedback=False)],
+    [
+        Rounded(),
+        pytest.param(fedmcmc.top_k(0.4, error_feedback=False), marks=pytest.mark.slow),
+    ],
     ids=["rounded", "top_k"],
 )
 def test_gradients_compressed_by_a_function_of_them_leave_the_law_alone(compressor):

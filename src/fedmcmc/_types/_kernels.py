@@ -15,6 +15,7 @@ from fedmcmc._types._values import (
     Client,
     FederatedState,
     Federation,
+    Local,
     Posterior,
     Sender,
     StepInfo,
@@ -97,6 +98,18 @@ class Phase:
         """Return the client's state with what it keeps of its message as the server reads it."""
         return client_state
 
+    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
+        """Return what a client sends in a secure sum, whose numbers are `most` in size at most.
+
+        Larger ones, and numbers that are not finite, make the sum useless, unless a phase has a
+        number within the range for them, as for a density of zero.
+        """
+        return message
+
+    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        """Return a sum of what `in_range` returned as the phase reads any total."""
+        return total
+
     @property
     def sums_rows(self) -> bool:
         """Whether the sum of clients' messages is the message of all their rows as one client's.
@@ -159,6 +172,11 @@ class FederatedKernel(Phase):
         return None
 
     @property
+    def local(self) -> Local | None:
+        """The part of the model whose latents clients keep; ``None`` where they keep none."""
+        return None
+
+    @property
     def approximates(self) -> bool:
         """Whether draws are independent ones of an approximation that the kernel refines."""
         return False
@@ -177,6 +195,11 @@ class FederatedKernel(Phase):
     def needs_everyone(self) -> bool:
         """Whether a round counts only if every client's message is in its sum."""
         return False
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether a message that comes a round late still means something."""
+        return not self.needs_everyone
 
     def check_compressor(self, compressor: Any) -> None:
         """Raise `ValueError` where messages compressed by this would make draws wrong."""

@@ -9,6 +9,7 @@ import numpy as np
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Dense, Quantized, Sparse, WithExact, host_words
+from fedmcmc.deploy._masks import grid_of
 from fedmcmc.deploy._shapes import Exchange, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.pytrees import trees
@@ -140,10 +141,7 @@ def messages_told(
             lines += _item(
                 f"{name}: {ANSWERS.get(name, 'see this class in fedmcmc')}.", deeper=True
             )
-        lines += [
-            *_item("The server sees each answer of this site by itself: it is not masked."),
-            "",
-        ]
+        lines += [*_item(_protection_of_answers(study)), ""]
     often = (
         f"At most {most_rounds:,} rounds in all, over all runs, then no more: limits.most_rounds "
         "in your settings."
@@ -207,6 +205,17 @@ def _protection(study: Study, kernel: FederatedKernel) -> str:
             "the server sees each message of this site by itself."
         )
     return "The server sees each message of this site by itself: it is not masked."
+
+
+def _protection_of_answers(study: Study) -> str:
+    if not study.secure:
+        return "The server sees each answer of this site by itself: it is not masked."
+    grid = grid_of(study.secure)
+    return (
+        f"Answers are rounded to multiples of 2**{-grid.digits}, up to {grid.most:g} in size, and "
+        f"masked as the messages of kernels are: the server sees the sums over all "
+        f"{len(study.sites)} sites."
+    )
 
 
 def _exchange_told(exchange: Exchange) -> str:

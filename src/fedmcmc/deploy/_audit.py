@@ -180,6 +180,32 @@ def verify_log(path: str | Path, *, holds: str | None = None) -> Verified:
     return Verified(number, last, num_answers, num_bytes)
 
 
+def took_part_in_masks(path: str | Path, study: str) -> bool:
+    """Return whether a log says that its site was in a session of masks of a study.
+
+    Parameters
+    ----------
+    path
+        Of an `AuditLog`.
+    study
+        The study's digest.
+    """
+    current = None
+    with Path(path).open("rb") as file:
+        for line in file:
+            if b'"started"' not in line and b'"seal"' not in line:
+                continue
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # which verifying finds
+            if entry.get("what") == "started":
+                current = entry.get("study")
+            elif entry.get("asked") == "seal" and current == study:
+                return True
+    return False
+
+
 def _hash_of(line: bytes) -> str | None:
     """Return the hash that a line ends with, `None` if it is not its own."""
     end = _END.search(line)

@@ -10,7 +10,7 @@ from typing import Any
 from fedmcmc.deploy._account import files_told, messages_told
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import verify_log
-from fedmcmc.deploy._config import site_settings
+from fedmcmc.deploy._config import leave_study, site_settings
 from fedmcmc.deploy._consortium import AUTHORITY, make_consortium
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._links import SiteError
@@ -44,7 +44,7 @@ def command(module: str, about: str | None, run: Callable[[str], Any]) -> Callab
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add ``init``, ``request``, ``sign``, ``approve`` and ``verify-log`` to a parser.
+    """Add ``init``, ``request``, ``sign``, ``approve``, ``leave`` and ``verify-log`` to a parser.
 
     What it parses has a function `run`, which takes it and returns the exit status.
     """
@@ -83,6 +83,10 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "--settings", default="site.toml", help="of the site (default: %(default)s)"
     )
     approve.add_argument("--yes", action="store_true", help="approve without being asked")
+
+    leave = add("leave", _leave, "leave a study under masks for good, at a site")
+    leave.add_argument("--settings", default="site.toml", help="of the site (default: %(default)s)")
+    leave.add_argument("--yes", action="store_true", help="leave without being asked")
 
     verify = add("verify-log", _verify, "check a site's audit log line by line")
     verify.add_argument("log", help="the file")
@@ -157,6 +161,20 @@ def _approve(given: argparse.Namespace) -> int:
     return 0
 
 
+def _leave(given: argparse.Namespace) -> int:
+    settings, base = site_settings(given.settings, dials=False)
+    name = settings["name"]
+    print(
+        f"{name} then answers nothing more in this study, also after a restart, and the study is "
+        "over for all: the others need a new one without it."
+    )
+    if not (given.yes or _agrees(f"Does {name} leave for good?")):
+        return 1
+    leave_study(settings, base)
+    print(f"{name} has left.")
+    return 0
+
+
 def _agrees(question: str) -> bool:
     try:
         answer = input(f"{question} [yes/no] ")
@@ -164,7 +182,7 @@ def _agrees(question: str) -> bool:
         answer = ""
     if answer.strip().lower() == "yes":
         return True
-    print("Nothing was approved.")
+    print("Nothing was done.")
     return False
 
 

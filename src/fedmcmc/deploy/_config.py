@@ -15,7 +15,9 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog
+from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
+from fedmcmc.deploy._masks import MASKS, rules_of
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
@@ -76,24 +78,63 @@ def run_site(path: str | Path) -> None:
 @contextmanager
 def opened_site(given: dict[str, Any], base: Path) -> Iterator[Site]:
     """Open a site and its log, for this process alone, as its settings say."""
-    study = Study.read(base / given["study"])
-    approved = given["approved"] if "approved" in given else Approval.read(base / given["approval"])
+    study, approved = Study.read(base / given["study"]), _approved(given, base)
     folder, rows = base / given["folder"], _rows(base / given["rows"])
+    with _log_of(given, base) as log:
+        yield Site(
+            study,
+            given["name"],
+            rows,
+            folder=folder,
+            approved=approved,
+            identity=base / given["identity"] if "identity" in given else None,
+            log=log,
+            **given.get("limits", {}),
+        )
+
+
+def leave_study(given: dict[str, Any], base: Path) -> None:
+    """Have a site leave its study under masks for good, as its settings say which.
+
+    Raises
+    ------
+    Refused
+        If the study is not the one that was approved, or has no masks.
+    ValueError
+        If the site runs.
+    """
+    study, approved, name = Study.read(base / given["study"]), _approved(given, base), given["name"]
+    if isinstance(approved, Approval):
+        approved.check(study, name)  # nothing of another study is run
+    elif study.digest != approved:
+        raise Refused(f"The study {study.name!r} is not the one that {name} has approved.")
+    if not study.secure:
+        raise Refused(
+            f"The study {study.name!r} has no masks, under which totals before and after would "
+            f"tell who left: stop the site, and do not start it again."
+        )
+    with _log_of(given, base) as log:
+        rules_of(study, base / given["folder"] / MASKS).leave()
+        log.write("left", site=name, study=study.digest)
+
+
+@contextmanager
+def _log_of(given: dict[str, Any], base: Path) -> Iterator[AuditLog]:
+    """Open a site's log, for this process alone."""
+    folder = base / given["folder"]
     with owned(Checkpoint(folder)):
         log = AuditLog(base / given["log"] if "log" in given else folder / "audit.log")
         try:
-            yield Site(
-                study,
-                given["name"],
-                rows,
-                folder=folder,
-                approved=approved,
-                identity=base / given["identity"] if "identity" in given else None,
-                log=log,
-                **given.get("limits", {}),
-            )
+            yield log
         finally:
             log.close()
+
+
+def _approved(given: dict[str, Any], base: Path) -> Approval | str:
+    if "approved" in given:
+        digest: str = given["approved"]
+        return digest
+    return Approval.read(base / given["approval"])
 
 
 def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, Any], Path]:

@@ -13,13 +13,47 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree, FederatedKernel
-from fedmcmc.compression import Word
+from fedmcmc.compression import Grid, Word
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
 from fedmcmc.transforms import check_cohorts
 
 KEY_DIGITS = 64
 WANTED = {"identities", "rounds"}
-ALLOWED = WANTED | {"answers", "minimum", "colluding"}
+COUNTS = {"answers", "minimum", "colluding"}
+ALLOWED = WANTED | COUNTS | {"resolution", "most"}
+RESOLUTION, MOST = 2.0**-22, 2.0**30
+"""Of what the server asks, where a study does not say: log likelihoods up to 1e9, to 1e-7."""
+SUMS = (
+    "Evaluations",
+    "Expansions",
+    "Falls",
+    "GaussianMetropolis",
+    "HamiltonianMonteCarlo",
+    "Langevin",
+    "MultipleTry",
+    "Natural",
+)
+"""What a server may ask for under masks, for `Study.asks`: whatever numbers it chooses, all sites'
+answers count in the sum alike."""
+SINGLES = {
+    "AllBut": "the sum without one site, less the sum with it, is that site's answer",
+    "CommonExpansions": "it is a table with a row per site, which only that site fills",
+    "OwnExpansions": "it is a table with a row per site, which only that site fills",
+    "ScoreCovariances": "it is a table with a row per site, which only that site fills",
+    "WithoutClient": "it is a table with a row per site, which only that site fills",
+    "LeaveOneOut": "the server chooses how many rows a site must have for its rows to count",
+    "Replication": "the server chooses how many rows a site must have for its rows to count",
+    "Relay": "in a round one site alone has something to say",
+}
+"""What would tell single sites' answers, and why."""
+APART = {"PerClient"}
+"""Parts of kernels in which a server could choose other numbers for each site."""
+MASKS = "masks"
+"""The file of a site's rules in its folder."""
+ANEW = (
+    "Bring back the file, or agree with the other owners on a new study, of another name, and give "
+    "its site another folder."
+)
 STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
 """What a server asks for, in this order, to make a session."""
 
@@ -31,7 +65,7 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
             f"secure must have {', '.join(sorted(WANTED))} and may have "
             f"{', '.join(sorted(ALLOWED - WANTED))}; it has {', '.join(sorted(secure))}."
         )
-    for name in secure.keys() - {"identities"}:
+    for name in secure.keys() & (COUNTS | {"rounds"}):
         if type(secure[name]) is not int:
             raise ValueError(f"secure.{name} must be a whole number, got {secure[name]!r}.")
     identities = secure["identities"]
@@ -43,11 +77,50 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
                 f"The identity of {name} is no public key of {KEY_DIGITS} hexadecimal digits "
                 "(deploy.make_identity returns it)."
             )
-    if asks:
-        raise ValueError(
-            "The server may not ask questions of its own (asks) where sums are under masks: their "
-            "answers would not be. Leave asks out, or take a study of its own for it."
+    for name in asks:
+        if name not in SUMS:
+            why = SINGLES.get(name, "nobody has looked at what its sums would tell of one site")
+            raise ValueError(
+                f"The server may not ask {name} (asks) where answers are under masks: {why}. "
+                f"Allowed are {', '.join(SUMS)}; fedmcmc.whiten(surrogates=False) and "
+                "fedmcmc.fit need no other."
+            )
+    grid_of(secure).check(len(sites))
+
+
+def grid_of(secure: Mapping[str, Any]) -> Grid:
+    """Return the grid of a study's questions under masks.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    return Grid.of(secure.get("resolution", RESOLUTION), secure.get("most", MOST))
+
+
+def check_alike(words: Any) -> None:
+    """Raise `Refused` where a kernel in words has numbers of its own for each site.
+
+    With a weight of zero for all others, one message would be the sum.
+    """
+    found = _classes(words) & APART
+    if found:
+        raise Refused(
+            f"The server's kernel holds numbers that differ from site to site "
+            f"({', '.join(sorted(found))}), which could make one message stand out of a sum. Under "
+            "masks such a kernel must be in the study's files."
         )
+
+
+def _classes(words: Any) -> set[str]:
+    """Return the names of all classes that words name."""
+    if isinstance(words, list):
+        return set().union(*map(_classes, words))
+    if not isinstance(words, dict):
+        return set()
+    own = {str(words["class"]).rpartition(":")[2]} if "class" in words else set()
+    return own.union(*map(_classes, words.values()))
 
 
 def _is_key(text: Any) -> bool:
@@ -81,6 +154,18 @@ def check_kernel(kernel: FederatedKernel, codes: tuple[ArrayTree, ...], *, waits
         )
 
 
+def rules_of(study: Any, path: Path) -> Any:
+    """Return the `secure.SiteRules` of a site of a study with `secure`."""
+    from fedmcmc.deploy.secure import SiteRules
+
+    return SiteRules(
+        path,
+        study.consortium,
+        num_rounds=study.secure["rounds"],
+        most_answers=study.secure.get("answers"),
+    )
+
+
 class SiteMasks:
     """A site's part in a study under masks: its session, and its rules.
 
@@ -97,20 +182,24 @@ class SiteMasks:
     """
 
     def __init__(self, study: Any, index: int, identity: Any, path: Path) -> None:
-        from fedmcmc.deploy.secure import Handshake, SiteRules
+        from fedmcmc.deploy.secure import Handshake
 
         self._consortium, self._index = study.consortium, index
         self._identity = read_identity(identity)
-        self._rules = SiteRules(
-            path,
-            self._consortium,
-            num_rounds=study.secure["rounds"],
-            most_answers=study.secure.get("answers"),
-        )
+        self._rules = rules_of(study, path)
+        if self._rules.has_left:
+            raise Refused(
+                f"{list(study.sites)[index]} has left the study {study.name!r} for good (rule 5)."
+            )
         Handshake(self._consortium, index, self._identity)  # raises where this is another's key
         self._number: int | None = None
         self._handshake: Any = None
         self._session: Any = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the site knows of no session of the study."""
+        return bool(self._rules.is_new)
 
     @property
     def session(self) -> str:

@@ -24,20 +24,12 @@ from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, pack, unpac
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
+from fedmcmc.deploy._programs import Moved, chain_of, cohorts, moved, stacked, summed, taken_in
+from fedmcmc.deploy._programs import first as first_of_server
 from fedmcmc.deploy._shapes import Shapes
-from fedmcmc.deploy._site import one_round, over_chains
-from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._words import to_words
 from fedmcmc.pytrees import trees
-from fedmcmc.random import draw_key
-from fedmcmc.rounds import (
-    Received,
-    cohort_of,
-    first_memories,
-    nothing_received,
-    receive,
-    server_step,
-)
+from fedmcmc.rounds import Received
 
 
 class AtServer(NamedTuple):
@@ -82,6 +74,13 @@ class Figures(NamedTuple):
         if isinstance(self.server, Adjusted):
             found["acceptance"] = self.server.acceptance
         return {name: np.asarray(found[name]) for name in names}
+
+
+class Drawn(NamedTuple):
+    """One draw of every chain, and which chains are finite, ``[num_chains]``."""
+
+    draw: ArrayTree
+    finite: np.ndarray
 
 
 class Rounds:
@@ -155,7 +154,7 @@ class Rounds:
         """Return the state before the first round, from sums over all sites where it needs some."""
         num = len(self.keys)
         first = Broadcast(jnp.zeros(num, jnp.int32), positions)
-        body = pack(*(wire.encode(_chain(first, c)) for c in range(num)))
+        body = pack(*(wire.encode(chain_of(first, c)) for c in range(num)))
         totals = []
         for number, like in enumerate(self.shapes.setup):
             tag = self._tag(0, number)
@@ -168,14 +167,11 @@ class Rounds:
                 return [_decoded(part, like) for part in unpack(data, num)]
 
             answers = self._ask_all(request, "answer", tag, read)
-            codes = _table([answers[site] for site in self.names])
+            codes = tuple(stacked(answers[site]) for site in self.names)
             everyone = _everyone(len(self.names), num)
-            received, _ = total_of(
-                self.kernel, first, (), codes, everyone, number=number, setup=True, waits=False
-            )
-            totals.append(received.total)
+            totals.append(summed(self.kernel, first, codes, everyone, number=number))
         study = self.links.study
-        broadcast, server, memories = _first(
+        broadcast, server, memories = first_of_server(
             self.kernel, study, init_keys, positions, tuple(totals)
         )
         sites = len(self.names)
@@ -207,7 +203,7 @@ class Rounds:
         """Have the sites make what they keep from the first broadcast."""
         round_ = int(np.asarray(state.broadcast.round)[0])
         num, tag = len(self.keys), self._tag(round_)
-        body = pack(*(wire.encode(_chain(state.broadcast, c)) for c in range(num)))
+        body = pack(*(wire.encode(chain_of(state.broadcast, c)) for c in range(num)))
         request = Frame("start", {"tag": list(tag)}, body).to_bytes()
         self._go(dict.fromkeys(self.names, request), tag)
 
@@ -230,11 +226,11 @@ class Rounds:
         self.links.beginning = lambda site: [self._begin, requests[site]]
         self.links.exchange(requests, "ready", tag, lambda site, body: None)
 
-    def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures]:
-        """Run a round of all chains."""
+    def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures, Drawn]:
+        """Run a round of all chains, and draw once of each."""
         kernel, num_sites = self.kernel, len(self.names)
         # Slots first: the server takes messages in the order of the cohort.
-        cohort = jax.tree.map(np.asarray, _cohorts(kernel, self.keys, number, num_sites))
+        cohort = jax.tree.map(np.asarray, cohorts(kernel, self.keys, number, num_sites))
         ids, weight, active = cohort.ids, cohort.weight, cohort.active
         broadcast, server = state.broadcast, state.server
         memories = list(state.clients.memories)
@@ -245,16 +241,15 @@ class Rounds:
             asked = {self.names[i]: place for i, place in enumerate(places) if place.on.any()}
             at_server = AtServer((memories[phase],), last, counted, self._run)
             hear = self._hear if self.masked is None else partial(self._hear_sum, self.masked)
-            heard = hear(asked, broadcast, at_server, cohort._replace(active=active), number, phase)
-            memories[phase], active, bits = heard.received.memories, heard.active, bits + heard.bits
+            now = FederatedState(broadcast, server, at_server)
+            heard = hear(asked, now, cohort._replace(active=active), number, phase)
+            memories[phase], active, bits = heard.memories, heard.active, bits + heard.bits
+            broadcast, server = heard.moved.broadcast, heard.moved.server
             for site in heard.sites:
                 self.marks[site] = []
                 i = self.names.index(site)
                 last[:, i] = (number, phase)
                 counted[:, i] = (active & (ids == i)).any(axis=0)
-            broadcast, server, info = _served(
-                kernel, self.keys, broadcast, server, heard.received, number=phase
-            )
         figures = Figures(
             active.sum(axis=0),
             bits[0],
@@ -262,25 +257,25 @@ class Rounds:
             heard.gradient_norm,
             heard.num_lost,
             (cohort.active & ~active).sum(axis=0),
-            jax.tree.map(np.asarray, info),
+            heard.moved.info,
         )
+        drawn = Drawn(heard.moved.draw, np.asarray(heard.moved.finite))
         clients = AtServer(tuple(memories), last, counted, self._run)
-        return FederatedState(broadcast, server, clients), figures
+        return FederatedState(broadcast, server, clients), figures, drawn
 
     def _hear(
         self,
         asked: dict[str, "_Place"],
-        broadcast: Broadcast,
-        at_server: AtServer,
+        state: FederatedState,
         cohort: Cohort,
         number: int,
         phase: int,
     ) -> "_Heard":
         """Return what the server has after the messages of a phase."""
-        exchange, ids = self.shapes.phases[phase], cohort.ids
+        exchange, ids, at_server = self.shapes.phases[phase], cohort.ids, state.clients
         active: Any = np.asarray(cohort.active)
         tag = self._tag(number, phase)
-        requests = self._requests(tag, asked, broadcast, at_server)
+        requests = self._requests(tag, asked, state.broadcast, at_server)
         answers = self.links.exchange(
             requests,
             "answer",
@@ -295,45 +290,45 @@ class Rounds:
         if len(answers) < len(self.names):
             silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
             answers |= {site: silent for site in self.names if site not in answers}
-        codes, reports = _table([answers[site] for site in self.names])
-        report = jax.tree.map(lambda leaf: leaf[ids, np.arange(len(self.keys))], reports)
-        below = report.bits_down
-        if trees.is_empty(below):
-            below = trees.num_bits(exchange.broadcast)
-        bits = np.stack([np.where(active, sent, 0).sum(0) for sent in (report.bits, below)])
-        received, counted = total_of(
+        codes, told = zip(*(stacked(answers[site]) for site in self.names), strict=True)
+        moved, (memories, counted) = taken_in(
             self.kernel,
-            broadcast,
+            self.keys,
+            state.broadcast,
+            state.server,
             at_server.memories[0],
             codes,
             cohort._replace(active=active),
             number=phase,
-            setup=False,
             waits=self.shapes.waits and phase == len(self.shapes.phases) - 1,
         )
+        chains = np.arange(len(self.keys))
+        report = jax.tree.map(lambda *leaves: np.stack(leaves)[ids, chains], *told)
+        below = report.bits_down
+        if trees.is_empty(below):
+            below = trees.num_bits(exchange.broadcast)
+        bits = np.stack([np.where(active, sent, 0).sum(0) for sent in (report.bits, below)])
         taken = np.asarray(counted)
         square = np.where(taken, np.asarray(report.gradient_norm) ** 2, 0).sum(axis=0)
         norm = np.sqrt(square / np.maximum(taken.sum(axis=0), 1))
         lost = np.zeros(len(self.keys), np.int64)
         if not trees.is_empty(report.usable):
             lost = (taken & ~report.usable).sum(axis=0)
-        return _Heard(received, taken, bits, norm, lost, heard)
+        return _Heard(moved, memories, taken, bits, norm, lost, heard)
 
     def _hear_sum(
         self,
         sums: MaskedSums,
         asked: dict[str, "_Place"],
-        broadcast: Broadcast,
-        at_server: AtServer,
+        state: FederatedState,
         cohort: Cohort,
         number: int,
         phase: int,
     ) -> "_Heard":
         """Return what the server has of a phase under masks: a total, and nothing of any site."""
         exchange, num = self.shapes.phases[phase], len(self.keys)
-        tag = self._tag(number, phase)
-
-        requests = partial(self._requests, tag, asked, broadcast, at_server)
+        tag, memories = self._tag(number, phase), state.clients.memories[0]
+        requests = partial(self._requests, tag, asked, state.broadcast, state.clients)
         below = jax.tree.leaves(exchange.report.bits_down)
         num_numbers = num_words(exchange.code)
         size = num * (num_numbers + len(below))
@@ -344,17 +339,18 @@ class Rounds:
         received = Received(
             limbs_of_host(words, message, num_lead=1),
             (),
-            at_server.memories[0],
-            at_server.memories[0],
+            memories,
+            memories,
             jnp.zeros(num, jnp.int32),
         )
+        found = moved(self.kernel, self.keys, state.broadcast, state.server, received, number=phase)
         up = np.full(num, float(len(asked) * WORD_BITS * num_numbers))
         sent = down[:, 0] if below else len(asked) * trees.num_bits(exchange.broadcast)
         bits = np.stack([up, np.broadcast_to(sent, num)])
         lost = words[:, -1].astype(np.int64)
-        return _Heard(
-            received, np.asarray(cohort.active), bits, np.full(num, np.nan), lost, asked.keys()
-        )
+        unknown = np.full(num, np.nan)
+        active = np.asarray(cohort.active)
+        return _Heard(found, memories, active, bits, unknown, lost, asked.keys())
 
     def _requests(
         self,
@@ -380,21 +376,17 @@ class Rounds:
             chains = place.on.tobytes()
             if chains not in bodies:
                 on = np.flatnonzero(place.on).tolist()
-                body = pack(*(wire.encode(_chain(broadcast, c)) for c in on))
+                body = pack(*(wire.encode(chain_of(broadcast, c)) for c in on))
                 bodies[chains] = body, checksum(body)
             requests[site] = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
         return requests
-
-    def draws(self, state: FederatedState, number: int) -> tuple[ArrayTree, np.ndarray]:
-        """Return one draw of every chain, and which chains are finite."""
-        drawn, finite = _drawn(self.kernel, self.keys, state._replace(clients=()), number)
-        return drawn, np.asarray(finite)
 
 
 class _Heard(NamedTuple):
     """What the server has after the messages of a phase, of each chain."""
 
-    received: Received
+    moved: Moved
+    memories: ArrayTree
     active: np.ndarray  # [cohort_size, num_chains] bool, whose messages were taken
     bits: np.ndarray  # [2, num_chains], up and down
     gradient_norm: np.ndarray  # [num_chains]
@@ -413,142 +405,6 @@ class _Place(NamedTuple):
         here = (ids == index) & active
         slot = here.argmax(axis=0)  # a client that a cohort holds twice answers once
         return cls(here.any(axis=0), weight[slot, np.arange(ids.shape[1])])
-
-
-def total_of(
-    kernel: FederatedKernel,
-    broadcasts: Broadcast,
-    memories: ArrayTree,
-    codes: ArrayTree,
-    cohort: Cohort,
-    *,
-    number: int,
-    setup: bool,
-    waits: bool,
-) -> tuple[Received, Array]:
-    """Return what the server holds after all messages of a phase, and which of them it took.
-
-    All that the server learns of single messages goes through here. Codes have leaves
-    ``[num_clients, num_chains, ...]``; entries of the cohort are ``[cohort_size, num_chains]``.
-    """
-    ids = np.asarray(cohort.ids)
-    own = jax.tree.map(lambda leaf: leaf[ids, np.arange(ids.shape[1])], codes)
-    return _total(
-        kernel, broadcasts, memories, own, cohort, number=number, setup=setup, waits=waits
-    )
-
-
-@partial(jax.jit, static_argnames=("number", "setup", "waits"))
-def _total(
-    kernel: FederatedKernel,
-    broadcasts: Broadcast,
-    memories: ArrayTree,
-    codes: ArrayTree,
-    cohort: Cohort,
-    *,
-    number: int,
-    setup: bool,
-    waits: bool,
-) -> tuple[Received, Array]:
-    phase = kernel.setup[number] if setup else kernel.phases[number]
-    codes, slots = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (codes, cohort))
-
-    def one(
-        broadcast: Broadcast, memory: ArrayTree, codes: ArrayTree, slots: Cohort
-    ) -> tuple[Received, Array]:
-        def take(received: Received, entry: tuple[ArrayTree, Cohort]) -> tuple[Received, Array]:
-            code, slot = entry
-            if not trees.is_empty(slot.garbage):
-                code = jax.tree.map(partial(_broken, slot.garbage), code)
-            late = {"late": slot.late} if waits else {}
-            new = receive(kernel, phase, received, code, slot.ids, slot.weight, **late)
-            taken = slot.active & (new.num_excluded == received.num_excluded)
-            return trees.select(slot.active, new, received), taken
-
-        nothing = nothing_received(kernel, phase, broadcast, memory, waits=waits)
-        received, taken = jax.lax.scan(take, nothing, (codes, slots))
-        return received, taken
-
-    received, taken = over_chains(one, broadcasts, memories, codes, slots)
-    return received, jnp.swapaxes(taken, 0, 1)
-
-
-def _broken(garbage: Array, leaf: Array) -> Array:
-    """Return numbers as they arrive from a simulated fault; integers of a code cannot be broken."""
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf
-    return jnp.where(garbage == 0, leaf, trees.cast(garbage, leaf))
-
-
-@partial(jax.jit, static_argnames="study")
-def _first(
-    kernel: FederatedKernel,
-    study: Study,
-    init_keys: Array,
-    positions: ArrayTree,
-    totals: tuple[ArrayTree, ...],
-) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
-    federation = study.federation
-
-    def one(
-        key: Array, position: ArrayTree, totals: tuple[ArrayTree, ...]
-    ) -> tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]]:
-        broadcast, server = kernel.server_init(key, position, federation, totals)
-        numbers = range(len(kernel.phases))
-        num = federation.num_clients
-        memories = tuple(first_memories(kernel, n, broadcast, num) for n in numbers)
-        return broadcast, server, memories
-
-    firsts: tuple[Broadcast, ArrayTree, tuple[ArrayTree, ...]] = over_chains(
-        one, init_keys, positions, totals
-    )
-    return firsts
-
-
-@partial(jax.jit, static_argnames="num_clients")
-def _cohorts(kernel: FederatedKernel, keys: Array, number: Any, num_clients: int) -> Cohort:
-    cohorts: Cohort = jax.vmap(lambda key: cohort_of(kernel, key, number, num_clients), out_axes=1)(
-        keys
-    )
-    return cohorts
-
-
-@partial(jax.jit, static_argnames="number")
-def _served(
-    kernel: FederatedKernel,
-    keys: Array,
-    broadcasts: Broadcast,
-    servers: ArrayTree,
-    received: Received,
-    *,
-    number: int,
-) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-    broadcasts, round_ = one_round(broadcasts)
-
-    def one(
-        key: Array, broadcast: Broadcast, server: ArrayTree, received: Received
-    ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
-        broadcast = broadcast._replace(round=round_)
-        return server_step(kernel, number, key, broadcast, server, received)
-
-    served: tuple[Broadcast, ArrayTree, ArrayTree] = over_chains(
-        one, keys, broadcasts, servers, received
-    )
-    return served
-
-
-@jax.jit
-def _drawn(
-    kernel: FederatedKernel, keys: Array, states: FederatedState, number: int
-) -> tuple[ArrayTree, Array]:
-    def one(key: Array, state: FederatedState) -> tuple[ArrayTree, Array]:
-        draw = kernel.draw(draw_key(key, jnp.asarray(number, jnp.int32)), state)
-        if kernel.position_fn is not None:
-            draw = kernel.position_fn(draw)
-        return draw, trees.all_finite(state.broadcast)
-
-    drawn: tuple[ArrayTree, Array] = over_chains(one, keys, states)
-    return drawn
 
 
 def _check_counts(words: np.ndarray, num_sites: int) -> None:
@@ -594,17 +450,3 @@ def _decoded(data: bytes, like: ArrayTree) -> ArrayTree:
 
 def _zeros(like: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
-
-
-def _table(sites: list[list[ArrayTree]]) -> ArrayTree:
-    """Return leaves ``[num_clients, num_chains, ...]`` of one entry per site and chain."""
-    shape = len(sites), len(sites[0])
-
-    def of_all(*leaves: Any) -> np.ndarray:
-        return np.stack(leaves).reshape(*shape, *leaves[0].shape)
-
-    return jax.tree.map(of_all, *(entry for chains in sites for entry in chains))
-
-
-def _chain(tree: ArrayTree, chain: int) -> ArrayTree:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[chain], tree)

@@ -15,10 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._masks import ANEW
 from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
 MAGIC = b"fedmcmc/rules/1\n"
+BEGUN = ".begun"
+"""What a file beside the rules' own is called, which says that there was one."""
 NONE = bytes(DIGEST_BYTES)
 HEADER = struct.Struct("<16s32s32sqHQQ32sQ")
 """Mark, study, session, place (round, exchange), answers, ended, question, number of words."""
@@ -45,7 +48,8 @@ class SiteRules:
     Parameters
     ----------
     path
-        A file on the site's disk, for this study alone.
+        A file on the site's disk, for this study alone. Beside it lies another, whose name ends
+        with ``.begun``, from the first answer on.
     consortium
         As the site's owner approved it.
     num_rounds
@@ -57,7 +61,8 @@ class SiteRules:
     Raises
     ------
     RuleError
-        If the file is another study's, or damaged: the site then does not know what it answered.
+        If the file is another study's, damaged, or gone after it was there: the site then does not
+        know what it answered.
     ValueError
         If `num_rounds` or `most_answers` is not positive.
 
@@ -183,15 +188,29 @@ class SiteRules:
         """Leave the study for good: it is over for this site, also after a restart."""
         self._write(self._last._replace(ended=True))
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this site knows of no session of the study."""
+        return self._last.session == NONE
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this site has left the study."""
+        return self._last.ended
+
     def _read(self) -> _Last:
         if not self._path.exists():
+            if self._begun.exists():
+                raise RuleError(
+                    f"{self._path} is gone, so this site does not know what it answered last. "
+                    f"{ANEW}"
+                )
             return _Last()
         data = self._path.read_bytes()
         body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
         if len(data) < HEADER.size + DIGEST_BYTES or hashlib.sha256(body).digest() != digest:
             raise RuleError(
-                f"{self._path} is damaged, so this site does not know what it answered last. Its "
-                "owner may remove it, and the sites then begin a new session."
+                f"{self._path} is damaged, so this site does not know what it answered last. {ANEW}"
             )
         fields = HEADER.unpack_from(body)
         mark, study, session, round_, exchange, num_answers, ended, question, _ = fields
@@ -214,15 +233,27 @@ class SiteRules:
             last.words.size,
         )
         body = head + last.words.astype("<u8").tobytes()
+        if not self._begun.exists():
+            self._begun.write_text(f"This site has answered under masks: {self._path.name}.\n")
+            _sync(self._begun)
         beside = self._path.with_name(self._path.name + ".new")
         with beside.open("wb") as file:
             file.write(body + hashlib.sha256(body).digest())
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(self._path.parent)
         self._last = last
+
+    @property
+    def _begun(self) -> Path:
+        return self._path.with_name(self._path.name + BEGUN)
+
+
+def _sync(path: Path) -> None:
+    """Put a file, or what a folder says of its files, on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

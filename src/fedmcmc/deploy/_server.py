@@ -28,8 +28,8 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, init_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, take_in
-from fedmcmc.runs import Sum, Work, sample, start_positions
-from fedmcmc.transforms import faults
+from fedmcmc.runs import Sum, Work, check_fits_sum, sample, start_positions
+from fedmcmc.transforms import faults, with_counts
 
 MOST_TRIES = 20
 """Rounds in which a question is asked again because a site was missing."""
@@ -106,8 +106,10 @@ class Sites:
             If the study does not allow this question.
         SiteError
             If a site declines.
+        ValueError
+            If answers do not fit the sum of a study under masks.
         """
-        kernel: FederatedKernel = as_functions(question)
+        kernel: FederatedKernel = self.own(as_functions(question))
         content = jax.tree.map(as_sent, content)
         keys, like = jax.random.key(0)[None], trees.shapes_of(content)
         rounds = self._rounds(kernel, keys, like, f"question {self._asked}")
@@ -118,16 +120,23 @@ class Sites:
         rounds.start(state)
         up = down = 0.0
         for tries in range(1, MOST_TRIES + 1):
-            state, figures = rounds.round(state, tries - 1)
-            drawn, _ = rounds.draws(state, tries - 1)
-            answered = jax.tree.map(lambda leaf: leaf[0], drawn)
+            state, figures, drawn = rounds.round(state, tries - 1)
+            answered = jax.tree.map(lambda leaf: leaf[0], drawn.draw)
             up, down = up + float(figures.bits_up[0]), down + float(figures.bits_down[0])
+            check_fits_sum(question, state.server)
             if answered.whole:
                 return Sum(answered.value, tries, up, down)
         raise RuntimeError(
             f"In none of {MOST_TRIES} rounds did all {len(self.study.sites)} sites answer; a sum "
             "without one of them would be that of another posterior."
         )
+
+    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+        """Return the kernel as these sites run it.
+
+        The study's own with the same numbers; under masks a secure sum of any other.
+        """
+        return self.study.own(kernel)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
         """Run a kernel on the sites: `fedmcmc.sample` with these in place of data."""
@@ -141,7 +150,9 @@ class Sites:
         `fedmcmc.sample` calls it. Sites are told of the run, and what it needs summed before its
         first round is summed.
         """
-        kernel = self.study.own(kernel)
+        kernel = self.own(kernel)
+        if state is not None:
+            state = with_counts(kernel, state)
         if self.on_missing == "leave_out":
             # Raises where a kernel does not go on without a client.
             faults(kernel, drop=0.5, rescale=False)
@@ -265,8 +276,8 @@ class OverSites:
             return Segment(state, records, of_chains, bad, accumulator_states)
 
         for number in range(at, stop):
-            before, (state, figures) = state, self.rounds.round(state, number)
-            draw, finite = self.rounds.draws(state, number)
+            before = state
+            state, figures, (draw, finite) = self.rounds.round(state, number)
             if not finite.all():
                 self._good = (at, number), segment_so_far(before)
                 first_bad = np.where(finite, -1, number)

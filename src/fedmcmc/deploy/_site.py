@@ -4,8 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,19 @@ import numpy as np
 from jax import Array
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, Broadcast, Client, FederatedKernel
+from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
 from fedmcmc.data import FederatedData
 from fedmcmc.deploy._approval import Approval
-from fedmcmc.deploy._audit import AuditLog
+from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
 from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
-from fedmcmc.deploy._masks import STAGES, SiteMasks
+from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
+from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.pytrees import trees
-from fedmcmc.rounds import client_step
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_LETTERS = 64
@@ -133,7 +132,16 @@ class Site:
         if study.secure:
             if identity is None:
                 raise Refused(f"The study {study.name!r} asks for masks: give {name} its identity.")
-            self._masks = SiteMasks(study, self.index, identity, self.disk.folder / "masks")
+            self._masks = SiteMasks(study, self.index, identity, self.disk.folder / MASKS)
+            if (
+                self._masks.is_new
+                and log is not None
+                and took_part_in_masks(log.path, study.digest)
+            ):
+                raise Refused(
+                    f"By its log {name} has answered under masks in the study {study.name!r}, and "
+                    f"its folder {folder} knows nothing of it. {ANEW}"
+                )
         self._log, self._hello = log, b""
         if log is not None:
             log.write("started", site=name, study=study.digest)
@@ -286,14 +294,14 @@ class Site:
         num = len(run.keys)
         self._check_session(frame)
         self._count_round()
-        first = _stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
+        first = stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
         weights = jnp.ones(num, self.client.share.dtype)
         inputs = (run.keys, first, (), weights, jnp.ones(num, bool))
-        codes = _steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
+        codes = steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
         if self._masks is not None:
             place = (0, number, len(shapes.setup), True)
             return self._masked(frame, place, "", host_words(codes, num_lead=1))
-        return pack(*(wire.encode(_chain(codes, c)) for c in range(num)))
+        return pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
 
     def _start(self, frame: Frame) -> None:
         """Begin before the first round: what the client keeps, from its rows and the broadcast."""
@@ -303,8 +311,8 @@ class Site:
         self.disk.begin(run.name)
         like = run.shapes.phases[0].broadcast
         parts = unpack(frame.body, len(run.keys))
-        broadcasts = _stacked([_read(part, like) for part in parts])
-        run.state = _first_states(run.kernel, self.client, broadcasts)
+        broadcasts = stacked([_read(part, like) for part in parts])
+        run.state = first_states(run.kernel, self.client, broadcasts)
         run.pending, run.answered = run.state, (-1, -1)
         self._save(run)
 
@@ -380,7 +388,7 @@ class Site:
         if len(counted) != len(run.keys):
             raise FrameError("A message does not say of every chain what was counted.")
         if not all(counted):
-            run.pending = _select(np.asarray(counted, bool), run.pending, run.state)
+            run.pending = select(np.asarray(counted, bool), run.pending, run.state)
         run.state = run.pending
 
     def _step(self, frame: Frame) -> bytes:
@@ -404,7 +412,7 @@ class Site:
         some = iter(unpack(frame.body, sum(map(bool, active))))
         heard = [_read(next(some), exchange.broadcast) if on else None for on in active]
         anyone = next(broadcast for broadcast in heard if broadcast is not None)
-        broadcasts = _stacked([anyone if b is None else b for b in heard])
+        broadcasts = stacked([anyone if b is None else b for b in heard])
         if not np.all(np.asarray(broadcasts.round) == tag.round):
             raise FrameError("The round in a broadcast is not that of the message.")
         if number == 0:
@@ -415,7 +423,7 @@ class Site:
             self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
         weight = np.asarray(weights, self.client.share.dtype)
         inputs = (run.keys, broadcasts, run.state, weight, np.asarray(active, bool))
-        outputs = _steps(run.kernel, self.client, *inputs, number=number, setup=False)
+        outputs = steps(run.kernel, self.client, *inputs, number=number, setup=False)
         codes, run.pending, reports = outputs
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
         run.answered = (tag.round, number)
@@ -426,8 +434,8 @@ class Site:
             return self._masked(frame, place, kept, words_of(codes, reports))
         chains = [c for c in range(num) if active[c]]
         return pack(
-            *(wire.encode(_chain(codes, c)) for c in chains),
-            *(wire.encode(_chain(reports, c)) for c in chains),
+            *(wire.encode(chain_of(codes, c)) for c in chains),
+            *(wire.encode(chain_of(reports, c)) for c in chains),
         )
 
     def _check_session(self, frame: Frame) -> None:
@@ -495,72 +503,3 @@ def _read(data: bytes, like: ArrayTree) -> ArrayTree:
         return wire.decode(data, like)
     except ValueError as error:
         raise FrameError(str(error)) from None
-
-
-def _stacked(parts: list[ArrayTree]) -> ArrayTree:
-    """Return NumPy arrays, which a compiled function takes sooner than JAX does alone."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-
-
-def _chain(tree: ArrayTree, chain: int) -> ArrayTree:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[chain], tree)
-
-
-def over_chains(fn: Any, *trees_: ArrayTree) -> ArrayTree:
-    """Return ``fn`` of every chain, whose axis is the first of all leaves.
-
-    A single chain is computed without that axis, as in a simulated run.
-    """
-    if jax.tree.leaves(trees_)[0].shape[0] == 1:
-        alone = jax.tree.map(lambda leaf: leaf[0], trees_)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fn(*alone))
-    return jax.vmap(fn)(*trees_)
-
-
-def one_round(broadcasts: Broadcast) -> tuple[Broadcast, Array]:
-    """Return broadcasts of many chains without the round's number, and that, which is one of all.
-
-    A condition on the round then stays a branch for all chains.
-    """
-    return broadcasts._replace(round=jnp.zeros_like(broadcasts.round)), broadcasts.round[0]
-
-
-@jax.jit
-def _first_states(kernel: FederatedKernel, client: Client, broadcasts: Broadcast) -> ArrayTree:
-    return over_chains(lambda broadcast: kernel.client_init(broadcast, client), broadcasts)
-
-
-@partial(jax.jit, static_argnames=("number", "setup"))
-def _steps(
-    kernel: FederatedKernel,
-    client: Client,
-    keys: Array,
-    broadcasts: Broadcast,
-    states: ArrayTree,
-    weights: Array,
-    active: Array,
-    *,
-    number: int,
-    setup: bool,
-) -> tuple[ArrayTree, ArrayTree, Report]:
-    """Return codes, states and reports of all chains; where not active, the state as it was."""
-    phase = kernel.setup[number] if setup else kernel.phases[number]
-    broadcasts, round_ = one_round(broadcasts)
-
-    def one(
-        key: Array, broadcast: Broadcast, state: ArrayTree, weight: Array, on: Array
-    ) -> tuple[ArrayTree, ArrayTree, Report]:
-        broadcast = broadcast._replace(round=round_)
-        own = replace(client, weight=weight)
-        code, new, info = client_step(kernel, phase, key, broadcast, state, own)
-        return code, trees.select(on, new, state), Report.of(info)
-
-    outputs: tuple[ArrayTree, ArrayTree, Report] = over_chains(
-        one, keys, broadcasts, states, weights, active
-    )
-    return outputs
-
-
-@jax.jit
-def _select(counted: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    return jax.vmap(trees.select)(counted, new, old)

@@ -21,10 +21,11 @@ from jax.tree_util import Partial
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.deploy._frames import Refused, digest_of
-from fedmcmc.deploy._masks import check_settings
+from fedmcmc.deploy._masks import check_alike, check_settings, grid_of
 from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
+from fedmcmc.transforms import Secured, is_secured, secure_sum
 
 SETUP = ("CommonExpansions", "Expansions", "Falls", "OwnExpansions", "ScoreCovariances")
 """What `fedmcmc.whiten` and `fedmcmc.surrogates` ask sites for, for `Study.asks`."""
@@ -54,7 +55,8 @@ class Study:
     asks
         Names of kernel classes that the server may fill with numbers of its own
         (``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
-        `fedmcmc.surrogates`). Without these, sites run `kernels` alone.
+        `fedmcmc.surrogates`; under masks ``deploy.SUMS`` at most). Without these, sites run
+        `kernels` alone.
     settings
         Passed to the functions above.
     secure
@@ -62,7 +64,8 @@ class Study:
         name (`deploy.make_identity`); ``rounds``, which a run may have at most; and if wanted
         ``answers``, to different questions, which a site gives at most in all runs; ``minimum``,
         the sites that must be there; ``colluding``, the sites that may tell the server all they
-        know. All kernels of the study must then be secure sums over all sites.
+        know; ``resolution`` and ``most``, as of `fedmcmc.secure_sum`, of what `asks` allows. All
+        kernels of the study must then be secure sums over all sites.
     folder
         Where files are looked for; each party has its own.
 
@@ -293,15 +296,24 @@ class Study:
         return next((n for n, own in self.kernel_digests.items() if own == digest), None)
 
     def own(self, kernel: FederatedKernel) -> FederatedKernel:
-        """Return the study's kernel with these numbers and this structure, or else the one given.
+        """Return a kernel as sites run it: the study's with these numbers and this structure.
 
-        So that the server computes with the functions that its sites have.
+        So that the server computes with the functions that its sites have. Another kernel is
+        returned as it is, and under masks as a secure sum.
         """
         name = self._name_of(kernel)
-        return kernel if name is None else self._built[name]
+        if name is not None:
+            return self._built[name]
+        if not self.secure or is_secured(kernel):
+            return kernel
+        grid = grid_of(self.secure)
+        secured = secure_sum(kernel, resolution=2.0**-grid.digits, most=grid.most)
+        return as_functions(secured)
 
     def words_of(self, kernel: FederatedKernel) -> tuple[Any, bytes]:
         """Return how a site is told of a kernel: by its name, or in words and numbers.
+
+        Under masks the words are those of the kernel whose secure sum the sites make themselves.
 
         Raises
         ------
@@ -311,6 +323,15 @@ class Study:
         name = self._name_of(kernel)
         if name is not None:
             return {"named": name}, b""
+        if self.secure:
+            grid = grid_of(self.secure)
+            if not isinstance(kernel, Secured) or kernel.grid != grid:
+                raise Refused(
+                    f"Under masks the study {self.name!r} sums what the server asks in steps of "
+                    f"2**{-grid.digits} up to {grid.most:g} (secure.resolution, secure.most): give "
+                    "the kernel as it is, without fedmcmc.secure_sum."
+                )
+            kernel = kernel.kernel
         self._check_class(type(kernel).__qualname__)
         words, body = to_words(kernel, self.functions)
         self._check_classes(words)
@@ -331,7 +352,11 @@ class Study:
                 raise Refused(f"The study {self.name!r} has no kernel {words['named']!r}.")
             return self.kernel(words["named"])
         self._check_classes(words)
-        return from_words(words, body, self.functions)
+        if self.secure:
+            check_alike(words)
+        kernel: FederatedKernel = from_words(words, body, self.functions)
+        masked = self.secure and isinstance(kernel, FederatedKernel)
+        return self.own(kernel) if masked else kernel
 
     def _check_classes(self, words: Any) -> None:
         """Raise `Refused` unless the study allows a kernel and the question within it, if any."""

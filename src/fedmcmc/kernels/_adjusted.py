@@ -30,7 +30,9 @@ from fedmcmc.kernels._questions import (
     IMPOSSIBLE,
     POINTS_BUDGET,
     Points,
+    below_range,
     differences,
+    impossible_in_sum,
     zero_where,
 )
 from fedmcmc.kernels._shared import check_model, report
@@ -168,6 +170,25 @@ class AdjustedKernel(FederatedKernel):
             Exact(jax.ShapeDtypeStruct((num,), dtype)),
             trees.shapes_of(points) if self.asks_for_gradients else (),
             Exact(jax.ShapeDtypeStruct((), dtype)),
+        )
+
+    def in_range(self, message: Proposed, most: float) -> Proposed:
+        value = message.value.value
+        impossible = below_range(value, most)
+        for leaf in jax.tree.leaves(message.gradient):
+            # A function of the point and the rows alone, again.
+            far = jnp.abs(leaf) > trees.cast(most, leaf)
+            impossible = impossible | jnp.any(far, axis=tuple(range(1, leaf.ndim)))
+        return message._replace(
+            value=Exact(jnp.where(impossible, -trees.cast(most, value), value)),
+            gradient=zero_where(impossible, message.gradient),
+        )
+
+    def from_range(self, total: Proposed, most: float) -> Proposed:
+        value = total.value.value
+        impossible = impossible_in_sum(value, most)
+        return total._replace(
+            value=Exact(jnp.where(impossible, trees.cast(IMPOSSIBLE, value), value)),
         )
 
     def judge(self, points: ArrayTree, total: Proposed, num_clients: Array) -> Judged:

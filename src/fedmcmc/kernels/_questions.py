@@ -129,9 +129,41 @@ class Question(FederatedKernel):
         count = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return Answer(self.answer_like(like.position), Exact(count))
 
+    @property
+    def leaves_out_beyond(self) -> bool:
+        """Whether an answer to be trusted lacks places where numbers are beyond a secure sum's."""
+        return False
+
+    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
+        """Return an answer for a secure sum; see `in_range`."""
+        return answer
+
+    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        """Return a sum of such answers as it is read; see `from_range`."""
+        return total
+
+    def in_range(self, message: Answer, most: float) -> Answer:
+        return message._replace(value=self.answer_in_range(message.value, most))
+
+    def from_range(self, total: Answer, most: float) -> Answer:
+        return total._replace(value=self.answer_from_range(total.value, most))
+
     def draw(self, rng_key: Array, state: FederatedState) -> Answered:
         answered: Answered = state.server.answered
         return answered
+
+
+def below_range(value: Array, most: float) -> Array:
+    """Return where log likelihoods mean a density of zero in a secure sum of this range."""
+    return value < -trees.cast(most, value)
+
+
+def impossible_in_sum(value: Array, most: float) -> Array:
+    """Return where a sum is that of log likelihoods of which one was sent as the lowest number.
+
+    The others cannot make up for it: they are differences to a center that is not far off.
+    """
+    return value < -trees.cast(most, value) / 2
 
 
 class Points(NamedTuple):
@@ -265,6 +297,18 @@ class Evaluations(Question):
             Exact(invalid),
             Exact(content.checksum()) if drawn else (),
         )
+
+    def answer_in_range(self, answer: Evaluated, most: float) -> Evaluated:
+        impossible = below_range(answer.value, most)
+        return answer._replace(
+            value=jnp.where(impossible, -trees.cast(most, answer.value), answer.value),
+            gradient=zero_where(impossible, answer.gradient),
+        )
+
+    def answer_from_range(self, total: Evaluated, most: float) -> Evaluated:
+        impossible = impossible_in_sum(total.value, most)
+        value = jnp.where(impossible, trees.cast(IMPOSSIBLE, total.value), total.value)
+        return total._replace(value=value, gradient=zero_where(impossible, total.gradient))
 
     def answer_like(self, content: ArrayTree) -> Evaluated:
         if isinstance(content, Dithered):
@@ -516,6 +560,31 @@ class Expansions(Question):
             return jax.lax.map(one, content.points)
 
         return Expanded(*fold_terms(loglikelihood_fn, of_terms, client))
+
+    @property
+    def leaves_out_beyond(self) -> bool:
+        return True
+
+    def answer_in_range(self, answer: Expanded, most: float) -> Expanded:
+        """Return an answer with the lowest value where a place is of no use, as a mode is none.
+
+        Twice that where derivatives or a large value do not fit, so that they are counted.
+        """
+        lowest = -trees.cast(most, answer.value)
+        derivatives = answer.gradient, answer.curvature
+        finite = jnp.isfinite(answer.value) & jax.vmap(trees.all_finite)(derivatives)
+        impossible = ~finite | below_range(answer.value, most)
+        sizes = jax.tree.map(
+            lambda x: jnp.max(jnp.abs(x), axis=1), (answer.value[:, None], derivatives)
+        )
+        beyond = jnp.stack(jax.tree.leaves(sizes)).max(0) > most
+        value = jnp.where(impossible, lowest, jnp.where(beyond, 2 * lowest, answer.value))
+        none = impossible | beyond
+        return Expanded(value, *zero_where(none, derivatives))
+
+    def answer_from_range(self, total: Expanded, most: float) -> Expanded:
+        impossible = impossible_in_sum(total.value, most)
+        return total._replace(value=jnp.where(impossible, -jnp.inf, total.value))
 
     def answer_like(self, content: Points) -> Expanded:
         size = trees.num_elements(content.centre)

@@ -9,6 +9,7 @@ from fedmcmc.runs._consortium import Consortium as Consortium
 from fedmcmc.runs._consortium import SimulatedConsortium as SimulatedConsortium
 from fedmcmc.runs._consortium import Sum as Sum
 from fedmcmc.runs._consortium import as_consortium as as_consortium
+from fedmcmc.runs._consortium import check_fits_sum as check_fits_sum
 from fedmcmc.runs._executors import Elsewhere as Elsewhere
 from fedmcmc.runs._executors import Executor as Executor
 from fedmcmc.runs._executors import Work as Work

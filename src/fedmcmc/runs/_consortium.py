@@ -4,11 +4,13 @@ What asks (corrections, modes, checks of a model) sees this alone and never rows
 code serves a simulation and clients at real sites.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Federation, as_functions
@@ -18,6 +20,7 @@ from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Arrangement, initialize, prepare_round, run_round
 from fedmcmc.runs._sample import sample
+from fedmcmc.transforms import counts_of, with_counts
 
 CLIENTS_AT_A_TIME = 16
 """Of a question about many points, so that memory does not grow with the number of clients."""
@@ -72,7 +75,10 @@ class SimulatedConsortium:
         For what a transform draws (the words of a quantizer, faults); questions draw nothing.
     transform
         What happens to the messages of a question, ``kernel -> kernel``: `fedmcmc.faults`,
-        `fedmcmc.compress`.
+        `fedmcmc.compress`, `fedmcmc.secure_sum`.
+    of_runs
+        Whether it happens to those of kernels that are run, too. With `fedmcmc.secure_sum`, whose
+        grid is that of the study, this is a simulation of sites under masks.
     """
 
     def __init__(
@@ -81,10 +87,11 @@ class SimulatedConsortium:
         *,
         rng_key: Array | None = None,
         transform: Callable[[FederatedKernel], FederatedKernel] | None = None,
+        of_runs: bool = False,
     ) -> None:
         self.data = data
         self._rng_key = jax.random.key(0) if rng_key is None else as_key(rng_key)
-        self._transform = transform
+        self._transform, self._of_runs = transform, of_runs
         self._num_rounds = 0
         many = data.num_clients > CLIENTS_AT_A_TIME
         self._arrangement = Arrangement(clients_at_a_time=CLIENTS_AT_A_TIME if many else None)
@@ -100,7 +107,7 @@ class SimulatedConsortium:
         Raises
         ------
         ValueError
-            If model, content and rows do not fit together.
+            If model, content and rows do not fit together, or answers do not fit a secure sum.
         RuntimeError
             If after 20 rounds some client was missing in each.
         """
@@ -116,6 +123,7 @@ class SimulatedConsortium:
             state, answered, bits = _round(kernel, self.data, arrangement, state, key)
             self._num_rounds += 1
             up, down = up + float(bits[0]), down + float(bits[1])
+            check_fits_sum(question, state.server)
             if answered.whole:
                 return Sum(answered.value, tries, up, down)
         raise RuntimeError(
@@ -125,7 +133,53 @@ class SimulatedConsortium:
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
         """Run a kernel on these clients: `fedmcmc.sample` with their rows."""
+        if self._transform is not None and self._of_runs:
+            kernel = self._transform(kernel)
+            if kwargs.get("state") is not None:
+                kwargs["state"] = with_counts(kernel, kwargs["state"])
         return sample(rng_key, kernel, self.data, *args, **kwargs)
+
+
+def check_fits_sum(question: Question, server_state: ArrayTree) -> None:
+    """Raise or warn where answers to a question did not fit a secure sum; others always do.
+
+    Parameters
+    ----------
+    question
+        What was asked.
+    server_state
+        The server's, after the round.
+
+    Raises
+    ------
+    ValueError
+        If the sum is wrong: numbers beyond the range, or that are not finite.
+
+    Warns
+    -----
+    UserWarning
+        If some places of which the question asks were left out.
+    """
+    counts = counts_of(server_state)
+    if counts is None:
+        return
+    name, num = type(question).__name__, int(np.sum(counts.lost))
+    if num:
+        raise ValueError(
+            f"The answers of {num} client(s) to {name} are not finite, and a secure sum has no "
+            "number for that: ask about other places, where the log density is."
+        )
+    num = int(np.sum(counts.saturated))
+    if not num:
+        return
+    text = f"{num} client(s) answered {name} with numbers beyond the range of the secure sum, most"
+    remedy = (
+        "Give it more room, with a coarser resolution (secure.most and secure.resolution of a "
+        "study under masks), or scale covariates and start nearer to the mode."
+    )
+    if not question.leaves_out_beyond:
+        raise ValueError(f"{text}, so that the sum is wrong. {remedy}")
+    warnings.warn(f"{text}; the places there count as impossible. {remedy}", stacklevel=3)
 
 
 def as_consortium(data: Any) -> Consortium:

@@ -347,6 +347,10 @@ class Elsewhere(Protocol):
     `sample` takes it in place of data.
     """
 
+    def own(self, kernel: FederatedKernel) -> FederatedKernel:
+        """Return the kernel as these clients run it: under masks a secure sum."""
+        ...
+
     def begin(
         self, kernel: FederatedKernel, keys: Array, position: ArrayTree, state: Any
     ) -> tuple[Executor, FederatedState, str]:

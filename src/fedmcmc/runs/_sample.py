@@ -1,6 +1,7 @@
 """`sample`: run a kernel on data and keep draws."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +155,8 @@ def sample(
     if until is not None and until.reads == "info" and not kernel.approximates:
         raise ValueError(f"{until.name}: is for kernels that refine one, as fedmcmc.fed_ep.")
     kernel = as_functions(kernel)
+    if isinstance(data, Elsewhere):
+        kernel = data.own(kernel)
     keys = jax.vmap(lambda c: jax.random.fold_in(as_key(rng_key), c))(jnp.arange(num_chains))
     both = mesh is not None and placement is not None
     placement = Placement(mesh=mesh) if placement is None else placement
@@ -194,6 +197,7 @@ def sample(
             keys,
             placement,
             collect=collect,
+            keeps_latents=record.local,
             position=position,
             state=state,
             surrogates=surrogates,
@@ -216,6 +220,8 @@ def sample(
         bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
             samples = run.go(bar)
+    if samples.local is not None and isinstance(data, FederatedData):
+        samples = replace(samples, local_mask=data.group_mask)
     return finished(
         samples,
         kernel,

@@ -118,12 +118,12 @@ class Whitened(NamedTuple):
         The mode, whitened: zeros. To start elsewhere: `whitened_position`.
     surrogates
         Each client's expansion at the mode, whitened, for `fedmcmc.fsgld` and
-        `fedmcmc.predict_bias`.
+        `fedmcmc.predict_bias`; ``None`` where nobody was asked for his own.
     """
 
     posterior: Posterior
     position: ArrayTree
-    surrogates: Gaussian
+    surrogates: Gaussian | None
 
     @property
     def metric(self) -> ArrayTree:
@@ -149,6 +149,7 @@ def whiten(
     position: ArrayTree | None = None,
     *,
     structure: str | None = None,
+    surrogates: bool = True,
 ) -> Whitened:
     """Change to coordinates in which the posterior is about standard normal.
 
@@ -169,6 +170,9 @@ def whiten(
         a place near the origin where no mode is found from there.
     structure
         ``"dense"`` (the default up to 256 dimensions) or ``"diagonal"``.
+    surrogates
+        Whether each client is asked for its own expansion. Without, only their sum is asked for,
+        which a secure sum can hide single clients in.
 
     Returns
     -------
@@ -209,17 +213,23 @@ def whiten(
     size = flat.shape[0]
     if structure is None:
         structure = "dense" if size <= MOST_DENSE else "diagonal"
-    fitted = taylor(posterior, data, center, structure=structure)
+    densities, consortium = checks.densities(posterior), summing(data)
+    fitted = taylor(posterior, data, center, structure=structure) if surrogates else None
+    of_rows: Any = (
+        _precision_of_rows(densities, consortium, center, structure)
+        if fitted is None
+        else _flat(fitted, structure).sum(0)
+    )
     prior = _prior_precision(as_functions(posterior.logprior_fn), flat, unravel, structure)
     names = trees.element_names(center)
-    precision = np.asarray(_flat(fitted, structure).sum(0) + prior, np.float64)
+    precision = np.asarray(of_rows + prior, np.float64)
     like = jax.tree.map(jnp.zeros_like, center)
     affine = _Affine(flat, jnp.asarray(_factor(precision, names), flat.dtype), like)
-    _warn_where_not_quadratic(checks.densities(posterior), summing(data), affine, names)
+    _warn_where_not_quadratic(densities, consortium, affine, names)
     return Whitened(
         _in_coordinates(posterior, affine),
         like,
-        _whitened(fitted, affine, structure),
+        None if fitted is None else _whitened(fitted, affine, structure),
     )
 
 
@@ -260,15 +270,37 @@ def _flat(fitted: Gaussian, structure: str) -> Array:
     return fitted.precision if structure == "dense" else jax.vmap(trees.ravel)(fitted.precision)
 
 
+def _precision_of_rows(
+    posterior: Posterior, consortium: Consortium, center: ArrayTree, structure: str
+) -> np.ndarray:
+    """Return minus the log likelihood's Hessian at a position, ``[d, d]`` or its diagonal."""
+    question = expansions(posterior, curvature="dense" if structure == "dense" else "diagonal")
+    point = jax.tree.map(lambda leaf: leaf[None], center)
+    with jax.default_matmul_precision("highest"):
+        found = consortium.ask(question, Points(point, center)).value
+    curvature = np.asarray(found.curvature, np.float64)[0]
+    if not (np.isfinite(found.value).all() and np.isfinite(curvature).all()):
+        raise ValueError("whiten: the log likelihood's Hessian at the mode is not finite.")
+    if structure == "diagonal":
+        return curvature
+    return np.asarray(symmetric(curvature, trees.num_elements(center)))
+
+
 def _prior_precision(logprior_fn: Any, flat: Array, unravel: Any, structure: str) -> Array:
     gradient = jax.grad(lambda x: logprior_fn(unravel(x)))
-    if structure == "dense":
-        return -jax.jacfwd(gradient)(flat)
-    # One direction at a time: a matrix of all might not fit.
-    unit = jnp.zeros_like(flat)
-    return -jax.lax.map(
-        lambda i: jax.jvp(gradient, (flat,), (unit.at[i].set(1),))[1][i], jnp.arange(flat.shape[0])
-    )
+
+    # Compiled, as operations one by one would each be a program of their own.
+    @jax.jit
+    def of(x: Array) -> Array:
+        if structure == "dense":
+            return -jax.jacfwd(gradient)(x)
+        # One direction at a time: a matrix of all might not fit.
+        unit = jnp.zeros_like(x)
+        return -jax.lax.map(
+            lambda i: jax.jvp(gradient, (x,), (unit.at[i].set(1),))[1][i], jnp.arange(x.shape[0])
+        )
+
+    return of(flat)
 
 
 def _factor(precision: np.ndarray, names: list[str]) -> np.ndarray:
@@ -335,6 +367,12 @@ class Falls(Question):
             return jnp.stack([loss(-z), loss(z)])
 
         return jax.lax.map(at, jnp.arange(size)).T
+
+    def answer_in_range(self, answer: Array, most: float) -> Array:
+        return jnp.where(jnp.isnan(answer), most, jnp.clip(answer, -most, most))
+
+    def answer_from_range(self, total: Array, most: float) -> Array:
+        return jnp.where(total > most / 2, jnp.inf, total)
 
     def answer_like(self, content: tuple[ArrayTree, Array]) -> Any:
         size = trees.num_elements(content[0])

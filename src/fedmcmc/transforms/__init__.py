@@ -7,10 +7,12 @@ it wraps around them, and nothing that runs them.
 from fedmcmc.transforms._compressed import compress as compress
 from fedmcmc.transforms._faulty import faults as faults
 from fedmcmc.transforms._secure import Counts as Counts
+from fedmcmc.transforms._secure import Secured as Secured
 from fedmcmc.transforms._secure import Words as Words
 from fedmcmc.transforms._secure import check_cohorts as check_cohorts
 from fedmcmc.transforms._secure import counts_of as counts_of
 from fedmcmc.transforms._secure import is_secured as is_secured
 from fedmcmc.transforms._secure import secure_sum as secure_sum
+from fedmcmc.transforms._secure import with_counts as with_counts
 from fedmcmc.transforms._sequence import sequence as sequence
 from fedmcmc.transforms._switching import switch as switch

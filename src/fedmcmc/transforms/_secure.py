@@ -90,6 +90,7 @@ class _Summed(WrappedPhase):
         # Codes do not add up: the client itself decodes, and sends what the server would read.
         like = inner.message_like(trees.shapes_of(broadcast))
         message = inner.decode(code, client, inner.memory(client_state), like)
+        message = inner.in_range(message, self.grid.most)
         if self.weighted:
             message = importance(client, message)
         usable = trees.all_finite(message)
@@ -144,9 +145,10 @@ class _Summed(WrappedPhase):
     def read(self, total: Words, broadcast: Broadcast) -> ArrayTree:
         """Return the sum of the kernel's own messages that words stand for."""
         like = self.inner.message_like(trees.shapes_of(broadcast))
-        return jax.tree.map(
+        found = jax.tree.map(
             lambda leaf, word: self.grid.decode(word, leaf.dtype), like, total.numbers
         )
+        return self.inner.from_range(found, self.grid.most)
 
     def commit(self, message: Words, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         return self.inner.commit(self.read(message, broadcast), broadcast, client_state)
@@ -287,8 +289,12 @@ def secure_sum(
     propagation) is sent as zeros and counted as lost.
 
     Kernels that accept or reject (`hmc`, `mala`) send the log likelihood of wherever a trajectory
-    ends. Give them room, as by ``most=2.0**30, resolution=2.0**-22``. Minus infinity, which they
-    send as ``-1e30``, is in no range: such a proposal ends the run.
+    ends. Give them room, as by ``most=2.0**30, resolution=2.0**-22``. A log likelihood below
+    ``-most``, minus infinity too, or with a gradient beyond the range, is sent as ``-most``, and
+    totals below ``-most / 2`` are read as minus infinity: such proposals are rejected.
+
+    Of questions (`fedmcmc.correct`, `fedmcmc.fit`) the sum of log likelihoods is off by
+    ``num_clients * resolution / 2`` nats at most, and so is the logarithm of a weight.
 
     With a compressor's memory of all clients, the server's sum of memories moves by rounded
     changes, and clients' memories by exact ones, so leave the default resolution there.
@@ -358,6 +364,14 @@ def counts_of(state: ArrayTree) -> Counts | None:
     """
     found = _nodes(state, Counts)
     return Counts(*map(sum, zip(*found, strict=True))) if found else None
+
+
+def with_counts(kernel: FederatedKernel, state: FederatedState) -> FederatedState:
+    """Return a state of the kernel within a secure sum as one of the sum, with nothing counted."""
+    if not isinstance(kernel, Secured) or isinstance(state.server, _Server):
+        return state
+    zero = jnp.zeros_like(state.broadcast.round)  # of one chain or many
+    return state._replace(server=_Server(state.server, Counts(zero, zero)))
 
 
 def check_room(kernel: FederatedKernel, num_terms: int) -> None:

@@ -13,6 +13,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Federation,
+    Local,
     Phase,
     Posterior,
     Sender,
@@ -72,6 +73,12 @@ class WrappedPhase(Phase):
     ) -> ArrayTree:
         return self.inner.commit(message, broadcast, client_state)
 
+    def in_range(self, message: ArrayTree, most: float) -> ArrayTree:
+        return self.inner.in_range(message, most)
+
+    def from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        return self.inner.from_range(total, most)
+
     @property
     def sums_rows(self) -> bool:
         return self.inner.sums_rows
@@ -120,6 +127,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.target
 
     @property
+    def local(self) -> Local | None:
+        return self.kernel.local
+
+    @property
     def approximates(self) -> bool:
         return self.kernel.approximates
 
@@ -134,6 +145,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     @property
     def needs_everyone(self) -> bool:
         return self.kernel.needs_everyone
+
+    @property
+    def takes_late(self) -> bool:
+        return self.kernel.takes_late
 
     def check_compressor(self, compressor: Any) -> None:
         self.kernel.check_compressor(compressor)

@@ -1,0 +1,135 @@
+"""Questions as secure sums: how exact they are, and what becomes of numbers beyond the range."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc.kernels import BELOW, Points, evaluations, expansions
+from fedmcmc.runs import SimulatedConsortium
+from tests.contracts.model import DATA, KEY, POSTERIOR
+
+CENTRE = jnp.array([0.3, -0.2, 0.5])
+POINTS = CENTRE + jax.random.normal(jax.random.key(1), (20, 3))
+CONTENT = Points(POINTS, CENTRE)
+PLAIN = SimulatedConsortium(DATA)
+
+
+def secured(digits=22, most=2.0**30, data=DATA):
+    """Return clients whose answers and messages are integers, as under masks."""
+    transform = partial(fedmcmc.secure_sum, resolution=2.0**-digits, most=most)
+    return SimulatedConsortium(data, transform=transform, of_runs=True)
+
+
+def where(condition, value):
+    """Return the model with another log likelihood of a row where a position is so."""
+
+    def loglikelihood_fn(theta, rows):
+        return jnp.where(condition(theta), value, POSTERIOR.loglikelihood_fn(theta, rows))
+
+    return POSTERIOR._replace(loglikelihood_fn=loglikelihood_fn)
+
+
+@pytest.mark.parametrize("digits", [22, 8, 4])
+def test_a_log_weight_is_off_by_half_a_step_per_client_at_most(digits):
+    exact, found = (
+        x.ask(evaluations(POSTERIOR, gradients=True), CONTENT).value
+        for x in (PLAIN, secured(digits))
+    )
+    for a, b in ((exact.value, found.value), (exact.gradient, found.gradient)):
+        error = np.abs(np.asarray(a, np.float64) - b).max()
+        rounding = 3e-7 * np.abs(a).max()
+        assert error <= 3 * 2.0**-digits / 2 + rounding
+        assert error > rounding or digits == 22
+
+
+def test_a_correction_on_a_coarse_grid_is_that_of_weights_so_much_off():
+    approximation = fedmcmc.Gaussian.from_moments(jnp.full(3, 0.8), variance=jnp.full(3, 0.2))
+    settings = dict(num_draws=200, adapt=False, centre=CENTRE)
+    exact, found = (
+        fedmcmc.correct(KEY, POSTERIOR, x, approximation, **settings) for x in (PLAIN, secured(4))
+    )
+    error = np.abs(exact.log_ratios - found.log_ratios)
+    assert 0.01 < error.max() <= 3 * 2.0**-4 / 2 + 1e-5
+    assert abs(exact.log_evidence - found.log_evidence) <= error.max()
+
+
+def test_a_density_of_zero_is_one_in_a_secure_sum():
+    """Minus infinity has no word: the lowest number means it, whatever others add."""
+    posterior = where(lambda theta: theta[0] < 0, -jnp.inf)
+    for gradients in (False, True):
+        exact, found = (
+            x.ask(evaluations(posterior, gradients=gradients), CONTENT).value
+            for x in (PLAIN, secured())
+        )
+        none = np.asarray(POINTS)[:, 0] < 0
+        assert 0 < none.sum() < 20
+        np.testing.assert_array_equal(np.asarray(found.value) < BELOW, none)
+        np.testing.assert_allclose(found.value[~none], exact.value[~none], rtol=1e-6, atol=1e-6)
+        if gradients:
+            assert not np.asarray(found.gradient)[none].any()
+            np.testing.assert_allclose(found.gradient, exact.gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(fedmcmc.hmc, step_size=0.6, max_integration_steps=2),
+        partial(fedmcmc.mala, step_size=0.5),
+    ],
+    ids=["hmc", "mala"],
+)
+def test_a_chain_turns_back_at_a_wall_in_a_secure_sum(build):
+    posterior = where(lambda theta: theta[0] < 0.2, -jnp.inf)
+    kernel = build(posterior, CENTRE)
+    settings = dict(num_rounds=40, num_chains=2, progress=False)
+    exact, found = (x.sample(KEY, kernel, CENTRE, **settings) for x in (PLAIN, secured()))
+    np.testing.assert_allclose(found.draws, exact.draws, rtol=1e-4, atol=1e-4)
+    assert (found.info["acceptance"] == 0).any() and found.draws[..., 0].min() > 0.2
+
+
+@pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, jnp.inf, -1e12], ids=str)
+def test_a_search_does_not_end_where_numbers_have_no_words(value):
+    """As where they are not finite without a secure sum, and the other places are as they were."""
+    question = expansions(where(lambda theta: theta[0] < 0, value))
+    exact, found = (x.ask(question, CONTENT).value for x in (PLAIN, secured()))
+    none = np.asarray(POINTS)[:, 0] < 0
+    np.testing.assert_array_equal(np.isneginf(found.value), none)
+    for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(b[~none], a[~none], rtol=1e-5, atol=1e-5)
+
+
+def test_places_that_are_left_out_though_they_have_a_density_are_told():
+    steep = POSTERIOR._replace(
+        loglikelihood_fn=lambda theta, rows: (
+            POSTERIOR.loglikelihood_fn(theta, rows)
+            - jnp.where(theta[0] < 0, 1e6 * theta[0] ** 2, 0)
+        )
+    )
+    none = np.asarray(POINTS)[:, 0] < 0
+    coarse = secured(digits=32, most=2.0**20)
+    with pytest.warns(
+        UserWarning, match=r"3 client\(s\) answered Expansions .*count as impossible"
+    ):
+        found = coarse.ask(expansions(steep), CONTENT).value
+    np.testing.assert_array_equal(np.isneginf(found.value), none)
+
+
+def test_answers_that_do_not_fit_are_an_error_with_the_remedy():
+    high = where(lambda theta: theta[0] < 0, 2.0**31)
+    with pytest.raises(ValueError, match=r"answered Evaluations .*most, so that .* more room"):
+        secured().ask(evaluations(high), CONTENT)
+    nowhere = Points(POINTS, CENTRE * jnp.nan)
+    with pytest.raises(ValueError, match=r"3 client\(s\) to Evaluations are not finite"):
+        secured().ask(evaluations(POSTERIOR), nowhere)
+
+
+def test_falls_without_bound_are_falls():
+    """Two sds from the mode the density may be zero."""
+    posterior = where(lambda theta: theta[0] > 1.2, -jnp.inf)
+    for data in (PLAIN, secured()):
+        with pytest.warns(UserWarning, match="no guide to the scale"):
+            fedmcmc.whiten(posterior, data, CENTRE, surrogates=False)
