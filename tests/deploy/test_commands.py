@@ -30,6 +30,25 @@ def test_a_server_fits_as_its_file_says(tmp_path):
     )
 
 
+def test_a_server_may_call_functions_in_place_of_one_run(tmp_path):
+    """With the settings of its file, and no table of a run."""
+    clinics = Consortium(tmp_path, asks=deploy.FIT)
+    path = tmp_path / "server.toml"
+    path.write_text(path.read_text().partition("[run]")[0] + "[run]\ntimeout = 7.0\n")
+    with clinics.in_threads(NAMES):
+        sites = deploy.connect(path)
+        start = np.zeros(2, np.float32)
+        mode = fedmcmc.surrogates.mode(clinics.study.model, sites, start).position
+        assert sites._links.timeout == 7.0
+        sites.close()
+    data = fedmcmc.FederatedData.from_clients([rows_of(name) for name in NAMES])
+    expected = fedmcmc.surrogates.mode(clinics.study.model, data, start).position
+    np.testing.assert_allclose(mode, expected, atol=1e-5)
+    path.write_text(path.read_text().replace("chur = ", "zug = "))
+    with pytest.raises(ValueError, match="a fingerprint for each"):
+        deploy.connect(path)
+
+
 @pytest.mark.parametrize(
     ("command", "old", "new", "message"),
     [
