@@ -104,6 +104,31 @@ def test_what_a_site_keeps_is_checked_when_it_is_read(tmp_path):
         disk.read("run", 2)
 
 
+def test_a_state_that_was_not_written_to_its_end_leaves_the_one_before(tmp_path):
+    """Nothing was answered then, so that the one before is the site's state."""
+    disk = Disk(tmp_path)
+    for number in range(5):
+        disk.write("run", {"a": number}, bytes([number]) * 5000, b"pending")
+        assert Disk(tmp_path).read("run", 2)[0] == {"a": number}
+    (path,) = tmp_path.glob("run-*/state")
+    whole = path.read_bytes()
+    places = [whole.index(bytes([number]) * 5000) for number in (4, 3)]
+    for number, place in zip((3, None), places, strict=True):
+        torn = bytearray(path.read_bytes())
+        torn[place + 4000 : place + 5000] = bytes([2]) * 1000
+        path.write_bytes(torn)
+        if number is not None:
+            found = disk.read("run", 2)
+            assert found == ({"a": number}, [bytes([number]) * 5000, b"pending"])
+    with pytest.raises(OSError, match="damaged"):
+        disk.read("run", 2)
+    path.write_bytes(whole)
+    again = Disk(tmp_path)  # of a site that was started again
+    for number, size in ((5, 5000), (6, 50_000), (7, 10)):  # more than there is room for, and less
+        again.write("run", {"a": number}, bytes([number]) * size, b"")
+        assert Disk(tmp_path).read("run", 2) == ({"a": number}, [bytes([number]) * size, b""])
+
+
 def test_only_some_runs_are_kept(tmp_path):
     disk = Disk(tmp_path)
     for number in range(20):
