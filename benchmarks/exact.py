@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC, NUTS
 
 import fedmcmc
-from benchmarks import settings
+from benchmarks import federations
 from experiments import demo
 
 BIAS, SPREAD = 0.05, 0.05
@@ -27,23 +26,23 @@ CHAINS = 64
 
 def problems() -> Iterator[tuple[str, Any, Callable[[], fedmcmc.FederatedData]]]:
     yield "4 hospitals, d = 3", demo.model, lambda: demo.load_trial()[0]
-    yield "heart disease, d = 7", settings.logistic, settings.heart
-    yield "radon, 85 counties, d = 4", settings.linear, settings.radon
-    logistic = settings.simulated
+    yield "heart disease, d = 7", federations.logistic, federations.heart
+    yield "radon, 85 counties, d = 4", federations.linear, federations.radon
+    logistic = federations.simulated
     yield (
         "logistic, 20 clients, d = 20",
-        settings.logistic,
-        lambda: logistic(settings.logistic, 20, (30, 300), 20, 0),
+        federations.logistic,
+        lambda: logistic(federations.logistic, 20, (30, 300), 20, 0),
     )
     yield (
         "logistic, 20 clients, d = 100",
-        settings.logistic,
-        lambda: logistic(settings.logistic, 20, (100, 400), 100, 1),
+        federations.logistic,
+        lambda: logistic(federations.logistic, 20, (100, 400), 100, 1),
     )
     yield (
         "Poisson, 20 clients, d = 4",
-        settings.poisson,
-        lambda: logistic(settings.poisson, 20, (5, 100), 4, 1),
+        federations.poisson,
+        lambda: logistic(federations.poisson, 20, (5, 100), 4, 1),
     )
 
 
@@ -51,22 +50,8 @@ def reference(
     posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData, start: Any
 ) -> tuple[np.ndarray, float]:
     """Return draws of NUTS on the pooled rows, and the seconds that they took."""
-
-    def potential(position: Any) -> jax.Array:
-        terms = posterior.loglikelihood_fn(position, data.rows)
-        return -posterior.logprior_fn(position) - jnp.sum(terms)
-
     begun = time.perf_counter()
-    mcmc = MCMC(
-        NUTS(potential_fn=potential),
-        num_warmup=1000,
-        num_samples=5000,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.key(9), init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), start))
-    draws = settings.flat(mcmc.get_samples(group_by_chain=True))
+    draws = federations.truth(posterior, data, start, num_samples=5000)
     return draws, time.perf_counter() - begun
 
 
@@ -112,7 +97,7 @@ def arrival(draws: Any, exact: np.ndarray, burnin: int) -> int | None:
         if not burnin < checkpoint <= num:
             continue
         part = jax.tree.map(lambda leaf, c=checkpoint: leaf[:, burnin:c], draws)
-        bias, spread = errors(settings.flat(part), exact)
+        bias, spread = errors(federations.flat(part), exact)
         good = bias <= BIAS and spread <= SPREAD
         arrived = (arrived or checkpoint) if good else None
     return arrived
@@ -181,7 +166,7 @@ def bench() -> None:
         seconds = time.perf_counter() - begun
         start = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), fitted.samples.draws)
         exact, nuts = reference(posterior, data, start)
-        bias, spread = errors(settings.flat(fitted.samples.draws), exact)
+        bias, spread = errors(federations.flat(fitted.samples.draws), exact)
         megabits = (fitted.report.bits_up + fitted.report.bits_down) / 1e6
         kind = fitted.verdict.split(":")[0]
         cells = (fitted.report.rounds, f"{megabits:,.1f}", f"{seconds:.1f}")
@@ -215,7 +200,7 @@ def _of_approximation(
             progress=False,
         )
         seconds = time.perf_counter() - begun
-    bias, spread = errors(settings.flat(samples.final_draws), exact)
+    bias, spread = errors(federations.flat(samples.final_draws), exact)
     last = (f"{bias:.3f}", f"{spread:.1%}")
     if bias > BIAS or spread > SPREAD:
         return "not there", "", "", *last
@@ -250,7 +235,7 @@ def _of_chains(
         return "diverges", "", "", "", ""
     burnin = 25
     bias, spread = errors(
-        settings.flat(jax.tree.map(lambda leaf: leaf[:, burnin:], samples.draws)), exact
+        federations.flat(jax.tree.map(lambda leaf: leaf[:, burnin:], samples.draws)), exact
     )
     arrived = arrival(samples.draws, exact, burnin)
     if arrived is None:

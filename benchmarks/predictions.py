@@ -7,14 +7,14 @@ predictions are made; rounds per effective draw are those of the mean of the slo
 
 import warnings
 from importlib import import_module
-from typing import Any
 
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import fedmcmc
-from benchmarks.settings import heart, logistic, poisson, simulated, truth
+from benchmarks import federations
+from benchmarks.federations import COUNTS, HEART, RAGGED
 
 ROUNDS, BURN_IN, CHAINS = 20_000, 1_000, 8
 
@@ -85,32 +85,13 @@ def rounds_per_draw(draws: np.ndarray) -> float:
 
 
 def bench() -> None:
-    federations: dict[str, tuple[Any, Any]] = {
-        "logistic, 60 clients of 2 to 200 rows": (
-            logistic,
-            lambda: simulated(logistic, 60, (2, 200), 5, 0),
-        ),
-        "Poisson, 20 clients of 5 to 100": (
-            poisson,
-            lambda: simulated(poisson, 20, (5, 100), 4, 1),
-        ),
-        "heart disease, 4 hospitals": (logistic, heart),
-    }
     print(
         "| federation | kernel | law | mean off by, sds | the run | sds | the run | rounds per "
         "draw | the run |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    for name, (model, load) in federations.items():
-        try:
-            data = load()
-        except FileNotFoundError as error:
-            print(f"{name} is skipped: set FEDMCMC_DATA ({error}).")
-            continue
-        posterior = fedmcmc.from_numpyro(model, example=data)
-        white = fedmcmc.whiten(posterior, data)
+    for name, data, white, exact in federations.whitened(RAGGED, COUNTS, HEART):
         scores = fedmcmc.surrogates.score_covariance(white.posterior, data, white.position)
-        exact = truth(posterior, data, white.posterior.position_fn(white.position))
         exact = whitened(white, exact)
         for title, kernel in kernels(white).items():
             told = fedmcmc.predict_bias(kernel, data, white.surrogates, scores=scores)

@@ -14,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import fedmcmc
-from benchmarks.settings import flat, logistic, poisson, truth
+from benchmarks.federations import flat, logistic, poisson, truth
 
 SEEDS, COMPARED = 7, 3
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") and version("jaxlib").startswith("0.10."):
     # A lane that compiles quickly (see the Makefile). XLA's newer emitters of loops take twice as
-    # long as those before them; later versions do not know the flag, and abort on unknown ones.
-    emitters, flags = "--xla_cpu_use_fusion_emitters=false", os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = flags if emitters in flags else f"{flags} {emitters}".strip()
+    # long as those before them, and to cut a program of a test in 32 parts costs more than the
+    # parts. Later versions do not know the first flag, and abort on unknown ones.
+    given = os.environ.get("XLA_FLAGS", "").split()
+    quick = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+    os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in quick if flag not in given)])
 
 import jax
 import pytest

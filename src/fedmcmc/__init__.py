@@ -3,6 +3,7 @@
 from fedmcmc import compression as compression
 from fedmcmc import criticism as criticism
 from fedmcmc import deploy as deploy
+from fedmcmc import hierarchy as hierarchy
 from fedmcmc import inference as inference
 from fedmcmc import metrics as metrics
 from fedmcmc import random as random
@@ -21,6 +22,7 @@ from fedmcmc._types import Federation as Federation
 from fedmcmc._types import GradientEstimator as GradientEstimator
 from fedmcmc._types import Participation as Participation
 from fedmcmc._types import Phase as Phase
+from fedmcmc._types import Population as Population
 from fedmcmc._types import Posterior as Posterior
 from fedmcmc._types import Reference as Reference
 from fedmcmc._types import Sender as Sender
@@ -95,6 +97,7 @@ from fedmcmc.kernels import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels import displacement as displacement
 from fedmcmc.kernels import distillation as distillation
 from fedmcmc.kernels import ensemble as ensemble
+from fedmcmc.kernels import fed_gibbs as fed_gibbs
 from fedmcmc.kernels import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels import gaussian_mh as gaussian_mh
 from fedmcmc.kernels import hmc as hmc

@@ -83,6 +83,7 @@ POOLED = {
 APPROXIMATION = fedmcmc.Gaussian.from_moments(POSITION, variance=0.3 + 0 * POSITION)
 WHOLE = {
     "hmc": fedmcmc.hmc(POSTERIOR, POSITION, step_size=0.4, max_integration_steps=3),
+    "hmc: noise": fedmcmc.hmc(POSTERIOR, POSITION, step_size=0.4, value_noise=0.5),
     "mala": fedmcmc.mala(POSTERIOR, POSITION, step_size=0.1, num_adapt=2),
     "gaussian_mh": fedmcmc.gaussian_mh(POSTERIOR, APPROXIMATION, correlation=0.5),
     "multiple_try": fedmcmc.multiple_try(POSTERIOR, APPROXIMATION, num_tries=4),

@@ -165,6 +165,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_double_precision_has_the_same_integers():
     env = environment() | {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
     done = subprocess.run(

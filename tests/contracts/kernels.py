@@ -1,5 +1,7 @@
 """How every kernel of the table of contracts is built: ``build(position, given)``."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import inference, preconditioners
+from fedmcmc._types import Local, Shapes, Static
 from fedmcmc.pytrees import trees
 from tests.contracts.model import LEVELS, RATES, P, surrogates
 
@@ -362,6 +365,16 @@ def build_hmc(position, given):
     )
 
 
+def build_noisy_hmc(position, given):
+    return fedmcmc.hmc(
+        given.posterior,
+        centre(position, given),
+        step_size=20 * given.step_size,
+        max_integration_steps=2,
+        value_noise=0.5 * given.scale,
+    )
+
+
 def build_mala(position, given):
     metric = 0.1 * given.scale * np.eye(trees.num_elements(position))
     return fedmcmc.mala(given.posterior, centre(position, given), metric=metric)
@@ -388,6 +401,66 @@ def build_multiple_try(position, given):
     return fedmcmc.multiple_try(given.posterior, dense**given.scale, num_tries=5)
 
 
+@cache
+def with_latents(posterior, of_rows=None):
+    """Return a posterior with a number per group by which its rows are shifted.
+
+    `of_rows` says of each leaf of a position whether it is one of rows, too; by default all are.
+    """
+
+    def logprior_fn(position, latent):
+        return -0.5 * (latent - jnp.sum(ravel_pytree(position)[0])) ** 2
+
+    def loglikelihood_fn(position, latents, rows):
+        leaves, treedef = jax.tree.flatten(position)
+        flags = [True] * len(leaves) if of_rows is None else of_rows
+        seen = [x if flag else jnp.zeros_like(x) for x, flag in zip(leaves, flags, strict=True)]
+        shifted = {"x": rows["x"] - latents[:, None]}
+        return posterior.loglikelihood_fn(jax.tree.unflatten(treedef, seen), shifted)
+
+    def logdensity_fn(position, count, total):
+        mean = jnp.sum(ravel_pytree(position)[0])
+        return -0.5 * (total[1] - 2 * mean * total[0] + count * mean**2)
+
+    flags = () if of_rows is None else of_rows
+    population = fedmcmc.Population(lambda x: (x, x**2), logdensity_fn, of_rows=Static(flags))
+    like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
+    local = Local(logprior_fn, loglikelihood_fn, like, population=population)
+    return posterior._replace(loglikelihood_fn=None, local=local)
+
+
+def build_joint(position, given):
+    return fedmcmc.lsd(
+        with_latents(given.posterior),
+        step_size=given.step_size,
+        refresh=fedmcmc.hierarchy.ula(0.2 * given.scale, num_steps=2),
+        num_draws=2,
+        metric=jax.tree.map(lambda x: jnp.full_like(x, 0.5 * given.scale), position),
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_gibbs(position, given):
+    none = (False,) * len(jax.tree.leaves(position))
+    return fedmcmc.fed_gibbs(
+        with_latents(given.posterior, none),
+        refresh=fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2),
+        server_moves=1,
+        resum_every=3 * given.scale,
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
+def build_gibbs_of_rows(position, given):
+    first = tuple(i == 0 for i in range(len(jax.tree.leaves(position))))
+    return fedmcmc.fed_gibbs(
+        with_latents(given.posterior, first),
+        refresh=fedmcmc.hierarchy.independence(num_tries=2),
+        server_moves=1,
+        num_adapt=4 * given.scale,
+    )
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
@@ -395,6 +468,7 @@ PLAIN = {
     "relay": build_relay,
     "langevin": build_langevin,
     "lsd": build_lsd,
+    "lsd: latents": build_joint,
     "qlsd": build_qlsd,
     "lsd_star": build_lsd_star,
     "qlsd_star": build_qlsd_star,
@@ -417,7 +491,10 @@ PLAIN = {
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,
+    "fed_gibbs": build_gibbs,
+    "fed_gibbs: of rows": build_gibbs_of_rows,
     "hmc": build_hmc,
+    "hmc: noise": build_noisy_hmc,
     "mala": build_mala,
     "gaussian_mh": build_gaussian_mh,
     "gaussian_mh: independent": build_independence,

@@ -43,6 +43,7 @@ COMPRESSED = (
     ("relay", "top_k"),
     ("langevin", "clip"),
     ("lsd", "memory"),
+    ("lsd: latents", "quantize"),
     ("qlsd", "top_k: no feedback"),
     ("lsd_star", "quantize: per client"),
     ("qlsd_star", "chain"),
@@ -65,7 +66,10 @@ COMPRESSED = (
     ("fed_sep", "memory"),
     ("adf", "top_k: no feedback"),
     ("natural", "memory"),
+    ("fed_gibbs", "identity"),
+    ("fed_gibbs: of rows", "identity"),
     ("hmc", "top_k: no feedback"),
+    ("hmc: noise", "identity"),
     ("mala", "clip"),
     ("gaussian_mh", "identity"),
     ("gaussian_mh: independent", "identity"),
@@ -114,8 +118,8 @@ SECURED = ("langevin", "lsd_star", "fa_hmc", "fed_ep: expansions")
 BARE |= {f"secure_sum: {kernel}": build_secured(kernel) for kernel in SECURED}
 
 
-FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize", "hmc")
-WHOLE = ("hmc",)
+FAULTY = ("fed_ep", "compress: lsd, memory", "compress: sequence, quantize", "hmc", "fed_gibbs")
+WHOLE = ("hmc", "fed_gibbs")
 """Kernels that have no use for a late message."""
 KERNELS = BARE | {f"faults: {name}": build_faulty(name) for name in FAULTY}
 

@@ -75,6 +75,7 @@ def test_predictive_check(places):
     assert here.merged.any()
 
 
+@pytest.mark.slow
 def test_leave_out_and_those_who_are_asked_without_a_client(places):
     data, _ = places
     prior = Gaussian.from_moments(jnp.zeros(2), 2.5**2 * jnp.eye(2))

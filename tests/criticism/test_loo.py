@@ -95,6 +95,7 @@ def lines(theta, rows):
 LINES = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), lines)
 
 
+@pytest.mark.slow
 def test_rows_that_carry_the_posterior_are_mended_by_points_that_reach_farther():
     """Rows of known precision, of which two make most of the posterior: all is exact."""
     rng = np.random.default_rng(2)

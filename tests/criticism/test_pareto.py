@@ -39,6 +39,7 @@ def test_weights_and_khat_are_arvizs(num, sd, r_eff, x64):
         np.testing.assert_allclose(khat, wanted_khat, atol=1e-10 if x64 else 1e-4)
 
 
+@pytest.mark.slow
 def test_a_tail_of_another_length_is_another_fit():
     log_ratios = jnp.asarray(ratios(1000, 2.0))
     _, one = psis(log_ratios, tail_length(1000, 1.0))
@@ -54,6 +55,7 @@ def test_a_server_and_a_client_smooth_alike():
     np.testing.assert_allclose(khat, wanted_khat, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_may_be_mapped_over():
     table = np.stack([ratios(400, sd, seed) for seed, sd in enumerate((0.1, 1.0, 3.0))])
     found, khat = jax.vmap(partial(psis, num_tail=tail_length(400)))(jnp.asarray(table))

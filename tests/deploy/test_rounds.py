@@ -22,7 +22,6 @@ from tests.support.site_runs import POSITION, at_sites, run_both
 FAST = (
     "fsgld",
     "lsd",
-    "compress: lsd_pp, memory: per client",
     "qlsd_star",
     "fa_hmc",
     "fed_ep",

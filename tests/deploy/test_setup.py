@@ -9,9 +9,12 @@ import fedmcmc
 from fedmcmc import criticism, deploy, surrogates
 from fedmcmc._types import as_functions
 from fedmcmc.deploy._frames import unpack
+from fedmcmc.gaussian import defensive
+from fedmcmc.kernels import Dithered, Recipe, evaluations
 from fedmcmc.runs import Consortium, SimulatedConsortium
 from tests.contracts.model import DATA, KEY, SIZES
 from tests.support import studies
+from tests.support.lanes import fast_and_slow
 from tests.support.site_runs import POSITION, close
 
 ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay")
@@ -43,6 +46,18 @@ def near(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), a, b)
 
 
+@pytest.mark.parametrize("content", ["recipe", "dithered"])
+def test_points_that_clients_draw_and_round_themselves(content, sites):
+    """Key words cross as they are."""
+    words = jax.random.bits(KEY, (2,), jnp.uint32)
+    asked = Recipe(words, defensive(np.zeros(3), np.eye(3)), CENTER, 50)
+    if content == "dithered":
+        asked = Dithered(asked, words, jnp.asarray(0.5))
+    there, here = (data.ask(evaluations(MODEL), asked) for data in (sites, SIMULATED))
+    np.testing.assert_allclose(there.value.value, here.value.value, rtol=1e-5, atol=1e-5)
+    assert there.bits_up == here.bits_up
+
+
 SEPARATE = {
     "taylor": lambda data: surrogates.taylor(MODEL, data, CENTER),
     "taylor-diagonal": lambda data: surrogates.taylor(MODEL, data, CENTER, structure="diagonal"),
@@ -51,7 +66,7 @@ SEPARATE = {
 }
 
 
-@pytest.mark.parametrize("name", SEPARATE)
+@pytest.mark.parametrize("name", fast_and_slow(SEPARATE, ["taylor", "scores"]))
 def test_what_each_client_is_asked(name, sites):
     there = SEPARATE[name](sites)
     near(there, SEPARATE[name](DATA))
@@ -131,7 +146,9 @@ def test_predictions_ask_nobody(sites, white, heard):
         )
 
 
-@pytest.mark.parametrize(("spread", "rounds"), [(0.3, 1), (2.0, 3)])
+@pytest.mark.parametrize(
+    ("spread", "rounds"), [(0.3, 1), pytest.param(2.0, 3, marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning")
 def test_rows_are_left_out_one_by_one_at_their_sites(spread, rounds, sites):
     """Of draws that reach far some rows are judged by weighted points."""

@@ -11,6 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import diagnostics, inference
 from tests.oracles.federations import LIMIT
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(4)
 PRECISION = np.array([[40.0, 6.0, 0.0], [6.0, 2.0, 0.3], [0.0, 0.3, 0.5]])
@@ -78,7 +79,7 @@ def test_the_spread_of_langevin_steps_is_found(white, step_size):
     assert np.log(1.05) > found.spread_error.max()
 
 
-@pytest.mark.parametrize("num_local_steps", [1, 4])
+@pytest.mark.parametrize("num_local_steps", fast_and_slow([1, 4], [1]))
 def test_the_bias_of_local_steps_is_found(num_local_steps):
     weights = np.array([0.1, 0.3, 0.6])  # so that weighted losses differ in curvature
     kernel = fedmcmc.fa_hmc(
@@ -259,6 +260,7 @@ def test_what_does_not_sample_is_not_judged():
     assert kept.diagnosis is None
 
 
+@pytest.mark.slow
 def test_an_approximation_that_is_off_is_called_one():
     kernel = fedmcmc.fed_ep(
         POSTERIOR, inference=inference.exact_gaussian(), structure="diagonal", damping=0.3

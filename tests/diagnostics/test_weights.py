@@ -11,6 +11,7 @@ from scipy.special import polygamma
 import fedmcmc
 from fedmcmc import diagnostics
 from tests.oracles.federations import LIMIT
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(0)
 SHAPES = np.array([1.5, 3.0, 9.0])
@@ -31,7 +32,7 @@ def gaussian_draws(seed, mean, sd, num=16_000):
     return (mean + sd * z).astype(np.float32)
 
 
-@pytest.mark.parametrize("narrow", [1.0, 0.85])
+@pytest.mark.parametrize("narrow", fast_and_slow([1.0, 0.85], [1.0]))
 def test_errors_are_those_of_the_law(narrow):
     """In units of their standard errors, over repetitions."""
     draws = gaussian_draws(0, MEANS + 0.1 * SDS, narrow * SDS)
@@ -96,6 +97,7 @@ def test_tails_beyond_all_points_are_not_trusted():
     assert "use fedmcmc.fit, or fedmcmc.correct" in finding
 
 
+@pytest.mark.slow
 def test_weights_that_are_bounded_are_trusted_whatever_their_shape():
     """Points' weights are about equal at their largest, to which no shape of a tail fits."""
     one = fedmcmc.Posterior(lambda t: 2 * t[0] - jnp.exp(t[0]), SKEWED.loglikelihood_fn)
@@ -182,7 +184,7 @@ def of_a_grid(logprior, loglikelihood, clients, mean, sd):
     return middle, np.sqrt(weights @ (points - middle) ** 2)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", fast_and_slow(CASES, ["scale"]))
 def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     logprior, loglikelihood, clients = *CASES[case][:2], CASES[case][2]()
     posterior = fedmcmc.Posterior(logprior, loglikelihood)

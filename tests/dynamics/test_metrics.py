@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(2)
 DENSE = np.array([[0.04, 0.03, 0.0], [0.03, 0.5, -0.1], [0.0, -0.1, 1.0]], np.float32)
@@ -75,7 +76,7 @@ def path(kernel, position):
     return samples.draws[0].astype(np.float64)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", fast_and_slow(METRICS, ["dense"]))
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_path_is_that_on_the_model_in_other_coordinates(name, metric):
     c, start = root(metric), np.array([0.3, -0.2, 0.1])

@@ -1,13 +1,17 @@
 """Noise in the messages: what it does to a correction, by exact laws."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from scipy import stats
 
 import fedmcmc
-from fedmcmc.kernels import Evaluated
+from fedmcmc.kernels import BELOW, Dithered, Evaluated, Points, dither_of, evaluations
 from fedmcmc.runs import SimulatedConsortium
-from tests.exact.test_correct import FEDERATION, KEY, approximation, log_evidence, z_of
-from tests.oracles.federations import LIMIT
+from tests.contracts.model import DATA
+from tests.exact.test_correct import EXACT, FEDERATION, KEY, approximation, log_evidence, z_of
+from tests.oracles.federations import LIMIT, z_scores
 
 NUM = 20_000
 
@@ -51,19 +55,99 @@ def test_normal_noise_costs_draws_and_shifts_the_evidence():
     assert z_of(corrected) < LIMIT
 
 
-def test_subtractive_dither_is_a_constant_factor_of_the_evidence():
-    """Each of four clients rounds with a shared uniform number, which the server subtracts."""
-    step, rng = 1.0, np.random.default_rng(1)
+def dithered(step, *, transform=None):
+    consortium = SimulatedConsortium(FEDERATION.data, transform=transform)
+    return fedmcmc.correct(
+        KEY, FEDERATION.posterior, consortium, approximation(), num_draws=NUM, tail=0.0, dither=step
+    )
 
-    def dithered(value):
-        parts = np.array([0.4, 0.3, 0.2, 0.1])[:, None] * value  # as if clients had these shares
-        u = rng.random(parts.shape) - 0.5
-        return ((np.round(parts / step + u) - u) * step - parts).sum(0)
 
-    corrected = correct(dithered)
-    factor = 4 * np.log(np.sinh(step / 2) / (step / 2))
-    errors = dithered(np.linspace(-3, 3, NUM))
-    assert abs(errors.var() / (4 * step**2 / 12) - 1) < 0.05
-    sd = np.sqrt(np.var(np.exp(errors)) / np.mean(np.exp(errors)) ** 2 / NUM)
-    assert abs(corrected.log_evidence - log_evidence() - factor) < LIMIT * sd + 1e-3
+def test_dithered_values_cost_draws_and_leave_weights_and_evidence_right():
+    """Each of four clients puts a factor into weights, of the same mean at all draws."""
+    step = 1.0
+    corrected = dithered(step)
+    one, two = (np.log(np.sinh(x) / x) for x in (step / 2, step))  # of exp(e), of exp(2 e)
+    share = np.exp(4 * (2 * one - two))
+    np.testing.assert_allclose(ess_of(corrected) / NUM, share, rtol=0.03)
+    sd = np.sqrt((1 / share - 1) / NUM)
+    gap = abs(corrected.log_evidence - log_evidence())
+    assert gap / sd < LIMIT and 4 * one > 20 * sd
     assert z_of(corrected) < LIMIT
+    # Half of the bits and less: an integer of a few bits per draw and client.
+    plain = correct(lambda value: np.zeros(NUM))
+    assert corrected.totals["bits_up"] < 0.35 * plain.totals["bits_up"]
+    assert corrected.totals["bits_down"] < 1.01 * plain.totals["bits_down"]
+
+
+def test_a_fine_dither_costs_nothing_that_can_be_seen():
+    fine, plain = dithered(2.0**-8), correct(lambda value: np.zeros(NUM))
+    np.testing.assert_allclose(fine.log_weights, plain.log_weights, atol=4 * 2.0**-8)
+    assert np.abs(fine.log_weights - plain.log_weights).max() > 2.0**-9
+    assert abs(fine.log_evidence - plain.log_evidence) < 1e-4
+    # As integers on a grid of a secure sum nothing else is lost.
+    summed = dithered(2.0**-8, transform=fedmcmc.secure_sum)
+    np.testing.assert_allclose(summed.log_weights, fine.log_weights, atol=2e-5)
+
+
+def errors_of(step, *, subtract=True, num=NUM):
+    """Return values of one client at points on a line, and what dither makes of them."""
+    points = jnp.linspace(-0.8, 0.8, num)[:, None] * jnp.ones(3)
+    content = Points(points, jnp.asarray(EXACT.mean, jnp.float32))
+    one = fedmcmc.FederatedData.from_clients(
+        [jax.tree.map(lambda x: x[: int(FEDERATION.data.sizes[0])], FEDERATION.data.rows)]
+    )
+    asked, question = SimulatedConsortium(one), evaluations(FEDERATION.posterior)
+    value = np.asarray(asked.ask(question, content).value.value, np.float64)
+    words = jax.random.bits(KEY, (2,), jnp.uint32)
+    noisy = Dithered(content, words, jnp.asarray(step, jnp.float32))
+    found = np.asarray(asked.ask(question, noisy).value.value, np.float64)
+    added = np.asarray(dither_of(noisy, 0, num), np.float64)
+    return value, found - subtract * step * added - value
+
+
+def test_errors_are_uniform_and_know_nothing_of_the_value():
+    step = 0.5
+    value, error = errors_of(step)
+    assert np.ptp(value) > 20 * step
+    scaled = error / step
+    for power, law in ((1, 0.0), (2, 1 / 12)):
+        assert abs(z_scores(scaled**power, law)) < LIMIT
+    assert np.abs(scaled).max() < 0.5 + 1e-3
+    assert stats.kstest(scaled + 0.5, "uniform").pvalue > 1e-6
+    place = value / step - np.round(value / step)
+    for fn in (place, place**2, value):
+        for of_error in (scaled, scaled**2 - 1 / 12, np.exp(error) - np.mean(np.exp(error))):
+            assert abs(z_scores((fn - fn.mean()) * of_error, 0.0)) < LIMIT
+    factor = np.sinh(step / 2) / (step / 2)
+    assert abs(z_scores(np.exp(error), factor)) < LIMIT
+    # Stochastic rounding, which subtracts nothing: a factor that follows the value.
+    value, plain = errors_of(2.0, subtract=False)
+    up = value / 2 - np.floor(value / 2)
+    told = (1 - up) * np.exp(-2 * up) + up * np.exp(2 * (1 - up))
+    assert abs(z_scores(np.exp(plain) - told, 0.0)) < LIMIT
+    gap = told - told.mean()
+    assert abs(z_scores(gap * (np.exp(plain) - told.mean()), 0.0)) > 3 * LIMIT
+
+
+def test_values_beyond_the_range_and_of_zero_density():
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, rows: jnp.where(theta[0] > 0, rows["x"][:, 0] ** 2 * theta[0], -jnp.inf),
+    )
+    content = Points(jnp.array([[-1.0], [2.0], [1e9]]), jnp.ones(1))
+    words = jnp.zeros(2, jnp.uint32)
+    data = DATA
+    plain = SimulatedConsortium(data).ask(evaluations(posterior), content).value
+    answer = SimulatedConsortium(data).ask(
+        evaluations(posterior), Dithered(content, words, jnp.asarray(0.25))
+    )
+    value = np.asarray(answer.value.value)
+    assert value[0] < BELOW and value[2] < BELOW and abs(value[1] - plain.value[1]) < 3 * 0.25
+    assert int(answer.value.invalid.value) == 3  # of each client one: too large for its 24 bits
+    with pytest.raises(ValueError, match="Only log likelihoods are dithered"):
+        SimulatedConsortium(data).ask(
+            evaluations(posterior, gradients=True), Dithered(content, words, jnp.asarray(0.25))
+        )
+    for wrong in (0.0, -1.0, np.inf):
+        with pytest.raises(ValueError, match="dither must be a positive number"):
+            dithered(wrong)

@@ -8,7 +8,7 @@ import pytest
 import fedmcmc
 from fedmcmc import rounds, wire
 from fedmcmc.gaussian import defensive
-from fedmcmc.kernels import BELOW, Points, Recipe, evaluations
+from fedmcmc.kernels import BELOW, Dithered, Points, Recipe, evaluations
 from fedmcmc.kernels._questions import compensated_sum, in_parts
 from fedmcmc.runs import SimulatedConsortium, as_consortium
 from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood, make_data
@@ -147,7 +147,7 @@ def test_clients_that_never_answer_are_an_error(monkeypatch):
 
 def test_what_would_bias_is_refused():
     question = evaluations(POSTERIOR)
-    with pytest.raises(ValueError, match="needs every client's message"):
+    with pytest.raises(ValueError, match="late: this kernel needs a client's message"):
         fedmcmc.faults(question, late=0.1)
     with pytest.raises(ValueError, match="unbiased compressor without memory"):
         fedmcmc.compress(question, fedmcmc.top_k(0.5))
@@ -160,17 +160,21 @@ def test_what_would_bias_is_refused():
         as_consortium([1])
 
 
-@pytest.mark.parametrize("content", ["points", "recipe"])
+@pytest.mark.parametrize("content", ["points", "recipe", "dithered"])
 def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
     """A deployed round: each client by itself, the others' rows NaN, bytes alone cross."""
-    kernel = evaluations(POSTERIOR, gradients=True)
+    kernel = evaluations(POSTERIOR, gradients=content != "dithered")
     recipe = Recipe(
         jax.random.bits(KEY, (2,), jnp.uint32),
         defensive(np.asarray(CENTRE), np.eye(3)),
         CENTRE,
         20,
     )
-    asked_about = Points(POINTS, CENTRE) if content == "points" else recipe
+    asked_about = {
+        "points": Points(POINTS, CENTRE),
+        "recipe": recipe,
+        "dithered": Dithered(Points(POINTS, CENTRE), recipe.words, jnp.asarray(0.5)),
+    }[content]
     state = kernel.init(KEY, asked_about, DATA)
     received = rounds.nothing_received(kernel, 0, state.broadcast)
     like = rounds.code_like(kernel, 0, state.broadcast)
@@ -179,10 +183,10 @@ def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
         down = wire.decode(
             wire.encode(state.broadcast), fedmcmc.pytrees.trees.shapes_of(state.broadcast)
         )
-        code, _, _ = rounds.client_step(kernel, 0, KEY, down, (), own.client(jnp.int32(index)))
-        received = rounds.receive(
-            kernel, 0, received, wire.decode(wire.encode(code), like), index, 1.0
-        )
+        code, _, info = rounds.client_step(kernel, 0, KEY, down, (), own.client(jnp.int32(index)))
+        up = wire.encode(code)
+        assert len(up) == -(-int(info.bits) // 8)
+        received = rounds.receive(kernel, 0, received, wire.decode(up, like), index, 1.0)
     _, server, _ = rounds.server_step(kernel, 0, KEY, state.broadcast, state.server, received)
     simulated = as_consortium(DATA).ask(kernel, asked_about).value
     assert bool(server.answered.whole)

@@ -59,6 +59,7 @@ TWO_CLIENTS = fedmcmc.FederatedData.from_clients(
 WIDE = fedmcmc.Gaussian.from_moments(np.zeros(2), variance=np.full(2, 16.0))
 
 
+@pytest.mark.slow
 def test_masses_of_two_modes_that_no_chain_comes_across_between():
     found = repeat(10, TWO_MODES, TWO_CLIENTS, WIDE)
     right = np.array([(x.draws[:, 0] > 3).mean() for x in found])
@@ -69,6 +70,7 @@ def test_masses_of_two_modes_that_no_chain_comes_across_between():
     assert abs(z_scores(spread, 1.0)) < LIMIT
 
 
+@pytest.mark.slow
 def test_clients_that_are_missing_are_asked_again_and_the_key_says_the_rest():
     settings = dict(num_seeds=10, length=4)
     q = approximation(scale=2.0)
@@ -83,6 +85,7 @@ def test_clients_that_are_missing_are_asked_again_and_the_key_says_the_rest():
     assert again.log_evidence == plain.log_evidence
 
 
+@pytest.mark.slow
 def test_draws_are_in_the_users_coordinates():
     posterior = FEDERATION.posterior._replace(constrain_fn=lambda theta: {"shifted": theta + 1.0})
     white = fedmcmc.whiten(posterior, FEDERATION.data, jnp.asarray(FEDERATION.start))

@@ -49,7 +49,10 @@ def test_the_same_key_gives_the_same_draws(gaussian):
 def test_reports(gaussian, tmp_path):
     told = json.loads(json.dumps(gaussian.report.to_dict()))
     assert told["total"]["rounds"] == gaussian.report.rounds
-    assert told["stages"][0]["khat"] is None and told["stages"][1]["verdict"] == "exact"
+    stages = {stage["stage"]: stage for stage in told["stages"]}
+    assert stages["modes"]["khat"] is None and stages["correction"]["verdict"] == "exact"
+    assert stages["prediction"]["khat"] == 0 and stages["prediction"]["rounds"] == 0
+    assert "rows per parameter" in stages["prediction"]["why"]
     text = str(gaussian)
     assert text.startswith("exact (importance)") and "coordinate 2:" in text
     assert repr(gaussian.samples).endswith(gaussian.verdict)
@@ -142,7 +145,7 @@ def test_chains_take_over_where_weights_fail():
     mean = np.array([(p * a).sum(), (p * b).sum()])
     sd = np.sqrt([(p * (a - mean[0]) ** 2).sum(), (p * (b - mean[1]) ** 2).sum()])
     draws = fitted.samples.draws
-    num = fitted.report.stages[2].ess
+    num = fitted.report.stages[3].ess
     assert num >= 400 and draws.shape[0] == 64
     assert (np.abs(draws.mean((0, 1)) - mean) / sd).max() < 5 / np.sqrt(num)
     np.testing.assert_allclose(draws.std((0, 1)) / sd, 1, atol=6 / np.sqrt(num))
@@ -172,7 +175,7 @@ def test_patience_is_asked_for():
     with pytest.warns(fedmcmc.SamplingWarning, match=r'effort="exact" would take'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)
     assert fitted.verdict.startswith(("approximate", "doubtful"))
-    assert len(fitted.report.stages) == 2
+    assert len(fitted.report.stages) == 3
 
 
 def test_too_few_rounds_are_called_failed(monkeypatch):

@@ -126,6 +126,7 @@ def test_two_modes_in_two_clients_are_both_found():
     assert abs(float(mass) - 0.3) < 4 * np.sqrt(0.21 / corrected.ess)
 
 
+@pytest.mark.slow
 def test_a_ridge_is_no_mode_or_its_weights_say_so():
     """Newton's steps gain less and less along it, as at a mode; draws there tell."""
 

@@ -8,6 +8,7 @@ from scipy import stats
 
 from fedmcmc.gaussian import Mixture
 from tests.oracles.federations import LIMIT, z_scores
+from tests.support.lanes import fast_and_slow
 
 SCALE = np.array([[1.0, 0.4], [0.4, 0.5]])
 PARTS = {
@@ -41,7 +42,7 @@ def test_the_density_is_scipys():
     np.testing.assert_allclose(np.exp(mixture.log_density(points)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", fast_and_slow(PARTS, ["diagonal"]))
 def test_independent_draws_have_the_mixtures_moments(name):
     mixture = PARTS[name]
     drawn = mixture.standard_draws(jax.random.key(0), 200_000)

@@ -75,6 +75,7 @@ def test_gradients_are_those_of_the_value(nodes):
         np.testing.assert_allclose(slope[name], (up - down) / (2 * step), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_groups_lie_in_clients_of_their_own_or_together():
     own = clients("logistic")
     apart = FederatedData.from_clients(own)
@@ -85,6 +86,7 @@ def test_groups_lie_in_clients_of_their_own_or_together():
     np.testing.assert_allclose(total(posterior, apart.pooled(groups=True))(ODDS), wanted, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_group_cut_by_a_chunk_is_the_same(monkeypatch):
     data = in_two_clients(clients("logistic"))
     posterior = of(logistic, data)
@@ -149,6 +151,7 @@ def test_correlated_effects_of_two_numbers():
     np.testing.assert_allclose(value, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_kernels_sample_it_as_any_other_model():
     """Draw for draw the run on the Gaussian model integrated by hand."""
     own = clients()

@@ -461,9 +461,8 @@ def test_what_is_quadratic_is_taken_wherever_its_rows_lie():
         block.check(posterior, start, federation, "dense")
 
 
-@pytest.mark.parametrize(
-    "structure", fast_and_slow(["diagonal", "dense", "scaled_identity"], ["diagonal"])
-)
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "scaled_identity"])
+@pytest.mark.slow
 def test_leaves_without_numbers_change_nothing(structure):
     posterior = fedmcmc.Posterior(
         lambda theta: -0.5 * jnp.sum(theta["x"] ** 2),

@@ -91,6 +91,7 @@ def test_print_summary_has_the_latent_sites(run, capsys):
     assert "variance" not in printed  # deterministic sites are left out by default
 
 
+@pytest.mark.slow
 def test_a_run_is_judged_on_request_as_sample_judges_its_own(data):
     """Of the very draws of `fedmcmc.sample`, so with its figures, and what is wrong is found."""
 

@@ -343,6 +343,7 @@ def test_sites_are_surrogates_as_they_are():
     np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_starts_where_it_is_told_whatever_the_priors_mean():
     """One epoch of plain SGD from the start: it would end elsewhere from the prior's mean."""
     posterior = fedmcmc.Posterior(lambda theta: -0.5 * jnp.sum(theta**2), loglikelihood)

@@ -100,7 +100,7 @@ def test_points_have_the_moments_of_standard_normals():
     np.testing.assert_allclose(points.T @ points / 64, np.eye(7), atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, 4, 60])
+@pytest.mark.parametrize("size", fast_and_slow([1, 4, 60], [1, 60]))
 def test_tilted_moments_are_those_of_a_grid(size):
     data = ragged(3, [size])
     q = fedmcmc.Gaussian.from_moments(jnp.array([-1.0, 0.5]), jnp.array([[1.0, 0.6], [0.6, 1.5]]))
@@ -235,6 +235,7 @@ def test_at_rest_it_is_not_called_wrong(seed):
     np.testing.assert_allclose(found.spread, 1, rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damping", fast_and_slow([1.0, 0.5], [0.5]))
 def test_it_stays_at_rest(damping, data, mode):
     """Rounding that is not symmetric must not grow by the number of clients in each round."""

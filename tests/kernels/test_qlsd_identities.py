@@ -207,6 +207,7 @@ def test_i37_a_client_split_in_two_moves_the_chain_alike():
     same(path(lsd(**PLAIN, prior="split"), data), full_gradients()[1])
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_server_is_the_sum_of_the_clients():
     settings = dict(step_size=STEP_SIZE, participation=fedmcmc.uniform(2))
     kernel = qlsd_pp(fedmcmc.quantize(2), **settings)

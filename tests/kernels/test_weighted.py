@@ -25,7 +25,9 @@ AROUND = fedmcmc.Gaussian.from_moments(np.full(2, 0.3), variance=np.array([1.5, 
     "build",
     [
         lambda: fedmcmc.gaussian_mh(SECANT, AROUND),
-        lambda: fedmcmc.gaussian_mh(SECANT, AROUND, correlation=0.5),
+        pytest.param(
+            lambda: fedmcmc.gaussian_mh(SECANT, AROUND, correlation=0.5), marks=pytest.mark.slow
+        ),
         lambda: fedmcmc.multiple_try(SECANT, AROUND, num_tries=3),
     ],
     ids=["independent", "correlated", "tries"],

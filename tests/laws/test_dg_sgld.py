@@ -115,6 +115,7 @@ def local_run():
     return run(dg_sgld(**LOCAL))
 
 
+@pytest.mark.slow
 def test_joint_law_after_six_and_twelve_rounds():
     expected, draws = law(0, **LOCAL).rounds(START, 12), local_run().draws
     assert worst_z(draws[:, 0], expected[6]) < LIMIT

@@ -118,7 +118,8 @@ def test_stationary_law(case):
     assert worst_z(run(kernel, num_rounds=120, thinning=60)[:, 1], limit) < LIMIT
 
 
-@pytest.mark.parametrize("where", ["inside", pytest.param("outside", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["inside", "outside"])
 def test_conducive_gradients_within_local_trajectories(where):
     surrogates, parameters = FEDERATION.surrogates("dense", seed=1)
     estimator = fedmcmc.full_gradient()

@@ -113,7 +113,8 @@ def test_law_of_every_local_iterate():
     assert np.abs(z_scores(products, average.covariance)).max() < LIMIT
 
 
-@pytest.mark.parametrize("case", fast_and_slow(["dsgld-hot", "fsgld-diagonal"], ["dsgld-hot"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["dsgld-hot", "fsgld-diagonal"])
 def test_stationary_law(case):
     name, structure, settings = CASES[case]
     kernel, law = build(name, structure, settings)
@@ -135,6 +136,7 @@ def test_exact_surrogates_make_the_law_independent_of_the_number_of_local_steps(
     assert worst_z(draws[:, 1], plain.rounds(FEDERATION.start, 60)[-1]) < LIMIT
 
 
+@pytest.mark.slow
 def test_chains_are_independent():
     kernel, law = build(*CASES["sgld"])
     draws = run(kernel)[:, -1].astype(float) - law.rounds(FEDERATION.start, 12)[-1].mean

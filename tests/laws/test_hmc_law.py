@@ -14,6 +14,7 @@ from jax.tree_util import register_dataclass
 import fedmcmc
 from fedmcmc.compression import Dense
 from fedmcmc.tuning import hmc_acceptance
+from tests.oracles import laws_adjusted
 from tests.oracles.exact_starts import FEDERATION, POSTERIOR, exact_draws, run
 from tests.oracles.federations import LIMIT, worst_z, z_scores
 from tests.support.lanes import fast_and_slow
@@ -49,7 +50,7 @@ def assert_law(draws, rounds):
         assert worst_z(draws[:, round_], POSTERIOR) < LIMIT, f"after {round_ + 1} rounds"
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES, CASES, ["1-3 steps"]))
+@pytest.mark.parametrize("case", fast_and_slow(CASES, ["1-3 steps", "default"], ["1-3 steps"]))
 def test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as_told(case):
     result = run(build(case), exact_draws(), ROUNDS[case])
     assert_law(result.draws, (2, 5, ROUNDS[case] - 1))
@@ -85,6 +86,42 @@ def test_mala_is_a_trajectory_of_one_step():
     np.testing.assert_allclose(*draws, rtol=1e-5, atol=1e-6)
 
 
+NOISE = 1.0
+
+
+@pytest.mark.parametrize("steps", fast_and_slow([1, 3], [3]))
+def test_noise_in_what_decides_is_paid_for_and_leaves_the_law_alone(steps):
+    """Every round from exact draws; without the penalty variances would be a fifth too large."""
+    settings = dict(step_size=1.2, metric=COVARIANCE, value_noise=NOISE)
+    kernel = fedmcmc.hmc(
+        FEDERATION.posterior, POSTERIOR.mean, max_integration_steps=steps, **settings
+    )
+    result = run(kernel, exact_draws(), 13)
+    assert_law(result.draws, (2, 5, 12))
+    for length in range(1, steps + 1):
+        # The average over the noise of what is accepted: the probability given the noise itself.
+        found = []
+        for round_, server in enumerate(result.servers):
+            ends = (server.done >= 0) & (server.done + 1 == length) & (server.length == length)
+            found.append(result.info.acceptance[ends, round_])
+        expected, error = laws_adjusted.hmc(1.2, np.ones(3), length, noise=NOISE)
+        found = np.concatenate(found)
+        z = (found.mean() - expected) / np.hypot(found.std() / np.sqrt(len(found)), error)
+        assert abs(z) < LIMIT, f"{length} steps"
+    without = run(
+        fedmcmc.hmc(
+            FEDERATION.posterior,
+            POSTERIOR.mean,
+            step_size=1.2,
+            max_integration_steps=steps,
+            metric=COVARIANCE,
+        ),
+        exact_draws(num=512),
+        13,
+    )
+    assert result.info.acceptance[:, 4:].mean() < without.info.acceptance[:, 4:].mean() - 0.1
+
+
 def test_no_flow_goes_one_way():
     """Antisymmetric statistics of two rounds in a row have mean zero in a reversible chain."""
     result = run(build("one step"), exact_draws(3), 3)
@@ -109,7 +146,10 @@ def test_faults_make_rounds_void_and_leave_the_law_alone(case):
 
 @pytest.mark.parametrize(
     "compressor",
-    [Rounded(), fedmcmc.top_k(0.4, error_feedback=False)],
+    [
+        Rounded(),
+        pytest.param(fedmcmc.top_k(0.4, error_feedback=False), marks=pytest.mark.slow),
+    ],
     ids=["rounded", "top_k"],
 )
 def test_gradients_compressed_by_a_function_of_them_leave_the_law_alone(compressor):

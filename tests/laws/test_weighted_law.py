@@ -82,7 +82,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("case", fast_and_slow(MIXED, ["mixture", "tries among a mixture"]))
+@pytest.mark.parametrize("case", fast_and_slow(MIXED, ["tries among a mixture"]))
 def test_mixtures_keep_the_law(case):
     result = run(MIXED[case](), exact_draws(1), NUM_ROUNDS)
     assert_law(result.draws)

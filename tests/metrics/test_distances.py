@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -49,6 +50,7 @@ def test_marginal_error_identities():
     np.testing.assert_allclose(metrics.marginal_error(np.tile(x, (2, 1)), x), 0, atol=1e-7)
 
 
+@pytest.mark.slow
 @given(samples, samples, st.sampled_from([1, 4]))
 @properties
 def test_marginal_error_counts(x, y, num_bins):
@@ -225,6 +227,7 @@ def test_rounds_count_from_one_and_windows_are_full():
     assert levels.tolist() == [10, 10, 15]
 
 
+@pytest.mark.slow
 def test_relative_efficiency():
     np.testing.assert_allclose(
         metrics.relative_efficiency(np.array([32 * 784, 100.0]), 784), [1, 250.88], rtol=1e-6

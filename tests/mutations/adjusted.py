@@ -5,6 +5,7 @@ KEPT = f"{LAW}::test_chains_from_exact_draws_keep_the_law_and_accept_as_often_as
 STEPS, METRIC = f"{KEPT}[1-3 steps]", f"{KEPT}[another metric]"
 VOID = f"{LAW}::test_faults_make_rounds_void_and_leave_the_law_alone[1-3 steps]"
 WALL = f"{LAW}::test_walls_do_not_push_chains_to_where_trajectories_end_soon"
+NOISY = f"{LAW}::test_noise_in_what_decides_is_paid_for_and_leaves_the_law_alone[3]"
 OF_WEIGHTS = "laws/test_weighted_law.py"
 TOLD = f"{OF_WEIGHTS}::test_gaussian_proposals_keep_the_law_and_are_accepted_as_often_as_told"
 ALONE, CORRELATED = f"{TOLD}[independent, narrow]", f"{TOLD}[correlated, wide]"
@@ -13,7 +14,20 @@ VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_al
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
 MODES = "exact/test_tempered.py::test_masses_of_two_modes_that_no_chain_comes_across_between"
 NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
-TESTS = [STEPS, METRIC, VOID, WALL, ALONE, CORRELATED, TRIES, VOID_WEIGHTS, MIXED, MODES, NEAR]
+TESTS = [
+    NOISY,
+    STEPS,
+    METRIC,
+    VOID,
+    WALL,
+    ALONE,
+    CORRELATED,
+    TRIES,
+    VOID_WEIGHTS,
+    MIXED,
+    MODES,
+    NEAR,
+]
 HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
 TEMPERED = "exact/_tempered.py"
 
@@ -89,6 +103,36 @@ MUTATIONS = {
         "ends = is_start | (done >= old.length)",
         "ends = is_start | (done >= old.length) | jnp.isneginf(log_density)",
         WALL,
+    ),
+    "noise without a penalty": (
+        HMC,
+        "log_ratio = log_ratio - self.value_noise / 2",
+        "pass",
+        NOISY,
+    ),
+    "a penalty of the whole variance": (
+        HMC,
+        "log_ratio = log_ratio - self.value_noise / 2",
+        "log_ratio = log_ratio - self.value_noise",
+        NOISY,
+    ),
+    "noise of the whole variance from every client": (
+        HMC,
+        "jnp.sqrt(self.value_noise * share)",
+        "jnp.sqrt(self.value_noise)",
+        NOISY,
+    ),
+    "noisy differences to where the trajectory did not begin": (
+        HMC,
+        "position if self._is_noisy else broadcast.extra.centre",
+        "broadcast.extra.centre",
+        NOISY,
+    ),
+    "noise that is kept beside a penalty": (
+        HMC,
+        "kept = self.posterior.logprior_fn(here).astype(log_density.dtype)",
+        "kept = log_density",
+        NOISY,
     ),
     "the approximation's density left out": (
         WEIGHTED,

@@ -3,7 +3,12 @@
 WEIGHTED = "exact/test_correct.py::test_weighted_draws_are_the_posteriors"
 FAULTS = "exact/test_correct.py::test_faults_and_many_points_change_nothing"
 SEPARATE = "deploy/test_setup.py::test_what_each_client_is_asked[taylor]"
-TESTS = [WEIGHTED, FAULTS, SEPARATE]
+PREDICTED = "fitting/test_predicted.py::test_variances_without_correlations_are_too_narrow"
+DITHERED = (
+    "exact/test_noise.py::test_dithered_values_cost_draws_and_leave_weights_and_evidence_right"
+)
+UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_know_nothing_of_the_value"
+TESTS = [DITHERED, UNIFORM, PREDICTED, WEIGHTED, FAULTS, SEPARATE]
 CORRECT, QUESTIONS = "exact/_correct.py", "kernels/_questions.py"
 
 MUTATIONS = {
@@ -30,6 +35,42 @@ MUTATIONS = {
         "whole = total.one.value == server_state.num_clients",
         "whole = total.one.value <= server_state.num_clients",
         FAULTS,
+    ),
+    "a dither that is not subtracted": (
+        CORRECT,
+        "value -= float(content.step) * added",
+        "value -= 0 * added",
+        DITHERED,
+    ),
+    "the dithers of one client alone subtracted": (
+        CORRECT,
+        "return total + dither_of(asked, client, num), None",
+        "return total + dither_of(asked, 0, num), None",
+        DITHERED,
+    ),
+    "the mean factor of dithered errors left in the evidence": (
+        CORRECT,
+        "            - target.log_mean_error\n",
+        "",
+        DITHERED,
+    ),
+    "rounded down instead of to the nearest": (
+        QUESTIONS,
+        "jnp.round(exact)",
+        "jnp.floor(exact)",
+        UNIFORM,
+    ),
+    "a dither of half the width": (
+        QUESTIONS,
+        "(num,), dtype, -0.5, 0.5)",
+        "(num,), dtype, -0.25, 0.25)",
+        UNIFORM,
+    ),
+    "a predicted tail in units of the variances": (
+        "fitting/_predicted.py",
+        "return scales * (ahead.gradient - behind.gradient) / APART",
+        "return scales**2 * (ahead.gradient - behind.gradient) / APART",
+        PREDICTED,
     ),
     "clients answer in the first row of the table": (
         "kernels/_separate.py",

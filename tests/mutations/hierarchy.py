@@ -5,9 +5,20 @@ DRAWS = "hierarchy/test_refresh.py::test_draws_are_those_of_a_gaussian_condition
 EXACT = "hierarchy/test_marginal.py::test_of_a_gaussian_model_it_is_exact[0.0-5]"
 SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
 LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
-TESTS = [MOVES, DRAWS, EXACT, SLOPES, LAYOUTS]
+JOINT = "laws/test_joint_law.py::test_law_of_every_round"
+STEPS = f"{JOINT}[three steps, gradient first]"
+SOME = f"{JOINT}[some clients]"
+METRIC = f"{JOINT}[exact, a metric]"
+GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
+SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+ROWS = (
+    "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
+)
+TESTS = [MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
-REFRESH = "hierarchy/_refresh.py"
+REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
+KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
+SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
     "proposals are wider than their density says by the root of two": (
@@ -24,8 +35,8 @@ MUTATIONS = {
     ),
     "all groups of a client share their draws": (
         REFRESH,
-        "jax.random.fold_in(rng_key, group)",
-        "jax.random.fold_in(rng_key, 0 * group)",
+        "draw(jax.random.fold_in(rng_key, group))",
+        "draw(jax.random.fold_in(rng_key, 0 * group))",
         DRAWS,
     ),
     "all clients share their draws": (
@@ -51,5 +62,101 @@ MUTATIONS = {
         "jnp.where(groups.present, total, 0)",
         "jnp.where(groups.present, total, 1)",
         LAYOUTS,
+    ),
+    "Langevin steps of latents with the noise of half the temperature": (
+        NORMAL,
+        "jnp.sqrt(2 * step) * noise",
+        "jnp.sqrt(step) * noise",
+        STEPS,
+    ),
+    "a draw of a latent with twice the variance": (
+        NORMAL,
+        "solve_upper(factor, draws.astype(flat.dtype))",
+        "jnp.sqrt(2.0) * solve_upper(factor, draws.astype(flat.dtype))",
+        METRIC,
+    ),
+    "a metric for the drift and not for the noise": (
+        KERNEL,
+        "position, gradient, noise, step_size, 1.0, self.metric",
+        "position, self.metric.times(gradient), noise, step_size, 1.0",
+        METRIC,
+    ),
+    "the shared prior counts twice": (
+        KERNEL,
+        "trees.add(total, jax.grad(self.posterior.logprior_fn)(position))",
+        "trees.add_scaled(total, 2, jax.grad(self.posterior.logprior_fn)(position))",
+        METRIC,
+    ),
+    "the order is ignored": (
+        KERNEL,
+        "flat if self.gradient_first else moved.flat",
+        "moved.flat",
+        STEPS,
+    ),
+    "the gradient of the client's first latents alone": (
+        LATENTS,
+        "jnp.where(self.present, self.log_density(position, flat), 0)",
+        "self.log_density(position, flat)[:1]",
+        METRIC,
+    ),
+    "latents of absent clients move": (
+        "rounds/_messages.py",
+        "jnp.where(_column(active, a), a, b)",
+        "a",
+        SOME,
+    ),
+    "latents shrink between rounds": (
+        "kernels/_joint.py",
+        "return message, Locals(groups.as_latents(flat), kept), info",
+        "return message, Locals(groups.as_latents(0.8 * flat), kept), info",
+        STEPS,
+    ),
+    "the server forgets the sums of absent clients": (
+        SERVER,
+        "trees.add(old, said.sums)",
+        "said.sums",
+        GIBBS,
+    ),
+    "changes of sums are weighted by one over a probability": (
+        SERVER,
+        "participation = replace(participation, weighted=False)",
+        "participation = replace(participation, weighted=True)",
+        GIBBS,
+    ),
+    "a level under the density from the wrong distribution": (
+        SLICED,
+        "log_density(now) + jnp.log1p(-below)",
+        "log_density(now) + 2 * jnp.log1p(-below)",
+        SLICES,
+    ),
+    "an interval that always begins at the same place": (
+        SLICED,
+        "low = old - WIDTH * place",
+        "low = old - 0 * place",
+        SLICES,
+    ),
+    "the server leaves the prior out": (
+        SERVER,
+        "return prior + self.population",
+        "return 0 * prior + self.population",
+        SLICES,
+    ),
+    "every proposal of parameters of rows is accepted": (
+        JUDGED,
+        "judged & (uniform < chance)",
+        "judged",
+        ROWS,
+    ),
+    "the way back of a proposal is ignored": (
+        JUDGED,
+        "(there - back) / (4 * step)",
+        "0 * (there - back)",
+        ROWS,
+    ),
+    "proposals with half the noise": (
+        JUDGED,
+        "jnp.sqrt(2 * step) * normals",
+        "jnp.sqrt(step) * normals",
+        ROWS,
     ),
 }

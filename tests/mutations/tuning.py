@@ -9,7 +9,11 @@ FAULTS = f"{MAPS}::test_faults_thin_who_takes_part[dropped]"
 SPARSE = "tuning/test_twin.py::test_the_law_of_sparsified_messages[star]"
 ROUND = "tuning/test_twin.py::test_a_step_size_of_the_round_that_is_asked_for"
 TIMES = "tuning/test_tune.py::test_autocorrelation_times_are_sums_over_lags[fa_hmc]"
-TESTS = [MINIBATCH, SCORES, SUM, AVERAGE, FAULTS, SPARSE, ROUND, TIMES]
+COSTS = "tuning/test_tune_costs.py"
+FUNCTIONAL = f"{COSTS}::test_the_functional_that_is_asked_for_mixes_fastest[(0.0, 1.0)]"
+USERS = f"{COSTS}::test_a_functional_is_one_of_the_users_coordinates"
+ROWS = f"{COSTS}::test_rows_of_a_round[lsd_pp]"
+TESTS = [FUNCTIONAL, USERS, ROWS, MINIBATCH, SCORES, SUM, AVERAGE, FAULTS, SPARSE, ROUND, TIMES]
 LAWS, LINEARIZED = "tuning/_laws.py", "tuning/_linearized.py"
 MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_twin.py"
 
@@ -91,5 +95,23 @@ MUTATIONS = {
         "np.linalg.solve(one - on_position, (one + on_position) @ covariance)",
         "np.linalg.solve(one - on_position.T, (one + on_position.T) @ covariance)",
         TIMES,
+    ),
+    "a functional that does not count": (
+        "tuning/_search.py",
+        "rounds = told.slowest if wanted.functional is None else told.of_functional",
+        "rounds = told.slowest",
+        FUNCTIONAL,
+    ),
+    "a functional of whitened coordinates": (
+        "tuning/_predictions.py",
+        "position = kernel.position_fn(position)",
+        "pass",
+        USERS,
+    ),
+    "rows of the first round taken for those of all": (
+        "tuning/_work.py",
+        "float(np.mean(counts))",
+        "float(counts[0])",
+        ROWS,
     ),
 }

@@ -15,6 +15,7 @@ __all__ = [
     "Moments",
     "Relay",
     "batch_noise",
+    "effective_rounds",
     "geometric",
     "kron_solve",
     "location_noise",
@@ -47,6 +48,15 @@ def kron_solve(factors, weights, constant):
 def geometric(matrix, num):
     """Return ``sum_{t < num} matrix^t``."""
     return sum(np.linalg.matrix_power(matrix, t) for t in range(num))
+
+
+def effective_rounds(matrix, covariance, direction, num=5_000):
+    """Return ``1 + 2 sum_k rho_k`` of ``direction @ x`` by powers; ``x' = matrix x + noise``."""
+    along, total = covariance @ direction, 0.0
+    for _ in range(num):
+        along = matrix @ along
+        total += direction @ along
+    return 1 + 2 * total / (direction @ covariance @ direction)
 
 
 def posterior(precisions, means, prior_precision, prior_mean) -> Moments:

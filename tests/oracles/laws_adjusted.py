@@ -1,6 +1,7 @@
-"""Acceptance of proposals on Gaussian targets, by simulation in float64: NumPy alone."""
+"""Acceptance of proposals on Gaussian targets, by simulation in float64: NumPy and SciPy alone."""
 
 import numpy as np
+from scipy.stats import norm
 
 NUM = 200_000
 
@@ -9,8 +10,18 @@ def mean_and_error(probabilities):
     return probabilities.mean(), probabilities.std() / np.sqrt(len(probabilities))
 
 
-def hmc(step_size, curvatures, num_steps, seed=0):
-    """Return the mean acceptance of leapfrog trajectories on N(0, diag(1 / curvatures)), and se."""
+def penalized(log_ratio, variance):
+    """Return ``E min(1, exp(log_ratio + e - variance / 2))`` with ``e ~ N(0, variance)``."""
+    sd = np.sqrt(variance)
+    certain = norm.cdf(log_ratio / sd - sd / 2)
+    return certain + np.exp(log_ratio + norm.logcdf(-log_ratio / sd - sd / 2))
+
+
+def hmc(step_size, curvatures, num_steps, seed=0, noise=0.0):
+    """Return the mean acceptance of leapfrog trajectories on N(0, diag(1 / curvatures)), and se.
+
+    With `noise` of that variance in the difference of log densities, and the penalty for it.
+    """
     rng = np.random.default_rng(seed)
     h = np.asarray(curvatures, float)
     x, p = rng.normal(size=(2, NUM, len(h)))
@@ -24,7 +35,8 @@ def hmc(step_size, curvatures, num_steps, seed=0):
         p = p - step_size / 2 * h * x
         x = x + step_size * p
         p = p - step_size / 2 * h * x
-    return mean_and_error(np.exp(np.minimum(0, before - energy(x, p))))
+    gap = before - energy(x, p)
+    return mean_and_error(penalized(gap, noise) if noise else np.exp(np.minimum(0, gap)))
 
 
 def gaussian_mh(num_dimensions, variance, distance, correlation, seed=0):

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import scipy.linalg
+from scipy.stats import norm
 
-from tests.oracles import laws
+from tests.oracles import laws, laws_adjusted
 
 CLIENTS = dict(
     precisions=np.array([[[1.0]], [[3.0]]]),
@@ -190,3 +191,11 @@ def test_rows_of_different_curvature_equal_the_enumeration_of_every_sequence(rep
 def test_an_unstable_step_size_has_no_law():
     with pytest.raises(ValueError, match="finite second moment"):
         laws.single(np.eye(1), np.zeros(1), step_size=2.5).stationary()
+
+
+def test_the_penalty_obeys_detailed_balance():
+    log_ratios = np.linspace(-5, 5, 21)
+    there, back = (laws_adjusted.penalized(sign * log_ratios, 0.7) for sign in (1, -1))
+    np.testing.assert_allclose(np.log(there / back), log_ratios, atol=1e-10)
+    certain = 2 * norm.cdf(-np.sqrt(0.7) / 2)
+    np.testing.assert_allclose(laws_adjusted.penalized(0.0, 0.7), certain)

@@ -12,6 +12,7 @@ from fedmcmc import launch
 from fedmcmc.placement import _warden
 
 
+@pytest.mark.slow
 def test_a_launcher_ends_the_others_where_one_fails(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -13,7 +13,6 @@ from fedmcmc.placement import by_size, layout_of
 from fedmcmc.placement._layouts import balanced
 from tests.contracts.model import DATA, KEY, POSITIONS, Given
 from tests.contracts.tables import KERNELS
-from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 
 NAMES = sorted(KERNELS)
@@ -31,7 +30,8 @@ def on_eight_devices(*names, flags=""):
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("name", fast_and_slow(["lsd", "fa_ld"], ["lsd"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lsd", "fa_ld"])
 def test_chains_with_a_cohort_and_with_everyone_on_four_devices(name):
     on_eight_devices("--quick", name)
 

@@ -81,6 +81,7 @@ def keyed(kernel):
     return Keyed(kernel, kernel.participation)
 
 
+@pytest.mark.slow
 def test_a_state_that_holds_typed_keys_goes_on(tmp_path):
     kernel = keyed(fedmcmc.lsd(killed_run.posterior(), step_size=1e-3))
 
@@ -226,6 +227,7 @@ def test_another_kernel_model_data_key_or_start_is_refused(tmp_path):
     run()  # and the run itself is still welcome
 
 
+@pytest.mark.slow
 def test_the_same_model_written_again_is_the_same(tmp_path):
     """Functions made anew, as in another process, are compared by what they compute."""
     checkpoint = fedmcmc.Checkpoint(tmp_path / "c")

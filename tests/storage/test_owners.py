@@ -52,6 +52,7 @@ def content(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_second_process_is_named_and_a_killed_one_blocks_nobody(tmp_path):
     pytest.importorskip("zarr")
 

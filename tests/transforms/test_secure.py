@@ -17,6 +17,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.transforms import counts_of
 from tests.contracts.model import DATA, KEY, POSITIONS, POSTERIOR, P
 from tests.support.deployed import hold_against_the_simulation
+from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 
 VECTOR = POSITIONS["vector"]
@@ -123,6 +124,7 @@ def test_a_run_with_weights_is_a_deployed_one_to_the_last_bit():
         hold_against_the_simulation(kernel, DATA, KEY, VECTOR, np.testing.assert_array_equal)
 
 
+@pytest.mark.slow
 def test_words_of_the_host_sum_to_what_a_server_receives():
     """Bytes are 64 bits per number, and their sum as NumPy adds it is that of the simulation."""
     kernel = fedmcmc.secure_sum(fedmcmc.fed_ep(GAUSSIAN, inference=inference.exact_gaussian()))
@@ -149,6 +151,7 @@ def test_words_of_the_host_sum_to_what_a_server_receives():
     )
 
 
+@pytest.mark.slow
 def test_sites_sum_to_the_global_gaussian_as_the_server_reads_it():
     """On a coarse grid a site that kept its unrounded message would be seen."""
     kernel = fedmcmc.fed_ep(GAUSSIAN, inference=inference.exact_gaussian(), damping=0.3)
@@ -189,6 +192,7 @@ def test_a_message_that_is_not_finite_ends_the_run():
         sampled(kernel, few_rows(), num_rounds=60)
 
 
+@pytest.mark.slow
 def test_a_set_up_beyond_the_range_ends_the_run():
     plain = fedmcmc.lsd_star(GAUSSIAN, VECTOR + 1000.0, step_size=1e-4)
     sampled(plain, few_rows())
@@ -201,6 +205,7 @@ def curved(theta, rows):
     return -0.5 * jnp.sum(rows["sign"][:, None] * (rows["x"] - theta) ** 2, axis=-1)
 
 
+@pytest.mark.slow
 def test_results_of_no_use_are_counted_and_change_nothing():
     signs = [{"x": np.full((3, 3), i), "sign": np.full(3, 1 - 2.0 * (i == 1))} for i in range(4)]
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), curved)
@@ -220,7 +225,7 @@ def memory_of_all(kernel):
 
 
 @pytest.mark.filterwarnings("ignore:A masked message takes 64 bits")
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("compressed", fast_and_slow([False, True], [True]))
 def test_faults_of_a_secure_sum_are_those_of_the_plain_kernel(compressed):
     plain = fedmcmc.lsd(POSTERIOR, step_size=0.01, participation=fedmcmc.bernoulli(P))
     plain = memory_of_all(plain) if compressed else plain

@@ -17,6 +17,7 @@ def fa_hmc(**settings):
     return fedmcmc.fa_hmc(POSTERIOR, step_size=0.05, num_integration_steps=3, **HMC, **settings)
 
 
+@pytest.mark.slow
 def test_a_round_has_the_law_of_one_round_of_each():
     kernel = fedmcmc.sequence(
         fa_hmc(control_variate=True),

@@ -202,7 +202,9 @@ def metropolis(step_size, size, num=2**15, length=40, seed=0):
     return np.array(accepted), np.stack(first)
 
 
-@pytest.mark.parametrize(("step_size", "size"), [(1.0, 3), (0.6, 10), (0.4, 30)])
+@pytest.mark.parametrize(
+    ("step_size", "size"), [(1.0, 3), (0.6, 10), pytest.param(0.4, 30, marks=pytest.mark.slow)]
+)
 def test_what_an_accepted_step_is_worth(step_size, size):
     """Acceptance and autocorrelation at lag one in closed form, against chains in NumPy."""
     accepted, chain = metropolis(step_size, size)

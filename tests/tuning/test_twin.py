@@ -66,7 +66,7 @@ def first(law):
     return laws.Moments(law.mean[:3], law.covariance[:3, :3])
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES, ["memory-of-all", "star"]))
+@pytest.mark.parametrize("case", fast_and_slow(CASES, ["star"]))
 def test_the_law_of_sparsified_messages(case):
     kernel, law = build(**CASES[case])
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))
@@ -96,6 +96,7 @@ def test_what_is_simulated_has_the_times_and_moments_of_an_exact_law():
     np.testing.assert_allclose(told.bits, law.bits)
 
 
+@pytest.mark.slow
 def test_snapshots_and_minibatches_of_rows_that_share_a_curvature():
     """Differences of gradients have no noise then, and the law is that of full gradients."""
     kernel = fedmcmc.lsd_pp(EQUAL.posterior, step_size=STEP_SIZE, batch_size=2, refresh_every=7)
@@ -106,6 +107,7 @@ def test_snapshots_and_minibatches_of_rows_that_share_a_curvature():
     assert worst(told, law.stationary()) < LIMIT
 
 
+@pytest.mark.slow
 def test_minibatch_noise_is_part_of_what_is_simulated():
     target = laws.posterior(EQUAL.precisions, EQUAL.means, EQUAL.prior_precision, EQUAL.prior_mean)
     scores = fedmcmc.surrogates.score_covariance(
@@ -178,6 +180,7 @@ def test_gaussian_clients_have_the_law_of_two_quantised_rounds(rates):
         assert worst_z(states.broadcast.position, law) < LIMIT
 
 
+@pytest.mark.slow
 def test_a_step_size_of_the_round_that_is_asked_for():
     def step_size(round_):
         return STEP_SIZE / (1 + round_)

@@ -138,7 +138,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["qlsd", "fed_ep"]))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["fed_ep"]))
 def test_draws_are_in_the_coordinates_of_the_model(name, dense):
     white = dense
     record = fedmcmc.Record(streams={"moments": streaming.moments()})
@@ -203,7 +203,7 @@ def test_a_mean_that_widens_with_its_scale_warns(num_rows, warns):
         fedmcmc.whiten(posterior, data)
 
 
-@pytest.mark.parametrize("num_rows", [30, 600])
+@pytest.mark.parametrize("num_rows", fast_and_slow([30, 600], [30]))
 def test_a_few_binary_outcomes_do_not(num_rows):
     rng = np.random.default_rng(1)
     x = rng.normal(size=num_rows)
@@ -237,6 +237,7 @@ def test_the_mode_of_covariates_that_are_not_centered_is_that_of_centered_ones()
     )
 
 
+@pytest.mark.slow
 def test_the_mode_of_counts_with_large_covariates_is_found_from_near_the_origin():
     """From what `init_fn` draws their log link overflows."""
     rng = np.random.default_rng(1)

@@ -29,6 +29,7 @@ from fedmcmc._types._values import Local as Local
 from fedmcmc._types._values import LogDensity as LogDensity
 from fedmcmc._types._values import Number as Number
 from fedmcmc._types._values import PerClient as PerClient
+from fedmcmc._types._values import Population as Population
 from fedmcmc._types._values import Posterior as Posterior
 from fedmcmc._types._values import Refined as Refined
 from fedmcmc._types._values import Sender as Sender

@@ -15,6 +15,7 @@ from fedmcmc._types._values import (
     Client,
     FederatedState,
     Federation,
+    Local,
     Posterior,
     Sender,
     StepInfo,
@@ -171,6 +172,11 @@ class FederatedKernel(Phase):
         return None
 
     @property
+    def local(self) -> Local | None:
+        """The part of the model whose latents clients keep; ``None`` where they keep none."""
+        return None
+
+    @property
     def approximates(self) -> bool:
         """Whether draws are independent ones of an approximation that the kernel refines."""
         return False
@@ -189,6 +195,11 @@ class FederatedKernel(Phase):
     def needs_everyone(self) -> bool:
         """Whether a round counts only if every client's message is in its sum."""
         return False
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether a message that comes a round late still means something."""
+        return not self.needs_everyone
 
     def check_compressor(self, compressor: Any) -> None:
         """Raise `ValueError` where messages compressed by this would make draws wrong."""

@@ -127,6 +127,31 @@ class Shapes:
         return hash(self._key())
 
 
+class Population(NamedTuple):
+    """The distribution of groups' latents given shared parameters, by sums of statistics.
+
+    Attributes
+    ----------
+    statistics_fn
+        ``latent -> statistics``, a pytree: of a normal latent itself and its square.
+    logdensity_fn
+        ``(position, count, total) -> []``, the sum of the log densities of `count` latents given
+        the shared position, from the sum `total` of their statistics, up to a constant.
+    draw_fn
+        ``(rng_key, position, count, total) -> position`` with shared parameters drawn given all
+        latents, their prior included; ``None`` where a kernel is to find its own way. Parameters
+        of rows it leaves as they are.
+    of_rows
+        Of each leaf of a position, whether rows depend on it, too, given the latents (a slope, a
+        residual sd); empty where they depend on none.
+    """
+
+    statistics_fn: Callable[[ArrayTree], ArrayTree]
+    logdensity_fn: Callable[[ArrayTree, Array, ArrayTree], Array]
+    draw_fn: Callable[[Array, ArrayTree, Array, ArrayTree], ArrayTree] | None = None
+    of_rows: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
+
+
 class Local(NamedTuple):
     """The part of a model that belongs to one group of rows, and never leaves their owner.
 
@@ -143,12 +168,15 @@ class Local(NamedTuple):
         Shapes of one group's latent, unconstrained.
     constrain_fn
         ``(position, latent)`` to the user's parameters of one group.
+    population
+        What `fedmcmc.fed_gibbs` needs; ``None`` where latents have no sufficient statistic.
     """
 
     logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
     loglikelihood_fn: Callable[[ArrayTree, ArrayTree, ArrayTree], Array]
     like: Shapes
     constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
+    population: Population | None = None
 
 
 class ClientTerms:

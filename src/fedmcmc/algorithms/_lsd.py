@@ -12,10 +12,12 @@ from jax import Array
 from fedmcmc._types import ArrayTree, FederatedKernel, Number, Participation, Posterior
 from fedmcmc.dynamics import rms
 from fedmcmc.gradients import fixed_point, for_batch_size, svrg
-from fedmcmc.kernels import langevin
+from fedmcmc.hierarchy import Refresh
+from fedmcmc.kernels import joint, langevin
 from fedmcmc.participation import pooled
 
 Prior = Literal["server", "split"]
+Order = Literal["refresh_first", "gradient_first"]
 
 
 def lsd(
@@ -28,6 +30,9 @@ def lsd(
     prior: Prior = "server",
     replace: bool = True,
     metric: ArrayTree | None = None,
+    refresh: Refresh | None = None,
+    order: Order = "refresh_first",
+    num_draws: int = 1,
 ) -> FederatedKernel:
     """Langevin stochastic dynamics: each round, one step along the sum of the clients' gradients.
 
@@ -54,6 +59,25 @@ def lsd(
         the position for a diagonal, or ``[d, d]`` over the raveled position; the identity by
         default. The posterior's covariance makes all directions alike (`fedmcmc.whiten`).
 
+    refresh
+        Of a posterior with latents of groups (`docs/hierarchies.md`): how a client moves those of
+        its own in each round, as `fedmcmc.hierarchy.independence`. Gradients are then those at the
+        latents, which stay at their client. Of the marginal posterior, whose Langevin step is
+        ``lsd(marginal(posterior))``, that is a noisy gradient: the covariance is larger by
+        ``step_size * W / (2 * num_draws)`` times itself, about, ``W`` the precision that not
+        knowing the latents takes from the position.
+    order
+        With `refresh`: whether the gradient is taken at the latents after their move
+        (``"refresh_first"``) or before it (``"gradient_first"``).
+    num_draws
+        With `refresh`: moves per round, whose gradients are averaged.
+
+    Raises
+    ------
+    ValueError
+        On settings out of range; where the posterior has latents and there is no `refresh`, or the
+        other way around; with `refresh` on `batch_size`, `temperature` and ``prior="split"``.
+
     References
     ----------
     Vono et al. (2022), eqs. 2-3.
@@ -73,6 +97,23 @@ def lsd(
     >>> samples.draws.shape
     (1, 100)
     """
+    if refresh is not None:
+        if batch_size is not None or temperature != 1.0 or prior != "server":
+            raise ValueError(
+                "With refresh= a client uses all rows of its groups at temperature one, and the "
+                "server adds the prior: leave out batch_size, temperature and prior."
+            )
+        return joint(
+            posterior,
+            refresh,
+            step_size=step_size,
+            order=order,
+            num_draws=num_draws,
+            participation=participation,
+            metric=metric,
+        )
+    if order != "refresh_first" or num_draws != 1:
+        raise ValueError("order and num_draws are of latents: give refresh=, too.")
     return langevin(
         posterior,
         for_batch_size(batch_size, replace=replace),

@@ -269,6 +269,14 @@ class FederatedData:
         return count_groups(self.rows, self.start, self.size)
 
     @property
+    def group_mask(self) -> np.ndarray:
+        """Which groups each client has, ``[num_clients, max_groups]`` bool."""
+        counts = self.num_groups
+        counts = np.ones(self.num_clients, int) if counts is None else counts
+        most = self.rows.most if isinstance(self.rows, Grouped) else 1
+        return np.asarray(np.arange(most) < counts[:, None])
+
+    @property
     def sizes(self) -> Array:
         """Rows of each client, ``[num_clients]`` int32."""
         return self.size

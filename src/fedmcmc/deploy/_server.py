@@ -19,7 +19,7 @@ from fedmcmc._types import (
 from fedmcmc.deploy._frames import digest_of
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._rounds import AtServer, Figures, Rounds
-from fedmcmc.deploy._shapes import shapes_of_run
+from fedmcmc.deploy._shapes import as_sent, shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.deploy._words import to_words
@@ -110,8 +110,8 @@ class Sites:
             If answers do not fit the sum of a study under masks.
         """
         kernel: FederatedKernel = self.own(as_functions(question))
+        content = jax.tree.map(as_sent, content)
         keys, like = jax.random.key(0)[None], trees.shapes_of(content)
-        content = jax.tree.map(trees.as_float, content)
         rounds = self._rounds(kernel, keys, like, f"question {self._asked}")
         self._asked += 1
         rounds.begin()

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, StepInfo
 from fedmcmc.deploy._frames import Refused
@@ -54,6 +55,16 @@ class Shapes(NamedTuple):
     waits: bool  # whether messages of the last phase may be late
 
 
+def as_sent(leaf: Any) -> Array:
+    """Return a number of a position, or of what a question is about, as it is sent: as a float.
+
+    Words of random keys, the only ones without a sign, stay as they are.
+    """
+    if jnp.issubdtype(jnp.result_type(leaf), jnp.unsignedinteger):
+        return jnp.asarray(leaf)
+    return trees.as_float(leaf)
+
+
 def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) -> Shapes:
     """Return the shapes of a run that starts at positions like `position`.
 
@@ -71,7 +82,7 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
         )
     federation, key = study.federation, jax.eval_shape(lambda: jax.random.key(0))
     kernel.participation.check(federation.num_clients)
-    position = jax.tree.map(lambda s: jax.eval_shape(trees.as_float, s), position)
+    position = jax.tree.map(lambda s: jax.eval_shape(as_sent, s), position)
     first = jax.eval_shape(lambda p: Broadcast(jnp.zeros((), jnp.int32), p), position)
     messages = tuple(phase.message_like(first) for phase in kernel.setup)
     broadcast, server = jax.eval_shape(

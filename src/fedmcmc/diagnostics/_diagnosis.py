@@ -124,7 +124,9 @@ def diagnose(
     names = tuple(trees.element_names(first))
     found = mixing(draws)
     moments = None
-    if posterior is not None and data is not None:
+    # With latents there is no log density of the draws alone to hold them against.
+    known = posterior is not None and posterior.local is None
+    if posterior is not None and known and data is not None:
         if approximates:
             more = draws if approximation is None else approximation
             moments = check_by_weights(posterior, data, more)

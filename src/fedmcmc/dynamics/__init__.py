@@ -20,6 +20,7 @@ from fedmcmc.dynamics._momentum import independent_momentum as independent_momen
 from fedmcmc.dynamics._momentum import shared_momentum as shared_momentum
 from fedmcmc.dynamics._preconditioners import Preconditioner as Preconditioner
 from fedmcmc.dynamics._preconditioners import rms as rms
+from fedmcmc.dynamics._slices import slice_sweeps as slice_sweeps
 from fedmcmc.dynamics._training import Length as Length
 from fedmcmc.dynamics._training import Trained as Trained
 from fedmcmc.dynamics._training import Training as Training

@@ -23,8 +23,9 @@ from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
 from fedmcmc.fitting._fitted import Fitted, figures_of, summarized
 from fedmcmc.fitting._modes import Search, find_modes
+from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._report import Report, Stage
-from fedmcmc.gaussian import Gaussian
+from fedmcmc.gaussian import Gaussian, moments_of
 from fedmcmc.hierarchy import marginal
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
@@ -37,6 +38,7 @@ USUAL_ROUNDS, PATIENCE = 1050, 3600.0
 EP_ROUNDS, EP_ROWS, EP_DIMENSIONS = 50, 5, 256
 """Rounds of FedEP at most; rows per parameter that most clients need for it, and parameters."""
 MODES, CORRECTION, PROPAGATION, RECORRECTION, CHAINS, EVIDENCE, DRAW, TEMPERING = range(8)
+PREDICTION = 8
 """Folded into the key, one per stage."""
 TEMPERED_DIMENSIONS, WIDER, MOST_SHIFT = 50, 4.0, 0.2
 """Where tempering is tried; how wide it begins, in variances; posterior sds between repetitions."""
@@ -59,7 +61,8 @@ def fit(
 
     First the modes are found, from several starts, with the curvature there (about ten rounds).
     One more round weights draws of the Gaussians that these make, which for regressions with more
-    than ten rows per parameter is usually exact. Where it is not, the proposal is adapted,
+    than ten rows per parameter is usually exact; how well that will go is predicted from curvature
+    first, and where it is hopeless no draw is weighted. Where it is not exact, the proposal adapts,
     expectation propagation gives another, and at last chains of Hamiltonian Monte Carlo run until
     they agree; between several modes, or where chains do not agree, tempering leads from the
     Gaussians to the posterior.
@@ -190,6 +193,7 @@ class _Fit:
         self.num_draws, self.progress = num_draws, progress
         self.stages: list[Stage] = []
         self.search: Search
+        self.predicted = 0.0
         self.corrected: Corrected | None = None
         self.evidence: Corrected | None = None
         self.chains: Chains | None = None
@@ -200,7 +204,7 @@ class _Fit:
         self._find_modes(position)
         if effort == "approximate":
             return self._approximate("as asked for")
-        if self.search.found:
+        if self.search.found and self._weights_may_do():
             self._correct(CORRECTION, self.search.mixture(), "mixture at the modes")
             if self.corrected is not None and self.corrected.verdict == "failed" and self._ep_fits:
                 self._propagate()
@@ -292,6 +296,37 @@ class _Fit:
                 return
             done(_row("correction", f"{method}, {len(found.rounds)} proposal(s)", found))
 
+    def _weights_may_do(self) -> bool:
+        """Predict k-hat of the Gaussians at the modes, and return whether it is worth a round."""
+        size = trees.num_elements(self.search.centre)
+        with self._bar("prediction") as done:
+            if self.search.modes[0].covariance.ndim == 2:
+                rows = self.consortium.federation.num_rows / size
+                why = (
+                    "the Gaussians have the posterior's own curvature, so that k-hat is what the "
+                    f"posterior is not Gaussian; {rows:,.1f} rows per parameter, of which ten are "
+                    "usually enough"
+                )
+                done(_forecast("curvature at the modes", 0.0, why))
+                return True
+            tail = predicted_tail(
+                self._key(PREDICTION), self.posterior, self.consortium, self.search
+            )
+            self.predicted = tail.khat
+            why = (
+                f"variances without correlations, against the posterior's curvature: k-hat is at "
+                f"least that (Lanczos, {tail.products} products with the Hessian)"
+            )
+            done(
+                replace(
+                    _forecast("curvature along some directions", tail.khat, why),
+                    rounds=tail.rounds,
+                    bits_up=tail.bits_up,
+                    bits_down=tail.bits_down,
+                )
+            )
+        return tail.khat <= HOPELESS
+
     @property
     def _ep_fits(self) -> bool:
         size = trees.num_elements(self.search.centre)
@@ -312,6 +347,12 @@ class _Fit:
             verdict = "at rest" if reached else "still moves"
             done(Stage("approximation", "FedEP", *_cost(samples), 0.0, verdict=verdict))
         if reached:
+            with self._bar("prediction") as done:
+                of_chain = jax.tree.map(lambda x: x[0], samples.state.server)
+                _, covariance = moments_of(of_chain.approximation.gaussian)
+                khat = tail_index(covariance, np.linalg.inv(self.search.modes[0].covariance))
+                why = "FedEP's covariance against the curvature at the mode"
+                done(_forecast("FedEP's Gaussian", khat, why))
             self._correct(RECORRECTION, samples, "FedEP's Gaussian")
 
     def _run_chains(self, max_rounds: int) -> str:
@@ -405,6 +446,11 @@ class _Fit:
         said = "not compared with the posterior"
         if self.corrected is not None:
             said = f"importance weights say: {self.corrected.reason.rstrip('.')}"
+        elif self.predicted > HOPELESS:
+            said = (
+                f"not weighted, as a k-hat of at least {self.predicted:.2f} is predicted (wanted: "
+                f"at most {HOPELESS:g})"
+            )
         return f"approximate: {what}, {said}; {why}; {self._so_far}."
 
     @property
@@ -507,6 +553,11 @@ def _row(stage: str, method: str, found: Corrected) -> Stage:
         verdict=found.verdict,
         why=found.reason,
     )
+
+
+def _forecast(method: str, khat: float, why: str) -> Stage:
+    verdict = f"k-hat above {HOPELESS:g}" if khat > HOPELESS else "worth a round"
+    return Stage("prediction", method, 0, 0.0, 0.0, 0.0, khat=khat, verdict=verdict, why=why)
 
 
 def _cost(samples: Samples, rounds: int | None = None) -> tuple[int, float, float]:

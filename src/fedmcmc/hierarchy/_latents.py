@@ -5,10 +5,11 @@ Groups are independent given the shared position, so that second derivatives are
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Local
@@ -53,6 +54,14 @@ class Groups(NamedTuple):
         """Return the latent of one group, from ``[k]``."""
         return trees.unravel(flat, self.local.like.tree)
 
+    def as_flat(self, latents: ArrayTree) -> Array:
+        """Return latents of all groups, leaves ``[G, *event]``, as ``[G, k]``."""
+        return jax.vmap(trees.ravel)(latents)
+
+    def as_latents(self, flat: Array) -> ArrayTree:
+        """Return latents of all groups, leaves ``[G, *event]``; zeros of those that are absent."""
+        return jax.vmap(self.unravel)(jnp.where(self.present[:, None], flat, 0))
+
     def fold(self, fn: Callable[[ArrayTree, Array, Array], Array]) -> Array:
         """Return the sum of ``fn(rows, mask, groups)`` over chunks of the client's rows."""
         if self.kept:
@@ -83,6 +92,25 @@ class Groups(NamedTuple):
         prior = jax.vmap(lambda one: self.local.logprior_fn(position, self.unravel(one)))(flat)
         return prior + self.fold(of_rows).astype(prior.dtype)
 
+    def total(self, position: ArrayTree, flat: Array) -> Array:
+        """Return the sum of `log_density` over the client's groups, ``[]``."""
+        return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
+
+    def rows_difference(self, position: ArrayTree, other: ArrayTree, flat: Array) -> Array:
+        """Return the log likelihood of all rows, given the latents, relative to that at `other`."""
+
+        def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
+            latents = jax.vmap(self.unravel)(flat[group])
+            terms = self.local.loglikelihood_fn(position, latents, rows)
+            before = self.local.loglikelihood_fn(other, latents, rows)
+            return jnp.sum(jnp.where(mask, terms - before, 0))
+
+        return self.fold(of_rows)
+
+    def slope(self, position: ArrayTree, flat: Array) -> Array:
+        """Return gradients of `log_density` with respect to the latents, ``[G, k]``."""
+        return jax.grad(lambda at: jnp.sum(self.log_density(position, at)))(flat)
+
     def slope_and_curvature(self, position: ArrayTree, flat: Array) -> tuple[Array, Array]:
         """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
         slope_fn = jax.grad(lambda at: jnp.sum(self.log_density(position, at)))
@@ -106,6 +134,42 @@ def groups_of(local: Local, client: Client) -> Groups:
         lambda rows, mask, group: jax.ops.segment_sum(mask.astype(jnp.int32), group, num)
     )
     return groups._replace(present=counts > 0)
+
+
+class Locals(NamedTuple):
+    """What a client keeps of its groups' latents between rounds.
+
+    Attributes
+    ----------
+    latents
+        Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not.
+    refresh
+        What their refresh keeps.
+    """
+
+    latents: ArrayTree
+    refresh: ArrayTree
+
+
+def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTree:
+    """Return rows that a server makes up to look at a model, leaves ``[num, ...]``.
+
+    Of numbers between zero and one, which most models take for outcomes, sizes and chances.
+    """
+
+    def made_up(leaf: Any) -> Array:
+        shape = (num, *leaf.shape[1:])
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        values = rng.uniform(size=shape) if is_float else rng.integers(0, 2, shape)
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree.map(made_up, rows)
+
+
+def latents_in(states: ArrayTree) -> ArrayTree:
+    """Return the latents in clients' states, whatever wraps them; ``None`` where there are none."""
+    nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Locals))
+    return next((node.latents for node in nodes if isinstance(node, Locals)), None)
 
 
 class Mode(NamedTuple):

@@ -10,7 +10,7 @@ from jax import Array
 
 from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
-from fedmcmc.data import FederatedData, count_groups
+from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Refresh, independence
 from fedmcmc.pytrees import trees
@@ -115,9 +115,7 @@ def local_draws(
     flat = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, *np.shape(leaf)[2:])), draws)
     found, acceptance = _drawn(as_functions(posterior), data, flat, as_key(rng_key), refresh)
     found = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*lead, *leaf.shape[1:]), found)
-    counts = count_groups(data.rows, data.start, data.size)
-    counts = np.ones(data.num_clients, int) if counts is None else counts
-    mask = np.arange(acceptance.shape[-1]) < counts[:, None]
+    mask = data.group_mask
     accepted = np.asarray(acceptance)
     if (least := accepted[mask].min()) < LEAST_ACCEPTED:
         client, group = np.argwhere(mask & (accepted == least))[0]
@@ -143,7 +141,9 @@ def _drawn(
         drawn = refresh.prepare(own, groups.num, groups.size)
         like = jax.eval_shape(trees.ravel, local.like.tree)
         begin = jnp.zeros((groups.num, groups.size), like.dtype)
-        moved = refresh.move(groups, drawn, position, begin)
+        # Far behind the rounds in which settings adapt.
+        kept, late = refresh.init(groups, position), jnp.int32(2**31 - 1)
+        moved = refresh.move(groups, drawn, position, begin, kept, late)
         latents = jax.vmap(groups.unravel)(moved.flat)
         if local.constrain_fn is not None:
             latents = jax.vmap(lambda latent: local.constrain_fn(position, latent))(latents)

@@ -4,6 +4,7 @@ Each group is accepted or rejected by itself, as groups are independent given th
 random belongs to a group by its number, so that it does not depend on how many others there are.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Local
 from fedmcmc.hierarchy._latents import (
     Groups,
     cholesky,
@@ -27,11 +28,12 @@ class Moved(NamedTuple):
     """Latents after a refresh.
 
     `flat` is ``[G, k]``, `acceptance` ``[G]`` the share of proposals that were accepted, zero of
-    groups that the client does not have.
+    groups that the client does not have; `kept` what the refresh keeps for the next round.
     """
 
     flat: Array
     acceptance: Array
+    kept: ArrayTree = ()
 
 
 class Refresh:
@@ -45,13 +47,36 @@ class Refresh:
         """Whether it leaves the latents' distribution given position and rows as it is."""
         return True
 
+    def check(self, local: Local, position: ArrayTree, rows: ArrayTree) -> None:
+        """Raise `ValueError` where the model is none for this refresh.
+
+        `rows` are shapes of rows, leaves ``[anything, ...]``: a server, which checks, has no row.
+        """
+
+    def init(self, groups: Groups, position: ArrayTree) -> ArrayTree:
+        """Return what a client keeps for it between rounds, leaves ``[num_groups, ...]``."""
+        return ()
+
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> ArrayTree:
         """Return all that is random in a move, leaves ``[num_groups, ...]``."""
         raise NotImplementedError
 
-    def move(self, groups: Groups, draws: ArrayTree, position: ArrayTree, flat: Array) -> Moved:
-        """Return latents moved from `flat` ``[G, k]``; deterministic."""
+    def move(
+        self,
+        groups: Groups,
+        draws: ArrayTree,
+        position: ArrayTree,
+        flat: Array,
+        kept: ArrayTree = (),
+        round_: Array | int = 0,
+    ) -> Moved:
+        """Return latents moved from `flat` ``[G, k]`` in round `round_`; deterministic."""
         raise NotImplementedError
+
+
+def per_group(rng_key: Array, num_groups: int, draw: Callable[[Array], ArrayTree]) -> ArrayTree:
+    """Return what each group draws with a key of its own, leaves ``[num_groups, ...]``."""
+    return jax.vmap(lambda group: draw(jax.random.fold_in(rng_key, group)))(jnp.arange(num_groups))
 
 
 class _Proposals(NamedTuple):
@@ -71,17 +96,25 @@ class Independence(Refresh):
     def prepare(self, rng_key: Array, num_groups: int, size: int) -> _Proposals:
         dtype = jnp.result_type(float)
 
-        def of_group(group: Array) -> _Proposals:
-            normal, square, uniform = jax.random.split(jax.random.fold_in(rng_key, group), 3)
+        def of_group(key: Array) -> _Proposals:
+            normal, square, uniform = jax.random.split(key, 3)
             return _Proposals(
                 jax.random.normal(normal, (self.num_tries, size), dtype),
                 jax.random.chisquare(square, self.df, (self.num_tries,), dtype) / self.df,
                 jax.random.uniform(uniform, (self.num_tries,), dtype),
             )
 
-        return jax.vmap(of_group)(jnp.arange(num_groups))
+        return per_group(rng_key, num_groups, of_group)
 
-    def move(self, groups: Groups, draws: ArrayTree, position: ArrayTree, flat: Array) -> Moved:
+    def move(
+        self,
+        groups: Groups,
+        draws: ArrayTree,
+        position: ArrayTree,
+        flat: Array,
+        kept: ArrayTree = (),
+        round_: Array | int = 0,
+    ) -> Moved:
         # Mode and curvature follow from position and rows alone, never from where the latent is:
         # a proposal that looked at it would need its density in the other direction, too.
         mode = find_modes(groups, position, MAX_STEPS).flat
@@ -113,7 +146,7 @@ class Independence(Refresh):
         )
         begin = (flat, log_weight(flat), jnp.zeros(groups.num, jnp.int32))
         (moved, _, accepted), _ = jax.lax.scan(one, begin, tries)
-        return Moved(moved, accepted.astype(flat.dtype) / self.num_tries)
+        return Moved(moved, accepted.astype(flat.dtype) / self.num_tries, kept)
 
 
 def independence(df: float = 5.0, *, num_tries: int = 1) -> Refresh:

@@ -18,6 +18,7 @@ from fedmcmc.interop._numpyro_checks import (
     warn_of_group_effects,
 )
 from fedmcmc.interop._numpyro_locals import DECENTERED, local_sites, reparametrized
+from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
 from fedmcmc.pytrees import trees
@@ -251,7 +252,12 @@ def _build(
     local = None
     if structure.local:
         like = Shapes(position_shapes(structure.local))
-        local = Local(local_logprior_fn, local_loglikelihood_fn, like, local_constrain_fn)
+        population = population_of(
+            lambda position, latent: trace(position, any_row, latent), row_terms, any_row, structure
+        )
+        local = Local(
+            local_logprior_fn, local_loglikelihood_fn, like, local_constrain_fn, population
+        )
     posterior = Posterior(
         logprior_fn,
         loglikelihood_fn if local is None else None,

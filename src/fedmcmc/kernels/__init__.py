@@ -12,8 +12,10 @@ from fedmcmc.kernels._ensemble import Distiller as Distiller
 from fedmcmc.kernels._ensemble import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels._ensemble import ensemble as ensemble
 from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels._gibbs import fed_gibbs as fed_gibbs
 from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
+from fedmcmc.kernels._joint import joint as joint
 from fedmcmc.kernels._langevin import langevin as langevin
 from fedmcmc.kernels._natural import natural as natural
 from fedmcmc.kernels._pseudo_gradients import Delta as Delta
@@ -23,6 +25,7 @@ from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradien
 from fedmcmc.kernels._questions import BELOW as BELOW
 from fedmcmc.kernels._questions import Answer as Answer
 from fedmcmc.kernels._questions import Answered as Answered
+from fedmcmc.kernels._questions import Dithered as Dithered
 from fedmcmc.kernels._questions import Evaluated as Evaluated
 from fedmcmc.kernels._questions import Expanded as Expanded
 from fedmcmc.kernels._questions import Points as Points
@@ -30,6 +33,7 @@ from fedmcmc.kernels._questions import Question as Question
 from fedmcmc.kernels._questions import Recipe as Recipe
 from fedmcmc.kernels._questions import compensated_sum as compensated_sum
 from fedmcmc.kernels._questions import differences as differences
+from fedmcmc.kernels._questions import dither_of as dither_of
 from fedmcmc.kernels._questions import evaluations as evaluations
 from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._questions import in_parts as in_parts

@@ -7,6 +7,10 @@ trajectory stands. Momenta are standard normal; with the metric ``B = C C'`` a p
 Two things keep the law of every round's draw exact, and not only that of the ends of trajectories.
 How many rounds a trajectory takes does not depend on where it goes: one that meets an impossible
 point is rejected, but when its time has come. And a trajectory keeps the step size it began with.
+
+With noise in the values that decide, clients send differences to the log likelihood where the
+trajectory began, so that the noise of a comparison is fresh, and half of its variance is taken off
+the log ratio: ``E min(1, exp(d + e - v / 2))`` with ``e ~ N(0, v)`` obeys detailed balance.
 """
 
 from dataclasses import dataclass, field
@@ -23,9 +27,11 @@ from fedmcmc._types import (
     ArrayTree,
     Broadcast,
     Client,
+    Exact,
     FederatedKernel,
     Federation,
     Posterior,
+    StepInfo,
     as_functions,
 )
 from fedmcmc.dynamics import Metric, hmc_step_size
@@ -36,7 +42,7 @@ from fedmcmc.kernels._adjusted import (
     probability,
     repeated,
 )
-from fedmcmc.kernels._questions import Points
+from fedmcmc.kernels._questions import BELOW, Points
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below, realize_normals
 
@@ -81,12 +87,33 @@ class HamiltonianMonteCarlo(AdjustedKernel):
     step_size: Any  # [], or () for the one of the wanted acceptance
     metric: Metric
     num_adapt: Any  # [] int32, or () where nothing is adapted
+    value_noise: Any  # [], or () without noise
     max_integration_steps: int | None = field(metadata={"static": True})
     target_accept: float | None = field(metadata={"static": True})
 
     @property
     def asks_for_gradients(self) -> bool:
         return True
+
+    @property
+    def _is_noisy(self) -> bool:
+        return not trees.is_empty(self.value_noise)
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        if not self._is_noisy:
+            return ()
+        return jax.random.normal(rng_key, (1,), jnp.result_type(float))
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[Proposed, ArrayTree, StepInfo]:
+        message, client_state, info = super().step(draws, broadcast, client_state, client)
+        if self._is_noisy:
+            # Shares add up to one, so that the sum's noise has the whole variance.
+            value, share = message.value.value, client.share
+            noise = draws * trees.cast(jnp.sqrt(self.value_noise * share), draws)
+            message = message._replace(value=Exact(jnp.where(value < BELOW, value, value + noise)))
+        return message, client_state, info
 
     def check_compressor(self, compressor: Any) -> None:
         """Raise `ValueError` unless what is sent is a function of the gradient alone."""
@@ -131,6 +158,8 @@ class HamiltonianMonteCarlo(AdjustedKernel):
             num_clients=jnp.asarray(federation.num_clients, dtype),
             adaptation=adaptation,
         )
+        if self._is_noisy:
+            centre = position
         return Broadcast(none, position, Points(repeated(position, 1), centre)), server
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> _Draws:
@@ -159,12 +188,17 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         is_start, done = old.done < 0, old.done + 1
         ends = is_start | (done >= old.length)
         impossible = (old.impossible | jnp.isneginf(log_density)) & ~is_start
-        energy = _kinetic(momentum) - log_density
-        accepted = jnp.where(impossible, 0, probability(old.energy - energy))
+        log_ratio = old.energy - (_kinetic(momentum) - log_density)
+        kept = log_density
+        if self._is_noisy:
+            log_ratio = log_ratio - self.value_noise / 2
+            # Relative to the likelihood at the chain's position, which has no noise itself.
+            kept = self.posterior.logprior_fn(here).astype(log_density.dtype)
+        accepted = jnp.where(impossible, 0, probability(log_ratio))
         taken = ends & (is_start | (draws.uniform < accepted))
         position, at_position = trees.select(
             taken,
-            (here, (log_density, gradient)),
+            (here, (kept, gradient)),
             (broadcast.position, (old.log_density, old.gradient)),
         )
 
@@ -204,7 +238,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
         moved_broadcast = broadcast._replace(
             round=broadcast.round + 1,
             position=position,
-            extra=broadcast.extra._replace(points=asked),
+            extra=Points(asked, position if self._is_noisy else broadcast.extra.centre),
         )
         return moved_broadcast, server, Adjusted(server.acceptance, judged.whole, adapting)
 
@@ -275,6 +309,7 @@ def hmc(
     metric: ArrayTree | None = None,
     num_adapt: int = 0,
     target_accept: float | None = None,
+    value_noise: float | Array | None = None,
 ) -> FederatedKernel:
     """Build Hamiltonian Monte Carlo with a Metropolis test: exact at any step size.
 
@@ -309,6 +344,12 @@ def hmc(
         about the covariance, the default step size needs none.
     target_accept
         By default 0.57 where trajectories have one step, and 0.8 elsewhere.
+    value_noise
+        A variance: clients add normal noise to their log likelihoods, of this variance in the sum
+        that decides, each a part by its share of the rows. Draws stay exact (the penalty method),
+        fewer proposals are accepted: of those that were certain ``2 Phi(-sqrt(value_noise) / 2)``.
+        By itself this is no differential privacy, as log likelihoods have no bound and gradients
+        are sent as they are.
 
     Returns
     -------
@@ -331,7 +372,8 @@ def hmc(
     References
     ----------
     Neal (2011), MCMC using Hamiltonian dynamics. Hoffman and Gelman (2014), section 3.2, for the
-    adaptation.
+    adaptation. Ceperley and Dewing (1999), The penalty method for random walks with uncertain
+    energies.
 
     Examples
     --------
@@ -364,6 +406,7 @@ def hmc(
             () if step_size is None else _number(step_size),
             Metric.of(metric),
             jnp.asarray(num_adapt, jnp.int32) if num_adapt else (),
+            () if value_noise is None else _number(value_noise, "value_noise"),
             max_integration_steps,
             None if target_accept is None else float(target_accept),
         )
@@ -378,6 +421,7 @@ def mala(
     metric: ArrayTree | None = None,
     num_adapt: int = 0,
     target_accept: float | None = None,
+    value_noise: float | Array | None = None,
 ) -> FederatedKernel:
     """Build the Metropolis-adjusted Langevin algorithm: `hmc` with trajectories of one step.
 
@@ -389,7 +433,7 @@ def mala(
     step_size
         Multiplies the gradient, as in `fedmcmc.lsd`. By default, that of `target_accept` where the
         metric is the covariance.
-    posterior, centre, metric, num_adapt, target_accept
+    posterior, centre, metric, num_adapt, target_accept, value_noise
         As those of `hmc`.
 
     References
@@ -419,13 +463,14 @@ def mala(
         metric=metric,
         num_adapt=num_adapt,
         target_accept=target_accept,
+        value_noise=value_noise,
     )
 
 
-def _number(step_size: Any) -> Array:
-    number: Array = schedules.number(step_size, "step_size", minimum=0.0, strict=True)
+def _number(given: Any, name: str = "step_size") -> Array:
+    number: Array = schedules.number(given, name, minimum=0.0, strict=True)
     if isinstance(number, schedules.Scheduled):
         raise TypeError(
-            "step_size must be a number: draws are exact at any, so that none has to fall."
+            f"{name} must be a number: draws are exact at any, so that none has to fall."
         )
     return number

@@ -282,7 +282,8 @@ def refuse_latents(posterior: Posterior) -> None:
     if posterior.local is not None:
         raise ValueError(
             "This posterior has latents of its groups, which this kernel does not move: "
-            "fedmcmc.marginal(posterior) integrates them out at their clients."
+            "fedmcmc.marginal(posterior) integrates them out at their clients, and "
+            "fedmcmc.lsd(posterior, refresh=...) moves them along."
         )
 
 
@@ -294,13 +295,13 @@ def check_model(posterior: Posterior, position: ArrayTree, federation: Federatio
         lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
         federation.rows,
     )
-    shape = _shape_of("logprior_fn", posterior.logprior_fn, like)
+    shape = shape_of("logprior_fn", posterior.logprior_fn, like)
     if shape != ():
         raise ValueError(f"logprior_fn must return a scalar, got shape {shape}.")
     if isinstance(posterior.loglikelihood_fn, ClientTerms):
-        _shape_of("loglikelihood_fn", _Probe(posterior.loglikelihood_fn), like, rows)
+        shape_of("loglikelihood_fn", _Probe(posterior.loglikelihood_fn), like, rows)
         return
-    shape = _shape_of("loglikelihood_fn", posterior.loglikelihood_fn, like, rows)
+    shape = shape_of("loglikelihood_fn", posterior.loglikelihood_fn, like, rows)
     if shape != (PROBE_ROWS,):
         raise ValueError(
             f"loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "
@@ -326,7 +327,7 @@ def _called(fn: Any, *arguments: ArrayTree) -> Any:
     return fn(*arguments)
 
 
-def _shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
+def shape_of(name: str, fn: Any, position: ArrayTree, *rows: ArrayTree) -> Any:
     try:
         # Partials: jit then remembers the trace, so that another kernel of the model needs none.
         return _called.trace(as_functions(fn), position, *rows).out_info.shape

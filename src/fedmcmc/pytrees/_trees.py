@@ -1,6 +1,7 @@
 """Leafwise arithmetic on pytrees; scalars take the dtype of the leaf they meet."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -118,6 +119,7 @@ def unravel(flat: Array, like: ArrayTree) -> ArrayTree:
     return jax.tree.unflatten(treedef, shaped)
 
 
+@partial(jax.jit, inline=True)
 def all_finite(tree: ArrayTree) -> Array:
     """Return whether every inexact leaf is finite, ``[]`` bool."""
     finite = jnp.array(True)

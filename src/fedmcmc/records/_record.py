@@ -21,6 +21,10 @@ class Record:
     keep_draws
         Whether to keep draws and ``info``; without, the memory of a run does not grow with its
         rounds, and `streams` is what it gives.
+    local
+        Whether to keep the latents of all clients' groups after each kept round, too, of a kernel
+        that moves them (`fedmcmc.lsd` with ``refresh=``): in ``samples.local``. In a simulation
+        without a mesh or a client store; sites keep theirs to themselves.
     draws_to
         A Zarr store to which draws and ``info`` go while the run goes on, in place of memory. It
         holds bfloat16 numbers as float32.
@@ -40,6 +44,7 @@ class Record:
 
     streams: Mapping[str, Accumulator] = field(default_factory=dict)
     keep_draws: bool = True
+    local: bool = False
     draws_to: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +59,8 @@ class Record:
                     "streams must be a mapping of names to accumulators "
                     f"(fedmcmc.streaming.moments()), got {name!r}: {type(accumulator).__name__}."
                 )
+        if self.local and not self.keep_draws:
+            raise ValueError("Give local=True, or keep_draws=False, and not both.")
         if self.draws_to is not None:
             object.__setattr__(self, "draws_to", Path(self.draws_to))
             if not self.keep_draws:

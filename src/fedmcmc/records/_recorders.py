@@ -194,4 +194,8 @@ def _arrays(shapes: RoundRecord, array: Any) -> RoundRecord:
         leaves = [array(kind, name, leaf) for name, leaf in named_leaves(tree).items()]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
-    return RoundRecord(group("posterior", shapes.draw), group("sample_stats", shapes.info))
+    return RoundRecord(
+        group("posterior", shapes.draw),
+        group("sample_stats", shapes.info),
+        group("latents", shapes.latents),
+    )

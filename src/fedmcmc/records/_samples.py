@@ -52,6 +52,14 @@ class Samples:
     final_draws
         Of a kernel that refines an approximation: draws of the last one, where `draws` holds one of
         each round's; else ``None``. They are what `constrained` and `to_datatree` return.
+    local
+        With ``Record(local=True)``: the latents of all clients' groups, unconstrained, leaves
+        ``[num_chains, num_draws, num_clients, max_groups, *event]``; zeros of groups that a client
+        has not. `constrained_local` has them in the user's parameters.
+    local_mask
+        ``[num_clients, max_groups]`` bool, which groups there are.
+    constrain_local_fn
+        ``(position, latent)`` to the user's parameters of one group.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
         draws, of kernels that do not sample, where `collect` kept something else, and where its
@@ -68,6 +76,11 @@ class Samples:
     placement: Placement = ONE_DEVICE
     diagnosis: Diagnosis | None = None
     final_draws: ArrayTree = None
+    local: ArrayTree = None
+    local_mask: np.ndarray | None = None
+    constrain_local_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = field(
+        default=None, repr=False
+    )
 
     def __repr__(self) -> str:
         """Say how many draws of what there are, and what they say of themselves."""
@@ -118,6 +131,26 @@ class Samples:
             mapped = jax.vmap(mapped)
         return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, draws)))
 
+    @property
+    def constrained_local(self) -> ArrayTree:
+        """The latents in the user's parameters, each given the draw of its round.
+
+        Raises
+        ------
+        ValueError
+            If no latents were kept.
+        """
+        if self.local is None:
+            raise ValueError("No latents were kept: give sample record=Record(local=True).")
+        if self.constrain_local_fn is None:
+            return self.local
+        # Of groups and clients at one draw, then of draws and chains.
+        mapped: Any = self.constrain_local_fn
+        for axes in ((None, 0), (None, 0), 0, 0):
+            mapped = jax.vmap(mapped, in_axes=axes)
+        given = jax.tree.map(np.asarray, (self.draws, self.local))
+        return jax.tree.map(np.asarray, jax.jit(mapped)(*given))
+
     def _num_axes(self) -> int:
         # Chain and draw, and one more where local positions were collected.
         position = self.state.broadcast.position
@@ -162,6 +195,9 @@ class Samples:
         # Draws of the last approximation belong to no round.
         stats = "rounds" if last else "sample_stats"
         groups = {"posterior": named_leaves(self.constrained if constrained else draws)}
+        if self.local is not None:
+            latents = self.constrained_local if constrained else self.local
+            groups["posterior"] |= named_leaves(jax.tree.map(np.asarray, latents), "latent")
         groups[stats] = info
         return from_dict(groups, **kwargs)
 

@@ -26,6 +26,7 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
+from fedmcmc.hierarchy import latents_in
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, draw_key, stream_key
 from fedmcmc.rounds._arrangement import (
@@ -63,6 +64,7 @@ class RoundRecord(NamedTuple):
 
     draw: ArrayTree
     info: dict[str, Array]
+    latents: ArrayTree = ()  # of all clients' groups, where they are kept
 
 
 class Records(NamedTuple):
@@ -111,6 +113,7 @@ class Program:
     data: FederatedData
     arrangement: Arrangement
     collect: Collect | None = field(default=None, metadata={"static": True})
+    keeps_latents: bool = field(default=False, metadata={"static": True})
 
     def prepared_bytes(self, keys: Array, state: FederatedState) -> int:
         """Return the size of what is drawn for one round of one chain."""
@@ -165,7 +168,8 @@ class Program:
         of_some = ("num_lost", "num_excluded", "shift", "acceptance")
         some = {name: getattr(info, name) for name in of_some}
         figures |= {name: figure for name, figure in some.items() if not trees.is_empty(figure)}
-        return state, info, RoundRecord(draw, figures)
+        latents = latents_in(state.clients) if self.keeps_latents else ()
+        return state, info, RoundRecord(draw, figures, latents)
 
 
 # Never run: traced for their shapes, and jit remembers the trace.

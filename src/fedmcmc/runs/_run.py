@@ -362,6 +362,7 @@ class Run:
             name: accumulator.result(host[name], self._num_kept(progress.round))
             for name, accumulator in self.accumulators.items()
         }
+        own = self.kernel.local
         return Samples(
             kept.draw,
             jax.tree.map(lambda leaf: leaf, kept.info),
@@ -371,4 +372,6 @@ class Run:
             progress.stopped,
             results,
             self.chosen_placement(),
+            local=kept.latents if self.settings.record.local else None,
+            constrain_local_fn=None if own is None else own.constrain_fn,
         )

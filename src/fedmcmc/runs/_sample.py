@@ -1,6 +1,7 @@
 """`sample`: run a kernel on data and keep draws."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +197,7 @@ def sample(
             keys,
             placement,
             collect=collect,
+            keeps_latents=record.local,
             position=position,
             state=state,
             surrogates=surrogates,
@@ -218,6 +220,8 @@ def sample(
         bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
             samples = run.go(bar)
+    if samples.local is not None and isinstance(data, FederatedData):
+        samples = replace(samples, local_mask=data.group_mask)
     return finished(
         samples,
         kernel,

@@ -154,6 +154,7 @@ def begin(
     placement: Placement,
     *,
     collect: Collect | None,
+    keeps_latents: bool,
     position: ArrayTree,
     state: FederatedState | None,
     surrogates: Gaussian | None,
@@ -168,12 +169,14 @@ def begin(
         If surrogates are to predict from rows that no process has whole.
     """
     if isinstance(data, Elsewhere):
-        _check_elsewhere(placement, collect)
+        _check_elsewhere(placement, collect, keeps_latents)
         begun = data.begin(kernel, keys, position, state)
         if surrogates is not None:
             _warn_of_bias(kernel, data, begun[1], surrogates)
         return begun
     mesh, store, by_client = placement.mesh, placement.client_store, isinstance(data, ClientLoader)
+    if keeps_latents:
+        _check_latents(kernel, placement)
     if mesh is not None:
         if surrogates is not None and by_client:
             raise ValueError(
@@ -208,7 +211,7 @@ def begin(
         _warn_of_bias(kernel, data, state, surrogates)
     starts, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     arrangement = chosen(kernel, rows, arrangement, keys, starts, on_many=on_many)
-    program = Program(kernel, rows, arrangement, collect)
+    program = Program(kernel, rows, arrangement, collect, keeps_latents)
     state = jax.tree.map(trees.strong, state)
     if mesh is not None:
         mesh_devices = MeshDevices(placed, program, keys, state)
@@ -228,8 +231,24 @@ def _warn_of_bias(
         warn(str(predicted), depth=5)
 
 
-def _check_elsewhere(placement: Placement, collect: Collect | None) -> None:
+def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:
+    """Raise `ValueError` where latents cannot be kept."""
+    if kernel.local is None:
+        raise ValueError(
+            "Record(local=True) is for kernels that move latents of groups: "
+            "fedmcmc.lsd(posterior, refresh=...)."
+        )
+    if placement.mesh is not None or placement.client_store is not None:
+        raise ValueError(
+            "Record(local=True) needs all clients' states on one device: leave out mesh= and "
+            "client_store=. The last latents are in samples.state.clients."
+        )
+
+
+def _check_elsewhere(placement: Placement, collect: Collect | None, keeps_latents: bool) -> None:
     """Raise `ValueError` where a run asks for what clients elsewhere keep to themselves."""
+    if keeps_latents:
+        raise ValueError("Record(local=True) reads latents, which stay at their sites.")
     if collect is not None:
         raise ValueError("collect= reads what clients keep, which stays at their sites.")
     if placement != Placement():

@@ -288,13 +288,19 @@ def _precision_of_rows(
 
 def _prior_precision(logprior_fn: Any, flat: Array, unravel: Any, structure: str) -> Array:
     gradient = jax.grad(lambda x: logprior_fn(unravel(x)))
-    if structure == "dense":
-        return -jax.jacfwd(gradient)(flat)
-    # One direction at a time: a matrix of all might not fit.
-    unit = jnp.zeros_like(flat)
-    return -jax.lax.map(
-        lambda i: jax.jvp(gradient, (flat,), (unit.at[i].set(1),))[1][i], jnp.arange(flat.shape[0])
-    )
+
+    # Compiled, as operations one by one would each be a program of their own.
+    @jax.jit
+    def of(x: Array) -> Array:
+        if structure == "dense":
+            return -jax.jacfwd(gradient)(x)
+        # One direction at a time: a matrix of all might not fit.
+        unit = jnp.zeros_like(x)
+        return -jax.lax.map(
+            lambda i: jax.jvp(gradient, (x,), (unit.at[i].set(1),))[1][i], jnp.arange(x.shape[0])
+        )
+
+    return of(flat)
 
 
 def _factor(precision: np.ndarray, names: list[str]) -> np.ndarray:

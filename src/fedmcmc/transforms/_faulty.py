@@ -268,10 +268,10 @@ def faults(
     expect(kernel, FederatedKernel, "kernel")
     if kernel.participation.guards:
         raise ValueError("This kernel has faults already: give all of them in one call.")
-    if kernel.needs_everyone and np.any(np.asarray(late)):
+    if not kernel.takes_late and np.any(np.asarray(late)):
         raise ValueError(
-            "late: this kernel needs every client's message of a round in that round; drop= and "
-            "nan= make a round void, which it then repeats."
+            "late: this kernel needs a client's message of a round in that round; drop= and nan= "
+            "are taken."
         )
     rates = _Rates(_rate(drop, "drop"), _rate(late, "late"), _rate(nan, "nan"))
     if is_secured(kernel) and not trees.is_empty(rates.nan):

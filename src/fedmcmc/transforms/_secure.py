@@ -162,7 +162,11 @@ class _Summed(WrappedPhase):
         counts = trees.add(server_state.counts, _read_counts(total))
         # A sum of numbers that were cut off is none: like one that is not finite it ends a run.
         position = jax.tree.map(
-            lambda leaf: jnp.where(counts.saturated > 0, trees.cast(jnp.nan, leaf), leaf),
+            lambda leaf: (
+                jnp.where(counts.saturated > 0, trees.cast(jnp.nan, leaf), leaf)
+                if jnp.issubdtype(leaf.dtype, jnp.floating)
+                else leaf
+            ),
             moved.position,
         )
         return moved._replace(position=position), _Server(kernel_state, counts), info

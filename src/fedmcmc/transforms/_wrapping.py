@@ -13,6 +13,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Federation,
+    Local,
     Phase,
     Posterior,
     Sender,
@@ -126,6 +127,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.target
 
     @property
+    def local(self) -> Local | None:
+        return self.kernel.local
+
+    @property
     def approximates(self) -> bool:
         return self.kernel.approximates
 
@@ -140,6 +145,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
     @property
     def needs_everyone(self) -> bool:
         return self.kernel.needs_everyone
+
+    @property
+    def takes_late(self) -> bool:
+        return self.kernel.takes_late
 
     def check_compressor(self, compressor: Any) -> None:
         self.kernel.check_compressor(compressor)

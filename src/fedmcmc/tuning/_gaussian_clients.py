@@ -105,7 +105,7 @@ def on_gaussian_clients(
     model = Posterior(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
-    kernel = _with(kernel, Posterior, lambda _: model)
+    kernel = with_nodes(kernel, Posterior, lambda _: model)
     kernel, gradients = without_minibatches(kernel, federation, scores, size)
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
@@ -129,7 +129,7 @@ def nodes_of(tree: ArrayTree, kind: Any) -> list[Any]:
     return [node for node in leaves if isinstance(node, kind)]
 
 
-def _with(kernel: FederatedKernel, kind: Any, other: Any) -> FederatedKernel:
+def with_nodes(kernel: FederatedKernel, kind: Any, other: Any) -> FederatedKernel:
     """Return `kernel` with ``other(node)`` in place of every node of a kind."""
     changed: FederatedKernel = jax.tree.map(
         lambda node: other(node) if isinstance(node, kind) else node,
@@ -173,12 +173,12 @@ def without_minibatches(
             f"({federation.num_clients}, {size}, {size}), got {jnp.shape(scores)}."
         )
     epochs = bool(nodes_of(kernel, Epochs))
-    kernel = _with(kernel, Epochs, lambda _: full_gradient())
+    kernel = with_nodes(kernel, Epochs, lambda _: full_gradient())
     if not nodes_of(kernel, Minibatch):
         return kernel, "gradients without the noise of epochs" if epochs else "exact gradients"
     if scores is None:
         left_out = "gradients without the noise of minibatches (give scores=)"
-        return _with(kernel, Minibatch, lambda _: full_gradient()), left_out
+        return with_nodes(kernel, Minibatch, lambda _: full_gradient()), left_out
     sizes = np.asarray(federation.sizes)
     # By eigenvalues, since covariances of few rows are singular.
     values, vectors = np.linalg.eigh(np.asarray(scores, np.float64))
@@ -192,7 +192,7 @@ def without_minibatches(
     words = "minibatch noise as at the mode"
     if nodes_of(kernel, (Svrg, FixedPoint, Scaffold)):
         words += " (none in differences of gradients)"
-    return _with(kernel, Minibatch, noisy), words
+    return with_nodes(kernel, Minibatch, noisy), words
 
 
 def dense(surrogates: Gaussian) -> tuple[Array, Array]:

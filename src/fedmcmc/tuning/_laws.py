@@ -96,11 +96,24 @@ def rounds_per_draw(
     size = len(covariance)
     if not np.linalg.eigvalsh(covariance)[0] > 0:
         return np.full(size, np.nan), float("nan"), np.full(size, np.nan)
-    one = np.eye(size)
-    sums = np.linalg.solve(one - on_position, (one + on_position) @ covariance)
-    sums = (sums + sums.T) / 2
+    sums = _summed(on_position, covariance)
     root = np.linalg.cholesky(covariance)
     inside = np.linalg.solve(root, np.linalg.solve(root, sums).T)
     values, vectors = np.linalg.eigh((inside + inside.T) / 2)
     direction = np.linalg.solve(root.T, vectors[:, -1])
     return np.diag(sums) / np.diag(covariance), float(values[-1]), direction
+
+
+def rounds_along(direction: np.ndarray, on_position: np.ndarray, covariance: np.ndarray) -> float:
+    """Return the autocorrelation time of ``direction @ position``; NaN without variance."""
+    variance = direction @ covariance @ direction
+    if not variance > 0:
+        return float("nan")
+    return float(direction @ _summed(on_position, covariance) @ direction / variance)
+
+
+def _summed(on_position: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Return the sum of autocovariances over all lags, negative ones too, ``[d, d]``."""
+    one = np.eye(len(covariance))
+    sums = np.linalg.solve(one - on_position, (one + on_position) @ covariance)
+    return np.asarray(sums + sums.T) / 2

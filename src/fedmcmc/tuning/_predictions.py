@@ -6,17 +6,20 @@ round, by differentiating it, so whatever the kernel is made of is part of the p
 kernels are simulated on the surrogates.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import FederatedKernel, Federation
+from fedmcmc._types import ArrayTree, FederatedKernel, Federation
 from fedmcmc.diagnostics import BIAS, SPREAD
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.tuning._gaussian_clients import GaussianClients, on_gaussian_clients
-from fedmcmc.tuning._laws import RandomMap, rounds_per_draw
+from fedmcmc.tuning._laws import RandomMap, rounds_along, rounds_per_draw
 from fedmcmc.tuning._linearized import affine_map
 from fedmcmc.tuning._twin import simulated
 
@@ -57,6 +60,8 @@ class Prediction(NamedTuple):
         Why the kernel was simulated on Gaussian clients, empty where the law is exact.
     num_simulated
         Rounds of all simulated chains together.
+    of_functional
+        Rounds per effective draw of the functional that was asked for; NaN without one.
     """
 
     mean: np.ndarray
@@ -74,6 +79,7 @@ class Prediction(NamedTuple):
     sd_error: np.ndarray
     simulated: str = ""
     num_simulated: int = 0
+    of_functional: float = float("nan")
 
     @property
     def bias(self) -> np.ndarray:
@@ -144,6 +150,7 @@ def predict_bias(
     *,
     scores: Array | None = None,
     round_: int = 0,
+    functional: Callable[[ArrayTree], Array] | None = None,
 ) -> Prediction:
     """Predict the stationary law of `kernel` from Gaussian approximations of its clients.
 
@@ -171,6 +178,9 @@ def predict_bias(
         all rows of a client had one curvature.
     round_
         The round whose step sizes are meant, where these are schedules.
+    functional
+        A number as a function of the position, unconstrained and in the user's coordinates, whose
+        rounds per effective draw are wanted. It is taken as linear, by its gradient at the mode.
 
     Raises
     ------
@@ -202,10 +212,30 @@ def predict_bias(
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
         )
     clients = on_gaussian_clients(kernel, federation, surrogates, scores)
+    direction = None if functional is None else _gradient(functional, kernel, clients.mode)
     law = affine_map(clients.kernel, clients.data, clients.mode, round_)
     if isinstance(law, str):
-        return _by_simulation(clients, law, round_)
-    return _by_law(clients, *law)
+        return _by_simulation(clients, law, round_, direction)
+    return _by_law(clients, *law, direction)
+
+
+def _gradient(
+    functional: Callable[[ArrayTree], Array], kernel: FederatedKernel, mode: ArrayTree
+) -> np.ndarray:
+    """Return the gradient ``[d]`` at the mode of a functional of the user's position."""
+
+    def value(position: ArrayTree) -> Array:
+        if kernel.position_fn is not None:
+            position = kernel.position_fn(position)
+        return jnp.asarray(functional(position))
+
+    shape = jax.eval_shape(value, mode).shape
+    if shape != ():
+        raise ValueError(f"functional must return a number, got an array of shape {shape}.")
+    gradient = np.asarray(trees.ravel(jax.grad(value)(mode)), np.float64)
+    if not np.isfinite(gradient).all() or not gradient.any():
+        raise ValueError(f"The gradient of functional at the mode must not vanish: {gradient}.")
+    return gradient
 
 
 def is_simulated(
@@ -216,12 +246,17 @@ def is_simulated(
     return isinstance(affine_map(clients.kernel, clients.data, clients.mode, 0), str)
 
 
-def _by_law(clients: GaussianClients, law: RandomMap, bits: float) -> Prediction:
+def _by_law(
+    clients: GaussianClients, law: RandomMap, bits: float, direction: np.ndarray | None
+) -> Prediction:
     """Return the prediction that follows from the map of a round."""
     mean, covariance, radius = law.stationary()
     times, slowest = np.full(len(mean), np.nan), float("nan")
+    of_functional = float("nan")
     if radius < 1:
         times, slowest, _ = rounds_per_draw(law.on_position, covariance)
+        if direction is not None:
+            of_functional = rounds_along(direction, law.on_position, covariance)
     return Prediction(
         mean,
         covariance,
@@ -236,12 +271,15 @@ def _by_law(clients: GaussianClients, law: RandomMap, bits: float) -> Prediction
         clients.gradients,
         np.zeros(len(mean)),
         np.zeros(len(mean)),
+        of_functional=of_functional,
     )
 
 
-def _by_simulation(clients: GaussianClients, reason: str, round_: int) -> Prediction:
+def _by_simulation(
+    clients: GaussianClients, reason: str, round_: int, direction: np.ndarray | None
+) -> Prediction:
     """Return what chains on Gaussian clients say."""
-    told = simulated(clients, round_)
+    told = simulated(clients, round_, direction)
     return Prediction(
         told.mean,
         told.covariance,
@@ -258,4 +296,5 @@ def _by_simulation(clients: GaussianClients, reason: str, round_: int) -> Predic
         told.sd_error,
         reason,
         told.num_rounds,
+        told.of_functional,
     )

@@ -4,24 +4,21 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 from jax import Array
 
-from fedmcmc._types import FederatedKernel, Posterior
+from fedmcmc._types import ArrayTree, FederatedKernel, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
-from fedmcmc.tuning._predictions import Prediction, is_simulated, predict_bias
-from fedmcmc.tuning._visits import FAR, MOST_GROWTH, Visits, not_looked_at, worst_visit
+from fedmcmc.tuning._predictions import Prediction
+from fedmcmc.tuning._search import Search, Wanted
+from fedmcmc.tuning._visits import FAR, MOST_GROWTH, Visits, not_looked_at
 
-FACTOR = 1.5
-"""Between two steps that are tried."""
-MOST_STEPS = 80
-BISECTIONS = 8
-COARSE_FACTOR, COARSE_STEPS, COARSE_BISECTIONS = 2.0, 14, 3
-"""The same of kernels that are simulated, from the longest step downwards: short ones are slow."""
+TIE = 1.05
+"""Settings whose costs differ by less than that factor tie: the smaller step is taken."""
 OBJECTIVES = ("rounds", "bits", "seconds")
 
 
@@ -39,9 +36,9 @@ class Tuned:
         Its law on Gaussian approximations.
     table
         One entry per step that was tried: settings, ``bias``, ``spread`` (largest errors),
-        ``rounds`` per effective draw, ``cost`` per effective draw, ``growth`` (of a relay whose law
-        is accepted: where the worst visit from 4 sds away ends, over these; else zero),
-        ``feasible``.
+        ``rounds`` per effective draw, ``cost`` per effective draw, ``burn_in`` (rounds until a
+        distance has shrunk to a hundredth), ``growth`` (of a relay whose law is accepted: where the
+        worst visit from 4 sds away ends, over these; else zero), ``feasible``, ``why`` not.
     note
         A line on what kept steps shorter than the law allows; often nothing.
     """
@@ -57,10 +54,13 @@ class Tuned:
         chosen = ", ".join(
             f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.settings.items()
         )
-        rounds, size = self.prediction.rounds_per_draw, len(self.prediction.mean)
+        told, size = self.prediction, len(self.prediction.mean)
+        rounds, of_what = told.rounds_per_draw.max(), ""
+        if not math.isnan(told.of_functional):
+            rounds, of_what = told.of_functional, " of the functional"
         return (
-            f"{chosen}: {rounds.max():.3g} rounds per effective draw ({len(self.table)} settings "
-            f"tried).\n{self.prediction}\n{self.note}"
+            f"{chosen}: {rounds:.3g} rounds per effective draw{of_what} ({len(self.table)} "
+            f"settings tried).\n{told}\n{self.note}"
             f"Exact instead: fedmcmc.mala in whitened coordinates takes about "
             f"{mala_rounds_per_draw(size):.2g} rounds per effective draw of a Gaussian in "
             f"{size} dimensions, all clients in each, and has no bias; fedmcmc.correct weights "
@@ -77,17 +77,21 @@ def tune(
     *,
     scores: Array | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
+    step_size: tuple[float, float] | None = None,
     objective: Literal["rounds", "bits", "seconds"] = "rounds",
-    latency: float | None = None,
+    latency: float = 0.0,
     bandwidth: float = math.inf,
+    seconds_per_gradient: float = 0.0,
     max_bias: float = 0.05,
     max_spread: float = 0.02,
+    functional: Callable[[ArrayTree], Array] | None = None,
 ) -> Tuned:
     """Choose a step size, and settings from a grid, by the law of kernels on Gaussian clients.
 
     Of all settings whose means are off by at most `max_bias` posterior sds and whose sds by at most
-    `max_spread`, in every coordinate, those whose effective draw of the slowest direction costs
-    least. No round is run: `predict_bias` gives the law of each. Kernels that it simulates take
+    `max_spread`, in every coordinate, those whose effective draw of the slowest direction (or of
+    `functional`) costs least; within five percent of that, those of the grid with the smallest
+    step. No round is run: `predict_bias` gives the law of each. Kernels that it simulates take
     seconds per setting, and of these fewer step sizes are tried.
 
     Of relays (`fedmcmc.fsgld`, `fedmcmc.dsgld`) that law is not enough, as they multiply what a
@@ -109,13 +113,23 @@ def tune(
         Without them minibatches count as whole batches.
     grid
         What else to try: names of `kernel_fn`'s arguments, and values of each.
+    step_size
+        The smallest and the largest to try. By default from a thousandth of what the stiffest
+        direction allows to where the kernel diverges.
     objective
         ``"rounds"``, ``"bits"`` (sent up and down, all clients), or ``"seconds"``: exchanges times
-        `latency` and bytes over `bandwidth`.
-    latency, bandwidth
-        Seconds per exchange, and bytes per second of the server; for ``"seconds"``.
+        `latency`, bytes over `bandwidth`, and rows times `seconds_per_gradient`.
+    latency, bandwidth, seconds_per_gradient
+        Seconds per exchange, bytes per second of the server, and seconds that a client takes for
+        the gradient of one row's log likelihood; for ``"seconds"``. In a round all wait for the
+        client with most rows. How many rows it passes over is counted in rounds of the kernel with
+        a model that counts.
     max_bias, max_spread
         What is accepted.
+    functional
+        What draws are wanted of: a number as a function of the position, unconstrained and in the
+        user's coordinates (not the whitened ones). It is taken as linear, by its gradient at the
+        posterior's mode. By default the slowest direction counts.
 
     Returns
     -------
@@ -148,99 +162,40 @@ def tune(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}.")
-    if objective == "seconds" and latency is None:
-        raise ValueError('objective="seconds" needs latency=, the seconds that an exchange takes.')
+    for name, price in (("latency", latency), ("seconds_per_gradient", seconds_per_gradient)):
+        if not 0 <= price < math.inf:
+            raise ValueError(f"{name} must be a number of seconds, got {price!r}.")
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be a number of bytes per second, got {bandwidth!r}.")
+    if objective == "seconds" and not (latency or seconds_per_gradient or bandwidth < math.inf):
+        raise ValueError(
+            'objective="seconds" needs latency=, bandwidth= or seconds_per_gradient=: what takes '
+            "time."
+        )
+    if step_size is not None and not 0 < step_size[0] <= step_size[-1] < math.inf:
+        raise ValueError(
+            f"step_size must be the smallest and the largest to try, got {step_size!r}."
+        )
     names, values = zip(*grid.items(), strict=True) if grid else ((), ())
+    wanted = Wanted(
+        objective, latency, bandwidth, seconds_per_gradient, max_bias, max_spread, functional
+    )
     curvature = largest_curvature(posterior, surrogates)
-    table: list[dict[str, Any]] = []
-    best: tuple[float, dict[str, Any], Prediction] | None = None
-    unsafe: list[tuple[dict[str, Any], Visits]] = []
-
-    def cost_of(kernel: FederatedKernel, told: Prediction) -> float:
-        seconds = len(kernel.phases) * (latency or 0.0) + told.bits / 8 / bandwidth
-        return {"rounds": 1.0, "bits": told.bits, "seconds": seconds}[objective]
-
-    def checked(step_size: float, point: dict[str, Any]) -> FederatedKernel:
-        kernel = kernel_fn(step_size=step_size, **point)
-        if not isinstance(kernel, FederatedKernel):
-            raise TypeError(
-                f"kernel_fn must return a FederatedKernel, got {type(kernel).__name__}."
-            )
-        return kernel
-
-    def tried(step_size: float, point: dict[str, Any]) -> tuple[dict[str, Any], Prediction]:
-        settings, kernel = {"step_size": step_size, **point}, checked(step_size, point)
-        told = predict_bias(kernel, data, surrogates, scores=scores)
-        entry = dict(settings, bias=math.inf, spread=math.inf, rounds=math.inf, cost=math.inf)
-        entry.update(growth=0.0, feasible=False)
-        if told.spectral_radius < 1:
-            entry["bias"] = float(np.abs(told.bias).max())
-            entry["spread"] = float(np.abs(told.spread - 1).max())
-            entry["rounds"] = told.slowest
-            entry["cost"] = told.slowest * cost_of(kernel, told)
-            known = bool(np.isfinite(told.mean_error).all())
-            within = entry["bias"] <= max_bias and entry["spread"] <= max_spread
-            entry["feasible"] = known and within
-            visit = worst_visit(kernel, data, surrogates) if known and within else None
-            if visit is not None:
-                entry.update(growth=visit.growth, feasible=visit.safe)
-                if not visit.safe:
-                    unsafe.append((settings, visit))
-        table.append(entry)
-        nonlocal best
-        if entry["feasible"] and (best is None or entry["cost"] < best[0]):
-            best = entry["cost"], entry, told
-        return entry, told
-
-    def search_upwards(point: dict[str, Any], first: float) -> tuple[float, float]:
-        """Return the longest step that is accepted and a longer one that is not, or zeros."""
-        step, inside, outside = first, 0.0, 0.0
-        for _ in range(MOST_STEPS):
-            entry, told = tried(step, point)
-            if entry["feasible"]:
-                inside, outside = step, 0.0
-            elif inside and not outside:
-                outside = step
-            if not told.spectral_radius < 1:
-                break
-            step *= FACTOR
-        return inside, outside
-
-    def search_downwards(point: dict[str, Any], first: float) -> tuple[float, float]:
-        """Return likewise, beginning at a long step."""
-        step, outside = first, 0.0
-        for _ in range(COARSE_STEPS):
-            entry, told = tried(step, point)
-            if entry["feasible"]:
-                return step, outside
-            if told.spectral_radius < 1 and not np.isfinite(told.mean_error).all():
-                break  # too slow to be simulated, and shorter steps are slower
-            step, outside = step / COARSE_FACTOR, step
-        return 0.0, 0.0
-
+    searches = []
     for combination in itertools.product(*values):
         point = dict(zip(names, combination, strict=True))
-        # Far below what any kernel takes: a thousandth of the stiffest direction's.
-        first = 1e-3 / curvature
-        if is_simulated(checked(first, point), data, surrogates, scores):
-            # Far above: where Langevin and leapfrog steps diverge.
-            longest = 2 / min(curvature, math.sqrt(curvature))
-            inside, outside = search_downwards(point, longest)
-            bisections = COARSE_BISECTIONS
-        else:
-            inside, outside = search_upwards(point, first)
-            if not inside:  # the noise of minibatches and cohorts may allow no step as long
-                inside, outside = search_downwards(point, first)
-            bisections = BISECTIONS
-        for _ in range(bisections if outside else 0):
-            middle = math.sqrt(inside * outside)
-            if tried(middle, point)[0]["feasible"]:
-                inside = middle
-            else:
-                outside = middle
-    if best is None:
+        search = Search(partial(_built, kernel_fn, point), point, data, surrogates, scores, wanted)
+        search.run(curvature, step_size)
+        searches.append(search)
+    table = [entry for search in searches for entry, _ in search.entries.values()]
+    unsafe = [pair for search in searches for pair in search.unsafe]
+    found = [search.best for search in searches if search.best is not None]
+    if not found:
         raise ValueError(_nothing(table, unsafe, max_bias, max_spread))
-    settings = {name: best[1][name] for name in ("step_size", *names)}
+    least = min(entry["cost"] for entry, _ in found)
+    ties = [pair for pair in found if pair[0]["cost"] <= TIE * least]
+    entry, told = min(ties, key=lambda pair: pair[0]["step_size"])
+    settings = {name: entry[name] for name in ("step_size", *names)}
     longer = [pair for pair in unsafe if all(pair[0][name] == settings[name] for name in names)]
     kernel, note = kernel_fn(**settings), _shortened(longer)
     if not_looked_at(kernel, data):
@@ -248,7 +203,16 @@ def tune(
             "Clients elsewhere were not asked how far their visits throw a chain where surrogates "
             "err, away from the mode: take fewer local steps than the law allows.\n"
         )
-    return Tuned(kernel, settings, best[2], table, note)
+    return Tuned(kernel, settings, told, table, note)
+
+
+def _built(
+    kernel_fn: Callable[..., FederatedKernel], point: dict[str, Any], step_size: float
+) -> FederatedKernel:
+    kernel = kernel_fn(step_size=step_size, **point)
+    if not isinstance(kernel, FederatedKernel):
+        raise TypeError(f"kernel_fn must return a FederatedKernel, got {type(kernel).__name__}.")
+    return kernel
 
 
 def _shortened(unsafe: list[tuple[dict[str, Any], Visits]]) -> str:
@@ -284,7 +248,7 @@ def _nothing(
     if not stable:
         return "All settings that were tried diverge on these surrogates: see predict_bias."
     closest = min(stable, key=lambda e: max(e["bias"] / max_bias, e["spread"] / max_spread))
-    left_out = ("rounds", "cost", "growth", "feasible")
+    left_out = ("rounds", "cost", "burn_in", "growth", "feasible", "why")
     settings = {k: v for k, v in closest.items() if k not in left_out}
     return (
         f"No settings keep means within {max_bias:g} sd and sds within {max_spread:.0%}; closest "

@@ -53,6 +53,8 @@ class Simulated(NamedTuple):
         Per round.
     num_rounds
         Of all chains together, after burn-in.
+    of_functional
+        Autocorrelation time along the direction that was asked for; NaN without one.
     """
 
     mean: np.ndarray
@@ -65,10 +67,16 @@ class Simulated(NamedTuple):
     slowest: float
     bits: float
     num_rounds: int
+    of_functional: float = float("nan")
 
 
-def simulated(clients: GaussianClients, round_: int) -> Simulated:
-    """Run chains of a kernel on Gaussian clients until means and sds are known well."""
+def simulated(
+    clients: GaussianClients, round_: int, direction: np.ndarray | None = None
+) -> Simulated:
+    """Run chains of a kernel on Gaussian clients until means and sds are known well.
+
+    With a direction ``[d]``, its autocorrelation time is wanted, too.
+    """
     size, num = len(clients.target_mean), clients.data.num_clients
     num_chains = int(np.clip(STATE_NUMBERS // (size * num), FEWEST_CHAINS, MOST_CHAINS))
     number = jnp.asarray(round_, jnp.int32)
@@ -121,7 +129,10 @@ def simulated(clients: GaussianClients, round_: int) -> Simulated:
         told = _moments(every)
         if np.isfinite(told.slowest):
             num_wanted = int(np.ceil(WANTED_DRAWS * told.slowest / (num_chains * SEGMENT)))
-    return told._replace(bits=bits, num_rounds=num_chains * every.shape[1])
+    along = float("nan")
+    if direction is not None:
+        along = _time((every - told.mean) @ direction)
+    return told._replace(bits=bits, num_rounds=num_chains * every.shape[1], of_functional=along)
 
 
 def _ran_away(size: int) -> Simulated:

@@ -1,0 +1,165 @@
+"""Federations that several benchmarks sample, and NUTS on their pooled rows to compare with."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+
+import fedmcmc
+from experiments.data import folder
+
+
+def logistic(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
+
+
+def poisson(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)), obs=y)
+
+
+def linear(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([x.shape[1]]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(5.0))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(x @ b, sigma), obs=y)
+
+
+def simulated(
+    model: Callable[..., None], num_clients: int, sizes: tuple[int, int], dim: int, seed: int
+) -> fedmcmc.FederatedData:
+    """Return clients of sizes that are uniform in their logarithms, whose covariates differ."""
+    rng = np.random.default_rng(seed)
+    beta, clients = rng.normal(size=dim) / 2, []
+    for size in np.exp(rng.uniform(*np.log(sizes), num_clients)).astype(int):
+        x = rng.normal(size=(size, dim)) + 0.7 * rng.normal(size=dim)
+        x[:, 0] = 1
+        eta = x @ beta
+        if model is logistic:
+            y = (rng.random(size) < 1 / (1 + np.exp(-eta))).astype(np.int32)
+        elif model is poisson:
+            y = rng.poisson(np.exp(np.clip(eta, -5, 3)))
+        else:
+            y = eta + rng.normal(size=size)
+        clients.append({"x": x.astype(np.float32), "y": y})
+    return fedmcmc.FederatedData.from_clients(clients)
+
+
+def heart() -> fedmcmc.FederatedData:
+    """Return UCI heart disease at four hospitals: 740 complete rows, six covariates.
+
+    The file holds the UCI's ``processed.*.data`` (Janosi, Steinbrunn, Pfisterer and Detrano).
+    """
+    file = np.load(folder() / "heart_disease_4sites.npz")
+    names = file["feature_names"].tolist()
+    columns = [names.index(n) for n in ("age", "sex", "trestbps", "thalach", "exang", "oldpeak")]
+    rows = file["flamby_complete"]
+    x = file["x"][rows][:, columns]
+    x = np.concatenate([np.ones((len(x), 1)), (x - x.mean(0)) / x.std(0)], 1)
+    y = (file["y"][rows] > 0).astype(np.int32)
+    return fedmcmc.FederatedData.from_arrays(
+        {"x": x.astype(np.float32), "y": y}, file["site"][rows]
+    )
+
+
+def radon(num_counties: int | None = 85) -> fedmcmc.FederatedData:
+    """Return radon in the first counties of posteriordb's ``radon_all``: floor and uranium."""
+    file = np.load(folder() / "radon_all.npz")
+    rows = np.isin(file["county"], np.unique(file["county"])[:num_counties])
+    x = np.stack([np.ones(rows.sum()), file["floor"][rows], file["log_uppm"][rows]], 1)
+    return fedmcmc.FederatedData.from_arrays(
+        {"x": x.astype(np.float32), "y": file["log_radon"][rows]}, file["county"][rows]
+    )
+
+
+def regression(dim: int, num_clients: int, num_rows: int, seed: int) -> fedmcmc.FederatedData:
+    """Return logistic data of clients of one size."""
+    rng = np.random.default_rng(seed)
+    beta, clients = rng.normal(size=dim) / np.sqrt(dim), []
+    for _ in range(num_clients):
+        x = rng.normal(size=(num_rows // num_clients, dim))
+        y = (rng.random(len(x)) < 1 / (1 + np.exp(-x @ beta))).astype(np.int32)
+        clients.append({"x": x.astype(np.float32), "y": y})
+    return fedmcmc.FederatedData.from_clients(clients)
+
+
+RAGGED = "logistic, 60 clients of 2 to 200 rows"
+COUNTS = "Poisson, 20 clients of 5 to 100"
+MANY = "linear, unknown sd, 160 clients of 2 to 50"
+HEART = "heart disease, 4 hospitals"
+RADON = "radon, 85 counties"
+RADON_WHOLE = "radon, 386 counties"
+FEW_ROWS = "logistic, 30 clients of 2 to 6"
+COUNTS_MANY = "Poisson, 100 clients of 3 to 40"
+WIDE = "logistic, 100 parameters, 20 clients of 100"
+
+FEDERATIONS: dict[str, tuple[Callable[..., None], Callable[[], fedmcmc.FederatedData]]] = {
+    RAGGED: (logistic, partial(simulated, logistic, 60, (2, 200), 5, 0)),
+    COUNTS: (poisson, partial(simulated, poisson, 20, (5, 100), 4, 1)),
+    MANY: (linear, partial(simulated, linear, 160, (2, 50), 6, 2)),
+    HEART: (logistic, heart),
+    RADON: (linear, radon),
+    RADON_WHOLE: (linear, partial(radon, None)),
+    FEW_ROWS: (logistic, partial(simulated, logistic, 30, (2, 7), 3, 0)),
+    COUNTS_MANY: (poisson, partial(simulated, poisson, 100, (3, 40), 4, 1)),
+    WIDE: (logistic, partial(regression, 100, 20, 2000, 0)),
+}
+"""The model of each federation by name, and what loads its data."""
+
+
+def whitened(
+    *names: str,
+) -> Iterator[tuple[str, fedmcmc.FederatedData, fedmcmc.Whitened, np.ndarray]]:
+    """Yield each federation's name, data, whitened model and draws of NUTS ``[num, d]``.
+
+    One whose data are not there is named and left out.
+    """
+    for name in names:
+        model, load = FEDERATIONS[name]
+        try:
+            data = load()
+        except FileNotFoundError as error:
+            print(f"{name} is skipped: set FEDMCMC_DATA ({error}).")
+            continue
+        posterior = fedmcmc.from_numpyro(model, example=data)
+        white = fedmcmc.whiten(posterior, data)
+        yield name, data, white, truth(posterior, data, white.posterior.position_fn(white.position))
+
+
+def truth(
+    posterior: fedmcmc.Posterior,
+    data: fedmcmc.FederatedData,
+    start: Any,
+    num_samples: int = 4000,
+) -> np.ndarray:
+    """Return draws of NUTS on the pooled rows, four chains of them: ``[4 num_samples, d]``."""
+
+    def potential(position: Any) -> jax.Array:
+        terms = posterior.loglikelihood_fn(position, data.rows)
+        return -posterior.logprior_fn(position) - jnp.sum(terms)
+
+    mcmc = MCMC(
+        NUTS(potential_fn=potential),
+        num_warmup=1000,
+        num_samples=num_samples,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(9), init_params=jax.tree.map(lambda x: jnp.stack([x] * 4), start))
+    return flat(mcmc.get_samples(group_by_chain=True))
+
+
+def flat(draws: Any) -> np.ndarray:
+    leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(draws)]
+    num = leaves[0].shape[0] * leaves[0].shape[1]
+    return np.concatenate([x.reshape(num, -1) for x in leaves], 1)

@@ -1,0 +1,99 @@
+"""The distribution of normal local sites given shared ones, by sums of statistics."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro import distributions as dist
+
+from fedmcmc._types import ArrayTree, Population, Static
+from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._dependence import Tracer
+from fedmcmc.interop._numpyro_structure import Structure, position_shapes
+
+Position = dict[str, Any]
+TraceFn = Callable[[Position, Position], tracing.Trace]
+"""``(position, latent) -> trace``, on rows that do not matter."""
+
+_SHARED, _LOCAL = frozenset({"shared"}), frozenset({"local"})
+
+
+def population_of(
+    trace_fn: TraceFn, terms_fn: Callable[..., Array], rows: ArrayTree, structure: Structure
+) -> Population | None:
+    """Return the population of local sites that are normal given shared ones, else ``None``.
+
+    ``None`` too where their distribution depends on no shared site, or on a local one. `terms_fn`
+    is ``(position, latent, rows) -> [num]``, the terms of rows.
+    """
+    shared, local = position_shapes(structure.shapes), position_shapes(structure.local)
+    if set(structure.local_prior) != set(structure.local):
+        return None  # a Jacobian, or a factor
+    normal = True
+
+    def parameters(position: Position, latent: Position) -> dict[str, tuple[Array, Array]]:
+        nonlocal normal
+        sites, found = trace_fn(position, latent), {}
+        for name, shape in structure.local.items():
+            site = sites[name]
+            one = _normal(site["fn"], shape)
+            if one is None or site["scale"] is not None:
+                normal = False
+            else:
+                found[name] = one
+        return found
+
+    closed = jax.make_jaxpr(parameters)(shared, local)
+    if not normal:
+        return None
+    labels = [(("shared", i), _SHARED) for i in range(len(shared))]
+    labels += [(("local", i), _LOCAL) for i in range(len(local))]
+    flags: frozenset = frozenset().union(*(x.flags for x in Tracer().outputs(closed, labels)))
+    if flags != _SHARED:
+        return None
+    anywhere = {name: jnp.zeros(like.shape, like.dtype) for name, like in local.items()}
+
+    def statistics_fn(latent: Position) -> dict[str, tuple[Array, Array]]:
+        return {name: (x, _square(x, multivariate[name])) for name, x in latent.items()}
+
+    def logdensity_fn(position: Position, count: Array, total: Any) -> Array:
+        terms = []
+        for name, (loc, scale) in parameters(position, anywhere).items():
+            first, second = total[name]
+            if multivariate[name]:
+                cross = jnp.outer(loc, first)
+                spread = second - cross - cross.T + count * jnp.outer(loc, loc)
+                half = jax.scipy.linalg.solve_triangular(scale, spread, lower=True)
+                square = jnp.trace(jax.scipy.linalg.solve_triangular(scale, half.T, lower=True))
+                log_scale = jnp.sum(jnp.log(jnp.diagonal(scale)))
+            else:
+                spread = second - 2 * loc * first + count * loc**2
+                square, log_scale = jnp.sum(spread / scale**2), jnp.sum(jnp.log(scale))
+            terms.append(-count * log_scale - square / 2)
+        return sum(terms[1:], terms[0])
+
+    shapes = jax.eval_shape(parameters, shared, local)
+    multivariate = {name: loc.shape != scale.shape for name, (loc, scale) in shapes.items()}
+    terms = jax.make_jaxpr(terms_fn)(shared, local, rows)
+    flags_of = [frozenset({i}) for i in range(len(shared))]
+    flags_of += [frozenset()] * (len(terms.in_avals) - len(shared))
+    (of_rows,) = Tracer().outputs(terms, [(i, flags) for i, flags in enumerate(flags_of)])
+    seen = tuple(i in of_rows.flags for i in range(len(shared)))
+    return Population(statistics_fn, logdensity_fn, of_rows=Static(seen))
+
+
+def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return location and scale, ``[*shape]`` each, or the scale's lower factor ``[k, k]``."""
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    if type(fn) is dist.Normal:
+        return jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape)
+    if type(fn) is dist.MultivariateNormal and len(shape) == 1 and fn.scale_tril.ndim == 2:
+        return jnp.broadcast_to(fn.loc, shape), fn.scale_tril
+    return None
+
+
+def _square(latent: Array, multivariate: bool) -> Array:
+    return jnp.outer(latent, latent) if multivariate else latent**2

@@ -1,0 +1,138 @@
+"""What kernels share whose clients keep latents of their groups: where these begin, and checks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import Array
+
+from fedmcmc._checks import expect
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    Federation,
+    Local,
+    Participation,
+    Posterior,
+)
+from fedmcmc.hierarchy import Groups, Locals, Moved, Refresh, find_modes, groups_of, marginal
+from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
+from fedmcmc.pytrees import trees
+
+NEWTON_STEPS = 50
+"""Of the search for the modes at which latents begin, at most."""
+MOST_JUDGED = 2
+"""Numbers per latent up to which draws are judged by the posterior without latents."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LatentKernel(FederatedKernel):
+    """A kernel whose clients move latents of their groups, and keep them.
+
+    A client's state is `Locals`: no broadcast holds a latent, and no message one as such.
+    """
+
+    posterior: Posterior
+    refresh: Refresh
+    participation: Participation
+
+    @property
+    def local(self) -> Local:
+        """The part of the model that belongs to a group."""
+        local = self.posterior.local
+        assert local is not None
+        return local
+
+    @property
+    def target(self) -> Posterior | None:
+        # Of the shared parameters, which are what draws are of.
+        if trees.num_elements(self.local.like.tree) > MOST_JUDGED:
+            return self.posterior
+        return marginal(self.posterior)
+
+    @property
+    def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        return self.posterior.constrain_fn
+
+    @property
+    def position_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
+        return self.posterior.position_fn
+
+    def checked_start(self, position: ArrayTree, federation: Federation) -> ArrayTree:
+        """Return where the chain starts, checked.
+
+        Raises
+        ------
+        ValueError
+            If model, position, refresh and federation do not fit together.
+        """
+        self.participation.check(federation.num_clients)
+        position = jax.tree.map(trees.as_float, position)
+        _check_model(self.posterior, position, federation)
+        self.refresh.check(self.local, position, federation.rows)
+        return position
+
+    def client_init(self, broadcast: Broadcast, client: Client) -> Locals:
+        return self.first_locals(groups_of(self.local, client), broadcast.position)
+
+    def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
+        """Return the groups' modes, given the first position."""
+        flat = find_modes(groups, position, NEWTON_STEPS).flat
+        return Locals(groups.as_latents(flat), self.refresh.init(groups, position))
+
+    def moved(
+        self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, kept: ArrayTree
+    ) -> Moved:
+        """Return the latents refreshed at the broadcast position."""
+        return self.refresh.move(groups, draws, broadcast.position, flat, kept, broadcast.round)
+
+
+def expect_latents(
+    posterior: Posterior, refresh: Refresh, participation: Participation, name: str
+) -> None:
+    """Raise `TypeError` or `ValueError` unless a kernel of latents can be built of these."""
+    expect(posterior, Posterior, "posterior")
+    expect(refresh, Refresh, "refresh")
+    expect(participation, Participation, "participation")
+    if posterior.local is None:
+        raise ValueError(
+            f"{name} moves latents of groups, and this posterior has none: mark sites of the model "
+            f"with infer={{'local': True}}, or name them in from_numpyro(model, local=[...])."
+        )
+    if posterior.position_fn is not None:
+        raise ValueError(f"{name} takes a posterior in the model's own coordinates.")
+    if participation.pooled:
+        raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
+    if participation.repeats:
+        raise ValueError(
+            "Latents of a client that is drawn twice in a round would be moved once and count "
+            "twice: take full, bernoulli or uniform participation."
+        )
+
+
+def _check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
+    """Raise `ValueError` unless the log densities take this position, latents and rows."""
+    local: Any = posterior.local
+    like, latent = trees.shapes_of(position), local.like.tree
+    several = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape), leaf.dtype), latent
+    )
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
+        federation.rows,
+    )
+    for name, fn, arguments in (
+        ("logprior_fn", posterior.logprior_fn, (like,)),
+        ("local.logprior_fn", local.logprior_fn, (like, latent)),
+    ):
+        if (shape := shape_of(name, fn, *arguments)) != ():
+            raise ValueError(f"{name} must return a scalar, got shape {shape}.")
+    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, like, several, rows)
+    if shape != (PROBE_ROWS,):
+        raise ValueError(
+            f"local.loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "
+            f"{PROBE_ROWS} rows, got {shape}."
+        )

@@ -1,0 +1,183 @@
+"""Gibbs sampling of NumPyro models: what the server knows of latents, and what it draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from numpyro import distributions as dist
+
+import fedmcmc
+from fedmcmc import FederatedData
+from fedmcmc.hierarchy import conjugate, independence, ula
+from tests.hierarchy.models import (
+    SD,
+    SPREAD,
+    clients,
+    gaussian,
+    in_two_clients,
+    logistic,
+)
+from tests.oracles.federations import LIMIT, worst_z
+from tests.oracles.laws import Moments
+from tests.support.lanes import fast_and_slow
+
+KEY = jax.random.key(6)
+
+
+def of(model, data):
+    return fedmcmc.from_numpyro(model, example=data, centered=1.0)
+
+
+def shared_spread(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(effect, SD), obs=y)
+
+
+def correlated(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([2]).to_event(1))
+    sds = numpyro.sample("sds", dist.HalfNormal(1).expand([2]).to_event(1))
+    factor = sds[:, None] * jnp.array([[1.0, 0.0], [0.6, 0.8]])
+    effects = dist.MultivariateNormal(b, scale_tril=factor)
+    effect = numpyro.sample("effect", effects, infer={"local": True})
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(effect[0] + effect[1] * x, SD), obs=y)
+
+
+@pytest.mark.parametrize("model", [shared_spread, correlated], ids=["normal", "multivariate"])
+def test_sums_of_statistics_say_the_log_prior_of_all_latents(model):
+    data = FederatedData.from_clients(clients())
+    local = of(model, data).local
+    rng, num = np.random.default_rng(0), 7
+    names = ("mu", "tau") if model is shared_spread else ("b", "sds")
+    shape = () if model is shared_spread else (2,)
+    latents = {"effect": jnp.asarray(rng.normal(size=(num, *shape)), jnp.float32)}
+    total = jax.tree.map(
+        lambda leaf: jnp.sum(leaf, 0), jax.vmap(local.population.statistics_fn)(latents)
+    )
+    gaps = []
+    for _ in range(3):
+        place = {name: jnp.asarray(0.5 * rng.normal(size=shape), jnp.float32) for name in names}
+        wanted = sum(local.logprior_fn(place, {"effect": x}) for x in latents["effect"])
+        gaps.append(wanted - local.population.logdensity_fn(place, jnp.float32(num), total))
+    np.testing.assert_allclose(gaps, gaps[0], rtol=1e-4)
+    assert not any(local.population.of_rows.value)
+
+
+def test_parameters_of_rows_are_told_apart():
+    data = FederatedData.from_clients(clients())
+    assert of(gaussian, data).local.population.of_rows.value == (False, True)  # mu, slope
+    data = FederatedData.from_clients(clients("logistic"))
+    assert of(logistic, data).local.population.of_rows.value == (True, False)  # slope, tau
+
+
+class Exact:
+    """The posterior of the Gaussian model's mu and slope, its effects integrated out."""
+
+    def __init__(self):
+        precision, linear = np.diag([1 / 4, 1.0]), np.zeros(2)
+        for own in clients():
+            design = np.stack([np.ones(len(own["x"])), own["x"]], 1)
+            inverse = np.linalg.inv(SD**2 * np.eye(len(design)) + SPREAD**2)
+            precision += design.T @ inverse @ design
+            linear += design.T @ inverse @ own["y"]
+        self.law = Moments(np.linalg.solve(precision, linear), np.linalg.inv(precision))
+
+
+REFRESHES = {"conjugate": conjugate(), "independence": independence(num_tries=2)}
+
+
+@pytest.mark.parametrize("refresh", fast_and_slow(REFRESHES, ["conjugate"]))
+def test_parameters_of_rows_move_by_an_exchange_of_their_own(refresh):
+    data = in_two_clients(clients())
+    kernel = fedmcmc.fed_gibbs(of(gaussian, data), refresh=REFRESHES[refresh], server_moves=1)
+    samples = fedmcmc.sample(
+        KEY,
+        kernel,
+        data,
+        {"mu": 0.0, "slope": 0.0},
+        num_rounds=60,
+        num_burnin=40,
+        thinning=10,
+        num_chains=4096,
+        progress=False,
+    )
+    law = Exact().law
+    draws = np.stack([samples.draws["mu"], samples.draws["slope"]], -1)
+    for place in range(2):
+        assert worst_z(draws[:, place], law) < LIMIT
+    assert 0.4 < samples.info["acceptance"].mean() < 0.95
+
+
+def totals_of(kernel, data, samples):
+    """Return the totals that the server holds, and the sums over the clients' latents."""
+    latents = jax.tree.leaves(samples.state.clients.latents)[0][0][data.group_mask]
+    server = jax.tree.leaves(samples.state.server.total)
+    return [leaf[0] for leaf in server], [latents.sum(), (latents**2).sum()]
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_totals_are_those_of_the_clients_latents(faulty):
+    """After rounds with clients that vanish and messages that arrive broken, too."""
+    data = in_two_clients(clients())
+    kernel = fedmcmc.fed_gibbs(
+        of(shared_spread, data), refresh=conjugate(), participation=fedmcmc.bernoulli(0.6)
+    )
+    if faulty:
+        kernel = fedmcmc.faults(kernel, drop=0.2, nan=0.2)
+    samples = fedmcmc.sample(
+        KEY, kernel, data, {"mu": 0.0, "tau": 0.0}, num_rounds=300, progress=False
+    )
+    assert len(np.unique(samples.draws["tau"])) > 100
+    for found, wanted in zip(*totals_of(kernel, data, samples), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_rounds_in_which_latents_stand_still_send_the_sums_anew():
+    data = in_two_clients(clients())
+    kernel = fedmcmc.fed_gibbs(of(shared_spread, data), refresh=conjugate(), resum_every=2)
+    state = kernel.init(KEY, {"mu": 0.0, "tau": 0.0}, data)
+    off = jax.tree.map(lambda leaf: leaf + 1.0, state.server.total)
+    state = state._replace(server=state.server._replace(total=off))
+    _, step = fedmcmc.simulate(kernel, data)
+    first, _ = jax.jit(step)(KEY, state)
+    second, _ = jax.jit(step)(KEY, first)
+    for leaf, before in zip(*(jax.tree.leaves(s.clients) for s in (second, first)), strict=True):
+        np.testing.assert_array_equal(leaf, before)
+    (latents,) = jax.tree.leaves(second.clients.latents)
+    found = jax.tree.leaves(second.server.total)
+    np.testing.assert_allclose(found, [latents.sum(), (latents**2).sum()], rtol=1e-6)
+    assert abs(jax.tree.leaves(first.server.total)[0] - first.clients.latents["effect"].sum()) > 0.9
+
+
+def test_what_does_not_fit_is_refused():
+    data = FederatedData.from_clients(clients("logistic"))
+    centered, standard = of(logistic, data), fedmcmc.from_numpyro(logistic, example=data)
+    gibbs = fedmcmc.fed_gibbs
+    with pytest.raises(ValueError, match="by sums of statistics"):
+        gibbs(standard, refresh=independence())
+    with pytest.raises(ValueError, match="a refresh that is exact"):
+        gibbs(centered, refresh=ula())
+    with pytest.raises(ValueError, match="full participation"):
+        gibbs(centered, refresh=independence(), participation=fedmcmc.bernoulli(0.5))
+    with pytest.raises(ValueError, match="has none"):
+        gibbs(fedmcmc.marginal(centered), refresh=independence())
+    kernel = gibbs(centered, refresh=independence())
+    with pytest.raises(ValueError, match="cannot be compressed"):
+        fedmcmc.compress(kernel, fedmcmc.quantize(4))
+    with pytest.raises(ValueError, match="late"):
+        fedmcmc.faults(kernel, late=0.1)
+    population = centered.local.population
+    for wrong, match in (
+        (population._replace(of_rows=(False, False)), "depends on slope"),
+        (population._replace(of_rows=(True,)), "one entry per leaf"),
+        (population._replace(logdensity_fn=lambda phi, n, s: jnp.float32(0)), "log priors"),
+    ):
+        local = centered.local._replace(population=wrong)
+        other = gibbs(centered._replace(local=local), refresh=independence())
+        start = {"tau": 0.0, "slope": 0.0}
+        with pytest.raises(ValueError, match=match):
+            fedmcmc.sample(KEY, other, data, start, num_rounds=1, progress=False)

@@ -1,0 +1,217 @@
+"""Kernels that move latents: what stays where, whose rows matter, and what a run keeps."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import FederatedData, Record, rounds
+from fedmcmc.hierarchy import conjugate, independence, ula
+from tests.hierarchy.models import clients, gaussian, in_two_clients, logistic
+from tests.support.lanes import fast_and_slow
+
+KEY = jax.random.key(2)
+ODDS = {"tau": -0.3, "slope": 0.6}
+PLACE = {"mu": 0.4, "slope": -0.2}
+BLOCKS = {"ula": ula(), "independence": independence(), "conjugate": conjugate()}
+
+
+def kernel_of(model, data, refresh=None, **settings):
+    posterior = fedmcmc.from_numpyro(model, example=data)
+    refresh = independence() if refresh is None else refresh
+    return fedmcmc.lsd(posterior, step_size=0.02, refresh=refresh, **settings)
+
+
+def run(kernel, data, position, num_rounds=6, **settings):
+    return fedmcmc.sample(
+        KEY, kernel, data, position, num_rounds=num_rounds, progress=False, **settings
+    )
+
+
+@jax.jit
+def one_step(kernel, data, state, index):
+    """Return the message of a client and its state after a round."""
+    client = data.client(index)
+    own = jax.tree.map(lambda leaf: leaf[index], state.clients)
+    code, kept, _ = rounds.client_step(kernel, 0, KEY, state.broadcast, own, client)
+    return code, kept
+
+
+def test_latents_are_kept_with_the_draws_and_in_the_state():
+    data = in_two_clients(clients("logistic"))
+    kernel = kernel_of(logistic, data)
+    samples = run(kernel, data, ODDS, num_chains=2, record=Record(local=True))
+    (name, found), *_ = samples.local.items()
+    assert name == "effect_decentered" and found.shape == (2, 6, 2, 3)
+    assert samples.local_mask.tolist() == [[True] * 3, [True, True, False]]
+    np.testing.assert_array_equal(found[:, -1], samples.state.clients.latents[name])
+    assert (found[..., 1, 2] == 0).all() and (np.abs(np.diff(found, axis=1)).max((0, 1)) > 0)[
+        samples.local_mask
+    ].all()
+    # The user's effect is the standard one times the spread of the same round.
+    spread = np.exp(samples.draws["tau"])[..., None, None]
+    np.testing.assert_allclose(samples.constrained_local["effect"], spread * found, rtol=1e-6)
+    plain = run(kernel, data, ODDS, num_chains=2)
+    assert plain.local is None
+    for site in ODDS:
+        np.testing.assert_array_equal(plain.draws[site], samples.draws[site])
+    with pytest.raises(ValueError, match="No latents were kept"):
+        plain.constrained_local  # noqa: B018
+
+
+@pytest.mark.slow
+def test_latents_are_part_of_the_tree_of_arviz(tmp_path):
+    data = in_two_clients(clients("logistic"))
+    kernel = kernel_of(logistic, data)
+    samples = run(kernel, data, ODDS, record=Record(local=True))
+    tree = samples.to_datatree()
+    assert tree["posterior"]["effect"].shape == (1, 6, 2, 3)
+    stored = run(kernel, data, ODDS, record=Record(local=True, draws_to=tmp_path / "draws.zarr"))
+    name = "effect_decentered"
+    np.testing.assert_array_equal(np.asarray(stored.local[name]), samples.local[name])
+
+
+def test_a_client_that_is_absent_keeps_its_latents():
+    data = FederatedData.from_clients(clients("logistic"))
+    kernel = kernel_of(logistic, data, participation=fedmcmc.uniform(2))
+    samples = run(kernel, data, ODDS, num_rounds=8, record=Record(local=True))
+    latents = samples.local["effect_decentered"][0, :, :, 0]
+    moved = np.diff(latents, axis=0) != 0
+    assert (moved.sum(1) <= 2).all() and moved.any(0).all()
+
+
+@pytest.mark.parametrize("refresh", fast_and_slow(BLOCKS, ["independence"]))
+def test_rows_of_other_groups_and_clients_do_not_enter(refresh):
+    """Latents of a group are the same to the last bit whatever the others' rows are."""
+    model, place = (gaussian, PLACE) if refresh == "conjugate" else (logistic, ODDS)
+    data = in_two_clients(clients("gaussian" if refresh == "conjugate" else "logistic"))
+    kernel = kernel_of(model, data, BLOCKS[refresh])
+    state = kernel.init(KEY, place, data)
+    group = np.asarray(data.rows.group)
+    broken = jax.tree.map(np.array, data.rows.values)
+    other = (group == 1) | (np.arange(data.num_rows) >= int(data.start[1]))
+    broken["x"][other] = np.nan
+    rows = fedmcmc.data.Grouped(broken, data.rows.group, data.rows.most)
+    dirty = FederatedData(rows, data.start, data.size, data.share, data.max_size)
+    (clean_message, clean), (message, found) = (
+        one_step(kernel, d, state, 0) for d in (data, dirty)
+    )
+    clean, found = (np.asarray(*jax.tree.leaves(x.latents)) for x in (clean, found))
+    assert np.array_equal(found[[0, 2]], clean[[0, 2]]) and np.isfinite(clean).all()
+    assert np.isfinite(clean_message["slope"]) and not np.isfinite(message["slope"])
+
+
+def test_a_latent_that_no_row_looks_at_changes_no_draw():
+    own = clients()
+    data = FederatedData.from_clients(own)
+
+    def without(x, y=None):
+        import numpyro
+        from numpyro import distributions as dist
+
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(mu + slope * x, 1), obs=y)
+
+    def beside(x, y=None):
+        import numpyro
+        from numpyro import distributions as dist
+
+        numpyro.sample("idle", dist.Normal(0, 1), infer={"local": True})
+        without(x, y)
+
+    posterior = fedmcmc.from_numpyro(without, example=data)
+    kernels = (kernel_of(beside, data), fedmcmc.lsd(posterior, step_size=0.02))
+    first, second = (run(kernel, data, PLACE).draws for kernel in kernels)
+    for name in PLACE:
+        np.testing.assert_allclose(first[name], second[name], rtol=2e-6)
+
+
+@pytest.mark.slow
+def test_groups_lie_in_clients_of_their_own_or_together():
+    """Of one place, at the modes: the sum of messages is the same, up to rounding."""
+    own = clients("logistic")
+    sums = []
+    for data in (FederatedData.from_clients(own), in_two_clients(own)):
+        kernel = kernel_of(logistic, data, order="gradient_first")
+        state = kernel.init(KEY, ODDS, data)
+        messages = [one_step(kernel, data, state, i)[0] for i in range(data.num_clients)]
+        sums.append(jax.tree.map(lambda *leaves: sum(leaves), *messages))
+    for name in ODDS:
+        np.testing.assert_allclose(sums[0][name], sums[1][name], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_chunks_cut_groups_without_a_difference(monkeypatch):
+    from fedmcmc.data import _federated
+    from fedmcmc.hierarchy import _latents
+
+    data = in_two_clients(clients("logistic"))
+    kernel = kernel_of(logistic, data)
+    wanted = run(kernel, data, ODDS).draws
+    for module in (_federated, _latents):
+        monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    jax.clear_caches()
+    for name, found in run(kernel, data, ODDS).draws.items():
+        np.testing.assert_allclose(found, wanted[name], rtol=1e-4)
+    jax.clear_caches()
+
+
+@pytest.mark.slow
+def test_runs_with_latents_go_on_from_checkpoints_and_stores(tmp_path):
+    data = FederatedData.from_clients(clients("logistic"))
+    kernel = kernel_of(logistic, data, participation=fedmcmc.uniform(2))
+    whole = run(kernel, data, ODDS, num_rounds=8)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "run", every_rounds=2)
+    run(kernel, data, ODDS, num_rounds=4, checkpoint=checkpoint)
+    again = run(kernel, data, ODDS, num_rounds=8, checkpoint=checkpoint)
+    stored = run(
+        kernel,
+        data,
+        ODDS,
+        num_rounds=8,
+        placement=fedmcmc.Placement(client_store=fedmcmc.HostStore()),
+    )
+    for samples in (again, stored):
+        for name in ODDS:
+            np.testing.assert_allclose(samples.draws[name], whole.draws[name], rtol=1e-5)
+        (found,), (wanted,) = (jax.tree.leaves(x.state.clients.latents) for x in (samples, whole))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_what_does_not_fit_is_refused():
+    data = FederatedData.from_clients(clients("logistic"))
+    posterior = fedmcmc.from_numpyro(logistic, example=data)
+    other = fedmcmc.marginal(posterior)
+    lsd = fedmcmc.lsd
+    with pytest.raises(ValueError, match="moves them along"):
+        fedmcmc.fa_ld(posterior, step_size=0.1, num_local_steps=2)
+    with pytest.raises(ValueError, match="moves them along"):
+        lsd(posterior, step_size=0.1)
+    with pytest.raises(ValueError, match="this posterior has none"):
+        lsd(other, step_size=0.1, refresh=ula())
+    with pytest.raises(TypeError, match="refresh must be a"):
+        lsd(posterior, step_size=0.1, refresh="ula")
+    with pytest.raises(ValueError, match="temperature one"):
+        lsd(posterior, step_size=0.1, refresh=ula(), batch_size=2)
+    with pytest.raises(ValueError, match="are of latents"):
+        lsd(other, step_size=0.1, num_draws=2)
+    with pytest.raises(ValueError, match="order must be"):
+        lsd(posterior, step_size=0.1, refresh=ula(), order="last")
+    with pytest.raises(ValueError, match="step_size must be"):
+        ula(2.5)
+    kernel = lsd(posterior, step_size=0.1, refresh=conjugate())
+    with pytest.raises(ValueError, match="not normal given the rest"):
+        run(kernel, data, ODDS)
+    with pytest.raises(ValueError, match="drawn twice"):
+        two = fedmcmc.categorical(cohort_size=2)
+        lsd(posterior, step_size=0.1, refresh=ula(), participation=two)
+    some = lsd(posterior, step_size=0.1, refresh=ula(), participation=fedmcmc.bernoulli(0.5))
+    with pytest.raises(ValueError, match="absent clients"):
+        fedmcmc.compress(some, fedmcmc.memory(fedmcmc.quantize(4)))
+    plain = fedmcmc.lsd(other, step_size=0.1)
+    with pytest.raises(ValueError, match="for kernels that move latents"):
+        run(plain, data, ODDS, record=Record(local=True))
+    with pytest.raises(ValueError, match="not both"):
+        Record(local=True, keep_draws=False)
