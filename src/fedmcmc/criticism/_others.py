@@ -51,6 +51,16 @@ class Around(Question):
     def code_like(self, like: Broadcast) -> ArrayTree:
         return self.question.code_like(like)
 
+    @property
+    def leaves_out_beyond(self) -> bool:
+        return self.question.leaves_out_beyond
+
+    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
+        return self.question.answer_in_range(answer, most)
+
+    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        return self.question.answer_from_range(total, most)
+
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
