@@ -2,6 +2,8 @@
 
 ``make deploy-demo``, or ``python -m experiments.deploy_demo [key=value ...]`` with the fields of
 `Config`. Beside what the processes draw stands what the demo's simulation draws with the same keys.
+The server asks the hospitals for all that it needs; this program, which has all rows, hands it
+nothing but settings.
 """
 
 import json
@@ -28,6 +30,8 @@ from fedmcmc import deploy
 from fedmcmc.__main__ import main as fedmcmc_command
 
 STUDY = Path(__file__).parent / "deployed_trial"
+ASKS = (*deploy.FIT, "CommonExpansions", "Relay")
+"""For `fedmcmc.fit`, for the mode and the hospitals' expansions there, and for FSGLD with these."""
 PATIENCE_SECONDS = 900.0  # machines are busy
 
 
@@ -107,9 +111,7 @@ def running(folder: Path) -> Iterator[Processes]:
         processes.end()
 
 
-def make_study(
-    config: Config, data: fedmcmc.FederatedData, names: list[str], surrogates: Any
-) -> Path:
+def make_study(config: Config, data: fedmcmc.FederatedData, names: list[str]) -> Path:
     """Write the study's files; return its path."""
     folder = Path(config.out) / "study"
     folder.mkdir(parents=True)
@@ -117,18 +119,11 @@ def make_study(
     sites = "\n".join(
         f"{name} = {num}" for name, num in zip(names, data.sizes.tolist(), strict=True)
     )
-    settings = dict(
-        step_size=config.step_size,
-        num_local_steps=config.num_local_steps,
-        precision_mean=np.asarray(surrogates.precision_mean["coefficients"]).tolist(),
-        precision=np.asarray(surrogates.precision).tolist(),
-    )
-    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
     path = folder / "study.toml"
     path.write_text(f"""\
 name = "indomethacin"
 posterior = "model.py:posterior"
-asks = {json.dumps(list(deploy.FIT))}
+asks = {json.dumps(ASKS)}
 
 [sites]
 {sites}
@@ -137,12 +132,6 @@ asks = {json.dumps(list(deploy.FIT))}
 treated = {{ dtype = "float32" }}
 risk = {{ dtype = "float32" }}
 pancreatitis = {{ dtype = "int32" }}
-
-[kernels]
-fsgld = "model.py:kernel"
-
-[settings]
-{lines}
 """)
     return path
 
@@ -176,22 +165,17 @@ def free_port() -> int:
         return port
 
 
-def toml(value: Any) -> str:
-    """Return a value as TOML; a mapping becomes an inline table."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {toml(part)}" for name, part in value.items()) + " }"
-    return json.dumps(value)
-
-
-def begin_server(processes: Processes, name: str, **run: Any) -> Callable[[], np.ndarray]:
+def begin_server(
+    processes: Processes, name: str, module: str = "fedmcmc.server", **run: Any
+) -> Callable[[], np.ndarray]:
     """Start the server's process with a run; return what waits for the coefficients it draws."""
     folder = processes.folder / "server"
     head = (folder / "server.toml").read_text().partition("[run]")[0]
     run |= dict(draws=f"{name}.npz", progress=False)
-    lines = "\n".join(f"{key} = {toml(value)}" for key, value in run.items())
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in run.items())
     head = head.replace("0.0.0.0", "127.0.0.1")  # nobody from outside
     (folder / f"{name}.toml").write_text(f"{head}[run]\n{lines}\n")
-    processes.start("server", "fedmcmc.server", f"{name}.toml")
+    processes.start("server", module, f"{name}.toml")
     server = processes.running["server"]
 
     def finish() -> np.ndarray:
@@ -261,19 +245,18 @@ def main(arguments: list[str]) -> None:
     posterior = fedmcmc.from_numpyro(demo.model, example=data)
     assert posterior.init_fn is not None
     start = posterior.init_fn(jax.random.split(jax.random.key(config.seed))[1])
-    mode = fedmcmc.surrogates.mode(posterior, data, start).position
-    surrogates = fedmcmc.surrogates.taylor(posterior, data, mode)
-    study = make_study(config, data, names, surrogates)
+    study = make_study(config, data, names)
     folder = out / "consortium"
     make_kits(study, data, names, folder)
     say(f"{', '.join(names)} have approved {deploy.Study.read(study).digest[:16]}")
+    settings = dict(step_size=config.step_size, num_local_steps=config.num_local_steps)
     chains = dict(
-        kernel="fsgld",
+        module="experiments.deployed_trial.server",
         seed=config.seed,
-        position={"coefficients": np.asarray(mode["coefficients"]).tolist()},
         num_burnin=config.num_burnin,
         thinning=config.thinning,
         num_chains=config.num_chains,
+        **settings,
     )
     drawn: dict[str, dict[str, np.ndarray]] = {"fit": {}, "FSGLD": {}}
     with running(folder) as processes:
@@ -281,7 +264,8 @@ def main(arguments: list[str]) -> None:
             processes.start_site(name)
         finish = begin_server(processes, "fit", kernel="fit", seed=config.seed + 3)
         say("five processes are started; meanwhile the simulation")
-        settings = dict(step_size=config.step_size, num_local_steps=config.num_local_steps)
+        mode = fedmcmc.surrogates.mode(posterior, data, start).position
+        surrogates = fedmcmc.surrogates.taylor(posterior, data, mode)
         kernel = fedmcmc.fsgld(posterior, surrogates, **settings)
         drawn["FSGLD"]["simulation"] = simulate(config, data, kernel, mode)
         key = jax.random.key(config.seed + 3)
@@ -295,7 +279,8 @@ def main(arguments: list[str]) -> None:
         seconds = time.perf_counter() - seconds
         say(
             f"FSGLD has ended: {config.num_rounds:,} rounds of {config.num_chains} chains, "
-            f"{1e3 * seconds / config.num_rounds:.1f} ms per round with the server's start"
+            f"{1e3 * seconds / config.num_rounds:.1f} ms per round with the server's start and "
+            "what it asks before"
         )
         again = kill_one(config, processes, names[0], chains, say)
     print("\n" + text_table(compare(drawn)) + "\n")

@@ -1,4 +1,4 @@
-"""The study of the deployed demo, as all hospitals approve it: the demo's model and a kernel."""
+"""The study of the deployed demo, as all hospitals approve it: the demo's model."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,19 +27,3 @@ def posterior(settings):
         pancreatitis=zeros_and_ones.astype(np.int32),
     )
     return fedmcmc.from_numpyro(model, example=example)
-
-
-def kernel(posterior, settings):
-    """Return FSGLD with the hospitals' expansions that the settings hold."""
-    # Each hospital's expansion at the common mode, which all hospitals therefore know.
-    surrogates = fedmcmc.Gaussian(
-        {"coefficients": jnp.array(settings["precision_mean"])},
-        jnp.array(settings["precision"]),
-        "dense",
-    )
-    return fedmcmc.fsgld(
-        posterior,
-        surrogates,
-        step_size=settings["step_size"],
-        num_local_steps=settings["num_local_steps"],
-    )

@@ -30,6 +30,25 @@ def test_a_server_fits_as_its_file_says(tmp_path):
     )
 
 
+def test_a_server_may_call_functions_in_place_of_one_run(tmp_path):
+    """With the settings of its file, and no table of a run."""
+    clinics = Consortium(tmp_path, asks=deploy.FIT)
+    path = tmp_path / "server.toml"
+    path.write_text(path.read_text().partition("[run]")[0] + "[run]\ntimeout = 7.0\n")
+    with clinics.in_threads(NAMES):
+        sites = deploy.connect(path)
+        start = np.zeros(2, np.float32)
+        mode = fedmcmc.surrogates.mode(clinics.study.model, sites, start).position
+        assert sites._links.timeout == 7.0
+        sites.close()
+    data = fedmcmc.FederatedData.from_clients([rows_of(name) for name in NAMES])
+    expected = fedmcmc.surrogates.mode(clinics.study.model, data, start).position
+    np.testing.assert_allclose(mode, expected, atol=1e-5)
+    path.write_text(path.read_text().replace("chur = ", "zug = "))
+    with pytest.raises(ValueError, match="a fingerprint for each"):
+        deploy.connect(path)
+
+
 @pytest.mark.parametrize(
     ("command", "old", "new", "message"),
     [
@@ -83,6 +102,31 @@ def test_what_a_site_keeps_is_checked_when_it_is_read(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(OSError, match="damaged"):
         disk.read("run", 2)
+
+
+def test_a_state_that_was_not_written_to_its_end_leaves_the_one_before(tmp_path):
+    """Nothing was answered then, so that the one before is the site's state."""
+    disk = Disk(tmp_path)
+    for number in range(5):
+        disk.write("run", {"a": number}, bytes([number]) * 5000, b"pending")
+        assert Disk(tmp_path).read("run", 2)[0] == {"a": number}
+    (path,) = tmp_path.glob("run-*/state")
+    whole = path.read_bytes()
+    places = [whole.index(bytes([number]) * 5000) for number in (4, 3)]
+    for number, place in zip((3, None), places, strict=True):
+        torn = bytearray(path.read_bytes())
+        torn[place + 4000 : place + 5000] = bytes([2]) * 1000
+        path.write_bytes(torn)
+        if number is not None:
+            found = disk.read("run", 2)
+            assert found == ({"a": number}, [bytes([number]) * 5000, b"pending"])
+    with pytest.raises(OSError, match="damaged"):
+        disk.read("run", 2)
+    path.write_bytes(whole)
+    again = Disk(tmp_path)  # of a site that was started again
+    for number, size in ((5, 5000), (6, 50_000), (7, 10)):  # more than there is room for, and less
+        again.write("run", {"a": number}, bytes([number]) * size, b"")
+        assert Disk(tmp_path).read("run", 2) == ({"a": number}, [bytes([number]) * size, b""])
 
 
 def test_only_some_runs_are_kept(tmp_path):

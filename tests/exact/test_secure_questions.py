@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc._types import Exact
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
+from fedmcmc.kernels._gibbs import _Judged, _Judgement
+from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA, KEY, POSTERIOR
 
@@ -89,6 +92,23 @@ def test_a_chain_turns_back_at_a_wall_in_a_secure_sum(build):
     exact, found = (x.sample(KEY, kernel, CENTRE, **settings) for x in (PLAIN, secured()))
     np.testing.assert_allclose(found.draws, exact.draws, rtol=1e-4, atol=1e-4)
     assert (found.info["acceptance"] == 0).any() and found.draws[..., 0].min() > 0.2
+
+
+def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
+    """Of `fed_gibbs`; three clients say what is sent as a sum of words."""
+    judgement, most = _Judgement(None), 2.0**20
+    for value, steep in ((-jnp.inf, 1.0), (IMPOSSIBLE, 1.0), (-3.0, 2.0**21)):
+        said = [
+            _Judged(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
+            for difference, slope in ((2.5, 1.0), (value, steep), (70.0, -2.0))
+        ]
+        sent = [judgement.in_range(Exact(each), most) for each in said]
+        assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
+        total = judgement.from_range(jax.tree.map(lambda *x: sum(x), *sent), most)
+        assert total.value.difference < BELOW
+        np.testing.assert_array_equal(total.value.gradient, [-1.0, 2.0])
+    within = jax.tree.map(lambda *x: sum(x), *(Exact(said[0]), Exact(said[2])))
+    jax.tree.map(np.testing.assert_array_equal, judgement.from_range(within, most), within)
 
 
 @pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, jnp.inf, -1e12], ids=str)

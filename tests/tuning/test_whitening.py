@@ -67,6 +67,18 @@ def test_the_factor_is_that_of_the_inverse_of_the_precision(white):
     assert np.abs(scaled).max() < 0.02
 
 
+def test_it_takes_no_more_than_the_sum_of_the_precisions(white):
+    """As where single answers are hidden."""
+    structure = "dense" if white.posterior.position_fn.factor.ndim == 2 else "diagonal"
+    alone = fedmcmc.whiten(POSTERIOR, DATA, START, structure=structure, surrogates=False)
+    assert alone.surrogates is None
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+        alone.metric,
+        white.metric,
+    )
+
+
 def test_a_langevin_path_is_that_of_the_model_with_the_metric(white):
     """``theta' = theta + h B grad + sqrt(2 h) C xi``, with ``B = C C'``, by the very normals."""
     step = 0.3

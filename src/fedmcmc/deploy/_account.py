@@ -29,8 +29,12 @@ ANSWERS = {
     "Expansions": "its log likelihood, the gradient and the curvature at points that the server "
     "chooses",
     "Falls": "what its log likelihood loses at points around the mode",
+    "FederatedGibbs": "by how much the sums of its latents' statistics have changed, and for "
+    "parameters of rows its log likelihood and the gradient",
     "GaussianMetropolis": "its log likelihoods at points that the server proposes",
     "HamiltonianMonteCarlo": "its log likelihood and the gradient at positions of the chain",
+    "JointLangevin": "the gradient of what its rows and latents say together, at latents that it "
+    "draws itself",
     "Langevin": "the gradient of its log likelihood at the chain's position (or what the study's "
     "estimator makes of it)",
     "LeaveOneOut": "how well each of its rows is predicted by the others, summed over its rows",
@@ -41,6 +45,8 @@ ANSWERS = {
     "term of a sum",
     "PseudoGradients": "how far a model came that it has trained on its rows, and its share of all "
     "rows",
+    "Redrawn": "the answer to another question about outcomes that it draws from the model in "
+    "place of its own, beside its own other columns",
     "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
     "Replication": "functions of its rows, and of outcomes that the model draws in their place",
     "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not a term of a sum",

@@ -183,6 +183,38 @@ def run_server(path: str | Path) -> Samples:
         If the file is not such.
     """
     given, base = _read(path, ("study", "address", *KEYS, "sites", "run"), ())
+    study, wait_at_port = _waiting(path, given, base)
+    return _run_over(path, study, wait_at_port, given["run"], base)
+
+
+def connect(path: str | Path) -> Sites:
+    """Return the sites of a study, for a server that calls functions instead of one run.
+
+    Parameters
+    ----------
+    path
+        A TOML file as that of `run_server`; of its table ``run``, which may be missing,
+        ``on_missing`` and ``timeout`` count.
+
+    Returns
+    -------
+    Sites
+        To be closed when all is done. The first call waits for the sites.
+
+    Raises
+    ------
+    ValueError
+        If the file is not such.
+    """
+    given, base = _read(path, ("study", "address", *KEYS, "sites"), ("run",))
+    study, wait_at_port = _waiting(path, given, base)
+    return Sites(study, wait_at_port(), **_patience(given.get("run", {})))
+
+
+def _waiting(
+    path: str | Path, given: dict[str, Any], base: Path
+) -> tuple[Study, Callable[[], GrpcServer]]:
+    """Return a server's study, and what waits for its sites at a port."""
     study = Study.read(base / given["study"])
     if set(given["sites"]) != set(study.sites):
         raise ValueError(f"{path}: sites must have a fingerprint for each of {list(study.sites)}.")
@@ -192,27 +224,31 @@ def run_server(path: str | Path) -> Samples:
         LOG.info("the study %s (%s) waits at port %s", study.name, study.digest[:16], server.port)
         return server
 
-    return _run_over(path, study, wait_at_port, given["run"], base)
+    return study, wait_at_port
 
 
-def run_over(path: str | Path, connect: Callable[[], Transport]) -> Samples:
+def _patience(what: dict[str, Any]) -> dict[str, Any]:
+    return {name: what[name] for name in ("on_missing", "timeout") if name in what}
+
+
+def run_over(path: str | Path, transport: Callable[[], Transport]) -> Samples:
     """Run the server of a study over another transport; see `run_server`.
 
     Parameters
     ----------
     path
         A TOML file with ``study`` and ``run``.
-    connect
+    transport
         Returns the transport, once the settings have been found to be right.
     """
     given, base = _read(path, ("study", "run"), ("address", *KEYS, "sites"))
-    return _run_over(path, Study.read(base / given["study"]), connect, given["run"], base)
+    return _run_over(path, Study.read(base / given["study"]), transport, given["run"], base)
 
 
 def _run_over(
     path: str | Path,
     study: Study,
-    connect: Callable[[], Transport],
+    transport: Callable[[], Transport],
     what: dict[str, Any],
     base: Path,
 ) -> Samples:
@@ -221,8 +257,7 @@ def _run_over(
     more = ("position", "on_missing", "timeout", "progress")
     wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
     _check_names(path, what, wanted, (*more, "report") if fits else (*more, *counts), "run")
-    waits = {name: what[name] for name in ("on_missing", "timeout") if name in what}
-    sites = Sites(study, connect(), **waits)
+    sites = Sites(study, transport(), **_patience(what))
     try:
         samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
     finally:

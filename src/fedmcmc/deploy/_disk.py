@@ -1,10 +1,18 @@
-"""What a site keeps on its own disk: each client state, on the disk before anything is answered."""
+"""What a site keeps on its own disk: each client state, on the disk before anything is answered.
+
+The state of a run lies in one file with two places, of which the older one is written over. If a
+site is killed while it writes, the other place holds what was before, and nothing was answered yet.
+A file that had to be made anew and renamed in each round would take ten times as long.
+"""
 
 import json
+import os
 import shutil
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmcmc.deploy._frames import digest_of, pack, unpack
 from fedmcmc.storage import write_whole
@@ -15,6 +23,21 @@ MARKED = "mark-" + 12 * "[0-9]"
 """Names of states of earlier rounds; while one is written it has another name."""
 RESERVED = 100
 """Rounds of which the count is written ahead, so that not every round waits for the disk."""
+
+
+MARK = b"fmcstate"
+PLACE = struct.Struct(">8sQQI")
+"""Mark, number, bytes and checksum of what is in a place."""
+ROOM, BLOCK = 256, 4096
+"""Bytes that a place has at least more than its first content, as the numbers in its header grow;
+and whole blocks of a disk, so that writing one place leaves those of the other alone."""
+
+
+class _Found(NamedTuple):
+    """What is in a place of a file; an empty or damaged one is before all others."""
+
+    number: int
+    content: bytes
 
 
 class Disk:
@@ -29,13 +52,38 @@ class Disk:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._number: tuple[Path, int] | None = None  # of the last state written, and its file
 
     def _of(self, run: str) -> Path:
         return self.folder / f"run-{digest_of(run.encode())[:32]}"
 
     def write(self, run: str, header: dict[str, Any], *parts: bytes) -> None:
         """Write the state of a run, on the disk when this returns."""
-        self._write(self._of(run) / "state", header, *parts)
+        path = self._of(run) / "state"
+        content = pack(json.dumps(header).encode(), *parts)
+        if self._number is None or self._number[0] != path:
+            found = max(_places(path)).number if path.exists() else 0
+            self._number = path, found
+        number = self._number[1] + 1
+        head = PLACE.pack(MARK, number, len(content), zlib.crc32(content))
+        room = path.stat().st_size // 2 if path.exists() else 0
+        if len(head) + len(content) > room:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            room = -(-(len(head) + len(content) + ROOM) // BLOCK) * BLOCK
+            empty = bytes(room)
+            of_places = [empty, empty]
+            of_places[number % 2] = (head + content).ljust(room, b"\0")
+            write_whole(path, lambda file: file.writelines(of_places))
+        else:
+            file = os.open(path, os.O_WRONLY)
+            try:
+                data = head + content
+                if os.pwrite(file, data, room * (number % 2)) != len(data):
+                    raise OSError(f"{path} could not be written to its end: the disk may be full.")
+                os.fsync(file)
+            finally:
+                os.close(file)
+        self._number = path, number
 
     def read(self, run: str, num: int) -> tuple[dict[str, Any], list[bytes]] | None:
         """Return the state of a run with its `num` parts, ``None`` if there is none.
@@ -45,7 +93,14 @@ class Disk:
         OSError
             If the file is damaged.
         """
-        return self._read(self._of(run) / "state", num)
+        path = self._of(run) / "state"
+        if not path.exists():
+            return None
+        found = max(_places(path))
+        if not found.number:
+            raise OSError(f"{path} is damaged: it does not hold what was written.")
+        header, *parts = unpack(found.content, num + 1)
+        return json.loads(header), parts
 
     def mark(self, run: str, rounds: Sequence[int], state: bytes, keep: Sequence[int]) -> None:
         """Keep the state before these rounds, for a server that goes on from there.
@@ -74,7 +129,8 @@ class Disk:
     def begin(self, run: str) -> None:
         """Remove what an earlier attempt at a run left, and the oldest of many runs."""
         shutil.rmtree(self._of(run), ignore_errors=True)
-        by_age = sorted(self.folder.glob("run-*"), key=lambda path: path.stat().st_mtime)
+        self._number = None
+        by_age = sorted(self.folder.glob("run-*"), key=_age)
         for path in by_age[: max(len(by_age) - MOST_RUNS, 0)]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -103,3 +159,25 @@ class Disk:
             raise OSError(f"{path} is damaged: it does not hold what was written.")
         header, *parts = unpack(data[32:], num + 1)
         return json.loads(header), parts
+
+
+def _places(path: Path) -> list[_Found]:
+    """Return what is in both places of a file."""
+    data = path.read_bytes()
+    room = len(data) // 2
+    return [_found(data[:room]), _found(data[room:])]
+
+
+def _found(place: bytes) -> _Found:
+    if len(place) >= PLACE.size:
+        mark, number, size, expected = PLACE.unpack_from(place)
+        content = place[PLACE.size : PLACE.size + size]
+        if mark == MARK and len(content) == size and zlib.crc32(content) == expected:
+            return _Found(number, content)
+    return _Found(0, b"")
+
+
+def _age(folder: Path) -> float:
+    """Return when a run's state was written last."""
+    path = folder / "state"
+    return (path if path.exists() else folder).stat().st_mtime

@@ -79,7 +79,8 @@ class GrpcServer:
         self._names = {_normal(pin): name for name, pin in sites.items()}
         if len(self._names) != len(sites):
             raise ValueError("Two sites have the same certificate.")
-        self._inbox: queue.Queue[tuple[str, bytes | None]] = queue.Queue(WAITING * len(sites))
+        self._inbox: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
+        self._rooms = {name: threading.Semaphore(WAITING) for name in sites}
         self._outboxes: dict[str, queue.SimpleQueue[bytes | None]] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         # One thread per stream; a site that comes again may for a moment have two.
@@ -127,7 +128,10 @@ class GrpcServer:
             for data in messages:
                 if self._outboxes.get(name) is not outbox:
                     return  # it has joined again; what comes here is of its former life
-                self._put(name, data)
+                while not self._rooms[name].acquire(timeout=1.0):
+                    if self._closed.is_set():
+                        return
+                self._inbox.put((name, data))
         except Exception as error:  # gRPC ends an iterator so when its stream breaks
             LOG.info("%s: the connection ended (%s)", name, type(error).__name__)
         outbox.put(None)
@@ -137,15 +141,7 @@ class GrpcServer:
             if self._outboxes.get(name) is not outbox:
                 return
             del self._outboxes[name]
-        self._put(name, None)
-
-    def _put(self, name: str, data: bytes | None) -> None:
-        while not self._closed.is_set():
-            try:
-                self._inbox.put((name, data), timeout=1.0)
-                return
-            except queue.Full:
-                continue
+        self._inbox.put((name, None))
 
     def send(self, site: str, data: bytes) -> None:
         """Send bytes to a site; where it is not connected they are dropped."""
@@ -156,9 +152,12 @@ class GrpcServer:
     def receive(self, timeout: float) -> tuple[str, bytes | None] | None:
         """Return who sent what, `None` for the bytes if its connection ended, `None` if nobody."""
         try:
-            return self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            news = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
         except queue.Empty:
             return None
+        if news[1] is not None:
+            self._rooms[news[0]].release()
+        return news
 
     def close(self) -> None:
         """End all connections."""

@@ -120,6 +120,11 @@ class Rounds:
         self.masked = MaskedSums(links) if links.study.secure else None
         digest = np.frombuffer(bytes.fromhex(name), np.uint8)
         self._run = jnp.asarray(np.tile(digest, (len(keys), 1)))
+        # Of each phase: what reads code and report of one chain, and both of who says nothing.
+        self._readers = [
+            ((wire.reader(x.code), wire.reader(x.report)), _zeros((x.code, x.report)))
+            for x in shapes.phases
+        ]
         self._begin = self._beginning()
         links.beginning = lambda site: [self._begin]
 
@@ -237,7 +242,11 @@ class Rounds:
         last, counted = np.array(state.clients.last), np.array(state.clients.counted)
         bits = np.zeros((2, len(self.keys)))
         for phase in range(len(self.shapes.phases)):
-            places = [_Place.of(i, ids, weight, active) for i in range(num_sites)]
+            everyone = kernel.participation.cohort_size is None
+            places = [
+                _Place(active[i], weight[i]) if everyone else _Place.of(i, ids, weight, active)
+                for i in range(num_sites)
+            ]
             asked = {self.names[i]: place for i, place in enumerate(places) if place.on.any()}
             at_server = AtServer((memories[phase],), last, counted, self._run)
             hear = self._hear if self.masked is None else partial(self._hear_sum, self.masked)
@@ -280,7 +289,7 @@ class Rounds:
             requests,
             "answer",
             tag,
-            lambda site, data: _answers(data, asked[site].on, exchange),
+            lambda site, data: _answers(data, asked[site].on, *self._readers[phase]),
             may_miss=self.may_miss,
         )
         heard = set(answers)
@@ -288,7 +297,7 @@ class Rounds:
             self.num_missed[site] += 1
             active = active & (ids != self.names.index(site))
         if len(answers) < len(self.names):
-            silent = [_zeros((exchange.code, exchange.report))] * len(self.keys)
+            silent = [self._readers[phase][1]] * len(self.keys)
             answers |= {site: silent for site in self.names if site not in answers}
         codes, told = zip(*(stacked(answers[site]) for site in self.names), strict=True)
         moved, (memories, counted) = taken_in(
@@ -429,16 +438,19 @@ def _verdict(at_server: AtServer, index: int) -> dict[str, Any]:
     return {"last": None if last[0] < 0 else last, "counted": counted}
 
 
-def _answers(data: bytes, on: np.ndarray, exchange: Any) -> list[ArrayTree]:
+def _answers(data: bytes, on: np.ndarray, readers: Any, silent: ArrayTree) -> list[ArrayTree]:
     """Return code and report of every chain, zeros where the site takes no part."""
-    like = (exchange.code, exchange.report)
     num = int(on.sum())
     parts = unpack(data, 2 * num)
-    heard = (
-        (_decoded(code, exchange.code), _decoded(report, exchange.report))
-        for code, report in zip(parts[:num], parts[num:], strict=True)
-    )
-    return [next(heard) if here else _zeros(like) for here in on]
+    try:
+        code, report = (
+            [read(part) for part in some]
+            for read, some in zip(readers, (parts[:num], parts[num:]), strict=True)
+        )
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+    heard = zip(code, report, strict=True)
+    return [next(heard) if here else silent for here in on]
 
 
 def _decoded(data: bytes, like: ArrayTree) -> ArrayTree:

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class _Run:
     kernel: FederatedKernel
     keys: Array  # [num_chains]
     shapes: Shapes
+    readers: list[Callable[[bytes], ArrayTree]]  # of broadcasts, one per phase
     told: str  # a digest of all this, as the server told it
     # What the server has counted, leaves [num_chains, ...]; `None` before the first round.
     state: ArrayTree = None
@@ -273,8 +275,9 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
-        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, told)
+        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, readers, told)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
@@ -408,9 +411,9 @@ class Site:
                 "Under masks all sites take part in all chains, with one weight: a total in which "
                 "one message weighs more than the others tells that message."
             )
-        exchange = shapes.phases[number]
         some = iter(unpack(frame.body, sum(map(bool, active))))
-        heard = [_read(next(some), exchange.broadcast) if on else None for on in active]
+        read = run.readers[number]
+        heard = [_readable(read, next(some)) if on else None for on in active]
         anyone = next(broadcast for broadcast in heard if broadcast is not None)
         broadcasts = stacked([anyone if b is None else b for b in heard])
         if not np.all(np.asarray(broadcasts.round) == tag.round):
@@ -499,7 +502,11 @@ def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:
+    return _readable(partial(wire.decode, like=like), data)
+
+
+def _readable(read: Callable[[bytes], ArrayTree], data: bytes) -> ArrayTree:
     try:
-        return wire.decode(data, like)
+        return read(data)
     except ValueError as error:
         raise FrameError(str(error)) from None

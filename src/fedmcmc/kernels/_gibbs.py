@@ -38,7 +38,7 @@ from fedmcmc.dynamics import slice_sweeps
 from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, made_up_rows
 from fedmcmc.kernels._gibbs_rows import first_moves, judge, propose
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
-from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE
+from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -147,6 +147,24 @@ class _Judgement(Phase):
         dtype = jnp.result_type(float)
         one = jax.ShapeDtypeStruct((), dtype)
         return Exact(_Judged(one, jax.ShapeDtypeStruct(like.extra.shape, dtype), one))
+
+    def in_range(self, message: Exact, most: float) -> Exact:
+        said: _Judged = message.value
+        far = jnp.any(jnp.abs(said.gradient) > trees.cast(most, said.gradient))
+        impossible = below_range(said.difference, most) | far
+        lowest = -trees.cast(most, said.difference)
+        return Exact(
+            said._replace(
+                difference=jnp.where(impossible, lowest, said.difference),
+                gradient=jnp.where(impossible, 0, said.gradient),
+            )
+        )
+
+    def from_range(self, total: Exact, most: float) -> Exact:
+        said: _Judged = total.value
+        impossible = impossible_in_sum(said.difference, most)
+        lowest = trees.cast(IMPOSSIBLE, said.difference)
+        return Exact(said._replace(difference=jnp.where(impossible, lowest, said.difference)))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
@@ -514,6 +532,9 @@ def fed_gibbs(
     Notes
     -----
     Where rows say little about a group's latent, the population's spread moves slowly.
+
+    Sums of squares lose digits of float32 where latents lie hundreds of their sds from zero: center
+    such an outcome. The run's end warns where that has happened.
 
     Examples
     --------

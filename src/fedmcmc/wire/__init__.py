@@ -28,3 +28,4 @@ that go on; then the first bits of what follows in these; and so on. That takes 
 
 from fedmcmc.wire._messages import decode as decode
 from fedmcmc.wire._messages import encode as encode
+from fedmcmc.wire._messages import reader as reader

@@ -1,6 +1,8 @@
 """Codes of compressors to bytes and back."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,13 +16,14 @@ from fedmcmc.wire._bits import (
     as_words,
     big_endian,
     float_bits,
-    from_big_endian,
     num_omega_bits,
     omega_bits,
 )
 
 Code = Dense | Quantized | Sparse
 """What is written bit by bit; every other tree is written number by number."""
+NUMBERS = tuple("biufc")
+"""Kinds of NumPy's types that are numbers; those of JAX's own (bfloat16) are looked at closer."""
 ZERO, ONE = np.zeros(1, np.uint8), np.ones(1, np.uint8)
 
 
@@ -80,6 +83,8 @@ def _plain_bytes(tree: ArrayTree) -> bytes:
 def _check_numbers(tree: ArrayTree) -> None:
     for leaf in jax.tree.leaves(tree):
         dtype = getattr(leaf, "dtype", None)
+        if getattr(dtype, "kind", "") in NUMBERS:
+            continue
         if dtype is None or not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
             raise ValueError(
                 "A message is a compressor's code or a tree of arrays of numbers, got a leaf "
@@ -147,22 +152,51 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def _read_plain(data: bytes, like: ArrayTree) -> ArrayTree:
+    return _reader(like)(data)
+
+
+def _reader(like: ArrayTree) -> Callable[[bytes], ArrayTree]:
+    """Return what reads trees of numbers shaped as `like`."""
     _check_numbers(like)
     leaves, treedef = jax.tree.flatten(like)
-    sizes = [_num_bytes(leaf) for leaf in leaves]
-    if sum(sizes) != len(data):
-        raise ValueError(
-            f"The {len(data)} bytes given are not a message of numbers of shapes "
-            f"{[tuple(leaf.shape) for leaf in leaves]}: those take {sum(sizes)} bytes."
+    parts, size = [], 0
+    for leaf in leaves:
+        dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
+        words = np.dtype(f"u{dtype.itemsize}")
+        parts.append((size, math.prod(shape), words.newbyteorder(">"), words, dtype, shape))
+        size += _num_bytes(leaf)
+
+    def read(data: bytes) -> ArrayTree:
+        if len(data) != size:
+            raise ValueError(
+                f"The {len(data)} bytes given are not a message of numbers of shapes "
+                f"{[shape for *_, shape in parts]}: those take {size} bytes."
+            )
+        return jax.tree.unflatten(
+            treedef,
+            [
+                np.frombuffer(data, sent, num, at).astype(words).view(dtype).reshape(shape)
+                for at, num, sent, words, dtype, shape in parts
+            ],
         )
-    ends = np.cumsum(sizes)
-    return jax.tree.unflatten(
-        treedef,
-        [
-            from_big_endian(data[end - size : end], np.dtype(leaf.dtype)).reshape(leaf.shape)
-            for leaf, size, end in zip(leaves, sizes, ends, strict=True)
-        ],
-    )
+
+    return read
+
+
+def reader(like: ArrayTree) -> Callable[[bytes], ArrayTree]:
+    """Return ``decode`` of messages shaped as `like`, for who reads many.
+
+    What there is to know of the shapes of plain numbers is worked out once.
+
+    Examples
+    --------
+    >>> read = reader({"a": jax.ShapeDtypeStruct((), np.float32)})
+    >>> float(read(encode({"a": np.float32(2.5)}))["a"])
+    2.5
+    """
+    if isinstance(like, WithExact | Code):
+        return partial(decode, like=like)
+    return _reader(like)
 
 
 def _check(code: Any) -> None:

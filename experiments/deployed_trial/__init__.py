@@ -1,0 +1,1 @@
+"""The study of the deployed demo, and the process of its server."""
