@@ -128,7 +128,7 @@ def leaves(samples):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parts)]
 
 
-# On a mesh these agree up to rounding alone: which operation is fused there is not known.
+# Latents and what is made of them differ in the last bit where a device's bound on rows is another.
 ROUNDED = ("fed_gibbs_rows",)
 
 
