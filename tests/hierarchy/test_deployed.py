@@ -101,4 +101,6 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
     simulated = fedmcmc.sample(key, study.kernel("main"), data, start, placement=alone, **settings)
     assert hierarchy.latents_in(deployed.state.clients) is None
     for site in start:
-        np.testing.assert_array_equal(deployed.draws[site], simulated.draws[site])
+        # A compiler fuses what a site computes of few rows in other ways: without that, contracts
+        # are tested to the last bit.
+        np.testing.assert_allclose(deployed.draws[site], simulated.draws[site], rtol=1e-5)
