@@ -85,7 +85,9 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
                 f"Allowed are {', '.join(SUMS)}; fedmcmc.whiten(surrogates=False) and "
                 "fedmcmc.fit need no other."
             )
-    grid_of(secure).check(len(sites))
+    grid = grid_of(secure)
+    if asks:
+        grid.check(len(sites))
 
 
 def grid_of(secure: Mapping[str, Any]) -> Grid:
