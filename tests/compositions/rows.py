@@ -13,6 +13,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import inference
+from tests.contracts.kernels import with_latents
 from tests.contracts.model import DATA, KEY, POSITIONS, POSTERIOR, P, make_data, surrogates
 
 POSITION = POSITIONS["vector"]
@@ -75,6 +76,10 @@ FIXED = {
         POSTERIOR, step_size=0.01, num_local_steps=2, tolerance=0.1, batch_size=2
     ),
 }
+# All take part: a server's memories of absent clients are refused where these keep latents.
+FIXED["lsd_latents"] = fedmcmc.lsd(
+    with_latents(POSTERIOR), step_size=0.01, refresh=fedmcmc.hierarchy.ula(num_steps=2)
+)
 POOLED = {
     "sgld": fedmcmc.sgld(POSTERIOR, step_size=0.01, batch_size=2),
     "psgld": fedmcmc.psgld(POSTERIOR, step_size=0.01, batch_size=2),
@@ -87,6 +92,17 @@ WHOLE = {
     "mala": fedmcmc.mala(POSTERIOR, POSITION, step_size=0.1, num_adapt=2),
     "gaussian_mh": fedmcmc.gaussian_mh(POSTERIOR, APPROXIMATION, correlation=0.5),
     "multiple_try": fedmcmc.multiple_try(POSTERIOR, APPROXIMATION, num_tries=4),
+}
+# What these send is exact.
+GIBBS = {
+    "fed_gibbs": fedmcmc.fed_gibbs(
+        with_latents(POSTERIOR, (False,)),
+        refresh=fedmcmc.hierarchy.independence(),
+        participation=fedmcmc.uniform(2),
+    ),
+    "fed_gibbs_rows": fedmcmc.fed_gibbs(
+        with_latents(POSTERIOR, (True,)), refresh=fedmcmc.hierarchy.independence()
+    ),
 }
 COMPRESSORS = {
     "identity": fedmcmc.identity(),
@@ -143,11 +159,13 @@ def bare_kernels(name):
     """Return the kernel with each participation that it can have."""
     if name in KERNELS:
         return {rule: KERNELS[name](dict(participation=p)) for rule, p in PARTICIPATIONS.items()}
-    return {"its own": (FIXED | POOLED | WHOLE)[name]}
+    return {"its own": (FIXED | POOLED | WHOLE | GIBBS)[name]}
 
 
 def compressors(name):
     """Return the compressors that the kernel can have."""
+    if name in GIBBS:
+        return {"identity": fedmcmc.identity()}
     if name not in WHOLE:
         return COMPRESSORS
     of_gradients = OF_GRADIENTS if WHOLE[name].asks_for_gradients else {}

@@ -8,6 +8,7 @@ import pytest
 import fedmcmc
 from tests.compositions.rows import (
     FIXED,
+    GIBBS,
     KERNELS,
     PARTICIPATIONS,
     POOLED,
@@ -30,7 +31,7 @@ def compose(name):
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *FIXED, *POOLED, *WHOLE])
+@pytest.mark.parametrize("name", [*KERNELS, *FIXED, *POOLED, *WHOLE, *GIBBS])
 def test_every_row_of_the_table_can_be_built(name):
     bare = bare_kernels(name)
     assert len(bare) == (len(PARTICIPATIONS) if name in KERNELS else 1)
@@ -40,6 +41,6 @@ def test_every_row_of_the_table_can_be_built(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*KERNELS, *FIXED, *POOLED, *WHOLE])
+@pytest.mark.parametrize("name", [*KERNELS, *FIXED, *POOLED, *WHOLE, *GIBBS])
 def test_every_composition_gives_the_same_numbers_in_every_layout(name):
     compose(name)

@@ -11,7 +11,10 @@ from scipy import stats
 import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism._calibrate import Calibration, _with_outcomes
+from fedmcmc.criticism._others import Outcomes
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.runs import SimulatedConsortium
+from tests.oracles.federations import LIMIT
 
 KEY = jax.random.key(0)
 NOISE = fedmcmc.Posterior(
@@ -36,6 +39,35 @@ def exact_fit(rng_key, data, spread=1.0):
     precision = 1 + jnp.sum(x**2)
     noise = spread * jax.random.normal(rng_key, (200,)) / jnp.sqrt(precision)
     return jnp.sum(x * y) / precision + noise
+
+
+def weighted(key, data):
+    """Fit by questions alone: the sum of log likelihoods of draws of the prior."""
+    prior = Gaussian.from_moments(jnp.zeros(()), variance=jnp.ones(()))
+    return fedmcmc.correct(key, NOISE, data, prior, num_draws=400, adapt=False, dither=0.01)
+
+
+def test_clients_elsewhere_draw_their_outcomes_themselves():
+    consortium = SimulatedConsortium(noise_data())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        found = criticism.calibrate(
+            KEY, NOISE, consortium, weighted, jax.random.normal, num_repetitions=100, num_draws=9
+        )
+    assert (np.abs(found.counts - 10) / np.sqrt(10)).max() < LIMIT
+    assert found.p_values[0] > 1e-3
+    # Outcomes are the model's at the truth that is ranked: of another truth ranks are at the ends.
+    wrong = Outcomes(consortium, NOISE, KEY, jnp.asarray(1.0))
+    corrected = weighted(KEY, wrong)
+    x = np.asarray(noise_data().rows["x"], float)
+    precision = 1 + (x**2).sum()
+    mean, sd = float(corrected.mean()), float(corrected.sd())
+    assert abs(mean - (precision - 1) / precision) * np.sqrt(precision) < LIMIT
+    assert abs(sd * np.sqrt(precision) - 1) < 0.3
+    with pytest.raises(NotImplementedError, match="calibrate a fit that asks"):
+        wrong.sample(KEY, fedmcmc.lsd(NOISE, step_size=0.1))
+    with pytest.raises(TypeError, match="a consortium of clients, got dict"):
+        criticism.calibrate(KEY, NOISE, {}, weighted, jax.random.normal)
 
 
 def test_exact_draws_pass():

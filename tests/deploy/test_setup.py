@@ -1,5 +1,8 @@
 """What is done before a run, asked of real sites: the mode, surrogates, whitening, settings."""
 
+import contextlib
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -205,3 +208,39 @@ def test_what_needs_the_rows_is_refused_by_name(sites, tmp_path):
     other = fedmcmc.Posterior(lambda x: 0.0 * x["a"], lambda x, rows: rows["x"][:, 0] * x["a"])
     with pytest.raises(deploy.Refused, match="cannot be named to the sites"):
         surrogates.taylor(as_functions(other), sites, CENTER)
+
+
+def test_sites_calibrate_a_fit_on_outcomes_that_they_draw(tmp_path):
+    """Ranks are the simulation's; the question within has to be allowed by the study, too."""
+
+    def calibrated(data, model):
+        def prior(rng_key):
+            return jax.tree.map(lambda x: x + jax.random.normal(rng_key, x.shape), CENTER)
+
+        def fit(rng_key, data):
+            around = fedmcmc.Gaussian.from_moments(CENTER, variance=jnp.ones(()))
+            return fedmcmc.correct(rng_key, model, data, around, num_draws=100, adapt=False)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+            return criticism.calibrate(
+                KEY, model, data, fit, prior, num_repetitions=3, num_draws=9
+            ).ranks
+
+    def sites_of(*asks):
+        study = studies.study_of(posterior=f"{studies.HERE}:with_outcomes", asks=asks, kernels={})
+        local = deploy.Local()
+        for name in study.sites:
+            folder = tmp_path / asks[-1] / name
+            local.join(deploy.Site(study, name, studies.rows_of(name), folder=folder))
+        return deploy.Sites(study, local), study.model
+
+    sites, model = sites_of("Evaluations", "Redrawn")
+    with contextlib.closing(sites):
+        np.testing.assert_array_equal(calibrated(sites, model), calibrated(SIMULATED, model))
+    sites, model = sites_of("Expansions", "Redrawn")
+    with (
+        contextlib.closing(sites),
+        pytest.raises(deploy.Refused, match="A kernel 'Evaluations' is none"),
+    ):
+        calibrated(sites, model)

@@ -17,7 +17,7 @@ KEY = jax.random.key(4)
 PRECISION = np.array([[40.0, 6.0, 0.0], [6.0, 2.0, 0.3], [0.0, 0.3, 0.5]])
 CENTERS = np.random.default_rng(0).normal(size=(3, 3))
 SIZES = (4, 2, 7)
-PRIOR = 0.5
+PRIOR = 5.0
 
 
 def logprior(theta):

@@ -35,7 +35,7 @@ def gaussian_draws(seed, mean, sd, num=16_000):
 @pytest.mark.parametrize("narrow", fast_and_slow([1.0, 0.85], [1.0]))
 def test_errors_are_those_of_the_law(narrow):
     """In units of their standard errors, over repetitions."""
-    draws = gaussian_draws(0, MEANS + 0.1 * SDS, narrow * SDS)
+    draws = gaussian_draws(0, MEANS + 0.1 * SDS, narrow * SDS, 160_000)
     z = []
     for seed in range(30):
         found = diagnostics.check_by_weights(SKEWED, NOTHING, draws, rng_key=jax.random.key(seed))
@@ -51,8 +51,9 @@ def test_errors_are_those_of_the_law(narrow):
     z = np.array(z)
     assert np.abs(z).max() < LIMIT
     assert np.abs(z.mean(0)).max() < LIMIT / np.sqrt(30)
-    # Beside the error of points they hold that of the draws, which here are always the same.
-    assert 0.2 < z.std() < 1.2
+    # Beside the error of points they hold that of the draws, which here are the same and so many
+    # that it is the smaller one.
+    assert 0.75 < z.std() < 1.25
 
 
 def test_a_gaussian_posterior_is_met_without_an_error_of_points():

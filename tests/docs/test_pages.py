@@ -36,10 +36,15 @@ def test_the_page_on_effects_runs():
     assert names["fitted"].verdict.startswith("exact")
     assert names["own"].draws["effect"].shape == (1, 4000, 30, 1)
     assert names["patients"].num_groups.tolist() == [2, 1]
-    exact, sampled = names["fitted"].samples.constrained, names["samples"].constrained
-    for site in ("mu", "slope", "tau"):
-        shift = (np.mean(exact[site]) - np.mean(sampled[site])) / np.std(exact[site])
-        assert abs(shift) < 0.25  # the error of some hundred effective draws
+    exact = names["fitted"].samples.constrained
+    assert names["gibbs"].local_mask.shape == (30, 1)
+    for samples in (names["samples"], names["gibbs"]):
+        sampled = samples.constrained
+        for site in ("mu", "slope", "tau"):
+            shift = (np.mean(exact[site]) - np.mean(sampled[site])) / np.std(exact[site])
+            assert abs(shift) < 0.25  # the error of some hundred effective draws
+    gap = names["own"].draws["effect"] - names["gibbs"].constrained_local["effect"].mean((0, 1))
+    assert np.abs(gap.mean((0, 1))).max() < 0.1  # sds are about 0.5
 
 
 def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):

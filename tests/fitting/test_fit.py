@@ -1,6 +1,7 @@
 """One call, against exact laws, quadrature and pooled NUTS."""
 
 import json
+import re
 import shutil
 import warnings
 
@@ -145,7 +146,11 @@ def test_chains_take_over_where_weights_fail():
     mean = np.array([(p * a).sum(), (p * b).sum()])
     sd = np.sqrt([(p * (a - mean[0]) ** 2).sum(), (p * (b - mean[1]) ** 2).sum()])
     draws = fitted.samples.draws
-    num = fitted.report.stages[3].ess
+    chains = fitted.report.stages[3]
+    num = chains.ess
+    found = re.search(r"means were up to (\S+) sd away, their sds (\S+) to (\S+) of", chains.why)
+    shift, low, high = map(float, found.groups())
+    assert 0 < shift < 1 and 0.5 < low <= high < 2
     assert num >= 400 and draws.shape[0] == 64
     assert (np.abs(draws.mean((0, 1)) - mean) / sd).max() < 5 / np.sqrt(num)
     np.testing.assert_allclose(draws.std((0, 1)) / sd, 1, atol=6 / np.sqrt(num))
@@ -176,6 +181,14 @@ def test_patience_is_asked_for():
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)
     assert fitted.verdict.startswith(("approximate", "doubtful"))
     assert len(fitted.report.stages) == 3
+
+
+def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
+    monkeypatch.setattr("fedmcmc.fitting._fit.MANY_PARAMETERS", 1)
+    with pytest.warns(fedmcmc.SamplingWarning, match=r'2 parameters: effort="exact" would run'):
+        fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
+    assert fitted.verdict.startswith(("approximate", "doubtful"))
+    assert "chains" not in [stage.stage for stage in fitted.report.stages]
 
 
 def test_too_few_rounds_are_called_failed(monkeypatch):

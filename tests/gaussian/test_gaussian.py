@@ -1,4 +1,4 @@
-"""Gaussians in natural parameters, in every structure, single and one a client."""
+"""Gaussians in natural parameters, in every structure, single and one per client."""
 
 import jax
 import jax.numpy as jnp

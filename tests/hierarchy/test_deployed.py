@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import FederatedData, deploy
+from fedmcmc import FederatedData, deploy, hierarchy
 from fedmcmc.interop.numpyro import from_numpyro
 from tests.hierarchy.models import SIZES, clients, logistic
 
@@ -26,6 +26,21 @@ def shared(settings):
 
 def kernel(posterior, settings):
     return fedmcmc.lsd(posterior, step_size=0.05)
+
+
+def own(settings):
+    example = {"x": np.zeros(2, np.float32), "y": np.zeros(2, np.int32)}
+    return from_numpyro(logistic, example=example, centered=1.0)
+
+
+def joint(posterior, settings):
+    some = fedmcmc.uniform(3)
+    refresh = hierarchy.independence(num_tries=2)
+    return fedmcmc.lsd(posterior, step_size=0.05, refresh=refresh, participation=some)
+
+
+def gibbs(posterior, settings):
+    return fedmcmc.fed_gibbs(posterior, refresh=hierarchy.independence(num_tries=2))
 
 
 @pytest.mark.slow
@@ -61,3 +76,29 @@ def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
     )
     sites.close()
     np.testing.assert_allclose(found.log_evidence, wanted.log_evidence, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["joint", "gibbs"])
+def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name):
+    rows = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
+    data = FederatedData.from_clients(rows)
+    study = deploy.Study(
+        name="effects",
+        posterior=f"{HERE}:own",
+        sites=dict(zip(NAMES, SIZES, strict=True)),
+        rows=ROWS,
+        kernels={"main": f"{HERE}:{name}"},
+        settings={},
+    )
+    local = deploy.Local()
+    for site, own_rows in zip(NAMES, rows, strict=True):
+        local.join(deploy.Site(study, site, own_rows, folder=tmp_path / site))
+    key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
+    settings = dict(num_rounds=6, progress=False)
+    deployed = deploy.run(study, key, "main", transport=local, position=start, **settings)
+    alone = fedmcmc.Placement(clients_at_a_time=1)
+    simulated = fedmcmc.sample(key, study.kernel("main"), data, start, placement=alone, **settings)
+    assert hierarchy.latents_in(deployed.state.clients) is None
+    for site in start:
+        np.testing.assert_array_equal(deployed.draws[site], simulated.draws[site])

@@ -87,29 +87,35 @@ class Exact:
         self.law = Moments(np.linalg.solve(precision, linear), np.linalg.inv(precision))
 
 
-REFRESHES = {"conjugate": conjugate(), "independence": independence(num_tries=2)}
+# With a small step what is wrong with a proposal's density shows: it must bring variances down.
+REFRESHES = {
+    "conjugate": (conjugate(), dict(step_size=0.5)),
+    "independence": (independence(num_tries=2), {}),
+}
 
 
 @pytest.mark.parametrize("refresh", fast_and_slow(REFRESHES, ["conjugate"]))
 def test_parameters_of_rows_move_by_an_exchange_of_their_own(refresh):
     data = in_two_clients(clients())
-    kernel = fedmcmc.fed_gibbs(of(gaussian, data), refresh=REFRESHES[refresh], server_moves=1)
+    block, settings = REFRESHES[refresh]
+    posterior = of(gaussian, data)
+    kernel = fedmcmc.fed_gibbs(posterior, refresh=block, server_moves=1, **settings)
     samples = fedmcmc.sample(
         KEY,
         kernel,
         data,
         {"mu": 0.0, "slope": 0.0},
-        num_rounds=60,
-        num_burnin=40,
+        num_rounds=40,
+        num_burnin=20,
         thinning=10,
-        num_chains=4096,
+        num_chains=2048,
         progress=False,
     )
     law = Exact().law
     draws = np.stack([samples.draws["mu"], samples.draws["slope"]], -1)
     for place in range(2):
         assert worst_z(draws[:, place], law) < LIMIT
-    assert 0.4 < samples.info["acceptance"].mean() < 0.95
+    assert 0.4 < samples.info["acceptance"].mean() < 0.99
 
 
 def totals_of(kernel, data, samples):

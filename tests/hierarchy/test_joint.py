@@ -185,9 +185,9 @@ def test_what_does_not_fit_is_refused():
     posterior = fedmcmc.from_numpyro(logistic, example=data)
     other = fedmcmc.marginal(posterior)
     lsd = fedmcmc.lsd
-    with pytest.raises(ValueError, match="moves them along"):
+    with pytest.raises(ValueError, match="move them along"):
         fedmcmc.fa_ld(posterior, step_size=0.1, num_local_steps=2)
-    with pytest.raises(ValueError, match="moves them along"):
+    with pytest.raises(ValueError, match="move them along"):
         lsd(posterior, step_size=0.1)
     with pytest.raises(ValueError, match="this posterior has none"):
         lsd(other, step_size=0.1, refresh=ula())
@@ -210,6 +210,20 @@ def test_what_does_not_fit_is_refused():
     some = lsd(posterior, step_size=0.1, refresh=ula(), participation=fedmcmc.bernoulli(0.5))
     with pytest.raises(ValueError, match="absent clients"):
         fedmcmc.compress(some, fedmcmc.memory(fedmcmc.quantize(4)))
+    around = fedmcmc.Gaussian.from_moments(ODDS, variance={"tau": 0.1, "slope": 0.1})
+    every = jax.tree.map(lambda x: np.full(5, x), (ODDS, {"tau": 0.1, "slope": 0.1}))
+    draw = jax.tree.map(lambda x: np.ones(1) * x, ODDS)
+    for refused in (
+        lambda: fedmcmc.whiten(posterior, data, ODDS),
+        lambda: fedmcmc.correct(KEY, posterior, data, around),
+        lambda: fedmcmc.metrics.potential(posterior, data, draw),
+        lambda: fedmcmc.hmc(posterior, ODDS).init(KEY, ODDS, data),
+    ):
+        with pytest.raises(ValueError, match="move them along"):
+            refused()
+    with pytest.raises(ValueError, match="in place of clients"):
+        each = fedmcmc.Gaussian.from_moments(every[0], variance=every[1])
+        fedmcmc.predict_bias(kernel, data, each)
     plain = fedmcmc.lsd(other, step_size=0.1)
     with pytest.raises(ValueError, match="for kernels that move latents"):
         run(plain, data, ODDS, record=Record(local=True))

@@ -7,14 +7,25 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData
-from fedmcmc.hierarchy import groups_of, independence
+from fedmcmc.hierarchy import groups_of, hmc, independence, mala
 from tests.hierarchy.models import SD, SIZES, SPREAD, clients, gaussian, in_two_clients, logistic
 from tests.support.lanes import fast_and_slow
 
 ODDS = {"tau": 0.2, "slope": 0.6}
+PLACE = {"mu": 0.4, "slope": -0.2}
 NUM = 40_000
 LIMIT = 1.63
 """Of Kolmogorov and Smirnov, passed by one in a hundred; the seed is fixed."""
+
+
+def conditional(own):
+    """Return places and the distribution function there of the effect of a logistic group."""
+    tau = np.exp(ODDS["tau"])
+    axis = np.linspace(-9, 9, 6001)
+    eta = axis[:, None] + ODDS["slope"] * own["x"]
+    log_density = np.sum(own["y"] * eta - np.log1p(np.exp(eta)), 1) - axis**2 / (2 * tau**2)
+    cumulative = np.cumsum(np.exp(log_density - log_density.max()))
+    return axis, cumulative / cumulative[-1]
 
 
 def test_moves_keep_a_conditional():
@@ -32,12 +43,7 @@ def test_moves_keep_a_conditional():
         return refresh.move(groups, draws, ODDS, jnp.full((1, 1), 3.0)).flat[0, 0]
 
     found = np.sort(np.asarray(moved(jax.random.split(jax.random.key(0), NUM)), np.float64))
-    tau = np.exp(ODDS["tau"])
-    axis = np.linspace(-9, 9, 6001)
-    eta = axis[:, None] + ODDS["slope"] * own["x"]
-    log_density = np.sum(own["y"] * eta - np.log1p(np.exp(eta)), 1) - axis**2 / (2 * tau**2)
-    cumulative = np.cumsum(np.exp(log_density - log_density.max()))
-    wanted = np.interp(found, axis, cumulative / cumulative[-1])
+    wanted = np.interp(found, *conditional(own))
     distance = np.abs(wanted - (np.arange(NUM) + 0.5) / NUM).max()
     assert distance * np.sqrt(NUM) < LIMIT
 
@@ -99,3 +105,67 @@ def test_models_without_effects_are_refused():
         fedmcmc.local_draws(posterior, data, {"mu": np.zeros((1, 2))}, rng_key=jax.random.key(0))
     with pytest.raises(ValueError, match="df must be"):
         independence(df=0.0)
+
+
+TRAJECTORIES = {
+    "hmc": hmc(3, num_steps=2, num_adapt=0),
+    "mala": mala(num_steps=2, num_adapt=0),
+}
+
+
+@pytest.mark.parametrize("name", fast_and_slow(TRAJECTORIES, ["hmc"]))
+def test_trajectories_keep_a_conditional(name):
+    """Latents that are exact draws of the conditional are so after a move, and not the same."""
+    own = clients("logistic")[2]
+    data = FederatedData.from_clients([own])
+    local = fedmcmc.from_numpyro(logistic, example=data, centered=1.0).local
+    refresh = TRAJECTORIES[name]
+    axis, cumulative = conditional(own)
+    starts = np.interp(np.random.default_rng(1).random(NUM), cumulative, axis)
+    begun = refresh.init(groups_of(local, data.client(0)), ODDS)
+    # Steps so long that a third is rejected.
+    steps = begun._replace(log_mean=begun.log_mean + (0.5 if name == "hmc" else 0.4))
+
+    @jax.jit
+    @jax.vmap
+    def moved(key, start):
+        groups = groups_of(local, data.client(0))
+        draws = refresh.prepare(key, groups.num, groups.size)
+        return refresh.move(groups, draws, ODDS, start.reshape(1, 1), steps, 5)
+
+    result = moved(jax.random.split(jax.random.key(0), NUM), jnp.asarray(starts, jnp.float32))
+    found = np.sort(np.asarray(result.flat[:, 0, 0], np.float64))
+    wanted = np.interp(found, axis, cumulative)
+    distance = np.abs(wanted - (np.arange(NUM) + 0.5) / NUM).max()
+    assert distance * np.sqrt(NUM) < LIMIT
+    assert 0.4 < result.acceptance.mean() < 0.95
+    np.testing.assert_array_equal(result.kept.log_mean, np.broadcast_to(steps.log_mean, (NUM, 1)))
+
+
+def test_step_sizes_adapt_per_group_and_then_stay():
+    """A group of one row and one of nine hundred have steps of their own scale."""
+    own = [{"x": np.zeros(n), "y": np.random.default_rng(n).normal(size=n)} for n in (1, 900)]
+    data = FederatedData.from_clients(
+        [{k: np.concatenate([c[k] for c in own]) for k in ("x", "y")}], groups=[[0] + [1] * 900]
+    )
+    local = fedmcmc.from_numpyro(gaussian, example=data).local
+    refresh = mala(num_steps=4, num_adapt=100)
+
+    @jax.jit
+    def run(key):
+        groups = groups_of(local, data.client(0))
+        flat, kept = refresh.begin(groups, PLACE), refresh.init(groups, PLACE)
+
+        def one(carry, round_):
+            draws = refresh.prepare(jax.random.fold_in(key, round_), groups.num, groups.size)
+            moved = refresh.move(groups, draws, PLACE, *carry, round_)
+            return (moved.flat, moved.kept), (moved.acceptance, moved.kept.log_mean)
+
+        return jax.lax.scan(one, (flat, kept), jnp.arange(400))[1]
+
+    acceptance, log_steps = (np.asarray(x) for x in run(jax.random.key(3)))
+    assert (log_steps[100:] == log_steps[-1]).all() and (log_steps[98] != log_steps[97]).all()
+    np.testing.assert_allclose(acceptance[100:].mean(0), 0.57, atol=0.1)
+    # Curvatures of the standard variables: 1 + rows (spread / sd)^2.
+    curvatures = 1 + np.array([1, 900]) * (SPREAD / SD) ** 2
+    np.testing.assert_allclose(np.exp(log_steps[-1]) * np.sqrt(curvatures), 1.75, rtol=0.35)

@@ -22,7 +22,7 @@ STEP_SIZES = np.array([0.004, 0.05, 0.003, 0.012])
 LOCAL = dict(step_size=0.004, num_local_steps=3, tolerance=0.05)
 # Cold where there are minibatches, so that nothing hides the gradient noise.
 CASES = {
-    "one a client": dict(
+    "one per client": dict(
         step_size=STEP_SIZES, num_local_steps=3, tolerance=TOLERANCES, batch_size=3, temperature=0.1
     ),
     "schedules": dict(
@@ -122,7 +122,7 @@ def test_joint_law_after_six_and_twelve_rounds():
     assert worst_z(draws[:, 1], expected[12]) < LIMIT
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES | SLOW_CASES, CASES, ["one a client"]))
+@pytest.mark.parametrize("case", fast_and_slow(CASES | SLOW_CASES, CASES, ["one per client"]))
 def test_joint_law_after_seven_rounds(case):
     settings, expected = (CASES | SLOW_CASES)[case], laws_consensus.start_at(START, 5)
     for round_ in range(7):

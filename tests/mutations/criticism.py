@@ -8,7 +8,8 @@ CELLS = (
 CONFLICT = "criticism/test_conflict.py::test_statistics_are_the_formulas_of_pseudo_inverses"
 WITHOUT = "criticism/test_leave_out.py::test_moments_are_those_of_the_others_posterior"
 OUTCOMES = "criticism/test_calibrate.py::test_outcomes_are_redrawn_and_covariates_stay"
-TESTS = [LOO, COMPARE, CELLS, CONFLICT, WITHOUT, OUTCOMES]
+ELSEWHERE = "criticism/test_calibrate.py::test_clients_elsewhere_draw_their_outcomes_themselves"
+TESTS = [ELSEWHERE, LOO, COMPARE, CELLS, CONFLICT, WITHOUT, OUTCOMES]
 
 MUTATIONS = {
     "a tail that forgets how efficient draws are": (
@@ -54,9 +55,15 @@ MUTATIONS = {
         WITHOUT,
     ),
     "clients redraw outcomes by one key": (
-        "criticism/_calibrate.py",
+        "criticism/_others.py",
         "jax.random.fold_in(rng_key, client.index)",
         "rng_key",
         OUTCOMES,
+    ),
+    "outcomes that are drawn and not looked at": (
+        "criticism/_others.py",
+        "replace(client, rows=rows, start=jnp.zeros_like(client.start))",
+        "client",
+        ELSEWHERE,
     ),
 }

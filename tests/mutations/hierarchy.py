@@ -14,10 +14,12 @@ SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slice
 ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
-TESTS = [MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS]
+PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
+TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
+PATH = "hierarchy/_trajectories.py"
 SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
@@ -129,12 +131,6 @@ MUTATIONS = {
         "log_density(now) + 2 * jnp.log1p(-below)",
         SLICES,
     ),
-    "an interval that always begins at the same place": (
-        SLICED,
-        "low = old - WIDTH * place",
-        "low = old - 0 * place",
-        SLICES,
-    ),
     "the server leaves the prior out": (
         SERVER,
         "return prior + self.population",
@@ -158,5 +154,17 @@ MUTATIONS = {
         "jnp.sqrt(2 * step) * normals",
         "jnp.sqrt(step) * normals",
         ROWS,
+    ),
+    "every trajectory of a latent is accepted": (
+        PATH,
+        "taken = (drawn.uniforms < chance) & groups.present",
+        "taken = (drawn.uniforms < 2) & groups.present",
+        PATHS,
+    ),
+    "the kinetic energy at the end of a trajectory is forgotten": (
+        PATH,
+        "jnp.sum(begin[1] ** 2 - momentum**2, -1)",
+        "jnp.sum(begin[1] ** 2 - begin[1] ** 2, -1)",
+        PATHS,
     ),
 }

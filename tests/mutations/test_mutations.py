@@ -16,6 +16,7 @@ from tests.mutations import (
     exact,
     faults,
     hierarchy,
+    judging,
     natural,
     runs,
     secure,
@@ -34,7 +35,7 @@ SPARSE = f"{SUM}[qlsd-sparse-realised]"
 STAR = f"{SUM}[star-off-the-mode]"
 MEMORY = f"{SUM}[pp-memory-of-all]"
 ACTIVE = f"{SUM}[pp-memory-of-the-active]"
-CONSENSUS = "laws/test_dg_sgld.py::test_joint_law_after_seven_rounds[one a client]"
+CONSENSUS = "laws/test_dg_sgld.py::test_joint_law_after_seven_rounds[one per client]"
 QUANTISED = "laws/test_qlsd_law.py::test_law_of_two_quantised_rounds[forgetful]"
 TESTS = [
     FSGLD,
@@ -55,6 +56,7 @@ TESTS = [
     *exact.TESTS,
     *hierarchy.TESTS,
     *faults.TESTS,
+    *judging.TESTS,
     *natural.TESTS,
     *runs.TESTS,
     *tuning.TESTS,
@@ -293,6 +295,7 @@ MUTATIONS = {
     **exact.MUTATIONS,
     **hierarchy.MUTATIONS,
     **faults.MUTATIONS,
+    **judging.MUTATIONS,
     **natural.MUTATIONS,
     **runs.MUTATIONS,
     **tuning.MUTATIONS,

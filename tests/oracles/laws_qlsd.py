@@ -74,7 +74,7 @@ class Langevin(NamedTuple):
     offsets: np.ndarray  # [b, d]
     places: np.ndarray  # [d, D], ``places @ X + place`` is where minibatch noise is evaluated
     place: np.ndarray  # [d]
-    batches: tuple[BatchNoise, ...]  # one a client, or ()
+    batches: tuple[BatchNoise, ...]  # one per client, or ()
     noises: np.ndarray  # [b, d, d], of gradients, independent of the state
     rates: np.ndarray | None  # [b], of the memories
     recalls: bool  # whether only the active clients' memories are added

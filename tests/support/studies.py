@@ -21,6 +21,15 @@ def posterior(settings):
     return POSTERIOR
 
 
+def outcomes(rng_key, position, rows):
+    """Draw rows around a number of the position; for what asks about outcomes drawn anew."""
+    return {"x": position["a"] + jax.random.normal(rng_key, rows["x"].shape)}
+
+
+def with_outcomes(settings):
+    return POSTERIOR._replace(resample_fn=outcomes)
+
+
 def kernel(posterior, settings):
     """Return a row of the contract's table, with a step size that the settings may have."""
     built = KERNELS[settings["row"]](POSITIONS["nested"], Given(posterior))

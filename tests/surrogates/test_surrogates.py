@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import FederatedData, Gaussian, Posterior, surrogates
+from fedmcmc.runs import SimulatedConsortium
 from tests.oracles.federations import LIMIT, z_scores
 from tests.oracles.laws import location_noise
 
@@ -494,6 +495,24 @@ def test_mode_is_the_maximum_of_the_posterior():
         surrogates.mode(LOGISTIC, data, jnp.full(2, 3.0), max_steps=1)
     with pytest.raises(ValueError, match="not-a-number"):
         surrogates.mode(LOGISTIC, data, jnp.full(2, np.nan))
+
+
+def test_rounded_messages_are_what_keeps_a_search_from_its_end():
+    """Not more steps: two answers to one question differ. What is biased is refused."""
+    data = logistic_data(last=SEPARABLE)
+
+    def through(compressor):
+        return SimulatedConsortium(
+            data, transform=lambda kernel: fedmcmc.compress(kernel, compressor)
+        )
+
+    with pytest.raises(ValueError, match=r"the same question has two answers, gradients .* apart"):
+        surrogates.mode(LOGISTIC, through(fedmcmc.quantize(8)), jnp.zeros(2), max_steps=20)
+    fine = surrogates.mode(LOGISTIC, through(fedmcmc.quantize(2**20)), jnp.zeros(2))
+    plain = surrogates.mode(LOGISTIC, data, jnp.zeros(2))
+    assert_close(fine.position, plain.position, 1e-3)
+    with pytest.raises(ValueError, match="curvatures at a point need an unbiased compressor"):
+        surrogates.mode(LOGISTIC, through(fedmcmc.clip(0.1)), jnp.zeros(2))
 
 
 def test_the_mode_in_many_dimensions_is_found_by_gradients_alone():

@@ -152,7 +152,9 @@ def fa_hmc(
 
     Notes
     -----
-    Mean and covariance on Gaussian targets after any number of rounds are in ``docs/laws.md``.
+    Mean and covariance on Gaussian targets after any number of rounds are in ``docs/laws.md``. An
+    average of local trajectories has no way back whose probability is known, so that no Metropolis
+    test makes these draws exact; `fedmcmc.hmc` has trajectories of the whole posterior.
 
     References
     ----------

@@ -16,14 +16,16 @@ from jax import Array
 from scipy.special import gammaincc
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.criticism._draws import equal_draws, one_of
+from fedmcmc.criticism._others import Outcomes, redrawn
 from fedmcmc.criticism._rows import check_resample
-from fedmcmc.data import FederatedData, gather
+from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.kernels import check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
+from fedmcmc.runs import as_consortium
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class Calibration:
 def calibrate(
     rng_key: Array,
     posterior: Posterior,
-    data: FederatedData,
-    fit: Callable[[Array, FederatedData], Any],
+    data: Any,
+    fit: Callable[[Array, Any], Any],
     prior_fn: Callable[[Array], ArrayTree],
     *,
     num_repetitions: int = 200,
@@ -114,8 +116,9 @@ def calibrate(
     posterior
         The model, in its own coordinates, with a ``resample_fn``.
     data
-        Clients with their covariates; outcomes are drawn anew. This simulates: clients elsewhere
-        cannot take part.
+        Clients with their covariates, a `FederatedData`; outcomes are drawn anew. Or a consortium
+        of clients elsewhere, who draw outcomes themselves: then `fit` is given a consortium that
+        answers questions about these, and runs no kernels (study: ``asks`` with ``"Redrawn"``).
     fit
         ``(rng_key, data) -> draws`` in the model's own coordinates: what `fedmcmc.correct` or
         `fedmcmc.sample` returns, or a pytree of independent positions ``[num, *event]``. Data of
@@ -158,7 +161,7 @@ def calibrate(
     True
     """
     expect(posterior, Posterior, "posterior")
-    expect(data, FederatedData, "data")
+    consortium = as_consortium(data)
     num_repetitions = positive_integer(num_repetitions, "num_repetitions")
     num_draws = positive_integer(num_draws, "num_draws")
     num_bins = positive_integer(num_bins, "num_bins")
@@ -178,16 +181,19 @@ def calibrate(
             f"got {type(fit).__name__} and {type(prior_fn).__name__}."
         )
     like = jax.eval_shape(prior_fn, jax.eval_shape(lambda: jax.random.key(0)))
-    check_model(posterior, like, data.federation)
-    check_resample(posterior, like, data.federation)
+    check_model(posterior, like, consortium.federation)
+    check_resample(posterior, like, consortium.federation)
     model = as_functions(posterior)
     ranks, num_warned = [], 0
     for key in jax.random.split(as_key(rng_key), num_repetitions):
         prior_key, outcome_key, fit_key, draw_key = jax.random.split(key, 4)
         truth = jax.tree.map(trees.as_float, prior_fn(prior_key))
-        redrawn = _with_outcomes(model, data, outcome_key, truth)
+        here = isinstance(data, FederatedData)
+        drawn: Any = Outcomes(consortium, model, outcome_key, truth)
+        if here:
+            drawn = _with_outcomes(model, data, outcome_key, truth)
         with _counted() as said:
-            found = fit(fit_key, redrawn)
+            found = fit(fit_key, drawn)
             chosen = equal_draws(found, posterior, num_draws, draw_key, least=num_draws)
         num_warned += bool(said)
         if not trees.same_shapes(one_of(chosen.positions), truth):
@@ -223,19 +229,8 @@ def _with_outcomes(
     posterior: Posterior, data: FederatedData, rng_key: Array, position: ArrayTree
 ) -> FederatedData:
     """Return `data` with outcomes drawn at `position`, each client's with a key of its own."""
-
-    def redrawn(client: Client) -> ArrayTree:
-        offsets = jnp.arange(client.max_size, dtype=jnp.int32)
-        rows = gather(client, jnp.where(offsets < client.size, offsets, 0))
-        assert posterior.resample_fn is not None
-        return posterior.resample_fn(jax.random.fold_in(rng_key, client.index), position, rows)
-
-    by_client = data.map_clients(redrawn)
+    by_client = data.map_clients(lambda client: redrawn(posterior, rng_key, position, client))
     places = jnp.arange(data.num_rows, dtype=jnp.int32)
     owner = jnp.searchsorted(data.start, places, side="right") - 1
-    rows = jax.tree.map(
-        lambda new, old: new[owner, places - data.start[owner]].astype(old.dtype),
-        by_client,
-        data.rows,
-    )
+    rows = jax.tree.map(lambda new: new[owner, places - data.start[owner]], by_client)
     return replace(data, rows=rows)

@@ -1,6 +1,6 @@
-"""All clients but one, as somebody sees them who asks questions."""
+"""Questions about clients as they are not: all but one, or with outcomes drawn anew."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -9,25 +9,27 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation
-from fedmcmc.kernels import Question
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    FederatedKernel,
+    Federation,
+    Posterior,
+    Sender,
+    as_functions,
+)
+from fedmcmc.data import gather
+from fedmcmc.kernels import Dithered, Question
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, Sum
 
 
-@register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class AllBut(Question):
-    """A question to which one client answers nothing but zeros."""
+class Around(Question):
+    """Another question, asked of clients as they are not."""
 
     question: Question
-    index: Any
-
-    def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
-        answer = self.question.answer(content, client)
-        return jax.tree.map(
-            lambda leaf: jnp.where(client.index == self.index, jnp.zeros_like(leaf), leaf), answer
-        )
 
     def answer_like(self, content: ArrayTree) -> ArrayTree:
         return self.question.answer_like(content)
@@ -37,6 +39,92 @@ class AllBut(Question):
 
     def check_compressor(self, compressor: Any) -> None:
         self.question.check_compressor(compressor)
+
+    def encode(self, content: ArrayTree, message: Any, client: Client) -> tuple[Any, Array]:
+        return self.question.encode(content, message, client)
+
+    def decode(
+        self, code: Any, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
+    ) -> ArrayTree:
+        return self.question.decode(code, sender, memory, like)
+
+    def code_like(self, like: Broadcast) -> ArrayTree:
+        return self.question.code_like(like)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class AllBut(Around):
+    """A question to which one client answers nothing but zeros."""
+
+    index: Any
+
+    def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
+        answer = self.question.answer(content, client)
+        return jax.tree.map(
+            lambda leaf: jnp.where(client.index == self.index, jnp.zeros_like(leaf), leaf), answer
+        )
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class Redrawn(Around):
+    """A question about outcomes that clients draw from the model, at their own covariates.
+
+    Attributes
+    ----------
+    truth
+        The position at which they are drawn.
+    words
+        ``[2]`` uint32, a key of the Threefry generator, from which each client makes its own.
+    """
+
+    truth: ArrayTree
+    words: Array
+
+    def answer(self, content: ArrayTree, client: Client) -> ArrayTree:
+        key = jax.random.wrap_key_data(self.words, impl="threefry2x32")
+        rows = redrawn(self.posterior, key, self.truth, client)
+        return self.question.answer(
+            content, replace(client, rows=rows, start=jnp.zeros_like(client.start))
+        )
+
+
+def redrawn(posterior: Posterior, rng_key: Array, position: ArrayTree, client: Client) -> ArrayTree:
+    """Return a client's rows with outcomes drawn at `position`, leaves ``[max_size, ...]``."""
+    offsets = jnp.arange(client.max_size, dtype=jnp.int32)
+    rows = gather(client, jnp.where(offsets < client.size, offsets, 0))
+    assert posterior.resample_fn is not None
+    drawn = posterior.resample_fn(jax.random.fold_in(rng_key, client.index), position, rows)
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), drawn, rows)
+
+
+class Outcomes:
+    """A consortium whose clients have drawn outcomes anew; it answers questions alone."""
+
+    def __init__(
+        self, consortium: Consortium, posterior: Posterior, rng_key: Array, truth: ArrayTree
+    ) -> None:
+        self._consortium, self._posterior, self._truth = consortium, as_functions(posterior), truth
+        self._words = jax.random.bits(rng_key, (2,), jnp.uint32)
+
+    @property
+    def federation(self) -> Federation:
+        """What the server knows of the clients, whose numbers of rows are as before."""
+        return self._consortium.federation
+
+    def ask(self, question: Question, content: ArrayTree) -> Sum:
+        """Return the sum of the clients' answers about the outcomes that they have drawn."""
+        asked = Redrawn(self._posterior, as_functions(question), self._truth, self._words)
+        return self._consortium.ask(asked, content)
+
+    def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
+        """Raise: a kernel runs on the rows that clients have."""
+        raise NotImplementedError(
+            "Clients elsewhere answer questions about outcomes that they draw, and run no kernel "
+            "on them: calibrate a fit that asks (fedmcmc.correct), or simulate with a "
+            "FederatedData."
+        )
 
 
 class Others:
@@ -59,6 +147,8 @@ class Others:
 
     def ask(self, question: Question, content: ArrayTree) -> Sum:
         """Return the sum of the others' answers; the client takes part, and answers zeros."""
+        if isinstance(content, Dithered):
+            raise ValueError("The dither of all clients but one is not known: ask without dither.")
         return self._consortium.ask(AllBut(question.posterior, question, self._index), content)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:

@@ -41,6 +41,8 @@ ANSWERS = {
     "term of a sum",
     "PseudoGradients": "how far a model came that it has trained on its rows, and its share of all "
     "rows",
+    "Redrawn": "the answer to another question about outcomes that it draws from the model in "
+    "place of its own, beside its own other columns",
     "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
     "Replication": "functions of its rows, and of outcomes that the model draws in their place",
     "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not a term of a sum",

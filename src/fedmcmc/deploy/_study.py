@@ -333,7 +333,9 @@ class Study:
                 )
             kernel = kernel.kernel
         self._check_class(type(kernel).__qualname__)
-        return to_words(kernel, self.functions)
+        words, body = to_words(kernel, self.functions)
+        self._check_classes(words)
+        return words, body
 
     def kernel_of(self, words: Any, body: bytes) -> FederatedKernel:
         """Return the kernel that `words_of` told of.
@@ -349,12 +351,19 @@ class Study:
             if words["named"] not in self.kernels:
                 raise Refused(f"The study {self.name!r} has no kernel {words['named']!r}.")
             return self.kernel(words["named"])
-        self._check_class(name_of_class(words))
+        self._check_classes(words)
         if self.secure:
             check_alike(words)
         kernel: FederatedKernel = from_words(words, body, self.functions)
         masked = self.secure and isinstance(kernel, FederatedKernel)
         return self.own(kernel) if masked else kernel
+
+    def _check_classes(self, words: Any) -> None:
+        """Raise `Refused` unless the study allows a kernel and the question within it, if any."""
+        while words is not None:
+            self._check_class(name_of_class(words))
+            fields = words.get("fields")
+            words = fields.get("question") if isinstance(fields, dict) else None
 
     def _check_class(self, name: str) -> None:
         if name not in self.asks:

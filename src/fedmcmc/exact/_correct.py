@@ -129,6 +129,9 @@ def correct(
     Values at many chosen points determine the likelihood of a client with few rows: without a
     secure sum the server can learn about its rows.
 
+    Of a consortium whose messages `fedmcmc.compress` rounds by itself the evidence is too large, by
+    half of the variance of the sum's errors, which is not known here. `dither` has no such error.
+
     Examples
     --------
     >>> import jax, jax.numpy as jnp

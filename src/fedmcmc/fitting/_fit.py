@@ -35,6 +35,8 @@ from fedmcmc.runs import Consortium, as_consortium
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0
 """Rounds that chains may take, and seconds that ``effort="auto"`` spends on them at most."""
+MANY_PARAMETERS = 2000
+"""Above, chains are left to ``effort="exact"``."""
 EP_ROUNDS, EP_ROWS, EP_DIMENSIONS = 50, 5, 256
 """Rounds of FedEP at most; rows per parameter that most clients need for it, and parameters."""
 MODES, CORRECTION, PROPAGATION, RECORRECTION, CHAINS, EVIDENCE, DRAW, TEMPERING = range(8)
@@ -79,7 +81,8 @@ def fit(
         Weighted draws per correction, at least 100.
     effort
         ``"approximate"`` stops at the Gaussians; ``"exact"`` goes on to chains unless a correction
-        passes; ``"auto"`` too, if 1,050 rounds of `latency` seconds take less than an hour.
+        passes; ``"auto"`` too, up to 2,000 parameters and if 1,050 rounds of `latency` seconds take
+        less than an hour.
     max_rounds
         Rounds of chains at most.
     latency
@@ -210,9 +213,16 @@ class _Fit:
                 self._propagate()
             if self.corrected is not None and self.corrected.verdict == "exact":
                 return self._by_importance("exact (importance)")
+        size, cost = trees.num_elements(self.search.centre), ""
+        if effort == "auto" and size > MANY_PARAMETERS:
+            cost = (
+                f'{size:,} parameters: effort="exact" would run up to {max_rounds:,} rounds of '
+                f"chains; judge predictions (fedmcmc.metrics)"
+            )
         if effort == "auto" and latency * USUAL_ROUNDS > PATIENCE:
             hours = latency * USUAL_ROUNDS / 3600
             cost = f'effort="exact" would take up to {USUAL_ROUNDS:,} rounds, {hours:.1f} hours'
+        if cost:
             if self.corrected is not None and self.corrected.verdict == "doubtful":
                 return self._by_importance("doubtful (importance)", cost)
             return self._approximate(cost)
@@ -376,7 +386,7 @@ class _Fit:
                     rhat=chains.rhat,
                     ess=chains.ess,
                     verdict="agree" if agreed else "disagree",
-                    why=chains.why,
+                    why=chains.why + self._beside_weights(chains.samples),
                 )
             )
         figures = (
@@ -386,6 +396,24 @@ class _Fit:
         if agreed:
             self._measure_evidence(chains)
         return f"{figures} after {chains.num_rounds:,} rounds of chains"
+
+    def _beside_weights(self, samples: Samples) -> str:
+        """Return how far the weighted draws are from draws of chains, if there are such."""
+        if self.corrected is None:
+            return ""
+        weights = self.corrected.weights
+        draws = (self.corrected.draws, samples.draws)
+        shifts, ratios = [], []
+        for weighted, leaf in zip(*map(jax.tree.leaves, draws), strict=True):
+            weighted, leaf = np.asarray(weighted, np.float64), np.asarray(leaf, np.float64)
+            mean, sd = np.tensordot(weights, weighted, 1), leaf.std((0, 1))
+            shifts.append(np.max(np.abs(leaf.mean((0, 1)) - mean) / sd))
+            ratio = np.sqrt(np.tensordot(weights, (weighted - mean) ** 2, 1)) / sd
+            ratios += [np.min(ratio), np.max(ratio)]
+        return (
+            f"; the weighted draws' means were up to {max(shifts):.2f} sd away, their sds "
+            f"{min(ratios):.2f} to {max(ratios):.2f} of these"
+        )
 
     def _temper(self, before: str = "") -> str:
         """Temper twice, and return a verdict; `before` says what failed before that."""

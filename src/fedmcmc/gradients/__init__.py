@@ -38,4 +38,5 @@ from fedmcmc.gradients._terms import Terms as Terms
 from fedmcmc.gradients._terms import Through as Through
 from fedmcmc.gradients._terms import fold_terms as fold_terms
 from fedmcmc.gradients._terms import over as over
+from fedmcmc.gradients._terms import refuse_latents as refuse_latents
 from fedmcmc.gradients._terms import row_terms as row_terms

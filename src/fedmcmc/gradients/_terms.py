@@ -9,12 +9,22 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial, register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, ClientTerms, LogDensity
+from fedmcmc._types import ArrayTree, Client, ClientTerms, LogDensity, Posterior
 from fedmcmc.data import fold, max_groups
 from fedmcmc.pytrees import trees
 
 Terms = Callable[[ArrayTree], Array]
 """A position to some of a client's terms, ``[num]``."""
+
+
+def refuse_latents(posterior: Posterior) -> None:
+    """Raise `ValueError` where a model has latents of groups: no log likelihood is known then."""
+    if posterior.local is not None:
+        raise ValueError(
+            "This posterior has latents of its groups, which are not moved here: "
+            "fedmcmc.marginal(posterior) integrates them out at their clients, and the kernels "
+            "fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_gibbs move them along."
+        )
 
 
 def row_terms(loglikelihood_fn: LogDensity, position: ArrayTree, rows: ArrayTree) -> Array:

@@ -7,7 +7,6 @@ from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
 from fedmcmc.hierarchy._latents import Groups as Groups
 from fedmcmc.hierarchy._latents import Locals as Locals
-from fedmcmc.hierarchy._latents import find_modes as find_modes
 from fedmcmc.hierarchy._latents import groups_of as groups_of
 from fedmcmc.hierarchy._latents import latents_in as latents_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
@@ -18,3 +17,5 @@ from fedmcmc.hierarchy._marginal import marginal as marginal
 from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import independence as independence
+from fedmcmc.hierarchy._trajectories import hmc as hmc
+from fedmcmc.hierarchy._trajectories import mala as mala

@@ -53,6 +53,10 @@ class Refresh:
         `rows` are shapes of rows, leaves ``[anything, ...]``: a server, which checks, has no row.
         """
 
+    def begin(self, groups: Groups, position: ArrayTree) -> Array:
+        """Return where latents begin, ``[G, k]``: by default at their modes given the position."""
+        return find_modes(groups, position, MAX_STEPS).flat
+
     def init(self, groups: Groups, position: ArrayTree) -> ArrayTree:
         """Return what a client keeps for it between rounds, leaves ``[num_groups, ...]``."""
         return ()

@@ -41,7 +41,7 @@ from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import schedules, trees
 
 
 class Statistics(NamedTuple):
@@ -198,6 +198,7 @@ class FederatedGibbs(LatentKernel):
 
     server_moves: int = field(metadata={"static": True})
     resum_every: Array
+    step_size: ArrayTree  # of the parameters of rows, or () for that of an acceptance
     num_adapt: Array
 
     @property
@@ -299,7 +300,7 @@ class FederatedGibbs(LatentKernel):
         extra: ArrayTree = ()
         moves: ArrayTree = ()
         if self.moves_rows:
-            moves = first_moves(first.information)
+            moves = first_moves(first.information, self.step_size)
             extra = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
         broadcast = Broadcast(jnp.zeros((), jnp.int32), position, extra)
         return broadcast, _Server(first.sums, first.num_groups, num, moves)
@@ -388,14 +389,23 @@ class FederatedGibbs(LatentKernel):
             return moved, server, ()
         slope = trees.ravel(jax.grad(self.server_density)(position, server))[rows]
         place = trees.ravel(position)[rows].astype(slope.dtype)
-        normals = jax.random.normal(rows_key, place.shape, place.dtype)
-        moves = propose(server.moves, said.gradient + slope, whole, normals)
+        normal_key, step_key = jax.random.split(rows_key)
+        normals = jax.random.normal(normal_key, place.shape, place.dtype)
+        uniform = jax.random.uniform(step_key, (), place.dtype)
+        moves = propose(server.moves, said.gradient + slope, whole, normals, uniform)
         extra = (place + moves.factor @ moves.shift).astype(broadcast.extra.dtype)
         info = Adjusted(moves.acceptance, moves.whole, broadcast.round < self.num_adapt)
         return moved._replace(extra=extra), server._replace(moves=moves), info
 
     def _resums(self, broadcast: Broadcast) -> Array:
         return (broadcast.round + 1) % self.resum_every == 0
+
+
+def _number(step_size: Any) -> Array:
+    number: Array = schedules.number(step_size, "step_size", minimum=0.0, strict=True)
+    if isinstance(number, schedules.Scheduled):
+        raise TypeError("step_size must be a number: draws are exact at any.")
+    return number
 
 
 def _bits(message: ArrayTree) -> Array:
@@ -462,6 +472,7 @@ def fed_gibbs(
     refresh: Refresh,
     server_moves: int = 4,
     resum_every: int = 1000,
+    step_size: float | Array | None = None,
     num_adapt: int = 0,
     participation: Participation | None = None,
 ) -> FederatedKernel:
@@ -494,10 +505,14 @@ def fed_gibbs(
     resum_every
         Every so many rounds latents stand still and clients send their sums themselves, as
         differences pile up roundings. It takes effect if all clients take part in that round.
+    step_size
+        Of the parameters of rows, as that of `fedmcmc.mala`; its metric is the inverse of the rows'
+        information about them at the start. Half of the proposals have it, the others a fourth, a
+        sixteenth or a 64th. By default that of an acceptance of 0.57 where the metric is the
+        parameters' covariance.
     num_adapt
-        In the first rounds of a chain, so many, the step size of the parameters of rows adapts;
-        draws are exact from then on: give `sample` a ``num_burnin`` that is as large at least. By
-        default it is that of a normal likelihood of the rows' information at the start.
+        In the first rounds of a chain, so many, that step size adapts to this acceptance; draws are
+        exact from then on: give `sample` a ``num_burnin`` that is as large at least.
     participation
         Everyone by default, as is needed where shared parameters are those of rows. Messages are
         never weighted.
@@ -577,6 +592,7 @@ def fed_gibbs(
             participation,
             positive_integer(server_moves, "server_moves"),
             jnp.asarray(positive_integer(resum_every, "resum_every"), jnp.int32),
+            () if step_size is None else _number(step_size),
             jnp.asarray(num_adapt, jnp.int32),
         )
     )

@@ -18,12 +18,10 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.hierarchy import Groups, Locals, Moved, Refresh, find_modes, groups_of, marginal
+from fedmcmc.hierarchy import Groups, Locals, Moved, Refresh, groups_of, marginal
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
-NEWTON_STEPS = 50
-"""Of the search for the modes at which latents begin, at most."""
 MOST_JUDGED = 2
 """Numbers per latent up to which draws are judged by the posterior without latents."""
 
@@ -79,8 +77,8 @@ class LatentKernel(FederatedKernel):
         return self.first_locals(groups_of(self.local, client), broadcast.position)
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
-        """Return the groups' modes, given the first position."""
-        flat = find_modes(groups, position, NEWTON_STEPS).flat
+        """Return where latents begin, given the first position."""
+        flat = self.refresh.begin(groups, position)
         return Locals(groups.as_latents(flat), self.refresh.init(groups, position))
 
     def moved(

@@ -92,6 +92,10 @@ class Question(FederatedKernel):
     def check_content(self, content: ArrayTree, federation: Federation) -> None:
         """Raise `ValueError` unless model, content and rows fit together."""
 
+    def encode(self, content: ArrayTree, message: Answer, client: Client) -> tuple[Any, Array]:
+        """Return what leaves the client, which `decode` reads, and its bits, ``[]`` int32."""
+        return message, jnp.asarray(trees.num_bits(message), jnp.int32)
+
     def server_init(
         self,
         rng_key: Array,
@@ -107,11 +111,11 @@ class Question(FederatedKernel):
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
-    ) -> tuple[Answer, ArrayTree, StepInfo]:
-        value = self.answer(broadcast.position, client)
-        message = Answer(value, Exact(jnp.ones((), jnp.result_type(float))))
-        bits = jnp.asarray(trees.num_bits(message), jnp.int32)
-        return message, client_state, StepInfo(bits, jnp.zeros((), jnp.result_type(float)))
+    ) -> tuple[Any, ArrayTree, StepInfo]:
+        content = broadcast.position
+        message = Answer(self.answer(content, client), Exact(jnp.ones((), jnp.result_type(float))))
+        code, bits = self.encode(content, message, client)
+        return code, client_state, StepInfo(bits, jnp.zeros((), jnp.result_type(float)))
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Answer
@@ -337,14 +341,10 @@ class Evaluations(Question):
             one = jax.tree.map(lambda leaf: leaf[0], content.points)
         check_model(self.posterior, one, federation)
 
-    def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
-    ) -> tuple[Any, ArrayTree, StepInfo]:
-        message, client_state, info = super().step(draws, broadcast, client_state, client)
-        asked = broadcast.position
+    def encode(self, content: ArrayTree, message: Answer, client: Client) -> tuple[Any, Array]:
+        asked, evaluated = content, message.value
         if not isinstance(asked, Dithered):
-            return message, client_state, info
-        evaluated: Evaluated = message.value
+            return super().encode(asked, message, client)
         value = evaluated.value
         exact = value / asked.step + dither_of(asked, client.index, value.shape[0])
         below, above = value < BELOW, exact >= MOST_LEVELS
@@ -354,8 +354,7 @@ class Evaluations(Question):
         invalid = Exact(evaluated.invalid.value + num_above)
         rest = message._replace(value=evaluated._replace(value=(), invalid=invalid))
         code = WithExact(Quantized(jnp.asarray(asked.step, jnp.float32), levels), (rest,))
-        bits = message_bits(code.code) + trees.num_bits(code.exact)
-        return code, client_state, info._replace(bits=jnp.asarray(bits, jnp.int32))
+        return code, jnp.asarray(message_bits(code.code) + trees.num_bits(code.exact), jnp.int32)
 
     def decode(
         self, code: Any, sender: Sender | Client, memory: ArrayTree, like: ArrayTree
@@ -601,6 +600,13 @@ class Expansions(Question):
 
     def check_content(self, content: Points, federation: Federation) -> None:
         check_model(self.posterior, content.centre, federation)
+
+    def check_compressor(self, compressor: Any) -> None:
+        if not compressor.unbiased or isinstance(compressor, Memory):
+            raise ValueError(
+                "Gradients and curvatures at a point need an unbiased compressor without memory "
+                "(quantize, with many levels): steps along others lead elsewhere."
+            )
 
 
 def expansions(

@@ -33,7 +33,7 @@ from fedmcmc.dynamics import (
     overdamped_langevin,
     train,
 )
-from fedmcmc.gradients import first_reference, over, prior_share
+from fedmcmc.gradients import first_reference, over, prior_share, refuse_latents
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
@@ -275,16 +275,6 @@ def expect_blocks(
     expect(participation, Participation, "participation")
     if participation.pooled and isinstance(posterior.loglikelihood_fn, ClientTerms):
         raise ValueError("Pooled rows have no groups: run a federated kernel on all clients.")
-
-
-def refuse_latents(posterior: Posterior) -> None:
-    """Raise `ValueError` where the model has latents that this kernel knows nothing of."""
-    if posterior.local is not None:
-        raise ValueError(
-            "This posterior has latents of its groups, which this kernel does not move: "
-            "fedmcmc.marginal(posterior) integrates them out at their clients, and "
-            "fedmcmc.lsd(posterior, refresh=...) moves them along."
-        )
 
 
 def check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:

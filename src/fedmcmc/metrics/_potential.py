@@ -9,7 +9,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.data import FederatedData
-from fedmcmc.gradients import Terms, fold_terms
+from fedmcmc.gradients import Terms, fold_terms, refuse_latents
 from fedmcmc.metrics._arguments import (
     as_finite,
     broadcast,
@@ -73,6 +73,7 @@ def potential(
     """
     batch_size = positive_integer("batch_size", batch_size)
     flat, lead = flatten_draws(draws, sample_axes)
+    refuse_latents(posterior)
     densities = as_functions(Posterior(posterior.logprior_fn, posterior.loglikelihood_fn))
     return _potential(densities, data, flat, batch_size=batch_size).reshape(lead)
 

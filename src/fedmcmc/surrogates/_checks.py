@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.gradients import blockwise
+from fedmcmc.gradients import blockwise, refuse_latents
 from fedmcmc.pytrees import trees
 
 _CHOICES = {"check": ("error", "warn", "ignore"), "structure": ("dense", "diagonal")}
@@ -45,6 +45,7 @@ def choices(check: str, structure: str = "dense") -> None:
 
 def densities(posterior: Posterior) -> Posterior:
     """Return what fits use of a posterior, so that the rest cannot ask for another compilation."""
+    refuse_latents(posterior)
     return as_functions(Posterior(posterior.logprior_fn, posterior.loglikelihood_fn))
 
 

@@ -20,6 +20,7 @@ from fedmcmc.surrogates import _checks as checks
 from fedmcmc.surrogates._ascents import (
     HIGH,
     NEWTON_DIMENSIONS,
+    ROUNDING,
     Expansion,
     Ledger,
     Objective,
@@ -351,6 +352,14 @@ def mode(
             "hundreds; or scale these."
         )
     if not best.gain <= tolerance or best.falls:
+        again = expand(np.asarray(best.point, flat.dtype)[None])[0]
+        gap = float(np.linalg.norm(again.gradient - best.gradient))
+        if gap > ROUNDING * norm:
+            raise ValueError(
+                f"mode: the same question has two answers, gradients of length {norm:.2g} that are "
+                f"{gap:.2g} apart, so that no step promises less than {tolerance:g} nats: messages "
+                "are rounded. Ask without compress, or with more levels, or raise tolerance."
+            )
         raise ValueError(
             f"mode: not finished after {max_steps} steps, of which the last promised "
             f"{best.gain:.2g} nats: raise max_steps, or tolerance if that little does "

@@ -211,6 +211,11 @@ def predict_bias(
             "surrogates, got "
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
         )
+    if kernel.local is not None:
+        raise ValueError(
+            "predict_bias puts surrogates of the shared parameters in place of clients, which have "
+            "no latents: docs/laws.md has the law of lsd(refresh=...), and fed_gibbs is exact."
+        )
     clients = on_gaussian_clients(kernel, federation, surrogates, scores)
     direction = None if functional is None else _gradient(functional, kernel, clients.mode)
     law = affine_map(clients.kernel, clients.data, clients.mode, round_)

@@ -79,7 +79,7 @@ def tune(
     grid: Mapping[str, Sequence[Any]] | None = None,
     step_size: tuple[float, float] | None = None,
     objective: Literal["rounds", "bits", "seconds"] = "rounds",
-    latency: float = 0.0,
+    latency: float | None = None,
     bandwidth: float = math.inf,
     seconds_per_gradient: float = 0.0,
     max_bias: float = 0.05,
@@ -162,6 +162,7 @@ def tune(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}.")
+    latency = 0.0 if latency is None else latency
     for name, price in (("latency", latency), ("seconds_per_gradient", seconds_per_gradient)):
         if not 0 <= price < math.inf:
             raise ValueError(f"{name} must be a number of seconds, got {price!r}.")

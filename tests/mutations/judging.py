@@ -1,0 +1,79 @@
+"""Bugs of what judges draws, and of what keeps steps short; see `test_mutations`."""
+
+WEIGHTS = "diagnostics/test_weights.py::test_errors_are_those_of_the_law[1.0]"
+SPREAD = "diagnostics/test_diagnosis.py::test_the_spread_of_langevin_steps_is_found[0.6]"
+REPEATED = "diagnostics/test_diagnosis.py::test_standard_errors_are_those_of_repetitions[0.3]"
+SHRINK = "tuning/test_visits.py::test_where_surrogates_are_exact_visits_shrink_by_the_step[4]"
+LOOP = "tuning/test_visits.py::test_the_worst_visit_is_that_of_a_loop_in_numpy"
+TESTS = [WEIGHTS, SPREAD, REPEATED, SHRINK, LOOP]
+BY_WEIGHTS, BY_GRADIENTS = "diagnostics/_weights.py", "diagnostics/_moments.py"
+VISITS = "tuning/_visits.py"
+
+MUTATIONS = {
+    "points are not weighted by the posterior": (
+        BY_WEIGHTS,
+        "for logs in (log_own, log_weights):",
+        "for logs in (log_own, log_own):",
+        WEIGHTS,
+    ),
+    "a judge by weights counts the prior twice": (
+        BY_WEIGHTS,
+        "return likelihood + posterior.logprior_fn(place)",
+        "return likelihood + 2 * posterior.logprior_fn(place)",
+        WEIGHTS,
+    ),
+    "an approximation's own weights are those of a wider one": (
+        BY_WEIGHTS,
+        "Mixture.of([(1.0, np.inf, mean, covariance)])",
+        "Mixture.of([(1.0, np.inf, mean, 1.1 * covariance)])",
+        WEIGHTS,
+    ),
+    "errors of weighted moments as of one group alone": (
+        BY_WEIGHTS,
+        "variance = (NUM_GROUPS - 1) / NUM_GROUPS",
+        "variance = 1 / NUM_GROUPS**2",
+        WEIGHTS,
+    ),
+    "a judge by gradients counts the prior twice": (
+        BY_GRADIENTS,
+        "trees.ravel(trees.add(slope, prior_slope))",
+        "trees.ravel(trees.add(trees.add(slope, prior_slope), prior_slope))",
+        SPREAD,
+    ),
+    "a spread that is a variance": (
+        BY_GRADIENTS,
+        "return bias, np.log(draws.std(0) / sd)",
+        "return bias, 2 * np.log(draws.std(0) / sd)",
+        SPREAD,
+    ),
+    "a bias without the gradients' mean": (
+        BY_GRADIENTS,
+        "draws.mean(0) - middle - inverse @ steep",
+        "draws.mean(0) - middle",
+        REPEATED,
+    ),
+    "errors of moments by gradients as of one group alone": (
+        BY_GRADIENTS,
+        "np.sqrt((NUM_GROUPS - 1) / NUM_GROUPS * (away**2).sum(0))",
+        "np.sqrt(1 / NUM_GROUPS**2 * (away**2).sum(0))",
+        REPEATED,
+    ),
+    "visits begin nearer than is said": (
+        VISITS,
+        "away = FAR * np.concatenate",
+        "away = FAR / np.sqrt(2) * np.concatenate",
+        SHRINK,
+    ),
+    "a visit is not multiplied by one over its probability": (
+        VISITS,
+        "jnp.asarray(counts.weight, jnp.result_type(float)),",
+        "jnp.ones(num, jnp.result_type(float)),",
+        LOOP,
+    ),
+    "a visit begins on one side alone": (
+        VISITS,
+        "np.concatenate([lines, -lines], 1)",
+        "np.concatenate([lines, lines], 1)",
+        LOOP,
+    ),
+}
