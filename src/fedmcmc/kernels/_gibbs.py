@@ -533,6 +533,9 @@ def fed_gibbs(
     -----
     Where rows say little about a group's latent, the population's spread moves slowly.
 
+    Sums of squares lose digits of float32 where latents lie hundreds of their sds from zero: center
+    such an outcome. The run's end warns where that has happened.
+
     Examples
     --------
     >>> import fedmcmc, jax, numpy as np, numpyro
