@@ -106,7 +106,7 @@ def check_alike(words: Any) -> None:
 
     With a weight of zero for all others, one message would be the sum.
     """
-    found = _classes(words) & APART
+    found = _classes(words) & (APART | SINGLES.keys())
     if found:
         raise Refused(
             f"The server's kernel holds numbers that differ from site to site "
