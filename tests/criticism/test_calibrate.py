@@ -13,6 +13,7 @@ from fedmcmc import criticism
 from fedmcmc.criticism._calibrate import Calibration, _with_outcomes
 from fedmcmc.criticism._others import Outcomes
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.kernels import BELOW, Dithered, Points, evaluations
 from fedmcmc.runs import SimulatedConsortium
 from tests.oracles.federations import LIMIT
 
@@ -68,6 +69,34 @@ def test_clients_elsewhere_draw_their_outcomes_themselves():
         wrong.sample(KEY, fedmcmc.lsd(NOISE, step_size=0.1))
     with pytest.raises(TypeError, match="a consortium of clients, got dict"):
         criticism.calibrate(KEY, NOISE, {}, weighted, jax.random.normal)
+
+
+@pytest.mark.parametrize("dithered", [False, True])
+def test_questions_within_others_cross_a_secure_sum(dithered):
+    """A density of zero, too, which has a number of its own there."""
+    posterior = NOISE._replace(
+        loglikelihood_fn=lambda theta, rows: jnp.where(
+            theta > 0, NOISE.loglikelihood_fn(theta, rows), -jnp.inf
+        )
+    )
+    content = Points(jnp.array([-1.0, 0.5, 0.8]), jnp.asarray(0.3))
+    if dithered:
+        content = Dithered(content, jnp.zeros(2, jnp.uint32), jnp.asarray(2.0**-8))
+    plain, secured = (
+        np.asarray(
+            Outcomes(
+                SimulatedConsortium(noise_data(), transform=transform),
+                posterior,
+                KEY,
+                jnp.asarray(1.0),
+            )
+            .ask(evaluations(posterior), content)
+            .value.value
+        )
+        for transform in (None, fedmcmc.secure_sum)
+    )
+    assert plain[0] < BELOW and secured[0] < BELOW
+    np.testing.assert_allclose(secured[1:], plain[1:], atol=1e-5)
 
 
 def test_exact_draws_pass():

@@ -40,16 +40,6 @@ class Around(Question):
     def check_compressor(self, compressor: Any) -> None:
         self.question.check_compressor(compressor)
 
-    @property
-    def leaves_out_beyond(self) -> bool:
-        return self.question.leaves_out_beyond
-
-    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
-        return self.question.answer_in_range(answer, most)
-
-    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
-        return self.question.answer_from_range(total, most)
-
     def encode(self, content: ArrayTree, message: Any, client: Client) -> tuple[Any, Array]:
         return self.question.encode(content, message, client)
 
@@ -60,6 +50,16 @@ class Around(Question):
 
     def code_like(self, like: Broadcast) -> ArrayTree:
         return self.question.code_like(like)
+
+    @property
+    def leaves_out_beyond(self) -> bool:
+        return self.question.leaves_out_beyond
+
+    def answer_in_range(self, answer: ArrayTree, most: float) -> ArrayTree:
+        return self.question.answer_in_range(answer, most)
+
+    def answer_from_range(self, total: ArrayTree, most: float) -> ArrayTree:
+        return self.question.answer_from_range(total, most)
 
 
 @register_dataclass

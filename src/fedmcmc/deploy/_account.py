@@ -29,13 +29,12 @@ ANSWERS = {
     "Expansions": "its log likelihood, the gradient and the curvature at points that the server "
     "chooses",
     "Falls": "what its log likelihood loses at points around the mode",
-    "FederatedGibbs": "by how much the sums of statistics of its own latents (effects of its "
-    "groups) have changed, and where rows have parameters, its log likelihood and the gradient at "
-    "those that the server proposes",
+    "FederatedGibbs": "by how much the sums of its latents' statistics have changed, and for "
+    "parameters of rows its log likelihood and the gradient",
     "GaussianMetropolis": "its log likelihoods at points that the server proposes",
     "HamiltonianMonteCarlo": "its log likelihood and the gradient at positions of the chain",
-    "JointLangevin": "the gradient of the log density of its rows and its latents (effects of its "
-    "groups), at latents that it draws",
+    "JointLangevin": "the gradient of what its rows and latents say together, at latents that it "
+    "draws itself",
     "Langevin": "the gradient of its log likelihood at the chain's position (or what the study's "
     "estimator makes of it)",
     "LeaveOneOut": "how well each of its rows is predicted by the others, summed over its rows",
