@@ -114,7 +114,7 @@ def build_secured(kernel):
 
 
 # Weighted messages, a phase to set up, two phases, and clients that keep what the server reads.
-SECURED = ("langevin", "lsd_star", "fa_hmc", "fed_ep: expansions")
+SECURED = ("langevin", "lsd_star", "fa_hmc", "fed_ep: expansions", "fed_gibbs: of rows")
 BARE |= {f"secure_sum: {kernel}": build_secured(kernel) for kernel in SECURED}
 
 

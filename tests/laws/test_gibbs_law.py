@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.hierarchy import conjugate, independence
+from fedmcmc.hierarchy import conjugate, hmc, independence
 from tests.oracles import laws_joint
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_gibbs import DATA, MODEL, POSTERIOR, SLICED
@@ -48,6 +48,7 @@ def test_law_of_every_round(case):
 SERVERS = {
     "slices": (SLICED, conjugate(), dict(server_moves=2)),
     "slices, metropolis": (SLICED, independence(num_tries=2), dict(server_moves=1)),
+    "trajectories": (POSTERIOR, hmc(4, num_steps=3, num_adapt=10), {}),
     "sums anew": (POSTERIOR, conjugate(), dict(resum_every=3)),
 }
 

@@ -146,7 +146,8 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
     if size > MOST_DIMENSIONS:
         raise ValueError(
             f"marginal integrates over at most {MOST_DIMENSIONS} numbers per group, and this model "
-            f"has {size}: quadrature would take {nodes}**{size} points per group."
+            f"has {size}: quadrature would take {nodes}**{size} points per group. "
+            f"fedmcmc.fed_gibbs and fedmcmc.lsd(posterior, refresh=...) take any number."
         )
     return posterior._replace(
         loglikelihood_fn=as_functions(MarginalTerms(local, nodes)), local=None, resample_fn=None

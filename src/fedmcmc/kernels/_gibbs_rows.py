@@ -32,8 +32,8 @@ class RowMoves(NamedTuple):
     ----------
     factor
         ``[l, l]``, ``C`` of the metric ``C C'``.
-    log_step
-        ``[]``, of the largest step size.
+    largest
+        ``[]``, the largest step size.
     step
         ``[]``, that of the proposal.
     slope
@@ -51,7 +51,7 @@ class RowMoves(NamedTuple):
     """
 
     factor: Array
-    log_step: Array
+    largest: Array
     step: Array
     slope: Array
     shift: Array
@@ -77,7 +77,7 @@ def first_moves(information: Array, step_size: ArrayTree = ()) -> RowMoves:
     none = jnp.zeros((), jnp.int32)
     return RowMoves(
         factor,
-        jnp.log(jnp.asarray(step, dtype)),
+        jnp.asarray(step, dtype),
         jnp.asarray(step, dtype),
         zeros,
         zeros,
@@ -94,7 +94,7 @@ def propose(
     """Return moves with a new proposal, from the gradient where the chain is."""
     # One in two is the largest, one in four a fourth, and so on.
     power = sum((uniform > 1 - 0.5**k).astype(gradient.dtype) for k in range(1, POWERS))
-    slope, step = moves.factor.T @ gradient, jnp.exp(moves.log_step) * 4.0**-power
+    slope, step = moves.factor.T @ gradient, moves.largest * 4.0**-power
     shift = step * slope + jnp.sqrt(2 * step) * normals
     ready = whole & jnp.all(jnp.isfinite(shift))
     shift = jnp.where(ready, shift, 0)
@@ -118,12 +118,12 @@ def judge(
     back = jnp.sum((moves.shift + step * slope) ** 2)
     chance = probability(difference + (there - back) / (4 * step))
     judged = whole & moves.ready
-    largest = judged & (step > 0.5 * jnp.exp(moves.log_step))
-    num = moves.num_judged + largest
+    is_largest = judged & (step > 0.5 * moves.largest)
+    num = moves.num_judged + is_largest
     rate = jnp.maximum(num, 1).astype(step.dtype) ** -FORGETTING
-    log_step = moves.log_step + jnp.where(largest & adapts, rate * (chance - TARGET), 0)
+    adapted = moves.largest * jnp.exp(rate * (chance - TARGET))
     return judged & (uniform < chance), moves._replace(
-        log_step=log_step,
+        largest=jnp.where(is_largest & adapts, adapted, moves.largest),
         num_judged=num,
         acceptance=jnp.where(judged, chance, moves.acceptance),
         whole=judged,
