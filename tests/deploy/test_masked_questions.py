@@ -88,6 +88,7 @@ def test_whitening_asks_for_sums_alone(sites):
     assert runs[0].totals["bits_up"] == runs[1].totals["bits_up"] == 4 * 3 * 64 * (3 + 2)
 
 
+@pytest.mark.slow
 def test_propagation_and_whole_chains_are_those_of_a_simulation(sites):
     """Each reads its server's own state, which is within the sum's."""
     settings = dict(position=POSITION, num_rounds=3, progress=False)

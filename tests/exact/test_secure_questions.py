@@ -9,6 +9,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc._types import Exact
+from fedmcmc.criticism._others import Others
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
 from fedmcmc.kernels._gibbs import _Judged, _Judgement
 from fedmcmc.kernels._questions import IMPOSSIBLE
@@ -92,6 +93,16 @@ def test_a_chain_turns_back_at_a_wall_in_a_secure_sum(build):
     exact, found = (x.sample(KEY, kernel, CENTRE, **settings) for x in (PLAIN, secured()))
     np.testing.assert_allclose(found.draws, exact.draws, rtol=1e-4, atol=1e-4)
     assert (found.info["acceptance"] == 0).any() and found.draws[..., 0].min() > 0.2
+
+
+def test_a_question_without_a_client_has_the_range_of_the_question():
+    posterior = where(lambda theta: theta[0] < 0, -jnp.inf)
+    values = [
+        Others(x, 1).ask(evaluations(posterior), CONTENT).value.value for x in (PLAIN, secured())
+    ]
+    none = np.asarray(POINTS)[:, 0] < 0
+    np.testing.assert_array_equal(np.asarray(values) < BELOW, [none, none])
+    np.testing.assert_allclose(values[1][~none], values[0][~none], rtol=1e-6, atol=1e-6)
 
 
 def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():

@@ -2,7 +2,7 @@
 
 The state of a run lies in one file with two places, of which the older one is written over. If a
 site is killed while it writes, the other place holds what was before, and nothing was answered yet.
-A file that had to be made anew and renamed in each round would take ten times as long.
+A file that had to be made anew and renamed in each round would take several times as long.
 """
 
 import json
@@ -23,8 +23,6 @@ MARKED = "mark-" + 12 * "[0-9]"
 """Names of states of earlier rounds; while one is written it has another name."""
 RESERVED = 100
 """Rounds of which the count is written ahead, so that not every round waits for the disk."""
-
-
 MARK = b"fmcstate"
 PLACE = struct.Struct(">8sQQI")
 """Mark, number, bytes and checksum of what is in a place."""

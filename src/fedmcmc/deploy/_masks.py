@@ -85,7 +85,9 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
                 f"Allowed are {', '.join(SUMS)}; fedmcmc.whiten(surrogates=False) and "
                 "fedmcmc.fit need no other."
             )
-    grid_of(secure).check(len(sites))
+    grid = grid_of(secure)
+    if asks:
+        grid.check(len(sites))
 
 
 def grid_of(secure: Mapping[str, Any]) -> Grid:
@@ -104,7 +106,7 @@ def check_alike(words: Any) -> None:
 
     With a weight of zero for all others, one message would be the sum.
     """
-    found = _classes(words) & APART
+    found = _classes(words) & (APART | SINGLES.keys())
     if found:
         raise Refused(
             f"The server's kernel holds numbers that differ from site to site "
