@@ -67,6 +67,7 @@ def test_a_fit_is_that_of_a_simulated_secure_sum(sites):
     np.testing.assert_allclose(there.log_evidence, plain.log_evidence, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_whitening_asks_for_sums_alone(sites):
     """And a kernel on these coordinates runs at the sites, as a secure sum that they make."""
     there = fedmcmc.whiten(MODEL, sites, POSITION, surrogates=False)
@@ -99,6 +100,7 @@ def test_propagation_and_whole_chains_are_those_of_a_simulation(sites):
     assert again.state.broadcast.round.tolist() == [5]
 
 
+@pytest.mark.slow
 def test_chains_of_a_fit_start_from_states_of_the_kernel_within_the_sum(sites):
     kernel = fedmcmc.hmc(MODEL, POSITION, step_size=0.3)
 

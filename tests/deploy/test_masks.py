@@ -34,8 +34,8 @@ ROWS = (
     "multiple_try",
     "sequence",
 )
-# Set-up; clients that keep a state and count bits below; two phases.
-FAST = ("lsd_star", "lsd_pp", "fa_hmc")
+# Clients that keep a state and count bits below; two phases.
+FAST = ("lsd_pp", "fa_hmc")
 STATEFUL, SET_UP = studies.masked_study("lsd_pp"), studies.masked_study("lsd_star")
 
 

@@ -92,6 +92,7 @@ def test_no_draw_is_weighted_where_that_is_hopeless(diagonal):
     assert f"{told.report.rounds} rounds" in told.verdict
 
 
+@pytest.mark.slow
 def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
     """Of half of the curvature's variance: a tail index of a half."""
     real, calls = fedmcmc.fitting._fit.correct, []

@@ -20,7 +20,6 @@ from tests.hierarchy.models import (
 )
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.laws import Moments
-from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(6)
 
@@ -94,7 +93,8 @@ REFRESHES = {
 }
 
 
-@pytest.mark.parametrize("refresh", fast_and_slow(REFRESHES, ["conjugate"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("refresh", REFRESHES)
 def test_parameters_of_rows_move_by_an_exchange_of_their_own(refresh):
     data = in_two_clients(clients())
     block, settings = REFRESHES[refresh]
@@ -142,6 +142,7 @@ def test_the_totals_are_those_of_the_clients_latents(faulty):
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_rounds_in_which_latents_stand_still_send_the_sums_anew():
     data = in_two_clients(clients())
     kernel = fedmcmc.fed_gibbs(of(shared_spread, data), refresh=conjugate(), resum_every=2)

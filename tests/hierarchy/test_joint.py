@@ -8,7 +8,6 @@ import fedmcmc
 from fedmcmc import FederatedData, Record, rounds
 from fedmcmc.hierarchy import conjugate, independence, ula
 from tests.hierarchy.models import clients, gaussian, in_two_clients, logistic
-from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(2)
 ODDS = {"tau": -0.3, "slope": 0.6}
@@ -37,6 +36,7 @@ def one_step(kernel, data, state, index):
     return code, kept
 
 
+@pytest.mark.slow
 def test_latents_are_kept_with_the_draws_and_in_the_state():
     data = in_two_clients(clients("logistic"))
     kernel = kernel_of(logistic, data)
@@ -71,6 +71,7 @@ def test_latents_are_part_of_the_tree_of_arviz(tmp_path):
     np.testing.assert_array_equal(np.asarray(stored.local[name]), samples.local[name])
 
 
+@pytest.mark.slow
 def test_a_client_that_is_absent_keeps_its_latents():
     data = FederatedData.from_clients(clients("logistic"))
     kernel = kernel_of(logistic, data, participation=fedmcmc.uniform(2))
@@ -80,7 +81,8 @@ def test_a_client_that_is_absent_keeps_its_latents():
     assert (moved.sum(1) <= 2).all() and moved.any(0).all()
 
 
-@pytest.mark.parametrize("refresh", fast_and_slow(BLOCKS, ["independence"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("refresh", BLOCKS)
 def test_rows_of_other_groups_and_clients_do_not_enter(refresh):
     """Latents of a group are the same to the last bit whatever the others' rows are."""
     model, place = (gaussian, PLACE) if refresh == "conjugate" else (logistic, ODDS)
@@ -101,6 +103,7 @@ def test_rows_of_other_groups_and_clients_do_not_enter(refresh):
     assert np.isfinite(clean_message["slope"]) and not np.isfinite(message["slope"])
 
 
+@pytest.mark.slow
 def test_a_latent_that_no_row_looks_at_changes_no_draw():
     own = clients()
     data = FederatedData.from_clients(own)

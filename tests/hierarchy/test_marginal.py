@@ -213,6 +213,7 @@ def test_of_real_districts_it_is_the_published_likelihood():
         assert np.abs(leaf).max() < 1e-2  # errors of the estimates are about 0.1
 
 
+@pytest.mark.slow
 def test_of_two_effects_per_subject_it_is_the_published_likelihood():
     """Reaction times after days without sleep: minus two log likelihoods of 1751.94."""
     model, data = sleepstudy()

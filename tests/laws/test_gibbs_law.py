@@ -53,7 +53,8 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("case", fast_and_slow(SERVERS, ["slices"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SERVERS)
 def test_in_the_long_run_it_is_the_posterior(case):
     posterior, refresh, settings = SERVERS[case]
     draws = run(posterior, refresh, 24, **settings)

@@ -155,6 +155,7 @@ def test_rows_of_a_round(name):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_dear_gradients_and_dear_exchanges_ask_for_other_trajectories():
     """Seconds of a round: exchanges, bytes, and the rows of the largest client.
 

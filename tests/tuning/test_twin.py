@@ -203,7 +203,7 @@ def test_chains_that_run_away_are_told():
     assert "the kernel diverges (its simulated chains run away)" in str(told)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("compressed", fast_and_slow([False, True], [False]))
 def test_a_chain_without_noise_stands_still_and_is_off(compressed):
     kernel = fedmcmc.lsd(FEDERATION.posterior, step_size=STEP_SIZE, temperature=0.0)
     if compressed:

@@ -231,6 +231,7 @@ def year(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=intercept + x * slope), obs=y)
 
 
+@pytest.mark.slow
 def test_the_mode_of_covariates_that_are_not_centered_is_that_of_centered_ones():
     """Steps of Newton's method do not depend on coordinates; gradients alone get nowhere here."""
     rng = np.random.default_rng(0)
