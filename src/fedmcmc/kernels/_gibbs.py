@@ -211,12 +211,18 @@ class FederatedGibbs(LatentKernel):
     @property
     def moves_rows(self) -> bool:
         """Whether some shared parameters are those of rows (static)."""
-        return any(self.population.of_rows.value)  # type: ignore[union-attr]
+        return any(self._of_rows)
+
+    @property
+    def _of_rows(self) -> tuple[bool, ...]:
+        flags = self.population.of_rows
+        assert isinstance(flags, Static)  # `fed_gibbs` has made it one
+        return flags.value
 
     def row_places(self, position: ArrayTree) -> np.ndarray:
         """Return where the parameters of rows lie in a raveled position (static)."""
         leaves = jax.tree.leaves(position)
-        flags = self.population.of_rows.value or (False,) * len(leaves)  # type: ignore[union-attr]
+        flags = self._of_rows or (False,) * len(leaves)
         if len(flags) != len(leaves):
             raise ValueError(
                 f"The population's of_rows must have one entry per leaf of the position, "
