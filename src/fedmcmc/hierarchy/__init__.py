@@ -12,6 +12,7 @@ from fedmcmc.hierarchy._latents import latents_in as latents_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
+from fedmcmc.hierarchy._marginal import MOST_DIMENSIONS as MOST_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import marginal as marginal
 from fedmcmc.hierarchy._refresh import Moved as Moved
