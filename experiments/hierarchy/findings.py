@@ -5,13 +5,13 @@ from typing import Any
 
 from experiments import output
 
-__all__ = ["BINARY", "FUNNEL", "GAUSSIAN", "about", "commentary"]
+__all__ = ["BINARY", "FUNNEL", "GAUSSIAN", "about", "commentary", "funnel"]
 
 COLUMNS = """
 Rounds are those of one chain, with adaptation and burn-in; an exchange carries all chains. Mbit are
 all bits of the run, up and down, of all chains and clients. ESS is the least of any shared
 parameter (of bulk and tail; of weighted draws one over their sum of squares), ESS / 1,000 that per
-1,000 kept rounds of one chain. The error of means is the largest distance of a mean from pooled
+1,000 kept rounds of one chain; the slowest is the parameter that has it. The error of means is the largest distance of a mean from pooled
 NUTS, in posterior sds, beside its Monte Carlo standard error, both samplers' together; sds are
 relative to those of pooled NUTS, the least and the most of any parameter. `tau` and `sigma` are
 compared in logarithms. The error of effects is the largest of any group's mean, in that effect's
@@ -77,7 +77,10 @@ def commentary(metrics: dict[str, Any]) -> str:
         said.append(f"Diverged: {', '.join(lost)}.")
     said.append(
         "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an exchange of "
-        "their own, which needs all clients, so that here nobody may be absent."
+        "their own, which needs all clients, so that here nobody may be absent. What varies between "
+        "groups alone (uranium of a county, the kind of a school) moves slowly in it, as the "
+        "effects, drawn at the slope that was, hold that slope back; the others integrate effects "
+        "out or shift them along."
     )
     if any("every client" in row["method"] for row in metrics["table"]):
         said.append(
@@ -91,3 +94,17 @@ def commentary(metrics: dict[str, Any]) -> str:
             output.markdown_table(metrics["quadrature"]),
         ]
     return "\n\n".join(parts)
+
+
+def funnel(metrics: dict[str, Any]) -> str:
+    """Return what was sampled, and what the columns are."""
+    mean, sd = (metrics["exact"][f"{what} of mu, log tau"] for what in ("mean", "sd"))
+    return (
+        f"{metrics['num_hospitals']} hospitals of {metrics['rows_per_hospital']} simulated rows, "
+        f"one client each; {metrics['num_chains']} chains of {metrics['num_rounds']:,} rounds, "
+        f"{metrics['num_burnin']:,} of them burn-in, every fifth kept; clients draw their effects "
+        f"exactly (`conjugate()`). The grid has means {mean[0]:.3f} and {mean[1]:.2f} of `mu` and "
+        f"`log tau`, sds {sd[0]:.3f} and {sd[1]:.2f}. In the table means are distances from "
+        f"those in sds and sds are ratios, of the chains that did not diverge (a number that is "
+        f"not finite, or beyond 50)."
+    )

@@ -21,6 +21,7 @@ COLUMNS = (
     "Mbit",
     "ESS",
     "ESS / 1,000",
+    "slowest",
     "R-hat",
     "error of means",
     "its s.e.",
@@ -132,14 +133,16 @@ def row(name: str, found: Found | None, study: Study, truth: Truth) -> dict[str,
     line: dict[str, Any] = {"method": name}
     if found is None:
         return line | dict.fromkeys(COLUMNS)
-    _, flat = by_column(found.shared, study.shared)
+    names, flat = by_column(found.shared, study.shared)
     if found.ess is None:
         judged = mixing(flat)
         sizes = np.minimum(judged.ess_bulk, judged.ess_tail)
         rhat: float | None = float(np.nanmax(judged.rhat))
+        slowest: str | None = names[int(np.nanargmin(sizes))]
         per_round: float | None = 1000 * float(np.nanmin(sizes)) / (flat.shape[0] * flat.shape[1])
     else:
         sizes, rhat, per_round = np.full(flat.shape[-1], found.ess), None, None
+        slowest = None
     gaps = np.abs(flat.mean((0, 1)) - truth.mean) / truth.sd
     ratios = flat.std((0, 1)) / truth.sd
     worst = int(np.argmax(gaps))
@@ -151,6 +154,7 @@ def row(name: str, found: Found | None, study: Study, truth: Truth) -> dict[str,
         found.bits / 1e6,
         float(np.nanmin(sizes)),
         per_round,
+        slowest,
         rhat,
         float(gaps[worst]),
         float(np.sqrt(1 / sizes[worst] + 1 / truth.ess[worst])),

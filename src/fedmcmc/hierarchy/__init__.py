@@ -15,6 +15,7 @@ from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MOST_DIMENSIONS as MOST_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import marginal as marginal
+from fedmcmc.hierarchy._new_group import new_group as new_group
 from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import independence as independence
