@@ -11,11 +11,12 @@ COLUMNS = """
 Rounds are those of one chain, with adaptation and burn-in; an exchange carries all chains. Mbit are
 all bits of the run, up and down, of all chains and clients. ESS is the least of any shared
 parameter (of bulk and tail; of weighted draws one over their sum of squares), ESS / 1,000 that per
-1,000 kept rounds of one chain; the slowest is the parameter that has it. The error of means is the largest distance of a mean from pooled
-NUTS, in posterior sds, beside its Monte Carlo standard error, both samplers' together; sds are
-relative to those of pooled NUTS, the least and the most of any parameter. `tau` and `sigma` are
-compared in logarithms. The error of effects is the largest of any group's mean, in that effect's
-sd, of as many as there are groups. Seconds are of a machine that did other things as well.
+1,000 kept rounds of one chain; the slowest is the parameter that has it. The error of means is the
+largest distance of a mean from pooled NUTS, in posterior sds, beside its Monte Carlo standard
+error, both samplers' together; sds are relative to those of pooled NUTS, the least and the most of
+any parameter. `tau` and `sigma` are compared in logarithms. The error of effects is the largest of
+any group's mean, in that effect's sd, of as many as there are groups (after `fit` of about 1,000
+draws). Seconds are of a machine that did other things as well.
 """
 GAUSSIAN = f"""
 No paper: this page asks what federating a hierarchical model costs, and how far from pooled NUTS
@@ -77,10 +78,9 @@ def commentary(metrics: dict[str, Any]) -> str:
         said.append(f"Diverged: {', '.join(lost)}.")
     said.append(
         "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an exchange of "
-        "their own, which needs all clients, so that here nobody may be absent. What varies between "
-        "groups alone (uranium of a county, the kind of a school) moves slowly in it, as the "
-        "effects, drawn at the slope that was, hold that slope back; the others integrate effects "
-        "out or shift them along."
+        "their own, which needs all clients, so that here nobody may be absent. What varies "
+        "between groups alone (uranium of a county, the kind of a school) moves slowly in it, as "
+        "the effects, drawn at the slope that was, hold that slope back."
     )
     if any("every client" in row["method"] for row in metrics["table"]):
         said.append(
