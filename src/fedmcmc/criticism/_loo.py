@@ -193,7 +193,7 @@ class LeaveGroupsOut(LeaveOneOut):
                 def at(position: ArrayTree) -> Array:
                     return of_groups.terms(position, client)
 
-                return jax.lax.map(at, positions, batch_size=TOGETHER).T
+                return trees.map_in_lots(at, positions, TOGETHER).T
 
             return terms
 

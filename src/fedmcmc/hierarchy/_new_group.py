@@ -107,5 +107,5 @@ def _drawn(
         )
         return latent if local.constrain_fn is None else local.constrain_fn(position, latent)
 
-    num = jax.tree.leaves(draws)[0].shape[0]
-    return jax.lax.map(drawn, (draws, jnp.arange(num)), batch_size=TOGETHER)
+    numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])
+    return trees.map_in_lots(drawn, (draws, numbers), TOGETHER)
