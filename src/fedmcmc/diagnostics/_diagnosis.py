@@ -20,7 +20,14 @@ BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
 FAR = 1e6
 """Interquartile ranges from the median beyond which a draw is no draw of any posterior."""
+DEPTH = 20.0
+"""Of a draw far out, in units of how far down one draw in ten is: none of a posterior's draws."""
 UNSUITABLE = "not suitable here: use fedmcmc.fit"
+OF_NO_USE = (
+    "Means and sds are of no use: take smaller steps or fewer local steps; with many small clients "
+    "another kernel than fsgld or dsgld, which multiply what a client's surrogate gets wrong by "
+    "the number of clients."
+)
 HOPELESS_ESS = 100.0
 """Below so many effective draws only errors ten times as large say more than that draws are few."""
 
@@ -133,7 +140,7 @@ def diagnose(
         if moments is None:
             moments = check_moments(posterior, data, draws)
     whole = Diagnosis(found, moments, names, ())
-    of_moments = _of_weights(moments) or _of_moments(whole, approximates)
+    of_moments = _of_weights(moments) or [*_of_depth(whole), *_of_moments(whole, approximates)]
     findings = [*_of_mixing(whole, advise=not of_moments), *of_moments]
     return Diagnosis(found, moments, names, tuple(findings))
 
@@ -154,9 +161,7 @@ def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
         return [
             f"Chains ran away and came back: a draw of {name} is {found.reach[far[0]]:.2g} "
             f"interquartile ranges from the median, which ranks (R-hat, effective draws) do not "
-            f"see. Means and sds are of no use: take smaller steps or fewer local steps; with many "
-            f"small clients another kernel than fsgld or dsgld, which multiply what a client's "
-            f"surrogate gets wrong by the number of clients."
+            f"see. {OF_NO_USE}"
         ]
     if not found.disagree(RHAT).any() and diagnosis.ess >= ESS:
         return []
@@ -169,8 +174,8 @@ def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
     )
     if advise:
         told += (
-            " Go on with sample(..., state=samples.state), or make all directions alike with "
-            "fedmcmc.whiten, where steps can be larger."
+            " Go on with sample(..., state=samples.state); if the model is not whitened yet, "
+            "fedmcmc.whiten makes all directions alike, so that steps can be larger."
         )
     return [told]
 
@@ -190,6 +195,18 @@ def _of_weights(moments: Moments | None) -> list[str]:
         f"have k-hat {moments.khat:.2g} (wanted: below {threshold(moments.num_draws):.2g}), so "
         f"that it misses a part of the posterior. More rounds help while it still moves; else a "
         f"Gaussian is {UNSUITABLE}, or fedmcmc.correct, which goes on from these samples."
+    ]
+
+
+def _of_depth(diagnosis: Diagnosis) -> list[str]:
+    """Return what is wrong where single draws lie where a posterior has none."""
+    found = diagnosis.moments
+    if found is None or not found.depth > DEPTH or (diagnosis.mixing.reach > FAR).any():
+        return []
+    return [
+        f"Chains were thrown out and came back: the log density of the draw farthest out lies "
+        f"{found.depth:.3g} times as far below the median draw's as that of one draw in ten (about "
+        f"8 times at most in a posterior). {OF_NO_USE}"
     ]
 
 
@@ -221,8 +238,9 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
         "More rounds help while it still moves, structure='dense' and exacter inference if it is "
         f"not the default's; else a Gaussian is {UNSUITABLE}"
         if approximates
-        else "More rounds do not help; smaller steps, fewer local steps or corrections do "
-        "(control_variate=True, surrogates, whole batches): see fedmcmc.predict_bias"
+        else "More rounds do not help; a smaller step or fewer local steps do, and what a kernel "
+        "has against its bias (control_variate=True, surrogates, whole batches): see "
+        "fedmcmc.predict_bias"
     )
     of_mean = f"the mean of {diagnosis.names[worst]} is {bias[worst]:.2g} posterior sd off"
     of_sd = f"the sd of {diagnosis.names[worst]} is {found.spread[worst]:.3g} times the posterior's"

@@ -23,6 +23,10 @@ NUM_GROUPS = 16
 """Groups of draws that are left out in turn, for standard errors."""
 WORK = 2**31
 """Products of draws and numbers of all rows beyond which fewer draws are looked at."""
+MOST_FAR = 16
+"""Draws farthest out, whose log densities are looked at besides."""
+TYPICAL = 0.9
+"""Share of draws that are not far down."""
 _MEMORY = 2**24  # numbers that draws looked at together may take
 
 
@@ -45,6 +49,10 @@ class Moments(NamedTuple):
     trusted
         Whether figures by weights can be trusted: k-hat is below 0.7, or no point has more than a
         hundredth of all weight.
+    depth
+        How far the log density of the draw farthest out lies below the median draw's, over how far
+        that of one draw in ten does. Log densities of a posterior's draws have tails that fall
+        about exponentially, so that of ten thousand it is about 8; zero where it was not looked at.
     """
 
     bias: np.ndarray
@@ -55,6 +63,7 @@ class Moments(NamedTuple):
     not_finite: int
     khat: float | None = None
     trusted: bool = True
+    depth: float = 0.0
 
     def off(self, bias: float, spread: float) -> np.ndarray:
         """Return which coordinates are off by more than this and three standard errors, ``[d]``."""
@@ -105,12 +114,18 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
     num_looked = min(most, max(affordable, 5 * size, 100))
     if num_looked < 5 * size or num_looked < NUM_GROUPS * 4:
         return None
+    every = raveled(draws, total)
+    far = farthest(every.reshape(num_chains, num, size))
     at = np.linspace(0, total - 1, num_looked).astype(int)
-    chosen = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[at], draws)
+    looked = np.concatenate([at, far])
+    chosen = jax.tree.map(
+        lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[looked], draws
+    )
     values, slopes = _values_and_gradients(
         as_functions(posterior), data.pooled(groups=True), chosen, together=taken_together(data)
     )
-    every = raveled(draws, total)
+    depth = depth_of(np.asarray(values, np.float64), num_looked)
+    values, slopes = values[:num_looked], slopes[:num_looked]
     finite = np.isfinite(values) & np.isfinite(slopes).all(1)
     not_finite = int((~finite).sum())
     figures = None
@@ -119,8 +134,43 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
             figures = _compare(every, at[finite], np.asarray(slopes, np.float64)[finite])
     if figures is None:
         nothing = np.full(size, np.nan)
-        return Moments(nothing, nothing, nothing, nothing, num_looked, not_finite)
-    return Moments(*figures, num_looked, not_finite)
+        return Moments(*4 * (nothing,), num_looked, not_finite, depth=depth)
+    return Moments(*figures, num_looked, not_finite, depth=depth)
+
+
+def farthest(draws: np.ndarray) -> np.ndarray:
+    """Return which draws ``[num_chains, num_draws, d]`` are farthest out, ``[MOST_FAR]``.
+
+    Numbers count through all chains. Far is measured by the covariance of the draws without those
+    that are far from the median; a chain that has yet to arrive is not out. Where none is left, the
+    last draw stands in.
+    """
+    num_chains, num, size = draws.shape
+    low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=(0, 1))
+    scaled = (draws - middle) / np.where(high > low, high - low, np.inf)
+    flat = scaled.reshape(-1, size)
+    near = flat[np.abs(flat).max(1) <= 4]
+    if len(near) > 5 * size:
+        values, vectors = np.linalg.eigh(near.T @ near / len(near))
+        kept = values > 1e-9 * values[-1]
+        flat = flat @ vectors[:, kept] / np.sqrt(values[kept])
+    distances = np.linalg.norm(flat, axis=1).reshape(num_chains, num)
+    arrived = np.maximum.accumulate(distances <= np.median(distances), axis=1)
+    distances = np.where(arrived & np.isfinite(distances), distances, -1).ravel()
+    found = np.argsort(-distances, kind="stable")[:MOST_FAR]
+    found = np.where(distances[found] >= 0, found, len(distances) - 1)
+    return np.pad(found, (0, MOST_FAR - len(found)), mode="edge")
+
+
+def depth_of(values: np.ndarray, num_typical: int) -> float:
+    """Return `Moments.depth` from log densities, of typical draws and then of those far out."""
+    falls = -values
+    if not np.isfinite(falls[:num_typical]).all():
+        return 0.0  # which is said by itself
+    middle, low = np.quantile(falls[:num_typical], [0.5, TYPICAL])
+    far = falls[num_typical:]
+    deepest = np.where(np.isfinite(far), far, np.inf).max() - middle
+    return float(deepest / (low - middle)) if low > middle else 0.0
 
 
 def taken_together(data: FederatedData) -> int:

@@ -195,6 +195,7 @@ def without_minibatches(
     return with_nodes(kernel, Minibatch, noisy), words
 
 
+@jax.jit
 def dense(surrogates: Gaussian) -> tuple[Array, Array]:
     """Return natural parameters ``[num_clients, d]`` and ``[num_clients, d, d]``."""
 
