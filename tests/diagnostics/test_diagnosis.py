@@ -328,12 +328,23 @@ def test_draws_that_were_thrown_out_are_said_by_their_log_density():
     found = diagnostics.diagnose(draws, POSTERIOR, DATA)
     assert found.rhat < 1.01 and found.ess > 400
     assert "thrown out and came back" in found.findings[0]
+    # Three of 4,000, and as wide without them as ever.
+    sds = draws.std((0, 1)) / exact_draws(3).std((0, 1))
+    np.testing.assert_allclose(found.moments.widened, sds.max(), rtol=2e-3)
     gaps = draws.reshape(-1, 3) - MEAN
     falls = 0.5 * np.einsum("ni,ij,nj->n", gaps, TOTAL, gaps)
     middle, low = np.quantile(falls[np.linspace(0, 3999, 256).astype(int)], [0.5, 0.9])
     np.testing.assert_allclose(
         found.moments.depth, (falls.max() - middle) / (low - middle), rtol=1e-3
     )
+
+
+def test_a_draw_that_was_thrown_out_and_widens_nothing_is_left_alone():
+    draws = exact_draws(3)
+    draws[2, 500] += 7 * SD.astype(np.float32)
+    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert found.moments.depth > diagnostics.DEPTH and 1 < found.moments.widened < 1.02
+    assert found.findings == ()
 
 
 def test_a_chain_that_has_yet_to_arrive_was_not_thrown():

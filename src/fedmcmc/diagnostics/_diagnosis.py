@@ -22,6 +22,8 @@ FAR = 1e6
 """Interquartile ranges from the median beyond which a draw is no draw of any posterior."""
 DEPTH = 20.0
 """Of a draw far out, in units of how far down one draw in ten is: none of a posterior's draws."""
+WIDENED = 1.02
+"""Ratio of sds with and without draws far out, below which these do no harm."""
 UNSUITABLE = "not suitable here: use fedmcmc.fit"
 OF_NO_USE = (
     "Means and sds are of no use: take smaller steps or fewer local steps; with many small clients "
@@ -201,12 +203,14 @@ def _of_weights(moments: Moments | None) -> list[str]:
 def _of_depth(diagnosis: Diagnosis) -> list[str]:
     """Return what is wrong where single draws lie where a posterior has none."""
     found = diagnosis.moments
-    if found is None or not found.depth > DEPTH or (diagnosis.mixing.reach > FAR).any():
+    thrown = found is not None and found.depth > DEPTH and found.widened > WIDENED
+    if found is None or not thrown or (diagnosis.mixing.reach > FAR).any():
         return []
     return [
         f"Chains were thrown out and came back: the log density of the draw farthest out lies "
         f"{found.depth:.3g} times as far below the median draw's as that of one draw in ten (about "
-        f"8 times at most in a posterior). {OF_NO_USE}"
+        f"8 times at most in a posterior), and such draws make an sd {found.widened:.3g} times "
+        f"what it is without them. {OF_NO_USE}"
     ]
 
 
