@@ -2,7 +2,10 @@
 
 import jax
 import numpy as np
+import numpyro
 import pytest
+from numpyro import distributions as dist
+from scipy import stats
 
 import fedmcmc
 from fedmcmc.hierarchy import conjugate, hmc, independence
@@ -49,7 +52,6 @@ SERVERS = {
     "slices": (SLICED, conjugate(), dict(server_moves=2)),
     "slices, metropolis": (SLICED, independence(num_tries=2), dict(server_moves=1)),
     "trajectories": (POSTERIOR, hmc(4, num_steps=3, num_adapt=10), {}),
-    "sums anew": (POSTERIOR, conjugate(), dict(resum_every=3)),
 }
 
 
@@ -60,3 +62,69 @@ def test_in_the_long_run_it_is_the_posterior(case):
     draws = run(posterior, refresh, 24, **settings)
     for round_ in (20, 24):
         assert worst_z(draws[:, round_ - 1], MODEL.posterior) < LIMIT, f"after {round_} rounds"
+
+
+FAR, SIZES = 3000.0, (4, 9, 2, 6, 12, 3, 7, 5)
+
+
+def far_rows():
+    """Return outcomes of groups whose effects spread by one, thousands from zero."""
+    rng = np.random.default_rng(4)
+    return [np.float32(FAR + rng.normal(0.5, 1.0) + rng.normal(size=size)) for size in SIZES]
+
+
+def far_law():
+    """Return a grid of mu, and of log tau, with the posterior's distribution functions there."""
+    log_tau, mu = np.linspace(-5, 3, 1601), FAR + np.linspace(-4, 5, 2001)
+    rows = [np.float64(y) for y in far_rows()]
+    variances = np.exp(2 * log_tau)[:, None] + 1 / np.array(SIZES)  # of a group's mean, [grid, G]
+    gap = np.array([y.mean() for y in rows]) - FAR
+    precision = (1 / variances).sum(1) + 1 / 50**2
+    mean = (gap / variances).sum(1) / precision
+    # The density of all means where mu is integrated out.
+    square = (gap**2 / variances).sum(1) - precision * mean**2
+    log_density = -0.5 * (np.log(variances).sum(1) + np.log(precision) + square)
+    log_density += log_tau - np.exp(2 * log_tau) / 800  # HalfNormal(20), of the logarithm
+    weight = np.exp(log_density - log_density.max())
+    weight /= weight.sum()
+    of_mu = stats.norm.cdf(mu, FAR + mean[:, None], precision[:, None] ** -0.5)
+    return (mu, weight @ of_mu), (log_tau, np.cumsum(weight) - weight / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_effects_far_from_zero_have_a_spread(share):
+    """In float32, from a start at zero, around which sums of squares have no digit left of it."""
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(FAR, 50))
+        tau = numpyro.sample("tau", dist.HalfNormal(20))
+        effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    data = fedmcmc.FederatedData.from_clients([{"y": y} for y in far_rows()])
+    posterior = fedmcmc.from_numpyro(model, example=data, centered=1.0)
+    kernel = fedmcmc.fed_gibbs(
+        posterior,
+        refresh=conjugate(),
+        server_moves=1,
+        participation=fedmcmc.bernoulli(share),
+    )
+    num_rounds = int(240 / share)
+    samples = fedmcmc.sample(
+        jax.random.key(1),
+        kernel,
+        data,
+        {"mu": 0.0, "tau": 0.0},
+        num_rounds=num_rounds,
+        num_burnin=num_rounds - 1,
+        num_chains=2048,
+        progress=False,
+    )
+    levels = np.linspace(0.05, 0.95, 19)
+    for name, (places, chances) in zip(("mu", "tau"), far_law(), strict=True):
+        quantiles = np.interp(levels, chances, places)
+        below = (samples.draws[name][:, -1:] < quantiles).mean(0)
+        z = (below - levels) / np.sqrt(levels * (1 - levels) / len(samples.draws[name]))
+        assert np.abs(z).max() < LIMIT, name

@@ -11,14 +11,20 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
+NEGATIVE = (
+    "hierarchy/test_gibbs.py::test_a_spread_is_not_below_what_rounding_leaves_of_it[multivariate]"
+)
 ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
-TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS]
+TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
+TESTS += [NEGATIVE]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
+RUNNING = "kernels/_gibbs_sums.py"
 PATH = "hierarchy/_trajectories.py"
 SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
@@ -114,10 +120,28 @@ MUTATIONS = {
         STEPS,
     ),
     "the server forgets the sums of absent clients": (
-        SERVER,
-        "trees.add(old, said.sums)",
-        "said.sums",
+        RUNNING,
+        "total = trees.add(self.total, change)",
+        "total = change",
         GIBBS,
+    ),
+    "a recount begins with changes of sums": (
+        RUNNING,
+        "trees.select(jnp.asarray(anew), trees.zeros_like(old), old)",
+        "old",
+        GIBBS,
+    ),
+    "the origin of sums of squares stays where it was at the start": (
+        SERVER,
+        "trees.select(ends, here, origins.next)",
+        "origins.next",
+        FAR,
+    ),
+    "a spread of rounded sums may be negative": (
+        "interop/_numpyro_population.py",
+        "jnp.maximum(second - first**2 / num, lowest)",
+        "second - first**2 / num",
+        NEGATIVE,
     ),
     "changes of sums are weighted by one over a probability": (
         SERVER,

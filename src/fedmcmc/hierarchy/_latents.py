@@ -145,10 +145,13 @@ class Locals(NamedTuple):
         Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not.
     refresh
         What their refresh keeps.
+    kernel
+        What the kernel keeps besides.
     """
 
     latents: ArrayTree
     refresh: ArrayTree
+    kernel: ArrayTree = ()
 
 
 def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTree:

@@ -2,7 +2,7 @@
 
 Given all latents, population parameters (the mean and the spread of effects, say) depend on sums of
 the latents' sufficient statistics alone. The server keeps these sums, and clients send by how much
-their own have changed.
+their own have changed (`_gibbs_sums`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from fedmcmc._types import (
     Exact,
     FederatedKernel,
     Federation,
+    LatentSums,
     Participation,
     Phase,
     Population,
@@ -35,8 +36,19 @@ from fedmcmc._types import (
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
-from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, made_up_rows
+from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of
 from fedmcmc.kernels._gibbs_rows import first_moves, judge, propose
+from fedmcmc.kernels._gibbs_sums import (
+    Changes,
+    Origins,
+    Sums,
+    changes_of,
+    check_population,
+    first_sums,
+    origin_of,
+    sums_like,
+    sums_of,
+)
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
@@ -45,26 +57,30 @@ from fedmcmc.pytrees import schedules, trees
 
 
 class Statistics(NamedTuple):
-    """A client's message: sums of its latents' statistics, or by how much they have changed.
+    """A client's message.
 
     Attributes
     ----------
-    sums
-        Of the population's statistics over the client's groups.
-    one
-        ``[]``, one: the sum says how many clients there are.
+    changes
+        By how much the sums of its latents' statistics have changed.
     gradient
         ``[l]``, of the log likelihood with respect to the parameters of rows, or ``()``.
+    one
+        ``[]``, one: the sum says how many clients there are; ``()`` without parameters of rows.
     """
 
-    sums: ArrayTree
-    one: Any
+    changes: Changes
     gradient: Any = ()
+    one: Any = ()
+
+
+class _Extra(NamedTuple):
+    origins: Origins
+    proposal: ArrayTree  # of the parameters of rows, [l], or ()
 
 
 class _Server(NamedTuple):
-    total: ArrayTree  # of all groups' statistics
-    num_groups: Array
+    sums: Sums
     num_clients: Array
     moves: ArrayTree  # `RowMoves`, or () where no shared parameter is one of rows
 
@@ -97,8 +113,8 @@ class _FirstSums(Phase):
     ) -> tuple[_First, ArrayTree, StepInfo]:
         groups = groups_of(self.kernel.local, client)
         position = jax.tree.map(trees.as_float, broadcast.position)
-        first = self.kernel.first_locals(groups, position)
-        sums = self.kernel.sums(groups, first.latents)
+        first, population = self.kernel.first_locals(groups, position), self.kernel.population
+        sums = sums_of(population, groups, first.latents, origin_of(population, position))
         num = jnp.sum(groups.present).astype(jnp.result_type(float))
         information: ArrayTree = ()
         if self.kernel.moves_rows:
@@ -110,7 +126,8 @@ class _FirstSums(Phase):
         dtype = jnp.result_type(float)
         size = self.kernel.row_places(like.position).size
         information = jax.ShapeDtypeStruct((size, size), dtype) if size else ()
-        return _First(self.kernel.sums_like(), jax.ShapeDtypeStruct((), dtype), information)
+        sums = self.kernel.sums_like(like)
+        return _First(sums, jax.ShapeDtypeStruct((), dtype), information)
 
 
 @register_dataclass
@@ -130,7 +147,7 @@ class _Judgement(Phase):
         def difference(place: Array) -> Array:
             return groups.rows_difference(kernel.placed(position, place), position, flat)
 
-        value, slope = jax.value_and_grad(difference)(broadcast.extra)
+        value, slope = jax.value_and_grad(difference)(broadcast.extra.proposal)
         possible = jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))
         dtype = jnp.result_type(float)
         message = _Judged(
@@ -138,7 +155,7 @@ class _Judgement(Phase):
             jnp.where(possible, slope, 0).astype(dtype),
             jnp.ones((), dtype),
         )
-        down = trees.num_bits(position) + trees.num_bits(broadcast.extra)
+        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.proposal)
         square = trees.squared_norm(message.gradient)
         info = report(message, square, bits_down=jnp.asarray(down, jnp.int32))
         return Exact(message), client_state, info
@@ -146,7 +163,8 @@ class _Judgement(Phase):
     def message_like(self, like: Broadcast) -> Exact:
         dtype = jnp.result_type(float)
         one = jax.ShapeDtypeStruct((), dtype)
-        return Exact(_Judged(one, jax.ShapeDtypeStruct(like.extra.shape, dtype), one))
+        slope = jax.ShapeDtypeStruct(like.extra.proposal.shape, dtype)
+        return Exact(_Judged(one, slope, one))
 
     def in_range(self, message: Exact, most: float) -> Exact:
         said: _Judged = message.value
@@ -174,9 +192,10 @@ class _Judgement(Phase):
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         kernel, position, said = self.kernel, broadcast.position, total.value
         uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
-        proposal = kernel.placed(position, broadcast.extra)
-        here = kernel.server_density(position, server_state)
-        there, gradient = jax.value_and_grad(kernel.server_density)(proposal, server_state)
+        proposal = kernel.placed(position, broadcast.extra.proposal)
+        known = server_state.sums.known(broadcast.extra.origins.now)
+        here = kernel.server_density(position, known)
+        there, gradient = jax.value_and_grad(kernel.server_density)(proposal, known)
         of_rows = trees.ravel(gradient)[kernel.row_places(position)]
         possible = (said.difference > BELOW) & jnp.isfinite(there) & trees.all_finite(gradient)
         accepted, moves = judge(
@@ -197,7 +216,6 @@ class FederatedGibbs(LatentKernel):
     """Clients draw latents, the server population parameters; see `fed_gibbs`."""
 
     server_moves: int = field(metadata={"static": True})
-    resum_every: Array
     step_size: ArrayTree  # of the parameters of rows, or () for that of an acceptance
     num_adapt: Array
 
@@ -237,11 +255,10 @@ class FederatedGibbs(LatentKernel):
         flat = flat.at[self.row_places(position)].set(place.astype(flat.dtype))
         return trees.cast_like(trees.unravel(flat, position), position)
 
-    def server_density(self, position: ArrayTree, server_state: _Server) -> Array:
+    def server_density(self, position: ArrayTree, known: LatentSums) -> Array:
         """Return the log density of the shared parameters given the latents, without rows."""
         prior = self.posterior.logprior_fn(position)
-        num, total = server_state.num_groups, server_state.total
-        return prior + self.population.logdensity_fn(position, num, total)
+        return prior + self.population.logdensity_fn(position, known)
 
     def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
         """Return the sum over rows of outer products of gradients, ``[l, l]``."""
@@ -278,19 +295,13 @@ class FederatedGibbs(LatentKernel):
     def setup(self) -> tuple[Phase, ...]:
         return (_FirstSums(self),)
 
-    def sums_like(self) -> ArrayTree:
+    def sums_like(self, like: Broadcast) -> ArrayTree:
         """Return the shapes of sums of statistics."""
-        return jax.eval_shape(self.population.statistics_fn, self.local.like.tree)
+        return sums_like(self.population, self.local.like.tree, like.position)
 
-    def sums(self, groups: Groups, latents: ArrayTree) -> ArrayTree:
-        """Return the sums of the statistics over a client's groups."""
-        each = jax.vmap(self.population.statistics_fn)(latents)
-
-        def total(leaf: Array) -> Array:
-            present = groups.present.reshape(-1, *(1,) * (leaf.ndim - 1))
-            return jnp.sum(jnp.where(present, leaf, 0), axis=0)
-
-        return jax.tree.map(total, each)
+    def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
+        # Counted in no recount yet.
+        return super().first_locals(groups, position)._replace(kernel=jnp.full((), -1, jnp.int32))
 
     def server_init(
         self,
@@ -300,16 +311,18 @@ class FederatedGibbs(LatentKernel):
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, _Server]:
         position = self.checked_start(position, federation)
-        _check_population(self.posterior, position, federation, self.row_places(position))
+        check_population(self.posterior, position, federation, self.row_places(position))
         (first,) = totals
         num = jnp.asarray(federation.num_clients, first.num_groups.dtype)
-        extra: ArrayTree = ()
+        proposal: ArrayTree = ()
         moves: ArrayTree = ()
         if self.moves_rows:
             moves = first_moves(first.information, self.step_size)
-            extra = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
-        broadcast = Broadcast(jnp.zeros((), jnp.int32), position, extra)
-        return broadcast, _Server(first.sums, first.num_groups, num, moves)
+            proposal = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
+        zero, origin = jnp.zeros((), jnp.int32), origin_of(self.population, position)
+        extra = _Extra(Origins(origin, origin, zero), proposal)
+        sums = first_sums(first.sums, first.num_groups)
+        return Broadcast(zero, position, extra), _Server(sums, num, moves)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         size = trees.num_elements(self.local.like.tree)
@@ -320,37 +333,34 @@ class FederatedGibbs(LatentKernel):
     ) -> tuple[Exact, Locals, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
         moved = self.moved(groups, draws, broadcast, groups.as_flat(before), client_state.refresh)
-        # Differences would pile up roundings: now and then latents stand still, and all is said.
-        resums = self._resums(broadcast)
-        state = trees.select(
-            resums, client_state, Locals(groups.as_latents(moved.flat), moved.kept)
-        )
-        old = self.sums(groups, before)
-        sums = trees.subtract(
-            self.sums(groups, state.latents), trees.select(resums, trees.zeros_like(old), old)
-        )
+        latents, origins = groups.as_latents(moved.flat), broadcast.extra.origins
+        changes = changes_of(self.population, groups, before, latents, origins, client_state.kernel)
+        down = trees.num_bits(broadcast.position) + trees.num_bits(origins)
         info = report(
-            sums,
-            trees.squared_norm(sums),
-            bits_down=jnp.asarray(trees.num_bits(broadcast.position), jnp.int32),
+            changes,
+            trees.squared_norm(changes.now),
+            bits_down=jnp.asarray(down, jnp.int32),
             extra=moved.acceptance,
         )
-        dtype = jnp.result_type(float)
-        gradient: ArrayTree = ()
+        message = Statistics(changes)
         if self.moves_rows:
-            position, flat = broadcast.position, groups.as_flat(state.latents)
+            position, flat = broadcast.position, groups.as_flat(latents)
             place = trees.ravel(position)[self.row_places(position)]
             gradient = jax.grad(
                 lambda at: groups.rows_difference(self.placed(position, at), position, flat)
-            )(place).astype(dtype)
-        message = Statistics(sums, jnp.ones((), dtype), gradient)
+            )(place)
+            dtype = jnp.result_type(float)
+            message = Statistics(changes, gradient.astype(dtype), jnp.ones((), dtype))
+        state = Locals(latents, moved.kept, origins.recount)
         return Exact(message), state, info._replace(bits=_bits(message))
 
     def message_like(self, like: Broadcast) -> Exact:
-        dtype = jnp.result_type(float)
+        sums, number = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
+        changes = Changes(sums, sums, number)
         size = self.row_places(like.position).size
-        gradient = jax.ShapeDtypeStruct((size,), dtype) if size else ()
-        return Exact(Statistics(self.sums_like(), jax.ShapeDtypeStruct((), dtype), gradient))
+        if not size:
+            return Exact(Statistics(changes))
+        return Exact(Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number))
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         # How many numbers slices take is not known ahead.
@@ -360,20 +370,14 @@ class FederatedGibbs(LatentKernel):
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         said: Statistics = total.value
-        whole = said.one == server_state.num_clients
-        old = server_state.total
-        sums = trees.select(
-            self._resums(broadcast),
-            trees.select(whole, said.sums, old),
-            trees.add(old, said.sums),
-        )
-        server = server_state._replace(total=sums)
-        num, population = server_state.num_groups, self.population
+        num_clients, extra = server_state.num_clients, broadcast.extra
+        sums, origins, ends = server_state.sums.after(said.changes, extra.origins, num_clients)
+        known, population = sums.known(origins.now), self.population
         position, rows = broadcast.position, self.row_places(broadcast.position)
         draw_key, rows_key = jax.random.split(rng_key)
         if population.draw_fn is not None:
             position = trees.cast_like(
-                population.draw_fn(draw_key, position, num, sums), broadcast.position
+                population.draw_fn(draw_key, position, known), broadcast.position
             )
         elif rows.size < trees.num_elements(position):
             every = trees.ravel(position)
@@ -385,26 +389,29 @@ class FederatedGibbs(LatentKernel):
 
             drawn = slice_sweeps(
                 draw_key,
-                lambda some: self.server_density(at(some), server),
+                lambda some: self.server_density(at(some), known),
                 every[own],
                 self.server_moves,
             )
             position = at(drawn)
-        moved = broadcast._replace(round=broadcast.round + 1, position=position)
+        here = trees.cast_like(origin_of(population, position), origins.next)
+        origins = origins._replace(next=trees.select(ends, here, origins.next))
+        server = server_state._replace(sums=sums)
+        extra = extra._replace(origins=origins)
+        moved = Broadcast(broadcast.round + 1, position, extra)
         if not self.moves_rows:
             return moved, server, ()
-        slope = trees.ravel(jax.grad(self.server_density)(position, server))[rows]
+        whole = said.one == num_clients
+        slope = trees.ravel(jax.grad(self.server_density)(position, known))[rows]
         place = trees.ravel(position)[rows].astype(slope.dtype)
         normal_key, step_key = jax.random.split(rows_key)
         normals = jax.random.normal(normal_key, place.shape, place.dtype)
         uniform = jax.random.uniform(step_key, (), place.dtype)
         moves = propose(server.moves, said.gradient + slope, whole, normals, uniform)
-        extra = (place + moves.factor @ moves.shift).astype(broadcast.extra.dtype)
+        proposal = (place + moves.factor @ moves.shift).astype(extra.proposal.dtype)
         info = Adjusted(moves.acceptance, moves.whole, broadcast.round < self.num_adapt)
-        return moved._replace(extra=extra), server._replace(moves=moves), info
-
-    def _resums(self, broadcast: Broadcast) -> Array:
-        return (broadcast.round + 1) % self.resum_every == 0
+        moved = moved._replace(extra=extra._replace(proposal=proposal))
+        return moved, server._replace(moves=moves), info
 
 
 def _number(step_size: Any) -> Array:
@@ -418,66 +425,11 @@ def _bits(message: ArrayTree) -> Array:
     return jnp.asarray(trees.num_bits(message), jnp.int32)
 
 
-def _check_population(
-    posterior: Posterior, position: ArrayTree, federation: Federation, rows_at: np.ndarray
-) -> None:
-    """Raise `ValueError` unless statistics say all that shared parameters do to latents and rows.
-
-    Looks at made-up latents and rows: a server, which checks, has no others. What is not finite
-    there tells nothing.
-    """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(posterior)):
-        return
-    local: Any = posterior.local
-    population: Population = local.population
-    rng, num = np.random.default_rng(0), 8
-
-    def near(leaf: Any) -> Array:
-        center = 0.0 if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)
-        return jnp.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
-
-    with jax.ensure_compile_time_eval():
-        made_up = made_up_rows(federation.rows, num, rng)
-        latents = jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(size=(num, *leaf.shape)), leaf.dtype),
-            local.like.tree,
-        )
-        first, other = (jax.tree.map(near, position) for _ in range(2))
-        slope = jax.grad(lambda at: jnp.sum(local.loglikelihood_fn(at, latents, made_up)))(first)
-        each = jax.vmap(population.statistics_fn)(latents)
-        sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
-        count = jnp.asarray(float(num))
-        priors, densities = (
-            np.array([float(fn(at)) for at in (first, other)])
-            for fn in (
-                lambda at: jnp.sum(jax.vmap(lambda one: local.logprior_fn(at, one))(latents)),
-                lambda at: population.logdensity_fn(at, count, sums),
-            )
-        )
-        flat = np.array(trees.ravel(slope))
-    names = trees.element_names(position)
-    flat[rows_at] = 0
-    seen = [name for name, x in zip(names, flat, strict=True) if np.isfinite(x) and x != 0]
-    if seen:
-        raise ValueError(
-            f"The log likelihood of rows depends on {seen[0]}, of which the population's of_rows "
-            f"says that it does not."
-        )
-    wanted, found = np.diff(priors)[0], np.diff(densities)[0]
-    if np.isfinite([wanted, found]).all() and abs(wanted - found) > 1e-2 * (1 + abs(wanted)):
-        raise ValueError(
-            f"The population's logdensity_fn is not the sum of the latents' log priors: between "
-            f"two positions that changes by {wanted:.4g}, and by its statistics by {found:.4g} (of "
-            f"made-up latents)."
-        )
-
-
 def fed_gibbs(
     posterior: Posterior,
     *,
     refresh: Refresh,
     server_moves: int = 4,
-    resum_every: int = 1000,
     step_size: float | Array | None = None,
     num_adapt: int = 0,
     participation: Participation | None = None,
@@ -486,8 +438,8 @@ def fed_gibbs(
 
     In each round clients move the latents of their groups at the population parameters that were
     broadcast, and send by how much the sums of their statistics have changed (of normal effects the
-    sums of effects and of their squares). The server adds these to its totals, and draws the
-    population parameters given them by itself: any prior of these will do.
+    sums of distances from an origin and of their squares). The server adds these to its totals, and
+    draws the population parameters given them by itself: any prior of these will do.
 
     Draws are exact at every setting, also where only some clients take part, as long as who does
     depends on no draw: the latents of those that do not are where they were, and the totals still
@@ -508,9 +460,6 @@ def fed_gibbs(
     server_moves
         Sweeps of slice sampling over the shared parameters per round, where the population has no
         ``draw_fn``.
-    resum_every
-        Every so many rounds latents stand still and clients send their sums themselves, as
-        differences pile up roundings. It takes effect if all clients take part in that round.
     step_size
         Of the parameters of rows, as that of `fedmcmc.mala`; its metric is the inverse of the rows'
         information about them at the start. Half of the proposals have it, the others a fourth, a
@@ -539,8 +488,11 @@ def fed_gibbs(
     -----
     Where rows say little about a group's latent, the population's spread moves slowly.
 
-    Sums of squares lose digits of float32 where latents lie hundreds of their sds from zero: center
-    such an outcome. The run's end warns where that has happened.
+    Statistics are taken around an origin that follows the latents' mean, so that sums of squares
+    keep their digits however far from zero an outcome lies. Beside by how much its sums have
+    changed a client therefore sends its sums around the newest origin, in the first round in which
+    it knows that origin, and by how much these have changed thereafter. Once every client has, they
+    take the old sums' place. That happens in every round in which all take part.
 
     Examples
     --------
@@ -600,7 +552,6 @@ def fed_gibbs(
             refresh,
             participation,
             positive_integer(server_moves, "server_moves"),
-            jnp.asarray(positive_integer(resum_every, "resum_every"), jnp.int32),
             () if step_size is None else _number(step_size),
             jnp.asarray(num_adapt, jnp.int32),
         )
