@@ -14,6 +14,7 @@ from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import marginal as marginal
+from fedmcmc.hierarchy._refresh import Here as Here
 from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import independence as independence

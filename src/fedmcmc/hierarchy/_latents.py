@@ -16,6 +16,8 @@ from fedmcmc._types import ArrayTree, Client, Local
 from fedmcmc.data import CHUNK_ROWS, max_groups, own_rows_in_groups, single_chunk
 from fedmcmc.pytrees import trees
 
+MAX_STEPS = 50
+"""Of the search for modes."""
 SETTLED = 1e-6
 """A Newton step that promises fewer nats than this in every group ends the search."""
 
@@ -185,7 +187,7 @@ class Mode(NamedTuple):
     gain: Array
 
 
-def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
+def find_modes(groups: Groups, position: ArrayTree) -> Mode:
     """Climb from zero to the mode of every group's latent, given the shared position.
 
     Newton's method; a step that leads down is taken back and halved, in its group alone. It depends
@@ -209,7 +211,7 @@ def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
 
     def unfinished(now: Climb) -> Array:
         moving = groups.present & ~(now.gain < SETTLED) & (now.fraction > 1e-4)
-        return (now.tries < max_steps) & jnp.any(moving)
+        return (now.tries < MAX_STEPS) & jnp.any(moving)
 
     def body(now: Climb) -> Climb:
         flat = now.flat + now.fraction[:, None] * now.step
@@ -231,6 +233,16 @@ def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
     start = Climb(begin, value, *direction(begin), jnp.ones_like(value), jnp.zeros((), jnp.int32))
     end = jax.lax.while_loop(unfinished, body, start)
     return Mode(end.flat, end.gain)
+
+
+def modes_and_factors(groups: Groups, position: ArrayTree) -> tuple[Array, Array]:
+    """Return the groups' modes, ``[G, k]``, and lower factors of the curvature there.
+
+    Both follow from position and rows alone, never from where latents are: a proposal that looked
+    at these would need its density in the other direction, too.
+    """
+    mode = find_modes(groups, position).flat
+    return mode, cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
 
 
 def cholesky(matrix: Array, *, guarded: bool = False) -> Array:

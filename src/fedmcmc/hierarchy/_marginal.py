@@ -23,7 +23,6 @@ from fedmcmc.pytrees import trees
 
 MOST_DIMENSIONS = 3
 """Numbers per latent; ``nodes**3`` points per group are the most that pays."""
-MAX_STEPS = 50
 
 
 @register_dataclass
@@ -45,7 +44,7 @@ class MarginalTerms(ClientTerms):
 
     def terms(self, position: ArrayTree, client: Client) -> Array:
         groups = groups_of(self.local, client)
-        found = find_modes(groups, jax.lax.stop_gradient(position), MAX_STEPS)
+        found = find_modes(groups, jax.lax.stop_gradient(position))
         at_mode = jax.lax.stop_gradient(found.flat)
         # One step that is differentiated: its derivative is that of the mode, by the implicit
         # function theorem, so that gradients are exact with any number of nodes.

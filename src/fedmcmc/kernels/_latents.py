@@ -18,7 +18,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.hierarchy import Groups, Locals, Moved, Refresh, groups_of, marginal
+from fedmcmc.hierarchy import Groups, Here, Locals, Moved, Refresh, groups_of, marginal
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
@@ -85,7 +85,8 @@ class LatentKernel(FederatedKernel):
         self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, kept: ArrayTree
     ) -> Moved:
         """Return the latents refreshed at the broadcast position."""
-        return self.refresh.move(groups, draws, broadcast.position, flat, kept, broadcast.round)
+        here = Here(broadcast.position, flat, kept, broadcast.round)
+        return self.refresh.move(groups, draws, here)
 
 
 def expect_latents(
