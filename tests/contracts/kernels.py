@@ -452,7 +452,9 @@ def build_gibbs(position, given):
     none = (False,) * len(jax.tree.leaves(position))
     return fedmcmc.fed_gibbs(
         with_latents(given.posterior, none),
-        refresh=fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2),
+        refresh=fedmcmc.hierarchy.with_moments(
+            fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2), num_burnin=given.scale
+        ),
         server_moves=1,
         participation=fedmcmc.bernoulli(given.table(P)),
     )

@@ -11,6 +11,7 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+MOMENTS = "hierarchy/test_kept.py::test_moments_are_those_of_the_draws"
 FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
 NEGATIVE = (
     "hierarchy/test_gibbs.py::test_a_spread_is_not_below_what_rounding_leaves_of_it[multivariate]"
@@ -20,7 +21,7 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [NEGATIVE]
+TESTS += [NEGATIVE, MOMENTS]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -115,8 +116,8 @@ MUTATIONS = {
     ),
     "latents shrink between rounds": (
         "kernels/_joint.py",
-        "return message, Locals(groups.as_latents(flat), kept), info",
-        "return message, Locals(groups.as_latents(0.8 * flat), kept), info",
+        "return message, Locals(groups.as_latents(flat), kept, lately), info",
+        "return message, Locals(groups.as_latents(0.8 * flat), kept, lately), info",
         STEPS,
     ),
     "the server forgets the sums of absent clients": (
@@ -136,6 +137,18 @@ MUTATIONS = {
         "trees.select(ends, here, origins.next)",
         "origins.next",
         FAR,
+    ),
+    "moments of latents count the burn-in": (
+        "hierarchy/_moments.py",
+        "(jnp.asarray(here.round) >= self.num_burnin)",
+        "(jnp.asarray(here.round) >= 0)",
+        MOMENTS,
+    ),
+    "squares of latents around the mean of before": (
+        "hierarchy/_moments.py",
+        "(x - old) * (x - new)",
+        "(x - old) * (x - old)",
+        MOMENTS,
     ),
     "a spread of rounded sums may be negative": (
         "interop/_numpyro_population.py",

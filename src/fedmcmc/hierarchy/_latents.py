@@ -18,6 +18,8 @@ from fedmcmc.pytrees import trees
 
 MAX_STEPS = 50
 """Of the search for modes."""
+LATELY = 100
+"""Rounds over which acceptance is averaged, about."""
 SETTLED = 1e-6
 """A Newton step that promises fewer nats than this in every group ends the search."""
 
@@ -138,6 +140,28 @@ def groups_of(local: Local, client: Client) -> Groups:
     return groups._replace(present=counts > 0)
 
 
+class Accepted(NamedTuple):
+    """Which share of proposals for a client's latents was accepted lately.
+
+    Attributes
+    ----------
+    num
+        ``[]`` int32, rounds in which there were some.
+    mean
+        ``[G]``, over about the last hundred of them; one for groups that the client has not.
+    """
+
+    num: Array
+    mean: Array
+
+    def with_round(self, share: Array, present: Array) -> "Accepted":
+        """Return it with a round's `share` ``[G]``, of groups that are `present`."""
+        num = self.num + 1
+        weight = 1 / jnp.minimum(num, LATELY).astype(share.dtype)
+        mean = self.mean + weight * (share - self.mean)
+        return Accepted(num, jnp.where(present, mean, 1))
+
+
 class Locals(NamedTuple):
     """What a client keeps of its groups' latents between rounds.
 
@@ -147,12 +171,15 @@ class Locals(NamedTuple):
         Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not.
     refresh
         What their refresh keeps.
+    accepted
+        How their moves fared lately.
     kernel
         What the kernel keeps besides.
     """
 
     latents: ArrayTree
     refresh: ArrayTree
+    accepted: Accepted
     kernel: ArrayTree = ()
 
 
@@ -171,10 +198,10 @@ def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTr
     return jax.tree.map(made_up, rows)
 
 
-def latents_in(states: ArrayTree) -> ArrayTree:
-    """Return the latents in clients' states, whatever wraps them; ``None`` where there are none."""
+def locals_in(states: ArrayTree) -> Locals | None:
+    """Return the `Locals` in clients' states, whatever wraps them."""
     nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Locals))
-    return next((node.latents for node in nodes if isinstance(node, Locals)), None)
+    return next((node for node in nodes if isinstance(node, Locals)), None)
 
 
 class Mode(NamedTuple):

@@ -351,7 +351,8 @@ class FederatedGibbs(LatentKernel):
             )(place)
             dtype = jnp.result_type(float)
             message = Statistics(changes, gradient.astype(dtype), jnp.ones((), dtype))
-        state = Locals(latents, moved.kept, origins.recount)
+        accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
+        state = Locals(latents, moved.kept, accepted, origins.recount)
         return Exact(message), state, info._replace(bits=_bits(message))
 
     def message_like(self, like: Broadcast) -> Exact:
