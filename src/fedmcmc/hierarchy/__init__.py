@@ -13,8 +13,10 @@ from fedmcmc.hierarchy._latents import locals_in as locals_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
+from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import marginal as marginal
+from fedmcmc.hierarchy._marginal import quadrature_error as quadrature_error
 from fedmcmc.hierarchy._moments import LocalMoments as LocalMoments
 from fedmcmc.hierarchy._moments import local_moments as local_moments
 from fedmcmc.hierarchy._moments import with_moments as with_moments

@@ -210,7 +210,12 @@ def judge(
         return None
     rows = data if isinstance(data, FederatedData) else None
     return diagnose(
-        draws, target, rows, approximates=kernel.approximates, approximation=approximation
+        draws,
+        target,
+        rows,
+        approximates=kernel.approximates,
+        approximation=approximation,
+        integrates=kernel.local is None,
     )
 
 
