@@ -11,6 +11,7 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
 QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
 MOMENTS = "hierarchy/test_kept.py::test_moments_are_those_of_the_draws"
 FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
@@ -22,7 +23,7 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [NEGATIVE, MOMENTS, QUADRATURE]
+TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -156,6 +157,12 @@ MUTATIONS = {
         "(x - old) * (x - new)",
         "(x - old) * (x - old)",
         MOMENTS,
+    ),
+    "a prediction in which latents take no information": (
+        LATENTS,
+        'return jnp.einsum("gki,gkj->ij", whitened, whitened)',
+        'return 0 * jnp.einsum("gki,gkj->ij", whitened, whitened)',
+        PREDICTED,
     ),
     "a spread of rounded sums may be negative": (
         "interop/_numpyro_population.py",

@@ -11,6 +11,7 @@ from fedmcmc.hierarchy._latents import Locals as Locals
 from fedmcmc.hierarchy._latents import groups_of as groups_of
 from fedmcmc.hierarchy._latents import locals_in as locals_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
+from fedmcmc.hierarchy._latents import missing_information as missing_information
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES

@@ -272,6 +272,26 @@ def modes_and_factors(groups: Groups, position: ArrayTree) -> tuple[Array, Array
     return mode, cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
 
 
+def missing_information(local: Local, client: Client, position: ArrayTree) -> Array:
+    """Return the precision of the raveled position that not knowing the latents takes, ``[d, d]``.
+
+    It is ``sum B inverse(D) B'`` over the client's groups, of minus second derivatives ``B`` with
+    respect to position and latent and ``D`` with respect to the latent, at the latents' modes.
+    """
+    groups, place = groups_of(local, client), trees.ravel(position)
+    flat = find_modes(groups, position).flat
+
+    def slope(at: Array) -> Array:
+        there = trees.cast_like(trees.unravel(at, position), position)
+        return groups.slope(there, flat)
+
+    mixed = jax.jacfwd(slope)(place)  # [G, k, d]
+    factor = cholesky(groups.slope_and_curvature(position, flat)[1], guarded=True)
+    whitened = jax.vmap(solve_lower, (None, 2), 2)(factor, mixed)
+    whitened = jnp.where(groups.present[:, None, None], whitened, 0)
+    return jnp.einsum("gki,gkj->ij", whitened, whitened)
+
+
 def cholesky(matrix: Array, *, guarded: bool = False) -> Array:
     """Return the lower factor of small matrices, ``[..., k, k]``.
 
