@@ -429,8 +429,16 @@ def with_latents(posterior, of_rows=None):
         return -0.5 * (second - 2 * mean * first + sums.num_latents * mean**2)
 
     flags = () if of_rows is None else of_rows
+
+    def transport_fn(latent, position, other):
+        return latent - origin_fn(position) + origin_fn(other)
+
     population = fedmcmc.Population(
-        statistics_fn, logdensity_fn, origin_fn=origin_fn, of_rows=Static(flags)
+        statistics_fn,
+        logdensity_fn,
+        origin_fn=origin_fn,
+        of_rows=Static(flags),
+        transport_fn=transport_fn,
     )
     like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
     local = Local(logprior_fn, loglikelihood_fn, like, population=population)
@@ -467,6 +475,7 @@ def build_gibbs_of_rows(position, given):
         refresh=fedmcmc.hierarchy.independence(num_tries=2),
         server_moves=1,
         num_adapt=4 * given.scale,
+        interweave=not all(first),
     )
 
 

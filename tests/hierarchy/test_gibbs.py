@@ -188,6 +188,13 @@ def test_what_does_not_fit_is_refused():
         gibbs(centered, refresh=independence(), participation=fedmcmc.bernoulli(0.5))
     with pytest.raises(ValueError, match="has none"):
         gibbs(fedmcmc.marginal(centered), refresh=independence())
+    gaussians = FederatedData.from_clients(clients())
+    plain, some = of(shared_spread, gaussians), fedmcmc.bernoulli(0.5)
+    with pytest.raises(ValueError, match="asks all clients"):
+        gibbs(plain, refresh=conjugate(), participation=some, interweave=True)
+    bare = plain.local._replace(population=plain.local.population._replace(transport_fn=None))
+    with pytest.raises(ValueError, match="transport_fn"):
+        gibbs(plain._replace(local=bare), refresh=conjugate(), interweave=True)
     kernel = gibbs(centered, refresh=independence())
     with pytest.raises(ValueError, match="cannot be compressed"):
         fedmcmc.compress(kernel, fedmcmc.quantize(4))

@@ -12,6 +12,7 @@ METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
+RESCALED = "laws/test_gibbs_law.py::test_parameters_that_take_latents_along_have_the_posterior"
 QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
 MOMENTS = "hierarchy/test_kept.py::test_moments_are_those_of_the_draws"
 FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
@@ -23,7 +24,7 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED]
+TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -163,6 +164,18 @@ MUTATIONS = {
         'return jnp.einsum("gki,gkj->ij", whitened, whitened)',
         'return 0 * jnp.einsum("gki,gkj->ij", whitened, whitened)',
         PREDICTED,
+    ),
+    "parameters are rescaled and latents stay": (
+        SERVER,
+        "begin = groups.as_flat(self._gone_along(before, broadcast))",
+        "begin = groups.as_flat(before)",
+        RESCALED,
+    ),
+    "parameters are rescaled as if their prior were flat": (
+        SERVER,
+        "+ there - here, -jnp.inf),\n            jnp.zeros_like",
+        ", -jnp.inf),\n            jnp.zeros_like",
+        RESCALED,
     ),
     "a spread of rounded sums may be negative": (
         "interop/_numpyro_population.py",

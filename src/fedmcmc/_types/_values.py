@@ -170,6 +170,9 @@ class Population(NamedTuple):
     of_rows
         Of each leaf of a position, whether rows depend on it, too, given the latents (a slope, a
         residual sd); empty where they depend on none.
+    transport_fn
+        ``(latent, position, other) -> latent``, as far from its mean at `other`, in units of the
+        spread there, as the given one is at `position`; for ``fed_gibbs(interweave=True)``.
     """
 
     statistics_fn: Callable[[ArrayTree, ArrayTree], ArrayTree]
@@ -177,6 +180,7 @@ class Population(NamedTuple):
     draw_fn: Callable[[Array, ArrayTree, LatentSums], ArrayTree] | None = None
     origin_fn: Callable[[ArrayTree], ArrayTree] | None = None
     of_rows: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
+    transport_fn: Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree] | None = None
 
 
 class Local(NamedTuple):

@@ -100,14 +100,20 @@ class Groups(NamedTuple):
         """Return the sum of `log_density` over the client's groups, ``[]``."""
         return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
 
-    def rows_difference(self, position: ArrayTree, other: ArrayTree, flat: Array) -> Array:
-        """Return the log likelihood of all rows, given the latents, relative to that at `other`."""
+    def rows_difference(
+        self, position: ArrayTree, other: ArrayTree, flat: Array, other_flat: Array | None = None
+    ) -> Array:
+        """Return the log likelihood of all rows, given the latents, relative to that at `other`.
+
+        There latents are the same by default.
+        """
+        there = flat if other_flat is None else other_flat
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
-            latents = jax.vmap(self.unravel)(flat[group])
+            latents, before = (jax.vmap(self.unravel)(x[group]) for x in (flat, there))
             terms = self.local.loglikelihood_fn(position, latents, rows)
-            before = self.local.loglikelihood_fn(other, latents, rows)
-            return jnp.sum(jnp.where(mask, terms - before, 0))
+            terms = terms - self.local.loglikelihood_fn(other, before, rows)
+            return jnp.sum(jnp.where(mask, terms, 0))
 
         return self.fold(of_rows)
 

@@ -76,6 +76,18 @@ def population_of(
             terms.append(-num * jnp.sum(log_scale) - square / 2)
         return sum(terms[1:], terms[0])
 
+    def transport_fn(latent: Position, position: Position, other: Position) -> Position:
+        before, after = parameters(position, anywhere), parameters(other, anywhere)
+        moved = {}
+        for name, x in latent.items():
+            (loc, scale), (new_loc, new_scale) = before[name], after[name]
+            if multivariate[name]:
+                away = jax.scipy.linalg.solve_triangular(scale, x - loc, lower=True)
+                moved[name] = new_loc + new_scale @ away
+            else:
+                moved[name] = new_loc + (x - loc) / scale * new_scale
+        return moved
+
     shapes = jax.eval_shape(parameters, shared, local)
     multivariate = {name: loc.shape != scale.shape for name, (loc, scale) in shapes.items()}
     terms = jax.make_jaxpr(terms_fn)(shared, local, rows)
@@ -83,7 +95,13 @@ def population_of(
     flags_of += [frozenset()] * (len(terms.in_avals) - len(shared))
     (of_rows,) = Tracer().outputs(terms, [(i, flags) for i, flags in enumerate(flags_of)])
     seen = tuple(i in of_rows.flags for i in range(len(shared)))
-    return Population(statistics_fn, logdensity_fn, origin_fn=origin_fn, of_rows=Static(seen))
+    return Population(
+        statistics_fn,
+        logdensity_fn,
+        origin_fn=origin_fn,
+        of_rows=Static(seen),
+        transport_fn=transport_fn,
+    )
 
 
 def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:

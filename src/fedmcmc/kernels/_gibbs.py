@@ -5,6 +5,7 @@ the latents' sufficient statistics alone. The server keeps these sums, and clien
 their own have changed (`_gibbs_sums`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -77,18 +78,22 @@ class Statistics(NamedTuple):
 class _Extra(NamedTuple):
     origins: Origins
     proposal: ArrayTree  # of the parameters of rows, [l], or ()
+    rescaled: ArrayTree = ()  # a proposal of the other parameters, which takes latents along, or ()
+    came_from: ArrayTree = ()  # the position before that was judged
 
 
 class _Server(NamedTuple):
     sums: Sums
     num_clients: Array
     moves: ArrayTree  # `RowMoves`, or () where no shared parameter is one of rows
+    rescales: ArrayTree  # `RowMoves` of the other parameters, or () without interweaving
 
 
 class _First(NamedTuple):
     sums: ArrayTree
     num_groups: Any
     information: ArrayTree  # of rows about their parameters, [l, l], or ()
+    of_others: ArrayTree  # the same about the others, which latents go along with
 
 
 class _Judged(NamedTuple):
@@ -119,7 +124,10 @@ class _FirstSums(Phase):
         information: ArrayTree = ()
         if self.kernel.moves_rows:
             information = self.kernel.information(groups, position, first.latents)
-        message = _First(sums, num, information)
+        of_others: ArrayTree = ()
+        if self.kernel.interweave:
+            of_others = self.kernel.information_of_others(groups, position, first.latents)
+        message = _First(sums, num, information, of_others)
         return message, (), report(message, trees.squared_norm(sums))
 
     def message_like(self, like: Broadcast) -> _First:
@@ -127,7 +135,11 @@ class _FirstSums(Phase):
         size = self.kernel.row_places(like.position).size
         information = jax.ShapeDtypeStruct((size, size), dtype) if size else ()
         sums = self.kernel.sums_like(like)
-        return _First(sums, jax.ShapeDtypeStruct((), dtype), information)
+        others: ArrayTree = ()
+        if self.kernel.interweave:
+            num = trees.num_elements(like.position) - size
+            others = jax.ShapeDtypeStruct((num, num), dtype)
+        return _First(sums, jax.ShapeDtypeStruct((), dtype), information, others)
 
 
 @register_dataclass
@@ -211,6 +223,55 @@ class _Judgement(Phase):
 
 
 @register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Rescaling(_Judgement):
+    """Asks for log likelihoods where the population's parameters take the latents along."""
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
+    ) -> tuple[Exact, ArrayTree, StepInfo]:
+        kernel, position = self.kernel, broadcast.position
+        groups, latents = groups_of(kernel.local, client), client_state.latents
+        other = kernel.with_others(position, broadcast.extra.rescaled)
+        there = groups.as_flat(kernel.transported(latents, position, other))
+        value = groups.rows_difference(other, position, there, groups.as_flat(latents))
+        dtype = jnp.result_type(float)
+        value = jnp.where(jnp.isfinite(value), value, IMPOSSIBLE).astype(dtype)
+        message = _Judged(value, jnp.zeros(0, dtype), jnp.ones((), dtype))
+        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.rescaled)
+        info = report(message, jnp.zeros(()), bits_down=jnp.asarray(down, jnp.int32))
+        return Exact(message), client_state, info
+
+    def message_like(self, like: Broadcast) -> Exact:
+        one = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        return Exact(_Judged(one, jax.ShapeDtypeStruct((0,), one.dtype), one))
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
+    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        kernel, position, said = self.kernel, broadcast.position, total.value
+        uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
+        other = kernel.with_others(position, broadcast.extra.rescaled)
+        # In units of their spread latents have one density wherever the population's parameters
+        # are: these are known by their prior and the rows alone.
+        here, there = (kernel.posterior.logprior_fn(at) for at in (position, other))
+        possible = (said.difference > BELOW) & jnp.isfinite(there)
+        accepted, rescales = judge(
+            server_state.rescales,
+            jnp.where(possible, said.difference + there - here, -jnp.inf),
+            jnp.zeros_like(broadcast.extra.rescaled),
+            said.one == server_state.num_clients,
+            uniform,
+            broadcast.round < kernel.num_adapt,
+        )
+        moved = broadcast._replace(
+            position=trees.select(accepted, other, position),
+            extra=broadcast.extra._replace(came_from=position),
+        )
+        return moved, server_state._replace(rescales=rescales), ()
+
+
+@register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedGibbs(LatentKernel):
     """Clients draw latents, the server population parameters; see `fed_gibbs`."""
@@ -218,6 +279,7 @@ class FederatedGibbs(LatentKernel):
     server_moves: int = field(metadata={"static": True})
     step_size: ArrayTree  # of the parameters of rows, or () for that of an acceptance
     num_adapt: Array
+    interweave: bool = field(metadata={"static": True})
 
     @property
     def population(self) -> Population:
@@ -255,6 +317,23 @@ class FederatedGibbs(LatentKernel):
         flat = flat.at[self.row_places(position)].set(place.astype(flat.dtype))
         return trees.cast_like(trees.unravel(flat, position), position)
 
+    def other_places(self, position: ArrayTree) -> np.ndarray:
+        """Return where the other parameters lie, those of the population alone (static)."""
+        every = np.arange(trees.num_elements(position))
+        return np.setdiff1d(every, self.row_places(position))
+
+    def with_others(self, position: ArrayTree, place: Array) -> ArrayTree:
+        """Return a position with other parameters of the population, ``[m]``."""
+        flat = trees.ravel(position)
+        flat = flat.at[self.other_places(position)].set(place.astype(flat.dtype))
+        return trees.cast_like(trees.unravel(flat, position), position)
+
+    def transported(self, latents: ArrayTree, position: ArrayTree, other: ArrayTree) -> ArrayTree:
+        """Return latents, leaves ``[num, *event]``, that went along to another position."""
+        transport_fn = self.population.transport_fn
+        assert transport_fn is not None
+        return jax.vmap(lambda latent: transport_fn(latent, position, other))(latents)
+
     def server_density(self, position: ArrayTree, known: LatentSums) -> Array:
         """Return the log density of the shared parameters given the latents, without rows."""
         prior = self.posterior.logprior_fn(position)
@@ -262,14 +341,34 @@ class FederatedGibbs(LatentKernel):
 
     def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
         """Return the sum over rows of outer products of gradients, ``[l, l]``."""
-        flat, local = groups.as_flat(latents), groups.local
         place = trees.ravel(position)[self.row_places(position)]
+
+        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
+            return self.local.loglikelihood_fn(self.placed(position, at), own, rows)
+
+        return self._information(groups, latents, place, terms_fn)
+
+    def information_of_others(
+        self, groups: Groups, position: ArrayTree, latents: ArrayTree
+    ) -> Array:
+        """Return the same about the population's parameters, which take latents along."""
+        place = trees.ravel(position)[self.other_places(position)]
+
+        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
+            other = self.with_others(position, at)
+            moved = self.transported(own, position, other)
+            return self.local.loglikelihood_fn(other, moved, rows)
+
+        return self._information(groups, latents, place, terms_fn)
+
+    def _information(
+        self, groups: Groups, latents: ArrayTree, place: Array, terms_fn: Callable[..., Array]
+    ) -> Array:
+        flat = groups.as_flat(latents)
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
             own = jax.vmap(groups.unravel)(flat[group])
-            gradients = jax.jacfwd(
-                lambda at: local.loglikelihood_fn(self.placed(position, at), own, rows)
-            )(place)
+            gradients = jax.jacfwd(lambda at: terms_fn(at, own, rows))(place)
             gradients = jnp.where(mask[:, None] & jnp.isfinite(gradients), gradients, 0)
             return gradients.T @ gradients
 
@@ -277,7 +376,8 @@ class FederatedGibbs(LatentKernel):
 
     @property
     def before(self) -> tuple[Phase, ...]:
-        return (_Judgement(self),) if self.moves_rows else ()
+        of_rows = (_Judgement(self),) if self.moves_rows else ()
+        return (*of_rows, _Rescaling(self)) if self.interweave else of_rows
 
     @property
     def takes_late(self) -> bool:
@@ -321,8 +421,13 @@ class FederatedGibbs(LatentKernel):
             proposal = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
         zero, origin = jnp.zeros((), jnp.int32), origin_of(self.population, position)
         extra = _Extra(Origins(origin, origin, zero), proposal)
+        rescales: ArrayTree = ()
+        if self.interweave:
+            rescales = first_moves(first.of_others)
+            others = trees.ravel(position)[self.other_places(position)].astype(num.dtype)
+            extra = extra._replace(rescaled=others, came_from=position)
         sums = first_sums(first.sums, first.num_groups)
-        return Broadcast(zero, position, extra), _Server(sums, num, moves)
+        return Broadcast(zero, position, extra), _Server(sums, num, moves, rescales)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         size = trees.num_elements(self.local.like.tree)
@@ -332,7 +437,10 @@ class FederatedGibbs(LatentKernel):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[Exact, Locals, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
-        moved = self.moved(groups, draws, broadcast, groups.as_flat(before), client_state.refresh)
+        begin = groups.as_flat(before)
+        if self.interweave:
+            begin = groups.as_flat(self._gone_along(before, broadcast))
+        moved = self.moved(groups, draws, broadcast, begin, client_state.refresh)
         latents, origins = groups.as_latents(moved.flat), broadcast.extra.origins
         changes = changes_of(self.population, groups, before, latents, origins, client_state.kernel)
         down = trees.num_bits(broadcast.position) + trees.num_bits(origins)
@@ -355,6 +463,12 @@ class FederatedGibbs(LatentKernel):
         state = Locals(latents, moved.kept, accepted, origins.recount)
         return Exact(message), state, info._replace(bits=_bits(message))
 
+    def _gone_along(self, latents: ArrayTree, broadcast: Broadcast) -> ArrayTree:
+        """Return latents that went along if the population's parameters were rescaled."""
+        old, new = broadcast.extra.came_from, broadcast.position
+        went = jnp.any(trees.ravel(old) != trees.ravel(new))
+        return trees.select(went, self.transported(latents, old, new), latents)
+
     def message_like(self, like: Broadcast) -> Exact:
         sums, number = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
         changes = Changes(sums, sums, number)
@@ -362,6 +476,20 @@ class FederatedGibbs(LatentKernel):
         if not size:
             return Exact(Statistics(changes))
         return Exact(Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number))
+
+    def _to_rescale(
+        self, rng_key: Array, position: ArrayTree, server: _Server, extra: _Extra
+    ) -> tuple[_Server, _Extra]:
+        """Return them with another proposal of the population's parameters: a random walk."""
+        place = trees.ravel(position)[self.other_places(position)].astype(extra.rescaled.dtype)
+        normal_key, step_key = jax.random.split(rng_key)
+        normals = jax.random.normal(normal_key, place.shape, place.dtype)
+        uniform = jax.random.uniform(step_key, (), place.dtype)
+        none, always = jnp.zeros_like(place), jnp.array(True)
+        moves = propose(server.rescales, none, always, normals, uniform)
+        proposal = place + moves.factor @ moves.shift
+        extra = extra._replace(rescaled=proposal, came_from=position)
+        return server._replace(rescales=moves), extra
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         # How many numbers slices take is not known ahead.
@@ -397,8 +525,10 @@ class FederatedGibbs(LatentKernel):
             position = at(drawn)
         here = trees.cast_like(origin_of(population, position), origins.next)
         origins = origins._replace(next=trees.select(ends, here, origins.next))
-        server = server_state._replace(sums=sums)
-        extra = extra._replace(origins=origins)
+        server, extra = server_state._replace(sums=sums), extra._replace(origins=origins)
+        if self.interweave:
+            key = jax.random.fold_in(rng_key, 2)  # beside the two that it was split into
+            server, extra = self._to_rescale(key, position, server, extra)
         moved = Broadcast(broadcast.round + 1, position, extra)
         if not self.moves_rows:
             return moved, server, ()
@@ -433,6 +563,7 @@ def fed_gibbs(
     server_moves: int = 4,
     step_size: float | Array | None = None,
     num_adapt: int = 0,
+    interweave: bool = False,
     participation: Participation | None = None,
 ) -> FederatedKernel:
     """Build a Gibbs sampler: clients draw their latents, the server population parameters; exact.
@@ -469,6 +600,11 @@ def fed_gibbs(
     num_adapt
         In the first rounds of a chain, so many, that step size adapts to this acceptance; draws are
         exact from then on: give `sample` a ``num_burnin`` that is as large at least.
+    interweave
+        Whether a further exchange per round moves the population's parameters and takes all latents
+        along, each as far from the population's mean, in units of its spread, as it was (Yu and
+        Meng 2011): for groups of which rows say little, where `tau` else moves slowly. It asks
+        everyone. The proposals are a random walk, of the scale that rows know at the start.
     participation
         Everyone by default, as is needed where shared parameters are those of rows. Messages are
         never weighted.
@@ -487,13 +623,19 @@ def fed_gibbs(
 
     Notes
     -----
-    Where rows say little about a group's latent, the population's spread moves slowly.
+    Where rows say little about a group's latent, the population's spread moves slowly without
+    ``interweave=True``.
 
     Statistics are taken around an origin that follows the latents' mean, so that sums of squares
     keep their digits however far from zero an outcome lies. Beside by how much its sums have
     changed a client therefore sends its sums around the newest origin, in the first round in which
     it knows that origin, and by how much these have changed thereafter. Once every client has, they
     take the old sums' place. That happens in every round in which all take part.
+
+    References
+    ----------
+    Yu and Meng (2011), To center or not to center: that is not the question, Journal of
+    Computational and Graphical Statistics 20.
 
     Examples
     --------
@@ -543,6 +685,13 @@ def fed_gibbs(
             "Some shared parameters are those of rows, which move if all clients answer: use full "
             "participation."
         )
+    if interweave:
+        if local.population.transport_fn is None:
+            raise ValueError("interweave=True needs the population's transport_fn.")
+        if all(flags.value) and flags.value:
+            raise ValueError("All shared parameters are those of rows: nothing to interweave.")
+        if participation.drops or participation.cohort_size is not None:
+            raise ValueError("interweave=True asks all clients in a round: use full participation.")
     if num_adapt != 0:
         num_adapt = positive_integer(num_adapt, "num_adapt")
     if participation.weighted:
@@ -555,5 +704,6 @@ def fed_gibbs(
             positive_integer(server_moves, "server_moves"),
             () if step_size is None else _number(step_size),
             jnp.asarray(num_adapt, jnp.int32),
+            bool(interweave),
         )
     )
