@@ -12,6 +12,7 @@ from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import Moments, check_moments
 from fedmcmc.diagnostics._psis import threshold
 from fedmcmc.diagnostics._weights import check_by_weights
+from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, quadrature_error
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
@@ -30,6 +31,8 @@ OF_NO_USE = (
     "another kernel than fsgld or dsgld, which multiply what a client's surrogate gets wrong by "
     "the number of clients."
 )
+QUADRATURE = 0.1
+"""Nats by which a quadrature over latents may be off."""
 HOPELESS_ESS = 100.0
 """Below so many effective draws only errors ten times as large say more than that draws are few."""
 
@@ -63,12 +66,16 @@ class Diagnosis:
         Of the numbers of a raveled draw.
     findings
         What is wrong and what to do, one sentence or two each; empty if nothing is.
+    quadrature_error
+        By how many nats a quadrature over latents changes log densities of draws, see
+        `fedmcmc.hierarchy.quadrature_error`; ``None`` where there is none.
     """
 
     mixing: Mixing
     moments: Moments | None
     names: tuple[str, ...]
     findings: tuple[str, ...]
+    quadrature_error: float | None = None
 
     @property
     def rhat(self) -> float:
@@ -102,6 +109,7 @@ def diagnose(
     *,
     approximates: bool = False,
     approximation: ArrayTree = None,
+    integrates: bool = True,
 ) -> Diagnosis:
     """Judge draws: whether chains agree, whether they are enough, whether they are the posterior's.
 
@@ -118,6 +126,8 @@ def diagnose(
         by weights of the posterior over it.
     approximation
         More draws of the same approximation, for its mean and covariance; by default `draws`.
+    integrates
+        Whether the draws' kernel integrates latents as `posterior` does, rather than move them.
 
     Examples
     --------
@@ -144,7 +154,24 @@ def diagnose(
     whole = Diagnosis(found, moments, names, ())
     of_moments = _of_weights(moments) or [*_of_depth(whole), *_of_moments(whole, approximates)]
     findings = [*_of_mixing(whole, advise=not of_moments), *of_moments]
-    return Diagnosis(found, moments, names, tuple(findings))
+    error = None
+    if integrates and posterior is not None and data is not None:
+        terms = posterior.loglikelihood_fn
+        if isinstance(terms, MarginalTerms):
+            error = quadrature_error(posterior, data, draws)
+            findings += _of_quadrature(error, terms)
+    return Diagnosis(found, moments, names, tuple(findings), error)
+
+
+def _of_quadrature(error: float, terms: MarginalTerms) -> list[str]:
+    if error <= QUADRATURE:
+        return []
+    more = terms.nodes + MORE_NODES
+    return [
+        f"The quadrature over latents is off by {error:.2g} nats: by so much log densities of "
+        f"draws change with {more} nodes in place of {terms.nodes}. Take marginal(posterior, "
+        f"nodes={more})."
+    ]
 
 
 def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:

@@ -103,7 +103,7 @@ def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Vis
     counts = relays[0].participation.counts(data.num_clients)
     if counts is None:
         return None
-    target = on_gaussian_clients(relays[0], data.federation, surrogates, None)
+    target = on_gaussian_clients(relays[0], data, surrogates, None)
     size, num = len(target.target_mean), data.num_clients
     whole: Any = without_minibatches(relays[0], data.federation, None, size)[0]
     alone = replace(whole, participation=Alone(weighted=whole.participation.weighted))
