@@ -186,6 +186,7 @@ def question(models, draws, least=10):
     return LeaveOneOut(models[0], models[1:], least, worst, (tail_length(num),) * len(models))
 
 
+@pytest.mark.slow
 def test_no_message_holds_a_row_or_what_a_row_has():
     data, draws = federation("normal"), jax.tree.map(jnp.asarray, draws_near("normal"))
     sent = messages(question((NORMAL,), (draws,)), data, (draws,))

@@ -29,8 +29,8 @@ ANSWERS = {
     "Expansions": "its log likelihood, the gradient and the curvature at points that the server "
     "chooses",
     "Falls": "what its log likelihood loses at points around the mode",
-    "FederatedGibbs": "by how much the sums of its latents' statistics have changed, and for "
-    "parameters of rows its log likelihood and the gradient",
+    "FederatedGibbs": "the sums of its latents' statistics, by how much they have changed, and "
+    "at proposals of the server its log likelihood and the gradient",
     "GaussianMetropolis": "its log likelihoods at points that the server proposes",
     "HamiltonianMonteCarlo": "its log likelihood and the gradient at positions of the chain",
     "JointLangevin": "the gradient of what its rows and latents say together, at latents that it "

@@ -12,7 +12,7 @@ from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of
-from fedmcmc.hierarchy._refresh import Refresh, independence
+from fedmcmc.hierarchy._refresh import Here, Refresh, independence
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 
@@ -143,7 +143,7 @@ def _drawn(
         begin = jnp.zeros((groups.num, groups.size), like.dtype)
         # Far behind the rounds in which settings adapt.
         kept, late = refresh.init(groups, position), jnp.int32(2**31 - 1)
-        moved = refresh.move(groups, drawn, position, begin, kept, late)
+        moved = refresh.move(groups, drawn, Here(position, begin, kept, late))
         latents = jax.vmap(groups.unravel)(moved.flat)
         if local.constrain_fn is not None:
             latents = jax.vmap(lambda latent: local.constrain_fn(position, latent))(latents)

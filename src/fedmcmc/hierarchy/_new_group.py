@@ -11,7 +11,7 @@ from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.hierarchy._latents import groups_of, made_up_rows
 from fedmcmc.hierarchy._local_draws import TOGETHER, TRIES
-from fedmcmc.hierarchy._refresh import Refresh, independence
+from fedmcmc.hierarchy._refresh import Here, Refresh, independence
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 
@@ -102,9 +102,8 @@ def _drawn(
         # Far behind the rounds in which settings adapt.
         kept, late = refresh.init(nobody, position), jnp.int32(2**31 - 1)
         randomness = refresh.prepare(key, 1, nobody.size)
-        latent = nobody.unravel(
-            refresh.move(nobody, randomness, position, begin, kept, late).flat[0]
-        )
+        moved = refresh.move(nobody, randomness, Here(position, begin, kept, late))
+        latent = nobody.unravel(moved.flat[0])
         return latent if local.constrain_fn is None else local.constrain_fn(position, latent)
 
     numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])

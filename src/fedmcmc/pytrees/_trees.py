@@ -25,6 +25,8 @@ def cast_like(tree: ArrayTree, like: ArrayTree) -> ArrayTree:
 
 def as_float(leaf: Any) -> Array:
     """Return `leaf` as a floating-point array; integers take the default float type."""
+    if isinstance(leaf, np.ndarray) and not jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = leaf.astype(jnp.result_type(float))  # by NumPy, which compiles nothing
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
