@@ -224,6 +224,10 @@ class ClientTerms:
         """
         raise NotImplementedError
 
+    def present(self, client: Client) -> Array:
+        """Return which groups the client has, ``[max_groups]`` bool."""
+        raise NotImplementedError
+
     @property
     def passes(self) -> int:
         """How many times its rows one evaluation reads, about."""

@@ -193,13 +193,14 @@ class FederatedData:
         client_ids: Any,
         *,
         num_clients: int | None = None,
+        groups: Any = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
         """Build from rows in any order, leaves ``[num_rows, ...]``, and one integer id per row.
 
         Ids run from 0 to ``num_clients - 1`` (by default the largest id), each with at least one
         row. Ids may be names: sorted, they are the clients' `labels`. The order of rows within a
-        client is kept.
+        client is kept. `groups` are labels of the groups within clients, one per row.
 
         Raises
         ------
@@ -224,8 +225,18 @@ class FederatedData:
             )
         order = np.argsort(ids, kind="stable")
         rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
-        data = from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
-        return replace(data, legend=Legend(labels))
+        sizes = np.bincount(ids, minlength=count)
+        data = from_sorted(rows, sizes, allow_nonfinite)
+        data = replace(data, legend=Legend(labels))
+        if groups is None:
+            return data
+        own = np.asarray(groups)
+        if own.shape != ids.shape:
+            raise ValueError(
+                f"groups must hold one label per row, shape ({num_rows},), got shape {own.shape}."
+            )
+        parts = np.split(own[order], np.cumsum(sizes)[:-1])
+        return replace(data, rows=grouped(data.rows, parts, sizes))
 
     def __repr__(self) -> str:
         """Return sizes, types and names; rows stay where they are."""

@@ -37,6 +37,8 @@ ANSWERS = {
     "draws itself",
     "Langevin": "the gradient of its log likelihood at the chain's position (or what the study's "
     "estimator makes of it)",
+    "LeaveGroupsOut": "how well each of its groups of rows is predicted by the others, summed over "
+    "its groups",
     "LeaveOneOut": "how well each of its rows is predicted by the others, summed over its rows",
     "MultipleTry": "its log likelihoods at points that the server proposes",
     "Natural": "how its own Gaussian of the parameters has changed; all changes together are the "

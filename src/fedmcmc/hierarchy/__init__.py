@@ -15,12 +15,14 @@ from fedmcmc.hierarchy._latents import missing_information as missing_informatio
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES
+from fedmcmc.hierarchy._marginal import MOST_DIMENSIONS as MOST_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import marginal as marginal
 from fedmcmc.hierarchy._marginal import quadrature_error as quadrature_error
 from fedmcmc.hierarchy._moments import LocalMoments as LocalMoments
 from fedmcmc.hierarchy._moments import local_moments as local_moments
 from fedmcmc.hierarchy._moments import with_moments as with_moments
+from fedmcmc.hierarchy._new_group import new_group as new_group
 from fedmcmc.hierarchy._refresh import Here as Here
 from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh

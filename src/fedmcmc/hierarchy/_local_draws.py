@@ -156,6 +156,6 @@ def _drawn(
         key = jax.random.fold_in(rng_key, number)
         return jax.vmap(of_client, in_axes=axes)(every, position, key)
 
-    num = jax.tree.leaves(draws)[0].shape[0]
-    found, acceptance = jax.lax.map(one, (draws, jnp.arange(num)), batch_size=TOGETHER)
+    numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])
+    found, acceptance = trees.map_in_lots(one, (draws, numbers), TOGETHER)
     return found, jnp.mean(acceptance, 0)

@@ -45,6 +45,9 @@ class MarginalTerms(ClientTerms):
     def passes(self) -> int:
         return self.nodes**self.size + 2 + self.size
 
+    def present(self, client: Client) -> Array:
+        return groups_of(self.local, client).present
+
     def terms(self, position: ArrayTree, client: Client) -> Array:
         groups = groups_of(self.local, client)
         found = find_modes(groups, jax.lax.stop_gradient(position))
