@@ -1,4 +1,4 @@
-"""Turn the records of runs into ``docs/results/<paper>.md``: ``python -m experiments.report``.
+"""Turn records of runs into the pages of ``docs/results``: ``python -m experiments.report``.
 
 A record is the ``metrics.json`` of a run, kept in ``docs/results/runs``; those of new runs, in
 ``--results``, are taken in first. The pages say nothing that is not in a record; what was not run
@@ -22,9 +22,19 @@ import hydra
 from PIL import Image
 
 import experiments
-from experiments import claims, output, run, schemas
+from experiments import claims, findings, output, run, schemas
 
-__all__ = ["claims_of", "collect", "differences", "main", "page", "settings_of", "write"]
+__all__ = [
+    "claims_of",
+    "collect",
+    "differences",
+    "full_name",
+    "main",
+    "page",
+    "records_of",
+    "settings_of",
+    "write",
+]
 
 MAX_BYTES = 150_000
 DIGITS = 6  # of the numbers in a record
@@ -89,6 +99,7 @@ def write(paper: str, docs: Path) -> Path:
 
     Figures of the paper that the page does not show are removed.
     """
+    docs.mkdir(parents=True, exist_ok=True)
     path = docs / f"{paper}.md"
     text = page(paper, docs)
     path.write_text(text)
@@ -96,6 +107,12 @@ def write(paper: str, docs: Path) -> Path:
         if f"figures/{old.name}" not in text:
             old.unlink()
     return path
+
+
+def records_of(docs: Path, names: list[str]) -> dict[str, Record]:
+    """Return the records of some experiments' runs, by the name of the settings."""
+    places = {name: _place(docs, name) for schema in names for name in settings_of(schema)}
+    return {n: json.loads(path.read_text()) for n, path in places.items() if path.is_file()}
 
 
 def page(paper: str, docs: Path) -> str:
@@ -106,10 +123,7 @@ def page(paper: str, docs: Path) -> str:
     order = list(dict.fromkeys(c.experiment for c in made if c.experiment))
     ordered = [name for name in order if name in modules]
     ordered += sorted(set(modules) - set(order))  # studies of our own
-    records: dict[str, Record] = {}
-    for name in (n for schema in modules for n in settings_of(schema)):
-        if _place(docs, name).is_file():
-            records[name] = json.loads(_place(docs, name).read_text())
+    records = records_of(docs, list(modules))
     figures = {
         name: _draw(record, modules[schema], docs)
         for schema in ordered
@@ -282,7 +296,7 @@ def _copy_small(source: Path, target: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Take in new runs, if there are any, and write the page of every paper."""
+    """Take in new runs, if there are any; write the page of every paper and that of findings."""
     root = Path(experiments.__file__).resolve().parents[1]
     parser = argparse.ArgumentParser(description="Write docs/results from the records of runs.")
     default = Path(os.environ.get("FEDMCMC_RESULTS", "results"))
@@ -293,6 +307,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"record of {name}")
     for paper in sorted({name.split("/")[0] for name in schemas.modules()}):
         print(output.relative(write(paper, options.docs)))
+    told = options.docs.parent / "findings.md"
+    told.write_text(findings.page(records_of(options.docs, list(schemas.modules()))))
+    print(output.relative(told))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from experiments.claims import (
     Verdict,
     first_that_holds,
 )
+from experiments.fa_hmc.dimension_findings import with_logarithm
 from experiments.fa_hmc.image_figures import TITLES
 from experiments.fa_hmc.image_findings import compare, ranking
 from experiments.fa_hmc.logistic_findings import best, gain
@@ -71,19 +72,18 @@ def _local(metrics: Given, config: Given) -> Verdict:
 
 
 def _dimension(metrics: Given, config: Given) -> Verdict:
-    del config
-    power = metrics["power"]
+    power, (low, high) = metrics["power"], with_logarithm(metrics, config)
     word = first_that_holds(
         (abs(power - 0.5) < 0.05, REPRODUCED),
         (abs(power - 0.5) < 0.2, PARTLY),
         otherwise=CONTRADICTED,
     )
-    first, last = metrics["table"][0], metrics["table"][-1]
+    first, last = (metrics["table"][i]["dimension"] for i in (0, -1))
     return Verdict(
         word,
         f"rounds grow as the dimension to the power {power:.2f} (claim: 0.5) from "
-        f"{first['dimension']} to {last['dimension']}; squares over dimensions from "
-        f"{first['rounds^2 / d']:.0f} to {last['rounds^2 / d']:.0f}",
+        f"{first} to {last}; over that root and a logarithm they lie "
+        f"between {low:.2g} and {high:.2g}",
     )
 
 

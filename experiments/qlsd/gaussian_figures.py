@@ -54,7 +54,7 @@ def _errors(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
 
 def _squares(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
     name, right = "squares.png", metrics["dim"] * metrics["posterior_variance"]
-    with figure(out / name) as (_, axes):
+    with figure(out / name, size=(4.8, 3.9)) as (fig, axes):
         axis = axes[0, 0]
         axis.set(xscale="log", yscale="log")
         for color, line, (label, curve) in zip(
@@ -68,7 +68,7 @@ def _squares(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
             ylabel=r"average of $|\theta - \mu|^2$ over the posterior's",
         )
         label_ticks(axis.yaxis)
-        axis.legend(ncols=2)
+        fig.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return {
         "file": name,
         "caption": "The test function that shows a bias: the average of the squared distance from "

@@ -38,7 +38,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
                 at = row["efficiency"]
                 points(right, [at], [row["HPD error"]], [row["s.e."]], fmt="o", **style)
                 right.annotate(
-                    label,
+                    label.removeprefix("QLSD++, "),
                     (at, row["HPD error"]),
                     xytext=(4, 4),
                     textcoords="offset points",

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("hydra")
 
-from experiments import claims, report, run, schemas
+from experiments import claims, findings, report, run, schemas
 from experiments.fa_hmc import claims as fa_hmc
 from experiments.fed_ep import claims as fed_ep
 from experiments.fsgld import claims as fsgld
@@ -52,6 +52,20 @@ def test_records_are_of_settings_that_exist_and_can_be_judged(path):
 def test_pages_are_what_the_records_give(paper, monkeypatch):
     monkeypatch.setattr(report, "_copy_small", lambda source, target: None)
     assert report.page(paper, DOCS) == (DOCS / f"{paper}.md").read_text()
+
+
+def test_the_page_of_findings_is_what_the_records_give():
+    records = report.records_of(DOCS, list(schemas.modules()))
+    page = findings.page(records)
+    assert page == (DOCS.parent / "findings.md").read_text() and "nan" not in page
+    told = page.partition("## Not told")
+    for finding in findings.FINDINGS:
+        assert set(finding.runs) <= set(run.available())
+        here = told[0] if set(finding.runs) <= set(records) else told[2]
+        assert finding.title in here
+        if finding.figure and here is told[0]:
+            figure = f"{finding.runs[0].replace('/', '-')}-{finding.figure}"
+            assert (DOCS / "figures" / figure).is_file()
 
 
 def test_differences_within_repetitions_leave_out_what_was_lost():

@@ -139,8 +139,8 @@ def test_exact_law_of_averages_matches_a_simulated_relay():
 
 
 def test_report_lists_what_was_not_run(modules, tmp_path):
-    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path)])
-    page = (tmp_path / "fsgld.md").read_text()
+    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path / "results")])
+    page = (tmp_path / "results" / "fsgld.md").read_text()
     for name in run.available("fsgld"):
         assert f"`{name}`" in page
     assert "Command: `python -m experiments.run experiment=fsgld/gaussian` and so on." in page
@@ -152,20 +152,20 @@ def test_report_lists_what_was_not_run(modules, tmp_path):
 
 @pytest.mark.slow
 def test_report_shows_what_was_run_and_can_do_so_again_from_its_records(results, tmp_path):
-    report.main(["--results", str(results), "--docs", str(tmp_path)])
-    page = (tmp_path / "fsgld.md").read_text()
+    report.main(["--results", str(results), "--docs", str(tmp_path / "results")])
+    page = (tmp_path / "results" / "fsgld.md").read_text()
     assert "python -m tiny" in page
     assert "`num_clients` 3 (10)" in page and "`num_chains` 16 (" in page
     assert "Not run: `fsgld/gaussian_small`." in page
     assert "| DSGLD | 20 |" in page
     for name in ("draws", "mse", "constants", "gradients"):
         assert page.count(f"figures/fsgld-gaussian-{name}.png)\n") == 1
-        figure = tmp_path / "figures" / f"fsgld-gaussian-{name}.png"
+        figure = tmp_path / "results" / "figures" / f"fsgld-gaussian-{name}.png"
         assert figure.stat().st_size < report.MAX_BYTES
     (line,) = [x for x in page.splitlines() if x.startswith("| Figure 4 |")]
     assert "**reproduced**" in line and "[figure](figures/fsgld-gaussian-constants.png)" in line
-    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path)])
-    assert (tmp_path / "fsgld.md").read_text() == page
+    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path / "results")])
+    assert (tmp_path / "results" / "fsgld.md").read_text() == page
 
 
 @pytest.mark.parametrize(
