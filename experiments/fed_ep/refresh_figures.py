@@ -35,6 +35,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
                     lw=1,
                 )
             floor(panel, metrics["table"][0][kind], names[0])
+            steps = metrics["local_steps"]
+            panel.set_xlim(0.6 * min(steps), 1.6 * max(steps))
         axes[0, 0].legend(fontsize=6)
     caption = (
         "Errors against NUTS in posterior standard deviations, root mean squares over "

@@ -30,7 +30,7 @@ def _coin(metrics: Given, config: Given) -> Verdict:
     ratio = of["DSGLD"] / of["SGLD"]
     word = REPRODUCED if (ratio > 1).all() else CONTRADICTED
     return Verdict(
-        word, f"standard deviations {ratio.min():.2g} to {ratio.max():.2g} times those of SGLD"
+        word, f"standard deviations at least {ratio.min():.2g} times those of SGLD (exact)"
     )
 
 
@@ -59,7 +59,11 @@ def _mse(metrics: Given, config: Given) -> Verdict:
     smaller = min(errors["DSGLD"]) / max(errors["FSGLD"])
     alike = max(errors["FSGLD"]) / min(errors["FSGLD"])
     word = first_that_holds((smaller > 2 and alike < 1.1, REPRODUCED), otherwise=CONTRADICTED)
-    return Verdict(word, f"at least {smaller:.0f} times smaller; over T it varies {alike:.3g}-fold")
+    return Verdict(
+        word,
+        f"at least {smaller:.0f} times smaller; within {100 * (alike - 1):.0f} % for every T "
+        "(exact laws)",
+    )
 
 
 def _plateau(metrics: Given, config: Given) -> Verdict:

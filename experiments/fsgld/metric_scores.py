@@ -196,10 +196,11 @@ def draw(metrics: dict[str, Any], path: pathlib.Path) -> list[dict[str, str]]:
             if of["difference"] is not None:
                 mean, error = (np.array(of["difference"][k]) for k in ("mean", "spread"))
                 figures.band(below, samples, mean, 2 * error, color=figures.COLORS["green"])
-                after = mean[samples > end]
-                if after.size:
-                    span = max(np.abs(after).max(), 2 * error[samples > end].max(), 1e-3)
-                    below.set_ylim(-2 * span, 2 * span)
+                after = samples > end + 0.1 * (samples[-1] - end)  # the first averages vary most
+                if after.any():
+                    low = min((mean - 2 * error)[after].min(), 0.0)
+                    high = max((mean + 2 * error)[after].max(), 0.0)
+                    below.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
             below.axhline(0, color="grey", lw=0.8)
             for place in (above, below):
                 place.axvline(end, color="grey", lw=0.6)

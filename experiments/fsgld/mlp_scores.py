@@ -189,8 +189,10 @@ def commentary(metrics: dict[str, Any]) -> str:
 
 
 def _mean_sd(values: np.ndarray) -> str:
-    spread = f" +- {values.std():.3f}" if values.size > 1 else ""
-    return f"{values.mean():.3f}{spread}"
+    """Return a cell; a chain that ran off to finite values is told by its order of magnitude."""
+    digits = ".3f" if abs(values.mean()) < 1000 else ".0e"
+    spread = f" +- {values.std():{digits}}" if values.size > 1 else ""
+    return f"{values.mean():{digits}}{spread}"
 
 
 def curves(scores: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +240,8 @@ def draw(metrics: dict[str, Any], out: pathlib.Path) -> list[dict[str, str]]:
             axes[1, column].set_xlabel("local steps")
         axes[0, 0].set_ylabel("held-out log likelihood")
         axes[1, 0].set_ylabel("log likelihood of the shard visited")
-        axes[0, 0].set_ylim(bottom=max(axes[0, 0].get_ylim()[0], -4))
+        # Log likelihoods of labels are at most zero; a chain that ran off is far below.
+        axes[0, 0].set_ylim(max(axes[0, 0].get_ylim()[0], -4), 0.05)
         axes[0, 0].legend()
     caption = (
         f"{metrics['data']}: average log likelihood against the number of local steps, of held-out "

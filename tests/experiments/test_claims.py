@@ -185,6 +185,21 @@ def test_accuracies_are_judged_by_the_noise_of_their_test_images(gain, word):
     assert judge(fed_ep, "Table 2, Figure 2", metrics, config) == word
 
 
+@pytest.mark.parametrize(
+    ("lead", "num_test", "word"),
+    [
+        (9.0, 2000, "reproduced"),
+        (0.2, 2000, "untestable here"),  # too few images to see a point
+        (0.2, 100_000, "contradicted"),
+    ],
+)
+def test_a_lead_in_speed_is_judged_by_what_could_be_seen(lead, num_test, word):
+    curves = {"FedEP (I)": [30.0] * 6, "FedEP (V)": [30.0] * 2 + [30 + lead] * 4}
+    metrics = {"by_round": curves, "settings": dict(window=2, num_burnin=2, num_test=num_test)}
+    config = {"num_seeds": 3, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figure 4, middle", metrics, config) == word
+
+
 def test_made_up_words_test_no_claim_on_real_ones():
     names = ("FedAvg", "FedPA", "FedSEP (I)", "FedSEP (L)", "FedSEP (V)", "FedSEP (M)")
     table = [{"method": n, "micro F1": 10.0 + i} for i, n in enumerate(names)]
