@@ -7,6 +7,7 @@ is listed as not run.
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -55,8 +56,11 @@ def settings_of(schema: str) -> list[str]:
 
 
 def claims_of(paper: str) -> tuple[claims.Claim, ...]:
-    """Return the claims of a paper, in its order."""
-    return importlib.import_module(f"experiments.{paper}.claims").CLAIMS
+    """Return the claims of a paper, in its order; none where experiments are of no paper."""
+    name = f"experiments.{paper}.claims"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    return importlib.import_module(name).CLAIMS
 
 
 def collect(results: Path, docs: Path) -> list[str]:
@@ -137,7 +141,7 @@ def page(paper: str, docs: Path) -> str:
         "smaller than the paper's. Sections follow the paper. The defaults of each experiment are "
         "the paper's settings where the paper states them, unless the section says otherwise; "
         "minibatches are drawn with replacement unless it says otherwise.",
-        output.markdown_table([_row(claim, records, figures) for claim in made]),
+        output.markdown_table([_row(claim, records, figures) for claim in made]) if made else "",
     ]
     for name in ordered:
         parts += _section(name, modules[name], records, figures)
