@@ -1,15 +1,17 @@
 """The Gaussian experiment: its law is that of independent oracles, and tiny runs agree with it."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedmcmc
 from tests.oracles import laws_quantised
 from tests.oracles.federations import LIMIT
 from tests.oracles.laws import location_noise
 
 pytest.importorskip("hydra")
 
-from experiments.qlsd import federations, gaussian, gaussian_law
+from experiments.qlsd import consistency, federations, gaussian, gaussian_law
 from fedmcmc.compression import bound_bits
 
 RNG = np.random.default_rng(12)
@@ -126,3 +128,24 @@ def test_a_budget_pays_for_as_many_rounds_as_real_messages_allow(tiny):
     assert grid["error"].shape == (2, 2) and (grid["error"] > 0).all()
     assert (grid["error_sd"] < grid["error"]).all()
     assert "Least error" in gaussian.commentary(metrics)
+
+
+def test_the_bias_by_rows_and_clients_follows_from_the_noise_at_the_mode(tmp_path):
+    """Full messages of single rows: the variance that the recursion has, by hand."""
+    config = consistency.Config(num_clients=3, dim=4, levels=2**20, row_factors=(1, 4))
+    found, size = consistency.squared_bias(config, False)
+    federation = federations.gaussian(3, 4)
+    noise = fedmcmc.tuning.noise_at_mode(
+        gaussian.posterior(),
+        federation.data,
+        jnp.asarray(federation.mean, jnp.float32),
+        batch_size=1,
+    )
+    step, rows = 0.1 / federation.precision, federation.precision
+    variance = (2 * step + step**2 * noise.minibatch / 4) / (1 - (1 - step * rows) ** 2)
+    expected = 4 * (variance**0.5 - rows**-0.5) ** 2
+    assert found == pytest.approx(expected, rel=1e-3) and size == pytest.approx(4 / rows)
+    metrics = consistency.run(config, tmp_path)
+    assert consistency.power(metrics, "rows", "QLSD*") == pytest.approx(-1, abs=1e-3)
+    assert consistency.power(metrics, "rows", "QLSD") > -0.1
+    assert "| the number of rows |" in consistency.commentary(metrics)
