@@ -92,7 +92,7 @@ sweep-gpu: $(STAMP) ## the same on a GPU (needs a jaxlib for it)
 sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
 	JAX_PLATFORMS=tpu $(BIN)/python -m experiments.run --multirun hydra/launcher=sweep experiment=$(CONFIG) $(SWEEP) $(ARGS)
 
-docs: $(STAMP) ## regenerate docs/results from the runs in results/
+docs: $(STAMP) ## write docs/results from its records and from new runs in results/
 	$(BIN)/python -m experiments.report $(ARGS)
 
 clean: ## remove what the targets made

@@ -9,11 +9,15 @@ An experiment is a module ``experiments/<paper>/<name>.py`` with
   metrics that JSON can hold. Two keys are known to the harness: ``table``, a list of rows (dicts
   with equal keys) that is printed and goes into the report, and ``figures``, a list of
   ``{"file": ..., "caption": ...}``;
-- for the report, optionally ``TITLE``, ``PAPER`` (what the paper shows, in our words; Markdown),
-  ``about(config, metrics) -> str`` (what a run was made on, and what of it cannot be compared;
-  `config` is a dict; Markdown) and ``commentary(metrics) -> str`` (where our run differs, and why;
-  Markdown). Figures and commentary are shown for the first settings file (by name) that was run,
-  ``about`` and tables for all; with ``COMMENT_ON_ALL = True`` all are shown for each.
+- for the report, optionally ``TITLE``, ``PAPER`` (what the paper shows, in our words, with its
+  tables; Markdown), ``about(config, metrics) -> str`` (what a run was made on, and what of it
+  cannot be compared; `config` is a dict; Markdown), ``commentary(metrics) -> str`` (where our run
+  differs, and why; Markdown) and ``draw(metrics, out) -> figures``, which draws a run's figures
+  from its metrics alone, so that they can be drawn anew. Figures and commentary are shown for the
+  first settings file that was run (the paper's own first), ``about`` and tables for all; with
+  ``COMMENT_ON_ALL = True`` all are shown for each.
+
+What a paper claims, and how a run's metrics judge it, is in ``experiments/<paper>/claims.py``.
 
 With ``checkpoint_seconds=60`` a killed run goes on: calls of `fedmcmc.sample` by themselves, and
 other long parts where they are run by `experiments.restarts.once`. Both are known by their order.

@@ -20,6 +20,7 @@ __all__ = [
     "format_number",
     "markdown_table",
     "plain",
+    "published",
     "relative",
     "save_draws",
     "summary",
@@ -133,6 +134,19 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     lines = [line(columns), "|" + "---|" * len(columns)]
     return "\n".join([*lines, *(line(format_number(row[c]) for c in columns) for row in rows)])
+
+
+def published(
+    first: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str | None]]
+) -> str:
+    """Lay out a table of a paper: one line for each name, with the numbers as printed."""
+    return markdown_table(
+        [
+            {first: name}
+            | {c: v if v is None else f"{v}" for c, v in zip(columns, values, strict=True)}
+            for name, values in rows.items()
+        ]
+    )
 
 
 def summary(record: Mapping[str, Any]) -> str:

@@ -1,103 +1,231 @@
-"""Turn runs into ``docs/results/<paper>.md``: ``python -m experiments.report`` (``make docs``).
+"""Turn records of runs into the pages of ``docs/results``: ``python -m experiments.report``.
 
-Reads ``results/<paper>/*/metrics.json`` and writes nothing that is not in there; what was not run
+A record is the ``metrics.json`` of a run, kept in ``docs/results/runs``; those of new runs, in
+``--results``, are taken in first. The pages say nothing that is not in a record; what was not run
 is listed as not run.
 """
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import re
 import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hydra
 from PIL import Image
 
 import experiments
-from experiments import output, run, schemas
+from experiments import claims, findings, output, run, schemas
 
-__all__ = ["main", "page", "write"]
+__all__ = [
+    "claims_of",
+    "collect",
+    "differences",
+    "full_name",
+    "main",
+    "page",
+    "records_of",
+    "settings_of",
+    "write",
+]
 
 MAX_BYTES = 150_000
+DIGITS = 6  # of the numbers in a record
 SCHEMA = re.compile(r"^\s*-\s*/schema/(\S+)@_global_", re.MULTILINE)
+WIDE = 9  # columns, beyond which a table is folded away
+
+Record = Mapping[str, Any]
 
 
 def settings_of(schema: str) -> list[str]:
-    """Return the settings files (``<paper>/<name>``) that fill `schema`."""
+    """Return the settings files (``<paper>/<name>``) that fill `schema`, the paper's own first."""
     names = []
     for name in run.available(schema.split("/")[0]):
         text = (run.CONFIGS / "experiment" / f"{name}.yaml").read_text()
         if SCHEMA.findall(text)[:1] == [schema]:
             names.append(name)
+    return sorted(names, key=lambda name: (name != schema, name))
+
+
+def claims_of(paper: str) -> tuple[claims.Claim, ...]:
+    """Return the claims of a paper, in its order; none where experiments are of no paper."""
+    name = f"experiments.{paper}.claims"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    return importlib.import_module(name).CLAIMS
+
+
+def collect(results: Path, docs: Path) -> list[str]:
+    """Take in the records of all runs below `results`, and the figures that only a run can draw.
+
+    Numbers are rounded to six digits. Returns the names of the runs.
+    """
+    modules, names = schemas.modules(), []
+    for schema, module in modules.items():
+        for name in settings_of(schema):
+            path = results / name / output.METRICS
+            if not path.is_file():
+                continue
+            record = json.loads(path.read_text(), parse_float=_rounded)
+            kept = _place(docs, name)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+            names.append(name)
+            if not hasattr(module, "draw"):
+                for figure in record["metrics"].get("figures", []):
+                    _copy_small(path.parent / figure["file"], _figure(docs, name, figure["file"]))
     return names
 
 
-def write(paper: str, results: Path, docs: Path) -> Path:
-    """Write the page of one paper and copy its figures; return the page's path."""
-    figures = docs / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    for old in figures.glob(f"{paper}-*.png"):
-        old.unlink()
+def _rounded(text: str) -> float:
+    return float(f"{float(text):.{DIGITS}g}")
+
+
+def _place(docs: Path, name: str) -> Path:
+    return docs / "runs" / f"{name}.json"
+
+
+def _figure(docs: Path, name: str, file: str) -> Path:
+    (docs / "figures").mkdir(parents=True, exist_ok=True)
+    return docs / "figures" / f"{name.replace('/', '-')}-{file}"
+
+
+def write(paper: str, docs: Path) -> Path:
+    """Write the page of one paper and its figures; return the page's path.
+
+    Figures of the paper that the page does not show are removed.
+    """
+    docs.mkdir(parents=True, exist_ok=True)
     path = docs / f"{paper}.md"
-    path.write_text(page(paper, results, figures))
+    text = page(paper, docs)
+    path.write_text(text)
+    for old in (docs / "figures").glob(f"{paper}-*.png"):
+        if f"figures/{old.name}" not in text:
+            old.unlink()
     return path
 
 
-def page(paper: str, results: Path, figures: Path) -> str:
-    """Return the page as Markdown; its figures are copied into the folder `figures`."""
-    package = __import__(f"experiments.{paper}", fromlist=["__doc__"])
+def records_of(docs: Path, names: list[str]) -> dict[str, Record]:
+    """Return the records of some experiments' runs, by the name of the settings."""
+    places = {name: _place(docs, name) for schema in names for name in settings_of(schema)}
+    return {n: json.loads(path.read_text()) for n, path in places.items() if path.is_file()}
+
+
+def page(paper: str, docs: Path) -> str:
+    """Return the page as Markdown; figures that its records suffice for are drawn anew."""
+    package = importlib.import_module(f"experiments.{paper}")
     modules = {n: m for n, m in schemas.modules().items() if n.startswith(f"{paper}/")}
-    ordered = sorted(modules.items(), key=lambda item: getattr(item[1], "TITLE", item[0]))
+    made = claims_of(paper)
+    order = list(dict.fromkeys(c.experiment for c in made if c.experiment))
+    ordered = [name for name in order if name in modules]
+    ordered += sorted(set(modules) - set(order))  # studies of our own
+    records = records_of(docs, list(modules))
+    figures = {
+        name: _draw(record, modules[schema], docs)
+        for schema in ordered
+        for name, record in records.items()
+        if name in settings_of(schema)
+    }
     parts = [
         f"# {(package.__doc__ or paper).strip().rstrip('.')}",
-        "Generated by `make docs` from the runs in `results/`; edits would be lost. Each section "
-        "says what the paper shows, then what our runs gave, with the command that repeats them. "
-        "The defaults of each experiment are the paper's settings where the paper states them, "
-        "unless the section says otherwise; minibatches are drawn with replacement unless it says "
-        "otherwise.",
+        "Written by `make docs` from the records in [runs](runs); edits would be lost. A verdict "
+        "is computed from the run that its row links to, and says nothing beyond it: many runs are "
+        "smaller than the paper's. Sections follow the paper. The defaults of each experiment are "
+        "the paper's settings where the paper states them, unless the section says otherwise; "
+        "minibatches are drawn with replacement unless it says otherwise.",
+        output.markdown_table([_row(claim, records, figures) for claim in made]) if made else "",
     ]
-    for name, module in ordered:
-        parts += _section(name, module, results, figures)
+    for name in ordered:
+        parts += _section(name, modules[name], records, figures)
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-def _section(schema: str, module: ModuleType, results: Path, figures: Path) -> list[str]:
+def _row(
+    claim: claims.Claim, records: Mapping[str, Record], figures: Mapping[str, list[dict[str, str]]]
+) -> dict[str, str]:
+    row = {"where": claim.where, "the paper": claim.text}
+    blank = {"verdict": claims.NOT_RUN, "our number": "-", "run": "-"}
+    if claim.experiment is None or claim.judge is None:
+        return row | blank
+    candidates = claim.runs or tuple(settings_of(claim.experiment))
+    name = next((n for n in candidates if n in records), None)
+    if name is None:
+        return row | blank | {"run": ", ".join(f"`{n}`" for n in candidates[:1])}
+    record = records[name]
+    verdict = claim.judge(record["metrics"], record["config"])
+    anchor = re.sub(r"[^a-z0-9_-]", "", name.lower())
+    links = [f"[`{name}`](#{anchor})"]
+    links += [
+        f"[figure](figures/{_figure(Path(), name, figure['file']).name})"
+        for figure in figures.get(name, [])
+        if figure["file"] == claim.figure
+    ]
+    return row | {
+        "verdict": f"**{verdict.word}**",
+        "our number": verdict.number,
+        "run": ", ".join(links),
+    }
+
+
+def _draw(record: Record, module: ModuleType, docs: Path) -> list[dict[str, str]]:
+    """Return files and captions of a run's figures, drawn anew where its record suffices."""
+    name, metrics = record["experiment"], record["metrics"]
+    if not hasattr(module, "draw"):
+        return metrics.get("figures", [])
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = module.draw(metrics, Path(folder))
+        for figure in drawn:
+            _copy_small(Path(folder) / figure["file"], _figure(docs, name, figure["file"]))
+    return drawn
+
+
+def _section(
+    schema: str,
+    module: ModuleType,
+    records: Mapping[str, Record],
+    figures: Mapping[str, list[dict[str, str]]],
+) -> list[str]:
     parts = [f"## {getattr(module, 'TITLE', schema)}", getattr(module, "PAPER", "")]
     shown = False
     for name in settings_of(schema):
-        path = results / name / output.METRICS
-        if not path.is_file():
-            parts += [
-                f"### `{name}`",
-                f"Not run. Command: `python -m experiments.run experiment={name}`",
-            ]
-            continue
-        record = json.loads(path.read_text())
-        # Runs of one schema mostly differ in size alone; where they differ in what is asked, the
-        # experiment says so, and each is commented.
-        comments = not shown or getattr(module, "COMMENT_ON_ALL", False)
-        parts += _run(record, module, path.parent, figures if comments else None)
-        shown = True
+        if name in records:
+            # Runs of one schema mostly differ in size alone; where they differ in what is asked,
+            # the experiment says so, and each is commented.
+            comments = not shown or getattr(module, "COMMENT_ON_ALL", False)
+            parts += _run(records[name], module, figures[name] if comments else None)
+            shown = True
+    missing = [name for name in settings_of(schema) if name not in records]
+    if missing:
+        listed = ", ".join(f"`{name}`" for name in missing)
+        parts.append(
+            f"Not run: {listed}. Command: `python -m experiments.run experiment={missing[0]}`"
+            + (" and so on." if len(missing) > 1 else "")
+        )
     return parts
 
 
-def _run(
-    record: dict[str, Any], module: ModuleType, folder: Path, figures: Path | None
-) -> list[str]:
-    metrics = record["metrics"]
-    versions = record["versions"]
+def _run(record: Record, module: ModuleType, figures: list[dict[str, str]] | None) -> list[str]:
+    """Return a run's part of a section; without `figures` only its settings and its table."""
+    metrics, versions, name = record["metrics"], record["versions"], record["experiment"]
     commit = (record["git_commit"] or "unknown")[:10]
     changed = " with changes" if record["git_dirty"] else ""
     seconds = f"{record['wall_seconds']:.0f} s"
     if record.get("resumed"):
         seconds += " in the last of several attempts"
     parts = [
-        f"### `{record['experiment']}`",
+        f"### `{name}`",
         f"```\n{record['command']}\n```",
         f"{seconds} on {record['device']}; fedmcmc {versions['fedmcmc']} "
-        f"(commit {commit}{changed}), JAX {versions['jax']}, Python {versions['python']}.",
+        f"(commit {commit}{changed}), JAX {versions['jax']}, Python {versions['python']}; "
+        f"[record](runs/{name}.json). {differences(record)}",
     ]
     if hasattr(module, "about"):
         parts.append(module.about(record["config"], metrics))
@@ -106,14 +234,58 @@ def _run(
     # An experiment whose commentary shows all of the table says so.
     commented = figures is not None and getattr(module, "SHOWS_TABLE", False)
     if metrics.get("table") and not commented:
-        parts.append(output.markdown_table(metrics["table"]))
-    if figures is not None:
-        paper = record["experiment"].split("/")[0]
-        for figure in metrics.get("figures", []):
-            name = f"{paper}-{folder.name}-{figure['file']}"
-            _copy_small(folder / figure["file"], figures / name)
-            parts.append(f"![{figure['caption']}](figures/{name})\n\n*{figure['caption']}*")
+        parts.append(_folded(output.markdown_table(metrics["table"]), len(metrics["table"][0])))
+    for figure in figures or []:
+        path = _figure(Path(), name, figure["file"])
+        alternative = f"{name}: {Path(figure['file']).stem.replace('_', ' ')}"
+        parts.append(f"![{alternative}](figures/{path.name})\n\n*{figure['caption']}*")
     return parts
+
+
+def _folded(table: str, columns: int) -> str:
+    if columns <= WIDE:
+        return table
+    return f"<details><summary>All numbers</summary>\n\n{table}\n\n</details>"
+
+
+def full_name(name: str) -> str:
+    """Return the settings file that `name` is a smaller or another variant of.
+
+    The one without ``_small`` and what follows, if there is such a file; else the paper's own.
+    """
+    plain = re.sub(r"_small.*$", "", name)
+    if plain != name and plain in run.available():
+        return plain
+    text = (run.CONFIGS / "experiment" / f"{name}.yaml").read_text()
+    return SCHEMA.findall(text)[0]
+
+
+def differences(record: Record) -> str:
+    """Return which settings of a run differ from those of the full one, as a sentence."""
+    full = full_name(record["experiment"])
+    theirs = _settings(full)
+    changed = [
+        f"`{name}` {_short(value)} ({_short(theirs[name])})"
+        for name, value in record["config"].items()
+        if value != theirs.get(name)
+    ]
+    if not changed:
+        return "" if record["experiment"] == full else f"The settings are those of `{full}`."
+    return (
+        f"Settings that differ from `{full}`, whose values are in brackets: {', '.join(changed)}."
+    )
+
+
+@cache
+def _settings(name: str) -> dict[str, Any]:
+    schemas.register()
+    with hydra.initialize_config_dir(str(run.CONFIGS), version_base="1.3"):
+        composed = schemas.split(hydra.compose("config", [f"experiment={name}"]))[0]
+    return json.loads(json.dumps(output.plain(composed)), parse_float=_rounded)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _copy_small(source: Path, target: Path) -> None:
@@ -128,15 +300,20 @@ def _copy_small(source: Path, target: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page of every paper."""
+    """Take in new runs, if there are any; write the page of every paper and that of findings."""
     root = Path(experiments.__file__).resolve().parents[1]
-    parser = argparse.ArgumentParser(description="Write docs/results from the runs in results/.")
+    parser = argparse.ArgumentParser(description="Write docs/results from the records of runs.")
     default = Path(os.environ.get("FEDMCMC_RESULTS", "results"))
-    parser.add_argument("--results", type=Path, default=default)
+    parser.add_argument("--results", type=Path, default=default, help="where new runs lie")
     parser.add_argument("--docs", type=Path, default=root / "docs" / "results")
     options = parser.parse_args(arguments)
+    for name in collect(options.results, options.docs):
+        print(f"record of {name}")
     for paper in sorted({name.split("/")[0] for name in schemas.modules()}):
-        print(output.relative(write(paper, options.results, options.docs)))
+        print(output.relative(write(paper, options.docs)))
+    told = options.docs.parent / "findings.md"
+    told.write_text(findings.page(records_of(options.docs, list(schemas.modules()))))
+    print(output.relative(told))
 
 
 if __name__ == "__main__":

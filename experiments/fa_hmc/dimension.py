@@ -13,13 +13,13 @@ import fedmcmc
 from experiments import checks
 from experiments.checks import require
 from experiments.fa_hmc import dimension_law
-from experiments.fa_hmc.dimension_findings import PAPER, commentary
+from experiments.fa_hmc.dimension_findings import PAPER, about, commentary
 from experiments.fa_hmc.dimension_law import Scalars
 from experiments.fa_hmc.grids import run_grid
 from experiments.figures import COLORS, figure
 from fedmcmc.tuning import proposition_step_size
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Figure 2 (5.2): communication rounds against dimension"
 
@@ -188,22 +188,9 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     found = [outcome(config, dim) for dim in config.dims]
     dims = np.array(config.dims, float)
     squares = np.array([one.exact for one in found], float) ** 2
-    slope, intercept, explained = line_through(dims, squares)
+    explained = line_through(dims, squares)[2]
     power = line_through(np.log(dims), np.log([one.exact for one in found]))[0]
-    with figure(out / "rounds.png") as (_, axes):
-        place = axes[0, 0]
-        place.plot(dims, squares, "o", color=COLORS["blue"], label="exact law")
-        place.plot(
-            dims,
-            [one.measured**2 for one in found],
-            "x",
-            color=COLORS["red"],
-            label=f"{config.num_runs} runs",
-        )
-        place.plot(dims, slope * dims + intercept, ":", color=COLORS["black"], label="line")
-        place.set(xlabel="dimension", ylabel="rounds squared")
-        place.legend()
-    return {
+    metrics = {
         "table": [
             {
                 "dimension": one.dim,
@@ -219,11 +206,41 @@ def run(config: Config, out: Path) -> dict[str, Any]:
         "power": power,
         "tolerance": config.tolerance,
         "num_runs": config.num_runs,
-        "figures": [
-            {
-                "file": "rounds.png",
-                "caption": "Rounds to the tolerance, squared, against the dimension: the exact "
-                "law, simulated runs, and a least-squares line through the former.",
-            }
-        ],
     }
+    return metrics | {"figures": draw(metrics, out)}
+
+
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figure of a run; return its file name and caption."""
+    dims, exact, measured = (
+        np.array([row[k] for row in metrics["table"]], float)
+        for k in ("dimension", "rounds, exact law", "rounds, measured")
+    )
+    slope, intercept, _ = line_through(dims, exact**2)
+    power, scale, _ = line_through(np.log(dims), np.log(exact))
+    with figure(out / "rounds.png", 1, 2) as (_, axes):
+        left, right = axes[0]
+        for place, values in ((left, (exact**2, measured**2)), (right, (exact, measured))):
+            place.plot(dims, values[0], "o", color=COLORS["blue"], label="exact law")
+            runs = f"{metrics['num_runs']} runs"
+            place.plot(dims, values[1], "x", color=COLORS["red"], label=runs)
+        left.plot(dims, slope * dims + intercept, ":", color=COLORS["black"], label="line")
+        left.set(xlabel="dimension", ylabel="rounds squared")
+        right.plot(
+            dims,
+            np.exp(scale) * dims**power,
+            ":",
+            color=COLORS["black"],
+            label=f"power {power:.2g}",
+        )
+        half = exact[-1] * (dims / dims[-1]) ** 0.5
+        right.plot(dims, half, "--", color=COLORS["pink"], label="power 0.5, the claim")
+        right.set(xscale="log", yscale="log", xlabel="dimension", ylabel="rounds")
+        for place in (left, right):
+            place.legend()
+    caption = (
+        "Rounds to the tolerance against the dimension, squared (left, with a least-squares line) "
+        "and on logarithmic axes (right, with the power that fits): the exact law and simulated "
+        "runs."
+    )
+    return [{"file": "rounds.png", "caption": caption}]

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.fa_hmc import image_findings, image_sweeps
+from experiments.fa_hmc.image_figures import draw
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Section 5.3: logistic regression on Fashion-MNIST"
 

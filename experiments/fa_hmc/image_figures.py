@@ -3,32 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from experiments.fa_hmc.image_sweep import SCORES
-from experiments.figures import COLORS, figure
+from experiments.figures import COLORS, band, figure
 
-__all__ = ["TITLES", "curves"]
+__all__ = ["TITLES", "draw"]
 
 TITLES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE", "nnll": "NLL"}
 PALETTE = [COLORS[c] for c in ("black", "blue", "red", "green", "orange", "pink", "sky")]
 WHAT = {"L": "leapfrog steps L", "T": "local trajectories T"}
 
 
-def curves(out: Path, results: list[dict[str, Any]], rounds: list[int]) -> list[dict[str, str]]:
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Draw a figure a sweep: a panel a score, a line a value of ``L`` or ``T``.
 
-    Parameters
-    ----------
-    out
-        Folder to write to.
-    results
-        As in the metrics: with `sweeps`, ``L``, ``T`` and `scores` of
-        `experiments.fa_hmc.image_tuning.tuned`.
-    rounds
-        Of each sample.
+    Reads the keys ``results`` (each with `sweeps`, ``L``, ``T`` and the `scores` of
+    `experiments.fa_hmc.image_tuning.tuned`) and ``rounds``, those of each sample.
     """
-    return [_sweep(out, varied, results, rounds) for varied in WHAT]
+    return [_sweep(out, varied, metrics["results"], metrics["rounds"]) for varied in WHAT]
 
 
 def _sweep(
@@ -42,13 +33,8 @@ def _sweep(
                 found, color = result["scores"][score], PALETTE[i % len(PALETTE)]
                 if found["curve"] is None:
                     continue
-                mean = np.asarray(found["curve"])
-                axis.plot(rounds, mean, color=color, label=f"{varied} = {result[varied]}")
-                if found["curve_sd"] is not None:
-                    spread = np.asarray(found["curve_sd"])
-                    axis.fill_between(
-                        rounds, mean - spread, mean + spread, color=color, alpha=0.2, lw=0
-                    )
+                spread, label = found["curve_sd"], f"{varied} = {result[varied]}"
+                band(axis, rounds, found["curve"], spread, color=color, label=label)
             axis.set_title(TITLES[score])
         for axis in axes[-1]:
             axis.set_xlabel("rounds")

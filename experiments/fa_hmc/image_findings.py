@@ -8,7 +8,7 @@ from experiments import output
 from experiments.fa_hmc.image_figures import TITLES
 from experiments.fa_hmc.image_sweep import SCORES
 from experiments.fa_hmc.image_tuning import orientation
-from experiments.qlsd.network_scores import differences, standard_error
+from experiments.qlsd.network_scores import standard_error
 
 __all__ = ["SETTINGS", "commentary", "compare", "ranking", "table_row"]
 
@@ -87,8 +87,7 @@ def commentary(metrics: dict[str, Any], paper: Mapping[str, Mapping[str, str]]) 
         f"{settings['num_clients']} clients, {metrics['num_test']:,} test images, "
         f"{metrics['num_parameters']:,} parameters, {settings['num_chains']} "
         f"{'chains' if settings['num_chains'] > 1 else 'chain'}, {metrics['rounds'][-1]} rounds. "
-        "Settings that differ from the full ones (those in brackets; zero images means all): "
-        f"{differences(settings, metrics['paper_settings'])}. Step sizes are multiples of "
+        "Step sizes are multiples of "
         f"{metrics['step_limit']:.3g}, the largest stable one at the start.\n\n"
         + output.markdown_table(rows)
     )

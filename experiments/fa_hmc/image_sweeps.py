@@ -194,19 +194,18 @@ def execute(config: Settings, out: Path) -> dict[str, Any]:
         stored |= {f"{name}_L{leapfrogs}_T{local}": s for name, s in curves.scores.items()}
     np.savez_compressed(out / "curves.npz", step_sizes=np.asarray(steps), **stored)
     rounds = [(i + 1) * config.thinning for i in range(config.num_rounds // config.thinning)]
-    return {
+    metrics = {
         "table": [table_row(result, len(config.step_sizes)) for result in results],
-        "figures": image_figures.curves(out, results, rounds),
         "results": results,
         "rounds": rounds,
         "step_limit": given.step_limit,
         "source": source,
         "settings": dataclasses.asdict(config),
-        "paper_settings": dataclasses.asdict(type(config)()),
         "num_rows": task.data.num_rows,
         "num_test": len(task.test.label),
         "num_parameters": trees.num_elements(given.starts) // config.num_chains,
     }
+    return metrics | {"figures": image_figures.draw(metrics, out)}
 
 
 def _curves(plan: Plan, given: Problem, task: Task, steps: jax.Array) -> Curves:

@@ -12,15 +12,15 @@ import numpy as np
 import fedmcmc
 from experiments import checks
 from experiments.checks import require
-from experiments.fa_hmc import logistic_figures
 from experiments.fa_hmc.grids import run_grid
+from experiments.fa_hmc.logistic_figures import draw
 from experiments.fa_hmc.logistic_findings import PAPER, commentary
 from experiments.qlsd import logistic as models
 from experiments.qlsd import truth
 from experiments.qlsd.federations import Rows
 from fedmcmc.metrics import marginal_error, marginal_error_floor
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Figure 1 (5.1): marginal errors on simulated logistic regression"
 COMMENT_ON_ALL = True  # high and low dimension are two questions
@@ -153,7 +153,10 @@ def problem(config: Config) -> Problem:
 
 
 def errors(config: Config, given: Problem, *, leapfrog: int, noise: float, scaled: Any) -> Any:
-    """Return marginal errors ``[num_step_sizes]``, NaN where a chain was lost."""
+    """Return marginal errors and their standard errors, ``[num_step_sizes, 2]``.
+
+    Both are NaN where a chain was lost.
+    """
 
     def kernel_of(step_size: jax.Array) -> fedmcmc.FederatedKernel:
         return fedmcmc.fa_hmc(
@@ -175,7 +178,16 @@ def errors(config: Config, given: Problem, *, leapfrog: int, noise: float, scale
         num_rounds=config.num_rounds,
         num_burnin=config.num_burnin,
     )
-    return np.array([_error(chains, given.reference) for chains in draws])
+    return np.array([_with_deviation(chains, given.reference) for chains in draws])
+
+
+def _with_deviation(chains: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
+    """Return the marginal error of all chains, and a jackknife over chains of its deviation."""
+    whole, num = _error(chains, reference), len(chains)
+    if num < 2 or math.isnan(whole):
+        return whole, math.nan
+    without = np.array([_error(np.delete(chains, i, axis=0), reference) for i in range(num)])
+    return whole, float(np.sqrt((num - 1) / num * ((without - without.mean()) ** 2).sum()))
 
 
 def _error(chains: np.ndarray, reference: np.ndarray) -> float:
@@ -198,19 +210,20 @@ def over_step_sizes(config: Config, given: Problem) -> list[dict[str, Any]]:
     tried = np.stack(
         [errors(config, given, leapfrog=n, scaled=steps, **noisy) for n in config.leapfrogs]
     )
-    best = np.where(np.isnan(tried), np.inf, tried).argmin(0)
-    return [
-        {
-            "step size": s * given.scale,
-            "FA-LD, exact": float(langevin[0][i]),
-            "FA-HMC, exact": float(hmc[i]),
-            "L, exact": rule[i],
-            "FA-LD, noisy": float(langevin[1][i]),
-            "FA-HMC, noisy": float(tried[best[i], i]),
-            "L, noisy": config.leapfrogs[best[i]],
-        }
-        for i, s in enumerate(steps)
-    ]
+    best = np.where(np.isnan(tried[..., 0]), np.inf, tried[..., 0]).argmin(0)
+    lines = []
+    for i, s in enumerate(steps):
+        line: dict[str, Any] = {"step size": s * given.scale}
+        for kind, found, length in (
+            ("exact", (langevin[0][i], hmc[i]), rule[i]),
+            ("noisy", (langevin[1][i], tried[best[i], i]), config.leapfrogs[best[i]]),
+        ):
+            for name, (error, deviation) in zip(("FA-LD", "FA-HMC"), found, strict=True):
+                line[f"{name}, {kind}"] = float(error)
+                line[f"s.e. {name}, {kind}"] = float(deviation)
+            line[f"L, {kind}"] = length
+        lines.append(line)
+    return lines
 
 
 def over_local_steps(config: Config, given: Problem) -> list[dict[str, Any]]:
@@ -284,7 +297,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     num_draws = config.num_chains * (config.num_rounds - config.num_burnin)
     metrics = {
         "table": table,
-        "local_steps": [{k: v for k, v in line.items() if k != "curve"} for line in local],
+        "local_steps": local,
         "floor": perfect(config, given, num_draws),
         "num_draws": num_draws,
         "reference": given.diagnostics,
@@ -293,4 +306,4 @@ def run(config: Config, out: Path) -> dict[str, Any]:
         "gradient_noise": config.gradient_noise,
         "num_local_steps": config.num_local_steps,
     }
-    return metrics | {"figures": logistic_figures.draw(metrics, local, out)}
+    return metrics | {"figures": draw(metrics, out)}

@@ -3,34 +3,45 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.figures import COLORS, figure
+import numpy as np
+
+from experiments.figures import COLORS, figure, floor, label_ticks, points, threshold
 
 __all__ = ["draw"]
 
 
-def draw(metrics: dict[str, Any], local: list[dict[str, Any]], out: Path) -> list[dict[str, str]]:
-    """Write the figure; return its file name and caption."""
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figure of a run; return its file name and caption."""
     table, dim = metrics["table"], metrics["dim"]
     steps = [row["step size"] for row in table]
     with figure(out / "errors.png", 1, 3) as (_, axes):
         for place, kind in zip(axes[0], ("exact", "noisy"), strict=False):
-            for name, colour in (("FA-LD", "orange"), ("FA-HMC", "blue")):
-                curve = [row[f"{name}, {kind}"] for row in table]
-                place.plot(steps, curve, "o-", color=COLORS[colour], label=name)
-            place.axhline(metrics["floor"], color=COLORS["black"], ls=":", label="floor")
+            place.set(xscale="log", yscale="log")
+            for name, color, mark in (("FA-LD", "orange", "s-"), ("FA-HMC", "blue", "o-")):
+                curve, error = (
+                    np.array([row[f"{part}{name}, {kind}"] for row in table], float)
+                    for part in ("", "s.e. ")
+                )
+                points(place, steps, curve, error, color=COLORS[color], fmt=mark, ms=4, label=name)
+            floor(place, metrics["floor"], "floor of a perfect sampler")
             place.set(
-                xscale="log",
-                yscale="log",
                 xlabel="leapfrog step",
                 ylabel="marginal error",
                 title=f"{kind} gradients, d = {dim}",
             )
             place.legend()
         last = axes[0, 2]
-        for line in local:
+        shades = np.linspace(0.1, 0.9, len(metrics["local_steps"]))
+        for shade, line in zip(shades, metrics["local_steps"], strict=True):
             rounds, error = zip(*line["curve"], strict=True)
-            last.plot(rounds, error, label=f"T = {line['T']}")
-        last.axhline(metrics["threshold"], color=COLORS["black"], ls=":")
+            last.plot(rounds, error, color=_shade(shade), label=f"T = {line['T']}")
+        threshold(last, metrics["threshold"])
+        # The error of as many independent draws as a run has at the threshold, or at its end.
+        ends = [
+            line["rounds to threshold"] or line["rounds run"] for line in metrics["local_steps"]
+        ]
+        floors = [line["floor"] for line in metrics["local_steps"]]
+        last.plot(ends, floors, "k.", ms=5, label="floor of so many draws")
         last.set(
             xscale="log",
             yscale="log",
@@ -38,10 +49,22 @@ def draw(metrics: dict[str, Any], local: list[dict[str, Any]], out: Path) -> lis
             ylabel="marginal error",
             title="local steps, noisy gradients",
         )
-        last.legend(ncols=2)
+        last.legend(ncols=2, fontsize=6)
+        for place in axes[0]:
+            label_ticks(place.yaxis)
+        for place in axes[0, :2]:
+            label_ticks(place.xaxis)
     caption = (
-        f"Marginal errors in dimension {dim} against the leapfrog step (left and middle), and "
-        "against rounds for numbers of local steps T (right); dotted, the floor of a perfect "
-        "sampler and the threshold."
+        f"Marginal errors in dimension {dim} against the leapfrog step (left and middle; bars: two "
+        "standard errors, a jackknife over chains), and against rounds for numbers of local steps "
+        "T (right). Dotted: the floor of a perfect sampler with as many draws; dashed: the "
+        "threshold; dots: the floor for the draws that a run had when it reached the threshold."
     )
     return [{"file": "errors.png", "caption": caption}]
+
+
+def _shade(share: float) -> str:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return to_hex(colormaps["viridis"](share))

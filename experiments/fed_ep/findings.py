@@ -1,4 +1,4 @@
-"""What the reports on images share: the paper's tables beside ours, and a summary."""
+"""What the reports on images share: our tables, and which of the paper's orderings hold."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,41 +7,29 @@ import numpy as np
 
 from experiments import output
 
-__all__ = ["beside", "introduction", "number", "seeds", "trouble"]
+__all__ = ["introduction", "number", "seeds", "tables", "trouble"]
 
 TIMES = 2.0
 STILL = 0.15
 CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
-Published = Mapping[str, tuple[float | None, ...]]
 
 
-def beside(
-    metrics: dict[str, Any],
-    speeds: Published,
-    columns: tuple[str, ...],
-    calibration: Published | None = None,
-) -> str:
-    """Return the paper's numbers beside ours, and what our run says about its conclusions.
+def tables(metrics: dict[str, Any], *, calibration: bool = False) -> str:
+    """Return our numbers, and what our run says about the paper's conclusions.
 
     Parameters
     ----------
     metrics
         Of `image_runs.execute`.
-    speeds
-        The paper's best accuracies and rounds to thresholds, in the order of our columns.
-    columns
-        The names of the paper's columns.
     calibration
-        The paper's accuracies and calibration errors of the last round, point and marginal.
+        Whether to show accuracies and calibration errors of the last round, point and marginal.
     """
     settings = metrics["settings"]
     names = [f"accuracy in {r} rounds" for r in settings["checkpoints"]]
     names += [f"rounds to {level:g} %" for level in settings["thresholds"]]
     rows = []
     for row in metrics["table"]:
-        theirs = speeds.get(row["method"], (None,) * len(columns))
         line = {"method": row["method"]}
-        line |= {f"paper, {c}": number(v) for c, v in zip(columns, theirs, strict=True)}
         for name in names:
             deviation = name.replace("accuracy", "sd").replace(" rounds", "")
             if deviation.startswith("sd "):
@@ -50,8 +38,8 @@ def beside(
                 line[name] = _reached(row, name, settings["num_seeds"])
         rows.append(line)
     parts = [introduction(metrics), output.markdown_table(rows)]
-    if calibration is not None:
-        parts.append(_calibration(metrics, calibration))
+    if calibration:
+        parts.append(_calibration(metrics))
     return "\n\n".join([*parts, _conclusions(metrics), trouble(metrics)]).strip()
 
 
@@ -81,14 +69,11 @@ def _reached(row: Mapping[str, Any], name: str, num_seeds: int) -> str:
     return number(row[name]) + some
 
 
-def _calibration(metrics: dict[str, Any], published: Published) -> str:
-    rows = []
-    for row in metrics["table"]:
-        theirs = published.get(row["method"], (None,) * 4)
-        line = {"method": row["method"]}
-        line |= {f"paper, {c}": number(v) for c, v in zip(CALIBRATION, theirs, strict=True)}
-        line |= {name: number(row[name]) for name in CALIBRATION}
-        rows.append(line)
+def _calibration(metrics: dict[str, Any]) -> str:
+    rows = [
+        {"method": row["method"]} | {name: number(row[name]) for name in CALIBRATION}
+        for row in metrics["table"]
+    ]
     bins = metrics["settings"]["num_bins"]
     text = f"After the last round, in percent (expected calibration error with {bins} bins):"
     return f"{text}\n\n{output.markdown_table(rows)}"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from experiments.fed_ep.findings import seeds
-from experiments.figures import COLORS, figure
+from experiments.figures import COLORS, band, figure
 
-__all__ = ["color_of", "draw"]
+__all__ = ["color_of", "deviations", "draw", "smooth"]
 
 LETTERS = {"(I)": "blue", "(M)": "sky", "(L)": "green", "(V)": "red"}
 
@@ -16,6 +16,20 @@ LETTERS = {"(I)": "blue", "(M)": "sky", "(L)": "green", "(V)": "red"}
 def color_of(method: str) -> str:
     """Return a method's colour, the same for a way of inference in both families."""
     return COLORS[{"FedAvg": "black", "FedPA": "orange"}.get(method) or LETTERS[method[-3:]]]
+
+
+def smooth(values: Any, window: int) -> np.ndarray:
+    """Return running means over the last axis, shorter by `window` less one."""
+    return np.apply_along_axis(
+        np.convolve, -1, np.asarray(values, float), np.ones(window) / window, mode="valid"
+    )
+
+
+def deviations(values: np.ndarray, window: int) -> list[float] | None:
+    """Return the standard deviation over seeds ``[num_seeds, num_rounds]`` of running means."""
+    if len(values) < 2:
+        return None
+    return smooth(values, window).std(axis=0, ddof=1).tolist()
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
@@ -32,9 +46,10 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             for name, values in metrics["by_round"].items():
                 if name not in ("FedAvg", "FedPA") and not name.startswith(f"{family} "):
                     continue
-                smooth = np.convolve(values, np.ones(window) / window, mode="valid")
                 rounds = np.arange(window, len(values) + 1)
-                panel.plot(rounds, smooth, color=color_of(name), label=name, lw=1.2)
+                spread = metrics["by_round_sd"][name]
+                style = dict(color=color_of(name), label=name, lw=1.2)
+                band(panel, rounds, smooth(values, window), spread, **style)
             panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
             panel.set(xlabel="rounds", title=family)
             if panel.get_legend_handles_labels()[0]:
@@ -42,7 +57,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         axes[0, 0].set(ylabel="test accuracy (%)")
     caption = (
         f"Test accuracy of the point estimate, running means of {window} rounds averaged over "
-        f"{seeds(settings)}; all methods go on from the same {settings['num_burnin']} "
+        f"{seeds(settings)} (bands: one standard deviation over them, where there are several); "
+        f"all methods go on from the same {settings['num_burnin']} "
         "rounds of FedAvg (dotted line)."
     )
     return [{"file": "rounds.png", "caption": caption}]

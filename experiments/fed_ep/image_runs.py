@@ -83,10 +83,11 @@ def execute(
     score_fn = Partial(_accuracy, predict_fn)
     curves = runs.execute(settings, posterior, federation, score_fn, placement)
     key = jax.random.key(settings.seed + 1)
-    table, by_round = [], {}
+    table, by_round, spreads = [], {}, {}
     for name, curve in curves.items():
         accuracy = 100 * np.asarray(curve.scores["accuracy"], np.float64)
         by_round[name] = accuracy.mean(axis=0).tolist()
+        spreads[name] = image_figures.deviations(accuracy, settings.window)
         row = {"method": name} | _summary(accuracy, settings)
         row |= _calibration(key, name, curve, predict_fn, federation.test, settings)
         table.append(row)
@@ -96,6 +97,7 @@ def execute(
         "num_parameters": sum(x.size for x in jax.tree.leaves(posterior.init_fn(key))),
         "settings": dataclasses.asdict(settings),
         "by_round": by_round,
+        "by_round_sd": spreads,
         **runs.trouble(curves),
     }
     found["figures"] = image_figures.draw(found, out)

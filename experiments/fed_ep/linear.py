@@ -8,9 +8,10 @@ import numpy as np
 
 from experiments import checks, output, spreading
 from experiments.fed_ep import cifar, federations, findings, image_runs
+from experiments.fed_ep.image_figures import draw
 from fedmcmc import Placement
 
-__all__ = ["COMMENT_ON_ALL", "PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["COMMENT_ON_ALL", "PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Figure 4 (middle, right): linear models on CIFAR"
 COMMENT_ON_ALL = True

@@ -3,31 +3,44 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.figures import figure
+import numpy as np
+
+from experiments.figures import COLORS, figure, floor, points
 
 __all__ = ["draw"]
+
+NOISE = {"error of the mean": "its Monte Carlo error", "error of sds": "theirs"}
+MARKS = "sD^ovP*"
+PALETTE = [COLORS[c] for c in ("blue", "red", "green", "orange", "pink", "sky", "black")]
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Write the figure; return its name and caption."""
     names = list(dict.fromkeys(row["surrogates"] for row in metrics["table"]))
     with figure(out / "refresh.png", 1, 2) as (_, axes):
-        for panel, kind in zip(axes[0], ("error of the mean", "error of sds"), strict=True):
-            for name in names[1:]:
+        for panel, (kind, noise) in zip(axes[0], NOISE.items(), strict=True):
+            panel.set(xscale="log", yscale="log", xlabel="local steps", ylabel=kind)
+            for i, name in enumerate(names[1:]):
                 rows = [r for r in metrics["table"] if r["surrogates"] == name and r[kind]]
-                panel.plot(
-                    [r["local steps"] for r in rows],
+                shifted = np.array([r["local steps"] for r in rows]) * 1.03 ** (i - 3)
+                points(
+                    panel,
+                    shifted,
                     [r[kind] for r in rows],
-                    "o-",
+                    [r[noise] for r in rows],
+                    color=PALETTE[i % len(PALETTE)],
+                    fmt=f"{MARKS[i % len(MARKS)]}-",
                     label=name,
                     ms=3,
+                    lw=1,
                 )
-            floor = metrics["table"][0][kind]
-            panel.axhline(floor, color="0.5", lw=0.8, ls=":", label=names[0])
-            panel.set(xscale="log", yscale="log", xlabel="local steps", ylabel=kind)
+            floor(panel, metrics["table"][0][kind], names[0])
+            steps = metrics["local_steps"]
+            panel.set_xlim(0.6 * min(steps), 1.6 * max(steps))
         axes[0, 0].legend(fontsize=6)
     caption = (
         "Errors against NUTS in posterior standard deviations, root mean squares over "
-        f"{metrics['dim']} coefficients, over the number of local steps a visit."
+        f"{metrics['dim']} coefficients, over the number of local steps a visit; bars: two Monte "
+        "Carlo errors."
     )
     return [{"file": "refresh.png", "caption": caption}]

@@ -6,28 +6,32 @@ from typing import Any
 import numpy as np
 
 from experiments.fed_ep.findings import seeds
-from experiments.fed_ep.image_figures import color_of
-from experiments.figures import figure
+from experiments.fed_ep.image_figures import color_of, smooth
+from experiments.figures import band, figure
 
-__all__ = ["draw"]
+__all__ = ["WINDOW", "draw"]
+
+WINDOW = 10  # rounds, of the running means that are drawn
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Write the figure; return its name and caption."""
     settings = metrics["settings"]
-    window = min(settings["best_window"], 10)
+    window = min(settings["best_window"], WINDOW)
     with figure(out / "rounds.png", 1, 2) as (_, axes):
         for panel, kind in zip(axes[0], ("micro F1", "macro F1"), strict=True):
             for name, rates in metrics["by_round"].items():
-                smooth = np.convolve(rates[kind], np.ones(window) / window, mode="valid")
                 rounds = np.arange(window, len(rates[kind]) + 1)
-                panel.plot(rounds, smooth, color=color_of(name), label=name, lw=1.2)
+                spread = metrics["by_round_sd"][name][kind]
+                style = dict(color=color_of(name), label=name, lw=1.2)
+                band(panel, rounds, smooth(rates[kind], window), spread, **style)
             panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
             panel.set(xlabel="rounds", ylabel=f"{kind} (%)")
         axes[0, 0].legend()
     caption = (
         f"Test F1 of the point estimate, running means of {window} rounds averaged over "
-        f"{seeds(settings)}; all methods go on from the same {settings['num_burnin']} "
+        f"{seeds(settings)} (bands: one standard deviation over them, where there are several); "
+        f"all methods go on from the same {settings['num_burnin']} "
         "rounds of FedAvg (dotted line)."
     )
     return [{"file": "rounds.png", "caption": caption}]

@@ -9,10 +9,19 @@ import jax
 import numpy as np
 
 from experiments import checks, spreading
-from experiments.fed_ep import methods, runs, tag_data, tag_figures, tag_findings, tag_model
+from experiments.fed_ep import (
+    image_figures,
+    methods,
+    runs,
+    tag_data,
+    tag_figures,
+    tag_findings,
+    tag_model,
+)
+from experiments.fed_ep.tag_figures import draw
 from fedmcmc import Placement, metrics
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 SHOWS_TABLE = True
 TITLE = "Table 3: tags of Stack Overflow"
@@ -101,10 +110,12 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
     posterior = tag_model.posterior(config.num_words, config.num_tags)
     score_fn = partial(tag_model.score, jax.random.key(config.seed + 1), config.test_rows)
     curves = runs.execute(config, posterior, federation, score_fn, placement)
-    table, by_round = [], {}
+    table, by_round, spreads = [], {}, {}
+    window = min(config.best_window, tag_figures.WINDOW)
     for name, curve in curves.items():
         found = tag_model.rates(curve.scores["counts"])
         by_round[name] = {k: v.mean(axis=0).tolist() for k, v in found.items()}
+        spreads[name] = {k: image_figures.deviations(v, window) for k, v in found.items()}
         row: dict[str, Any] = {"method": name}
         for kind, values in found.items():
             # Of the rounds in which methods differ; before there is little recall and no error.
@@ -119,6 +130,7 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         "num_parameters": (config.num_words + 1) * config.num_tags,
         "settings": dataclasses.asdict(config),
         "by_round": by_round,
+        "by_round_sd": spreads,
         **runs.trouble(curves),
     }
     result["figures"] = tag_figures.draw(result, out)

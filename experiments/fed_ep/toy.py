@@ -11,11 +11,11 @@ from sklearn.datasets import make_spd_matrix
 
 import fedmcmc
 from experiments import checks, restarts
-from experiments.fed_ep import toy_figures
+from experiments.fed_ep.toy_figures import draw
 from experiments.fed_ep.toy_findings import PAPER, commentary
 from fedmcmc import inference, rounds
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 SHOWS_TABLE = True
 TITLE = "Figure 1, Table 4 and Figure 4 (left): two Gaussian clients"
@@ -69,7 +69,7 @@ class Problems(NamedTuple):
         return np.linalg.solve(precisions.sum(1), eta[..., None])[..., 0]
 
 
-def draw(config: Config) -> Problems:
+def random_problems(config: Config) -> Problems:
     """Draw pairs of clients from the normal-inverse-Wishart distribution."""
     rng = np.random.default_rng(config.seed)
     shape = (config.num_problems, 2)
@@ -166,7 +166,7 @@ def _kept_means(kernel: fedmcmc.FederatedKernel, problems: Problems, num_rounds:
 
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Run the random problems and Figure 1's; write figures."""
-    problems = draw(config)
+    problems = random_problems(config)
     figure = Problems(np.array([FIGURE_MEANS]), np.array([FIGURE_COVARIANCES]))
     distances, paths, table = {}, {}, []
     for name, kernel in kernels().items():
@@ -189,7 +189,8 @@ def run(config: Config, out: Path) -> dict[str, Any]:
         "num_rounds": config.num_rounds,
         "by_round": by_round,
         "exact": figure.exact[0].tolist(),
+        "clients": {"means": figure.means[0], "covariances": figure.covariances[0]},
         "paths": {name: path[:10].tolist() for name, path in paths.items()},
     }
-    metrics["figures"] = toy_figures.draw(metrics, figure, out)
+    metrics["figures"] = draw(metrics, out)
     return metrics

@@ -10,32 +10,35 @@ from experiments.figures import COLORS, figure
 __all__ = ["draw"]
 
 METHODS = {
-    "FedAvg": COLORS["orange"],
-    "FedPA": COLORS["red"],
-    "FedEP": COLORS["blue"],
-    "FedEP, scaled identity": COLORS["green"],
+    "FedAvg": (COLORS["orange"], "s-", 10.0),
+    "FedPA": (COLORS["red"], "D-", 10.0),
+    "FedEP": (COLORS["blue"], "o-", 4.0),
+    "FedEP, scaled identity": (COLORS["green"], "^-", 4.0),
 }
+"""Color, mark and its size."""
 
 
-def draw(metrics: dict[str, Any], clients: Any, out: Path) -> list[dict[str, str]]:
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Write the figure; return its file name and caption."""
     with figure(out / "toy.png", 1, 2) as (_, axes):
         left, right = axes[0]
         angles = np.linspace(0, 2 * np.pi, 200)
         circle = np.stack([np.cos(angles), np.sin(angles)])
-        for mean, covariance in zip(clients.means[0], clients.covariances[0], strict=True):
+        clients = metrics["clients"]
+        for mean, covariance in zip(clients["means"], clients["covariances"], strict=True):
             for size in (1, 2):
-                x, y = mean[:, None] + size * np.linalg.cholesky(covariance) @ circle
+                x, y = np.array(mean)[:, None] + size * np.linalg.cholesky(covariance) @ circle
                 left.plot(x, y, color="0.7", lw=1)
-        left.plot(*metrics["exact"], "*", color=COLORS["black"], ms=12, label="global mean")
-        for name, colour in METHODS.items():
+        for name, (color, mark, size) in METHODS.items():
             path = np.array(metrics["paths"][name])
-            left.plot(*path.T, "o-", color=colour, ms=3, label=name)
+            # Those that stand still are larger and hollow, below the others.
+            left.plot(*path.T, mark, color=color, ms=size, mfc="none", label=name)
+        left.plot(*metrics["exact"], "*", color=COLORS["black"], ms=9, label="global mean")
         left.set(xlabel="first coordinate", ylabel="second", title="clients of Figure 1")
         left.legend()
         rounds = np.arange(1, metrics["num_rounds"] + 1)
-        for name, colour in METHODS.items():
-            right.plot(rounds, metrics["by_round"][name], color=colour, label=name)
+        for name, (color, *_) in METHODS.items():
+            right.plot(rounds, metrics["by_round"][name], color=color, label=name)
         right.set(xscale="log", yscale="log", xlabel="rounds", ylabel="distance from global mean")
         right.legend()
     caption = (

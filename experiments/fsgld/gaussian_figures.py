@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from experiments.figures import COLORS, covariance_ellipse, figure
 
-__all__ = ["draw"]
+__all__ = ["coin_gradients", "draw"]
 
 DSGLD_COLORS = ("#F2B33D", "#DE7400", "#A83800", "#561A00")
 FSGLD_COLORS = ("#8CCBF0", "#3A9AD9", "#0B62A4", "#052F57")
@@ -191,9 +191,12 @@ def _constants(out: Path, constants: dict[str, np.ndarray]) -> dict[str, str]:
     }
 
 
-def _gradients(out: Path) -> dict[str, str]:
-    # 30 coin tosses with 15 heads; shards of 10 with 1, 5 and 9 heads. The gradients of one row
-    # are a = 1 / theta and b = -1 / (1 - theta), so both estimators' moments are exact.
+def coin_gradients() -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Return a grid of ``theta``, and exact mean and deviation there of both gradient estimators.
+
+    Of 30 coin tosses with 15 heads, 5 are drawn; shards of 10 have 1, 5 and 9 heads. The gradients
+    of one row are ``1 / theta`` and ``-1 / (1 - theta)``.
+    """
     heads, rows, batch, total = np.array([1, 5, 9]), 10, 5, 30
     theta = np.linspace(0.1, 0.9, 17)[:, None]
     up, down = 1 / theta, -1 / (1 - theta)
@@ -204,21 +207,24 @@ def _gradients(out: Path) -> dict[str, str]:
 
     centre, noise = moments(np.array([heads.sum() / total]))
     by_shard, shard_noise = moments(heads / rows)
+    return theta[:, 0], {
+        "DSGLD": (by_shard.mean(1), np.sqrt(shard_noise.mean(1) + by_shard.var(1))),
+        "SGLD": (centre[:, 0], np.sqrt(noise[:, 0])),
+    }
+
+
+def _gradients(out: Path) -> dict[str, str]:
+    theta, found = coin_gradients()
     with figure(out / "gradients.png", size=(5.2, 3.2)) as (_, axes):
         ax = axes[0, 0]
-        spreads = {
-            "DSGLD": (by_shard.mean(1), np.sqrt(shard_noise.mean(1) + by_shard.var(1)), "red"),
-            "SGLD": (centre[:, 0], np.sqrt(noise[:, 0]), "blue"),
-        }
-        for name, (middle, deviation, color) in spreads.items():
-            offset = 0.006 if name == "SGLD" else -0.006
+        for name, (middle, deviation) in found.items():
+            offset, color = (0.006, "blue") if name == "SGLD" else (-0.006, "red")
             ax.errorbar(
-                theta[:, 0] + offset,
+                theta + offset,
                 middle,
                 deviation,
                 fmt="o",
                 ms=3.5,
-                capsize=2.5,
                 color=COLORS[color],
                 label=name,
             )

@@ -14,10 +14,10 @@ from experiments import data
 from experiments.fsgld import metric_scores, repetitions
 from experiments.fsgld.metric_data import make_pairs, project
 from experiments.fsgld.metric_model import make_posterior
-from experiments.fsgld.metric_scores import PAPER, about, commentary
+from experiments.fsgld.metric_scores import PAPER, about, commentary, draw
 from fedmcmc import surrogates
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Section 5.2: metric learning"
 SURROGATES = ("sampled", "laplace", "taylor")
@@ -116,15 +116,10 @@ def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
         out / "draws.npz",
         **{f"{name}_{site}": d[site] for name, d in draws.items() for site in d},
     )
-    metric_scores.plot(
-        scores, burnin, config.num_local_steps * config.keep_every, out / "log_likelihood.png"
-    )
-    caption = (
-        "Figure 5: average log likelihood against the number of samples, mean and standard "
-        "deviation over the repetitions; below, of the predictive probability averaged since "
-        "the end of burn-in (grey line)."
-    )
-    return metrics | {"figures": [{"file": "log_likelihood.png", "caption": caption}]}
+    metrics["curves"] = metric_scores.curves(scores)
+    metrics["burnin"] = burnin["FSGLD"]
+    metrics["samples_a_draw"] = config.num_local_steps * config.keep_every
+    return metrics | {"figures": draw(metrics, out)}
 
 
 def fit(config: Config, data_: fedmcmc.FederatedData, rng_key: Array) -> fedmcmc.Gaussian:

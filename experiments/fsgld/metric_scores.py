@@ -9,14 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array
-from matplotlib.axes import Axes
 from numpyro import distributions as dist
 
 from experiments import figures
 from experiments.fsgld import repetitions
 from experiments.fsgld.metric_model import Pairs, loglikelihood
 
-__all__ = ["PAPER", "about", "commentary", "plot", "reference_draws", "score", "summarise"]
+__all__ = [
+    "PAPER",
+    "about",
+    "commentary",
+    "curves",
+    "draw",
+    "reference_draws",
+    "score",
+    "summarise",
+]
 
 PAPER = """
 Pairs of spoken letters (isolet), 5000 of the same letter and 5000 of different ones, in ten shards
@@ -137,36 +145,79 @@ def _distance(draws: np.ndarray, reference: np.ndarray) -> dict[str, np.ndarray]
     }
 
 
-def plot(
-    scores: dict[str, dict[str, np.ndarray]],
-    burnin: dict[str, int],
-    samples_per_draw: int,
-    path: pathlib.Path,
-) -> None:
-    """Draw average log likelihoods against the number of samples, as figure 5 of the paper."""
-    num_kept = scores["FSGLD"]["learn"].shape[1]
-    samples = np.arange(1, num_kept + 1) * samples_per_draw
-    with figures.figure(path, 2, 2, sharex=True) as (_, axes):
-        for column, pairs in enumerate(("learn", "test")):
-            for row, suffix in enumerate(("", "_predictive")):
-                for name, color in (("DSGLD", "red"), ("FSGLD", "blue")):
-                    _band(axes[row, column], samples, scores[name][pairs + suffix], name, color)
-                if "NUTS" in scores:
-                    curve = scores["NUTS"][pairs + suffix]
-                    level = curve[:, -1].mean() if suffix else curve.mean()
-                    axes[row, column].axhline(
-                        level, color="black", ls="--", lw=1, label="pooled NUTS"
-                    )
-                axes[row, column].axvline(burnin["FSGLD"] * samples_per_draw, color="grey", lw=0.6)
-        axes[0, 0].set_title("learning pairs")
-        axes[0, 1].set_title("held-out pairs")
-        axes[0, 0].set_ylim(bottom=max(axes[0, 0].get_ylim()[0], -1))
-        axes[0, 1].set_ylim(bottom=max(axes[0, 1].get_ylim()[0], -1))
-        axes[0, 0].set_ylabel("average log likelihood,\neach sample")
-        axes[1, 0].set_ylabel("log of the predictive probability\naveraged since burn-in")
-        for ax in axes[1]:
-            ax.set_xlabel("number of samples")
+def curves(scores: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Return what the figure shows: means and spreads over repetitions that did not diverge.
+
+    ``DSGLD`` and ``FSGLD`` have means and standard deviations, ``difference`` (FSGLD less DSGLD, on
+    the same pairs) means and standard errors, ``NUTS`` its level.
+    """
+    found: dict[str, Any] = {}
+    for name in PANELS:
+        both = {m: scores[m][name] for m in ("DSGLD", "FSGLD")}
+        kept = figures.some(both["FSGLD"].shape[1])
+        of = {m: _spread(values[:, kept], error=False) for m, values in both.items()}
+        of["difference"] = _spread((both["FSGLD"] - both["DSGLD"])[:, kept], error=True)
+        if "NUTS" in scores:
+            curve = scores["NUTS"][name]
+            level = curve[:, -1] if name.endswith("_predictive") else curve.mean(axis=1)
+            of["NUTS"] = float(level.mean())
+        # Predictive curves begin where burn-in ends.
+        of["at"] = kept + scores["FSGLD"]["learn"].shape[1] - both["FSGLD"].shape[1]
+        found[name] = of
+    return found
+
+
+PANELS = ("learn", "test", "learn_predictive", "test_predictive")
+
+
+def _spread(values: np.ndarray, *, error: bool) -> dict[str, np.ndarray] | None:
+    values = values[np.isfinite(values).all(axis=1)]
+    if not len(values):
+        return None
+    deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return {"mean": values.mean(axis=0), "spread": deviation / len(values) ** (0.5 * error)}
+
+
+def draw(metrics: dict[str, Any], path: pathlib.Path) -> list[dict[str, str]]:
+    """Draw log likelihoods against the number of samples, as Figure 5, and paired differences."""
+    per_draw, end = metrics["samples_a_draw"], metrics["burnin"] * metrics["samples_a_draw"]
+    with figures.figure(path / "log_likelihood.png", 2, 4, (3.2, 2.7), sharex=True) as (_, axes):
+        for column, name in enumerate(PANELS):
+            of = metrics["curves"][name]
+            samples = (np.array(of["at"]) + 1) * per_draw
+            above, below = axes[:, column]
+            for method, color in (("DSGLD", "red"), ("FSGLD", "blue")):
+                if of[method] is not None:
+                    style = dict(color=figures.COLORS[color], label=method)
+                    figures.band(above, samples, of[method]["mean"], of[method]["spread"], **style)
+            if "NUTS" in of:
+                above.axhline(of["NUTS"], color="black", ls="-.", lw=1, label="pooled NUTS")
+            above.set_ylim(bottom=max(above.get_ylim()[0], -1))
+            if of["difference"] is not None:
+                mean, error = (np.array(of["difference"][k]) for k in ("mean", "spread"))
+                figures.band(below, samples, mean, 2 * error, color=figures.COLORS["green"])
+                after = samples > end + 0.1 * (samples[-1] - end)  # the first averages vary most
+                if after.any():
+                    low = min((mean - 2 * error)[after].min(), 0.0)
+                    high = max((mean + 2 * error)[after].max(), 0.0)
+                    below.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+            below.axhline(0, color="grey", lw=0.8)
+            for place in (above, below):
+                place.axvline(end, color="grey", lw=0.6)
+            below.set_xlabel("number of samples")
+            pairs = "learning" if name.startswith("learn") else "held-out"
+            what = "predictive" if name.endswith("_predictive") else "each sample"
+            above.set_title(f"{pairs} pairs, {what}")
+        axes[0, 0].set_ylabel("average log likelihood")
+        axes[1, 0].set_ylabel("FSGLD less DSGLD")
         axes[0, 0].legend()
+    caption = (
+        "Figure 5: average log likelihood against the number of samples (left: of each sample; "
+        "right: of the predictive probability averaged since the end of burn-in, grey line), mean "
+        "and standard deviation over the repetitions. Below: the difference of the two methods on "
+        "the same pairs, with two standard errors."
+    )
+    return [{"file": "log_likelihood.png", "caption": caption}]
 
 
 def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
@@ -224,13 +275,3 @@ def _paired(differences: np.ndarray, digits: int = 3) -> str:
         return f"{differences.mean():.{digits}f}"
     error = kept.std(ddof=1) / np.sqrt(len(kept))
     return f"{kept.mean():.{digits}f} (s.e. {error:.{digits}f})"
-
-
-def _band(ax: Axes, samples: np.ndarray, curves: np.ndarray, name: str, color: str) -> None:
-    """Draw the mean and one standard deviation over the repetitions that did not diverge."""
-    curves = curves[np.isfinite(curves).all(axis=1)]
-    if not len(curves):
-        return
-    at, mean, sd = samples[-curves.shape[1] :], curves.mean(axis=0), curves.std(axis=0)
-    ax.plot(at, mean, color=figures.COLORS[color], label=name)
-    ax.fill_between(at, mean - sd, mean + sd, color=figures.COLORS[color], alpha=0.2, lw=0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,11 +14,11 @@ from experiments import data
 from experiments.data import Table
 from experiments.fsgld import mlp_scores, repetitions
 from experiments.fsgld.mlp_model import Shards, make_posterior, make_shards, standardise, start
-from experiments.fsgld.mlp_scores import PAPER, commentary
+from experiments.fsgld.mlp_scores import PAPER, about, commentary, draw
 from fedmcmc import surrogates
 from fedmcmc.records import named_leaves
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Section 5.3: Bayesian networks on label-skewed shards"
 SPLITS = ("iid", "non_iid")
@@ -81,11 +80,6 @@ class Config:
             raise ValueError(f"keep_every must divide num_rounds and num_burnin: {self.keep_every}")
 
 
-def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
-    """Return a run's data and settings beside the paper's, for the report."""
-    return mlp_scores.about(config, dataclasses.asdict(Config()), metrics)
-
-
 def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
     """Run all methods on IID and non-IID shards; write figures, scores and draws."""
     table = load(config.table)
@@ -97,21 +91,17 @@ def run(config: Config, out: pathlib.Path) -> dict[str, Any]:
         for name, curve in of.items()
     }
     np.savez_compressed(out / "scores.npz", **curves)
-    steps = config.num_local_steps * config.keep_every
-    mlp_scores.plot(scores, steps, out / "log_likelihood.png")
     metrics = mlp_scores.summarise(scores, config.num_burnin // config.keep_every)
     rows = config.num_shards * config.rows_per_shard
-    caption = (
-        f"{mlp_scores.TABLES[config.table]}: average log likelihood against the number of local "
-        "steps, of held-out rows and of rows of the shard that the chain is at: median and 80 % "
-        "band over the repetitions, and log(1/2)."
-    )
-    return metrics | {
+    metrics |= {
+        "data": mlp_scores.TABLES[config.table],
+        "curves": mlp_scores.curves(scores),
+        "steps_a_draw": config.num_local_steps * config.keep_every,
         "num_rows": rows,
         # What decides about stability: the step on the mean log likelihood of a row.
         "step_size_times_rows": config.step_size * rows,
-        "figures": [{"file": "log_likelihood.png", "caption": caption}],
     }
+    return metrics | {"figures": draw(metrics, out)}
 
 
 def load(name: str) -> Table:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 import fedmcmc
-from experiments import figures
+from experiments import figures, output
 from experiments.fsgld.mlp_model import Shards
 
 __all__ = [
@@ -19,43 +19,38 @@ __all__ = [
     "about",
     "add_visited",
     "commentary",
-    "plot",
+    "curves",
+    "draw",
     "score",
     "summarise",
 ]
 
-PAPER = """
+TABLE_1 = {
+    "DSGLD, train": ("-0.69 +- 0.001", "-0.44 +- 0.062"),
+    "DSGLD, test": ("-0.70 +- 0.001", "-1.11 +- 0.312"),
+    "FSGLD, train": ("-0.69 +- 0.00022", "-0.67 +- 0.03"),
+    "FSGLD, test": ("-0.69 +- 0.00022", "-0.67 +- 0.03"),
+}
+"""Table 1 of the paper (on SUSY): average log likelihood on IID and on non-IID shards."""
+
+PAPER = f"""
 A network with ReLU layers of 18, 18 and 8 on SUSY: 30 shards of 90,000 rows whose proportion of
 positives is Beta(100, 100) (IID) or Beta(0.5, 0.5) (non-IID), `h = 1e-4`, minibatches of 50, 5000
 rounds of 40 local updates, diagonal surrogates from 3000 local samples. Table 1 gives average log
 likelihoods; FSGLD is better than DSGLD on held-out rows of the non-IID split and varies less
-everywhere. (A coin toss has log(1/2) = -0.693.) `mlp` is the paper's run. The runs of `mlp_small`
-and `mlp_small_paper_step` are on covertype instead of SUSY, with fewer rows and rounds.
+everywhere:
+
+{output.published("on SUSY", ("IID", "non-IID"), TABLE_1)}
+
+A coin toss has log(1/2) = -0.693. `mlp` is the paper's run. The runs of `mlp_small` and
+`mlp_small_paper_step` are on covertype instead of SUSY, with fewer rows and rounds.
 
 Not stated in the paper, and chosen here: a standard normal prior; surrogates fitted with the
 prior, which is divided out again, by local chains that start where the relay does.
 """
 
-TABLE_1 = {
-    ("iid", "DSGLD"): ("-0.69 +- 0.001", "-0.70 +- 0.001"),
-    ("iid", "FSGLD"): ("-0.69 +- 0.00022", "-0.69 +- 0.00022"),
-    ("non_iid", "DSGLD"): ("-0.44 +- 0.062", "-1.11 +- 0.312"),
-    ("non_iid", "FSGLD"): ("-0.67 +- 0.03", "-0.67 +- 0.03"),
-}
-"""Table 1 of the paper (on SUSY): average log likelihood of train and test rows."""
-
 TABLES = {"susy": "SUSY", "covtype": "Covertype"}
 SPLITS = {"iid": "IID", "non_iid": "non-IID"}
-COUNTS = {
-    "num_shards": "shards",
-    "rows_per_shard": "rows per shard",
-    "num_rounds": "rounds",
-    "num_local_steps": "local steps per round",
-    "batch_size": "rows per minibatch",
-    "num_repetitions": "repetitions",
-}
-"""Settings that the report shows beside the paper's, in words."""
-
 CONSTANT = 1e-3  # a network whose probabilities vary less over the test rows ignores its input
 
 
@@ -104,7 +99,7 @@ def add_visited(scores: dict[str, np.ndarray], visited: np.ndarray) -> None:
 
 
 def summarise(scores: dict[str, Any], burnin: int) -> dict[str, Any]:
-    """Return means and standard deviations over repetitions, and the paper's numbers beside them.
+    """Return means and standard deviations over repetitions.
 
     A repetition has diverged if any of its draws gives a log likelihood that is not finite; the
     table leaves such repetitions out and counts them.
@@ -122,23 +117,20 @@ def summarise(scores: dict[str, Any], burnin: int) -> dict[str, Any]:
             constant = (curves["spread"][:, burnin:] < CONSTANT).mean(axis=(1, 2))
             row["ignores input"] = f"{constant[good].mean():.0%}" if good.any() else "-"
             row["diverged"] = int((~good).sum())
-            paper = TABLE_1.get((split, method), ("-", "-"))
-            row |= {"paper train (SUSY)": paper[0], "paper test (SUSY)": paper[1]}
             table.append(row)
             values[f"{split} {method}"] = each | {"constant": constant}
     return {"table": table, "values": values}
 
 
-def about(config: Mapping[str, Any], paper: Mapping[str, Any], metrics: dict[str, Any]) -> str:
-    """Return a run's data and settings beside the paper's, and which of its rows are empty."""
-    on_susy = config["table"] == "susy"
-    text = "Data: SUSY. " if on_susy else "Data: covertype (lodgepole pine or not), not SUSY. "
-    settings = [f"{words} {config[name]:,} ({paper[name]:,})" for name, words in COUNTS.items()] + [
-        f"`h` {2 * config['step_size']:g} ({2 * paper['step_size']:g})"
-    ]
-    text += f"Settings, with the paper's in brackets: {', '.join(settings)}. "
-    if not on_susy:
-        text += "The paper's columns are on SUSY; the numbers are not comparable. "
+def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
+    """Return on which data a run was made, and which of its rows are empty."""
+    text = "Data: SUSY. "
+    if config["table"] != "susy":
+        text = (
+            "Data: covertype (lodgepole pine or not), not SUSY, so that the numbers cannot be "
+            "compared with the paper's. "
+        )
+    text += f"The paper's `h` is twice `step_size`: {2 * config['step_size']:g} here, 1e-4 there. "
     num, lost = config["num_repetitions"], [row for row in metrics["table"] if row["diverged"]]
     if not lost:
         return text + "No repetition diverged."
@@ -197,34 +189,63 @@ def commentary(metrics: dict[str, Any]) -> str:
 
 
 def _mean_sd(values: np.ndarray) -> str:
-    spread = f" +- {values.std():.3f}" if values.size > 1 else ""
-    return f"{values.mean():.3f}{spread}"
+    """Return a cell; a chain that ran off to finite values is told by its order of magnitude."""
+    digits = ".3f" if abs(values.mean()) < 1000 else ".0e"
+    spread = f" +- {values.std():{digits}}" if values.size > 1 else ""
+    return f"{values.mean():{digits}}{spread}"
 
 
-def plot(scores: dict[str, Any], steps: int, path: pathlib.Path) -> None:
+def curves(scores: dict[str, Any]) -> dict[str, Any]:
+    """Return what the figure shows: quantiles over the repetitions that did not diverge."""
+    found: dict[str, Any] = {}
+    for split, methods in scores.items():
+        found[split] = {}
+        for method, of in methods.items():
+            found[split][method] = {}
+            for name in ("test", "visited"):
+                if name not in of:
+                    continue
+                curve = of[name].mean(axis=-1)
+                kept = figures.some(curve.shape[1])
+                curve = curve[np.isfinite(curve).all(axis=1)][:, kept]
+                if len(curve):
+                    found[split][method][name] = {
+                        "at": kept,
+                        "quantiles": np.quantile(curve, [0.1, 0.5, 0.9], axis=0),
+                    }
+    return found
+
+
+STYLE = {"DSGLD": ("red", "-"), "FSGLD": ("blue", "--"), "pooled SGLD": ("black", "-.")}
+
+
+def draw(metrics: dict[str, Any], out: pathlib.Path) -> list[dict[str, str]]:
     """Draw the held-out log likelihood against the number of local steps, per kind of shard."""
-    titles = {"iid": "IID shards", "non_iid": "non-IID shards"}
-    colors = {"DSGLD": "red", "FSGLD": "blue", "pooled SGLD": "black"}
-    with figures.figure(path, 2, 2, sharex=True, sharey="row") as (_, axes):
-        for column, (split, methods) in enumerate(scores.items()):
-            for method, curves in methods.items():
-                color = figures.COLORS[colors[method]]
+    with figures.figure(out / "log_likelihood.png", 2, 2, sharex=True, sharey="row") as (_, axes):
+        for column, (split, methods) in enumerate(metrics["curves"].items()):
+            for method, of in methods.items():
+                color, line = STYLE[method]
                 for row, name in enumerate(("test", "visited")):
-                    if name not in curves:
+                    if name not in of:
                         continue
-                    curve = curves[name].mean(axis=-1)
-                    at = np.arange(1, curve.shape[1] + 1) * steps
-                    curve = curve[np.isfinite(curve).all(axis=1)]
-                    if not len(curve):
-                        continue
-                    low, middle, high = np.quantile(curve, [0.1, 0.5, 0.9], axis=0)
-                    axes[row, column].plot(at, middle, color=color, label=method, lw=1.2)
-                    axes[row, column].fill_between(at, low, high, color=color, alpha=0.15, lw=0)
+                    at = (np.array(of[name]["at"]) + 1) * metrics["steps_a_draw"]
+                    low, middle, high = np.array(of[name]["quantiles"], float)
+                    shade = figures.COLORS[color]
+                    place = axes[row, column]
+                    place.plot(at, middle, color=shade, ls=line, label=method, lw=1.2)
+                    place.fill_between(at, low, high, color=shade, alpha=0.15, lw=0)
             for ax in axes[:, column]:
-                ax.axhline(np.log(0.5), color="grey", ls=":", lw=1)
-            axes[0, column].set_title(titles[split])
+                ax.axhline(np.log(0.5), color="grey", ls=":", lw=1, label="a coin toss")
+            axes[0, column].set_title(f"{SPLITS[split]} shards")
             axes[1, column].set_xlabel("local steps")
         axes[0, 0].set_ylabel("held-out log likelihood")
         axes[1, 0].set_ylabel("log likelihood of the shard visited")
-        axes[0, 0].set_ylim(bottom=max(axes[0, 0].get_ylim()[0], -4))
+        # Log likelihoods of labels are at most zero; a chain that ran off is far below.
+        axes[0, 0].set_ylim(max(axes[0, 0].get_ylim()[0], -4), 0.05)
         axes[0, 0].legend()
+    caption = (
+        f"{metrics['data']}: average log likelihood against the number of local steps, of held-out "
+        "rows and of rows of the shard that the chain is at: median and 80 % band over the "
+        "repetitions, and log(1/2). Dashes show DSGLD where FSGLD lies on it."
+    )
+    return [{"file": "log_likelihood.png", "caption": caption}]

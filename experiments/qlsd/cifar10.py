@@ -18,7 +18,7 @@ from experiments.qlsd.image_federations import contiguous_blocks
 from experiments.qlsd.network_scores import scores
 from fedmcmc import Placement, metrics
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Table 4 and Figure 2: ResNet-20 on CIFAR-10"
 
@@ -116,21 +116,28 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         out / "predictions.npz", labels=labels, HMC=reference, **{n: p[0] for n, p in good.items()}
     )
     shown = {"HMC": [reference], **good}
-    return {
+    kept = {
         "table": [
             table_row(name, found.get(name, {}), results.get(name)) for name in ("HMC", *results)
         ],
-        "figures": network_figures.entropies(out, shown)
-        + network_figures.calibration(out, shown, labels, config.num_bins),
+        "curves": {n: network_figures.curves(p, labels, config.num_bins) for n, p in shown.items()},
         "scores": found,
         "diverged": {n: r.diverged for n, r in results.items() if r.diverged is not None},
         "hmc": diagnostics,
         "settings": asdict(config),
-        "paper_settings": asdict(Config()),
         "num_rows": data.num_rows,
         "num_test": len(labels),
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(start)),
     }
+    return kept | {"figures": draw(kept, out)}
+
+
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figures of a run."""
+    found = metrics["curves"]
+    return network_figures.entropies(out, found) + network_figures.calibration(
+        out, found, metrics["settings"]["num_bins"]
+    )
 
 
 def shrink(given: Images, pool: int) -> Images:

@@ -12,12 +12,13 @@ import fedmcmc
 from experiments import checks, spreading
 from experiments import data as tables
 from experiments.checks import require
-from experiments.qlsd import baselines, federations, hpd_figures, logistic, truth
-from experiments.qlsd.covtype_findings import PAPER, PUBLISHED, commentary
+from experiments.qlsd import baselines, federations, logistic, truth
+from experiments.qlsd.covtype_findings import PAPER, commentary
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
+from experiments.qlsd.hpd_figures import draw
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Table S1: logistic regression on covertype, HPD error"
 
@@ -203,18 +204,15 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
     potential = exact.potential.astype(np.float64)
     runs = sample(config, given, placement)
     dim, plain_bits = given.centre.size, runs[0].bits_up
-    table = [
-        row(each, potential, plain_bits, dim, PUBLISHED.get(each.name, (None, None)))
-        for each in runs
-    ]
+    table = [row(each, potential, plain_bits, dim) for each in runs]
     mala = Run("MALA", None, potential, plain_bits)
-    beside_plain = [
-        row(each, runs[0].potential, plain_bits, dim, (None, None)) for each in runs[1:]
-    ]
+    beside_plain = [row(each, runs[0].potential, plain_bits, dim) for each in runs[1:]]
     curve = {each.name: curves(each.potential, potential) for each in runs}
-    return {
+    found = {
         "table": table,
-        "figures": hpd_figures.draw(out, table, curve, reference="MALA"),
+        "curves": curve,
+        "compared_with": "MALA",
+        "another_key": None,
         "against_lsd_pp": beside_plain,
         "truth": exact.summary() | mala.summary(),
         "dimension": dim,
@@ -224,3 +222,4 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         "slow_rounds": 1 / (given.step_size * config.prior_precision),
         "kept_rounds": config.num_rounds - config.num_burnin,
     }
+    return found | {"figures": draw(found, out)}

@@ -4,15 +4,7 @@ from typing import Any
 
 from experiments import output
 
-__all__ = ["PAPER", "PUBLISHED", "commentary"]
-
-PUBLISHED: dict[str, tuple[float | None, float | None]] = {
-    "DG-SGLD": (1.8e-2, None),
-    "QLSD++, 4 bits": (2.2e-3, None),
-    "QLSD++, 8 bits": (2.0e-2, None),
-    "QLSD++, 16 bits": (1.9e-2, None),
-}
-"""Errors in Table S1, which has no efficiencies."""
+__all__ = ["PAPER", "commentary"]
 
 PAPER = """
 Logistic regression on covertype, with MALA as the truth; the error is that of the 99 % quantile of

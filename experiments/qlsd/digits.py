@@ -13,13 +13,14 @@ from jax.tree_util import Partial
 import fedmcmc
 from experiments import checks, images, spreading
 from experiments.checks import require
-from experiments.qlsd import baselines, hpd_figures, image_federations, logistic
-from experiments.qlsd.digits_findings import PAPER, PUBLISHED, commentary
+from experiments.qlsd import baselines, image_federations, logistic
+from experiments.qlsd.digits_findings import PAPER, commentary
 from experiments.qlsd.federations import Rows
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
+from experiments.qlsd.hpd_figures import draw
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Table 3: logistic regression on digits, HPD error against bits"
 FLOOR = "LSD++, another key"
@@ -217,20 +218,13 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
     given = problem(config)
     reference, *others = sample(config, given, placement)
     dim = given.centre[0].size
-    table = [
-        row(
-            each,
-            reference.potential,
-            reference.bits_up,
-            dim,
-            PUBLISHED.get(each.name, (None, None)),
-        )
-        for each in others
-    ]
+    table = [row(each, reference.potential, reference.bits_up, dim) for each in others]
     curve = {each.name: curves(each.potential, reference.potential) for each in others}
-    return {
+    found = {
         "table": table,
-        "figures": hpd_figures.draw(out, table, curve, reference="LSD++", floor=FLOOR),
+        "curves": curve,
+        "compared_with": "LSD++",
+        "another_key": FLOOR,
         "reference": reference.summary(),
         "dimension": dim * NUM_CLASSES,
         "num_draws": reference.potential.size,
@@ -245,3 +239,4 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
             "num_chains": config.num_chains,
         },
     }
+    return found | {"figures": draw(found, out)}

@@ -86,9 +86,9 @@ def commentary(metrics: dict[str, Any]) -> str:
             "ours": "There: "
             + "; ".join(
                 f"{r['algorithm'][8:]} {r['at published level']:.1e} (published "
-                f"{r['paper: error']:.1e})"
+                f"{PUBLISHED[r['algorithm']][0]:.1e})"
                 for r in ours
-                if r["paper: error"] is not None
+                if r["algorithm"] in PUBLISHED
             )
             + ". As the published gradient is not that of this posterior, agreement is not to be "
             "expected.",

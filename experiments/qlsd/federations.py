@@ -57,13 +57,19 @@ class GaussianFederation(NamedTuple):
 
 
 def gaussian(
-    num_clients: int = 20, dim: int = 50, *, spread: float = 5.0, seed: int = SEED
+    num_clients: int = 20,
+    dim: int = 50,
+    *,
+    spread: float = 5.0,
+    seed: int = SEED,
+    times: int = 1,
 ) -> GaussianFederation:
     """Draw clients of 10 to 199 rows ``y ~ N(mu_i, I)`` with ``mu_i ~ N(0, spread^2 I)``.
 
-    The potential of a row is ``|theta - y|^2 / 2`` and the prior is flat.
+    The potential of a row is ``|theta - y|^2 / 2`` and the prior is flat. Clients have `times` as
+    many rows.
     """
-    sizes = np.random.RandomState(seed).randint(10, 200, num_clients)
+    sizes = np.random.RandomState(seed).randint(10, 200, num_clients) * times
     rng = np.random.RandomState(seed)
     clients = []
     for size in sizes:

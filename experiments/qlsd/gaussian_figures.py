@@ -5,50 +5,97 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures import COLORS, figure
+from experiments.figures import COLORS, band, figure, floor, label_ticks, points
 
 __all__ = ["draw"]
 
 PALETTE = [COLORS[c] for c in ("orange", "red", "sky", "blue", "green", "black", "pink")]
+LINES = ("-", "-", "-", "--", "-.", ":")
+"""QLSD* and LSD* lie on each other against rounds: dashes show all."""
 
 
-def draw(
-    out: Path, config: Any, results: list[Any], grid: dict[str, np.ndarray]
-) -> list[dict[str, str]]:
-    """Write all figures into `out` and return their files and captions."""
-    return [_errors(out, config, results), _budget(out, config, grid)]
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write all figures of a run into `out` and return their files and captions."""
+    return [each(out, metrics) for each in (_clients, _errors, _squares, _budget)]
 
 
-def _errors(out: Path, config: Any, results: list[Any]) -> dict[str, str]:
+def _clients(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
+    name, sizes = "clients.png", np.asarray(metrics["sizes"])
+    with figure(out / name, size=(4.8, 2.4)) as (_, axes):
+        axes[0, 0].bar(np.arange(1, len(sizes) + 1), sizes, color=COLORS["blue"])
+        axes[0, 0].set(xlabel="client", ylabel="rows", xticks=np.arange(1, len(sizes) + 1))
+        axes[0, 0].grid(axis="x", visible=False)
+    return {"file": name, "caption": "Figure S1: rows of each client."}
+
+
+def _errors(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
     name = "mse.png"
     with figure(out / name, columns=2, sharey=True) as (_, axes):
-        for color, result in zip(PALETTE * 2, results, strict=False):
-            bits = result.rounds * result.message_bits
-            for axis, x in ((axes[0, 0], bits), (axes[0, 1], result.rounds)):
-                axis.loglog(x, result.error, color=color, label=result.name)
-                axis.loglog(x, result.expected, ":", color=color)
+        for axis in axes[0]:
+            axis.set(xscale="log", yscale="log")
+        for color, line, (label, curve) in zip(
+            PALETTE * 2, LINES * 2, metrics["curves"].items(), strict=False
+        ):
+            spread = 2 * np.array(curve["error_sd"])
+            for axis, x in zip(axes[0], ("bits", "rounds"), strict=True):
+                style = dict(color=color, ls=line, label=label)
+                band(axis, curve[x], curve["error"], spread, **style)
+                axis.plot(curve[x], curve["expected"], ":", color="grey", lw=0.8)
         axes[0, 0].set(xlabel="bits that a client has sent since burn-in", ylabel="squared error")
         axes[0, 1].set(xlabel="rounds since burn-in")
         axes[0, 1].legend()
     return {
         "file": name,
-        "caption": f"Figure 1, bottom row: squared error of the average of the rounds so far, mean "
-        f"over {config.num_chains} runs, against bits counted (left) and rounds (right); dotted: "
-        "the law.",
+        "caption": "Figure 1, bottom row: squared error of the average of the rounds so far, mean "
+        f"over {metrics['num_chains']} runs and two standard errors, against bits counted (left) "
+        "and rounds (right); dotted: the law.",
     }
 
 
-def _budget(out: Path, config: Any, grid: dict[str, np.ndarray]) -> dict[str, str]:
-    name = "budget.png"
-    with figure(out / name) as (_, axes):
-        for color, factor, error in zip(
-            (PALETTE * 2), config.budget_factors, grid["error"].T, strict=False
+def _squares(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
+    name, right = "squares.png", metrics["dim"] * metrics["posterior_variance"]
+    with figure(out / name, size=(4.8, 3.9)) as (fig, axes):
+        axis = axes[0, 0]
+        axis.set(xscale="log", yscale="log")
+        for color, line, (label, curve) in zip(
+            PALETTE * 2, LINES * 2, metrics["curves"].items(), strict=False
         ):
-            axes[0, 0].loglog(grid["levels"], error, color=color, label=f"{factor:g} / L")
+            mean, error = (np.array(curve[k]) / right for k in ("square", "square_sd"))
+            band(axis, curve["rounds"], mean, 2 * error, color=color, ls=line, label=label)
+        floor(axis, 1.0, "posterior")
+        axis.set(
+            xlabel="rounds since burn-in",
+            ylabel=r"average of $|\theta - \mu|^2$ over the posterior's",
+        )
+        label_ticks(axis.yaxis)
+        fig.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return {
+        "file": name,
+        "caption": "The test function that shows a bias: the average of the squared distance from "
+        "the posterior mean, over its expectation under the posterior; mean over "
+        f"{metrics['num_chains']} runs and two standard errors.",
+    }
+
+
+def _budget(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
+    name, budget = "budget.png", metrics["budget"]
+    errors, spreads = np.array(budget["error"]), np.array(budget["error_sd"])
+    with figure(out / name) as (_, axes):
+        axes[0, 0].set(xscale="log", yscale="log")
+        for j, (color, factor) in enumerate(zip(PALETTE * 2, budget["factors"], strict=False)):
+            points(
+                axes[0, 0],
+                budget["levels"],
+                errors[:, j],
+                spreads[:, j],
+                color=color,
+                label=f"{factor:g} / L",
+            )
         axes[0, 0].set(xlabel="levels s of QLSD*", ylabel="squared error")
         axes[0, 0].legend(title="step size", ncols=2)
     return {
         "file": name,
-        "caption": f"Figure S2: squared error of the average of all rounds that {config.budget:g} "
-        "bits per client pay for (by the bound with log2), by levels and step size.",
+        "caption": "Figure S2: squared error of the average of all rounds that "
+        f"{budget['budget']:g} bits per client pay for, counted in real messages, by levels and "
+        f"step size; mean over {metrics['num_chains']} runs and two standard errors.",
     }

@@ -21,6 +21,7 @@ def stationary_variance(
     num_levels: int | None,
     centred: bool,
     seed: int,
+    batch_rows: int | None = None,
 ) -> float:
     """Return the stationary variance a coordinate, averaged over coordinates.
 
@@ -36,7 +37,8 @@ def stationary_variance(
     The mean of ``q`` over directions is taken by simulation and the direction as independent of
     the length; without compression the law is exact. Messages that are not centred are
     ``N_i (mean of the minibatch - theta)``, which depend on ``x`` so little that ``q`` is taken at
-    its mean over ``x = 0`` and minibatches.
+    its mean over ``x = 0`` and minibatches. With `batch_rows`, minibatches have so many rows,
+    whatever the client's fraction.
     """
     rng = np.random.default_rng(seed)
     rows, start = np.asarray(federation.data.rows, np.float64), np.asarray(federation.data.start)
@@ -54,6 +56,8 @@ def stationary_variance(
     for first, size in zip(start, sizes, strict=True):
         own = rows[first : first + size]
         num = max(int(np.floor(size * batch_fraction + 1e-9)), 1)
+        if batch_rows is not None:
+            num = min(batch_rows, int(size))
         noise += size**2 / num * own.var(axis=0).sum()
         if num_levels is not None:
             index = rng.integers(0, size, (NUM_DIRECTIONS // 10, num))

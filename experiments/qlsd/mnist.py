@@ -17,7 +17,7 @@ from experiments.qlsd.mnist_findings import PAPER, commentary, table_row
 from experiments.qlsd.network_scores import scores
 from fedmcmc import Placement, metrics
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Table S2 and Figures S5, S6: LeNet-5 on MNIST"
 
@@ -74,18 +74,25 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         for i, part in enumerate(("in", "out"))
     }
     np.savez_compressed(out / "predictions.npz", labels=labels, **parts)
-    return {
+    kept = {
         "table": [table_row(name, found[name], result) for name, result in results.items()],
-        "figures": network_figures.calibration(out, good, labels, config.num_bins)
-        + network_figures.entropies_in_out(out, good),
+        "curves": {n: network_figures.curves(p, labels, config.num_bins) for n, p in good.items()},
         "scores": found,
         "diverged": {n: r.diverged for n, r in results.items() if r.diverged is not None},
         "settings": asdict(config),
-        "paper_settings": asdict(Config()),
         "num_rows": data.num_rows,
         "num_test": len(labels),
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(start)),
     }
+    return kept | {"figures": draw(kept, out)}
+
+
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figures of a run."""
+    found = metrics["curves"]
+    return network_figures.calibration(
+        out, found, metrics["settings"]["num_bins"]
+    ) + network_figures.entropies_in_out(out, found)
 
 
 def methods(

@@ -1,66 +1,122 @@
-"""Figures of the experiments with networks."""
+"""Figures of the experiments with networks, from what `curves` keeps of their predictions."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from experiments.figures import COLORS, figure
+from experiments.figures import COLORS, band, figure, points, some
 from fedmcmc import metrics
 
-__all__ = ["calibration", "entropies", "entropies_in_out"]
+__all__ = ["calibration", "curves", "entropies", "entropies_in_out"]
 
 PALETTE = [COLORS[c] for c in ("black", "sky", "blue", "orange", "red", "pink", "green", "yellow")]
 LINES = ("-", "--")
+FEW = 10  # images in a bin, below which its accuracy says nothing
+EDGES = np.linspace(0, np.log(10), 31)  # of histograms of entropies
 
 
 def _style(i: int) -> dict[str, str]:
     return {"color": PALETTE[i % len(PALETTE)], "ls": LINES[i // len(PALETTE) % 2]}
 
 
-def calibration(
-    out: Path, found: dict[str, list[np.ndarray]], labels: np.ndarray, num_bins: int
-) -> list[dict[str, str]]:
+def curves(
+    probabilities: list[np.ndarray], labels: np.ndarray, num_bins: int
+) -> dict[str, dict[str, np.ndarray] | list[dict[str, np.ndarray]]]:
+    """Return what the figures show of one method.
+
+    Parameters
+    ----------
+    probabilities
+        Of the test images, and of those out of distribution if there are any.
+    labels
+        Of the test images.
+    num_bins
+        Of confidence.
+    """
+    first = probabilities[0]
+    credible = metrics.credibility_accuracy_curve(first, labels)
+    threshold, accuracy = np.asarray(credible.threshold), np.asarray(credible.accuracy)
+    confidence = np.asarray(first).max(axis=-1)
+    kept = some(len(threshold), 50)
+    bins = metrics.reliability(first, labels, num_bins)
+    many = np.asarray(bins.num_rows) >= FEW
+    return {
+        "credibility": {
+            "threshold": threshold[kept],
+            "accuracy": accuracy[kept],
+            "num_rows": (confidence >= threshold[kept][:, None]).sum(axis=1),
+        },
+        "reliability": {
+            name: np.asarray(getattr(bins, name))[many]
+            for name in ("confidence", "gap", "num_rows")
+        },
+        "entropy": [_entropy(part) for part in probabilities],
+    }
+
+
+def _entropy(probabilities: np.ndarray) -> dict[str, np.ndarray]:
+    entropy = np.asarray(metrics.predictive_entropy(probabilities))
+    return {
+        "quantiles": np.quantile(entropy, np.linspace(0, 1, 51)),
+        "density": np.histogram(entropy, EDGES, density=True)[0],
+    }
+
+
+def calibration(out: Path, found: dict[str, Any], num_bins: int) -> list[dict[str, str]]:
     """Draw accuracy against credibility, and accuracy minus confidence by bins of confidence."""
     name = "calibration.png"
-    with figure(out / name, columns=2) as (_, axes):
-        for i, (method, (probabilities, *_rest)) in enumerate(found.items()):
-            curve = metrics.credibility_accuracy_curve(probabilities, labels)
-            axes[0, 0].plot(curve.threshold, curve.accuracy, label=method, **_style(i))
-            bins = metrics.reliability(probabilities, labels, num_bins)
-            filled = np.asarray(bins.num_rows) > 0
-            axes[0, 1].plot(
-                np.asarray(bins.confidence)[filled],
-                np.asarray(bins.gap)[filled],
-                marker=".",
+    with figure(out / name, columns=2, size=(4.8, 3.8)) as (fig, axes):
+        left, right = axes[0]
+        for i, (method, kept) in enumerate(found.items()):
+            credible, bins = kept["credibility"], kept["reliability"]
+            accuracy = np.array(credible["accuracy"], float)
+            spread = _binomial(accuracy, credible["num_rows"])
+            # One band, for the first method: they are all as wide, and would hide each other.
+            band(
+                left,
+                credible["threshold"],
+                accuracy,
+                None if i else 2 * spread,
+                label=method,
                 **_style(i),
             )
-        axes[0, 0].set(xlabel="least probability of the predicted class", ylabel="accuracy")
-        axes[0, 1].axhline(0, color="grey", lw=1)
-        axes[0, 1].set(xlabel="confidence", ylabel="accuracy - confidence")
-        axes[0, 0].legend(ncols=2)
+            gap, confidence = (np.array(bins[k], float) for k in ("gap", "confidence"))
+            error = _binomial(np.clip(gap + confidence, 0, 1), bins["num_rows"])
+            shifted = confidence + 0.002 * (i - len(found) / 2)
+            points(right, shifted, gap, error, marker=".", lw=1, **_style(i))
+        left.set(xlabel="least probability of the predicted class", ylabel="accuracy")
+        right.axhline(0, color="grey", lw=1)
+        right.set(xlabel="confidence", ylabel="accuracy - confidence")
+        fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return [
         {
             "file": name,
             "caption": "Left: accuracy on the test images whose predicted class has at least some "
-            f"probability. Right: accuracy minus confidence in {num_bins} bins of confidence "
-            "(empty ones left out), below zero where predictions are overconfident.",
+            "probability (band: two binomial standard errors of the first method). Right: accuracy "
+            f"minus confidence in those of {num_bins} bins of confidence that hold at least {FEW} "
+            "images, with two binomial standard errors; below zero predictions are overconfident.",
         }
     ]
 
 
-def entropies_in_out(out: Path, found: dict[str, list[np.ndarray]]) -> list[dict[str, str]]:
+def _binomial(accuracy: np.ndarray, num_rows: Any) -> np.ndarray:
+    return np.sqrt(accuracy * (1 - accuracy) / np.maximum(np.array(num_rows, float), 1))
+
+
+def entropies_in_out(out: Path, found: dict[str, Any]) -> list[dict[str, str]]:
     """Draw histograms of the predictive entropy in and out of distribution, a panel a method."""
     name = "entropy.png"
     columns = 5
     rows = -(-len(found) // columns)
-    edges = np.linspace(0, np.log(10), 31)
     with figure(out / name, rows, columns, (2.1, 1.9), sharex=True) as (_, axes):
-        for axis, (method, both) in zip(axes.flat, found.items(), strict=False):
-            for part, color, probabilities in zip(
-                ("in", "out"), ("blue", "red"), both, strict=True
+        for axis, (method, kept) in zip(axes.flat, found.items(), strict=False):
+            for part, color, of in zip(
+                ("in", "out"), ("blue", "red"), kept["entropy"], strict=True
             ):
-                entropy = np.asarray(metrics.predictive_entropy(probabilities))
-                axis.hist(entropy, edges, density=True, color=COLORS[color], alpha=0.5, label=part)
+                axis.stairs(
+                    of["density"], EDGES, fill=True, color=COLORS[color], alpha=0.5, label=part
+                )
             axis.set_title(method)
             axis.set_yscale("log")
         for axis in axes.flat[len(found) :]:
@@ -77,14 +133,14 @@ def entropies_in_out(out: Path, found: dict[str, list[np.ndarray]]) -> list[dict
     ]
 
 
-def entropies(out: Path, found: dict[str, list[np.ndarray]]) -> list[dict[str, str]]:
+def entropies(out: Path, found: dict[str, Any]) -> list[dict[str, str]]:
     """Draw the share of test images whose predictive entropy is at most some value."""
     name = "entropy.png"
     with figure(out / name) as (_, axes):
-        for i, (method, (probabilities, *_rest)) in enumerate(found.items()):
-            entropy = np.sort(np.asarray(metrics.predictive_entropy(probabilities)))
-            share = np.arange(1, len(entropy) + 1) / len(entropy)
-            axes[0, 0].plot(entropy, share, label=method, **_style(i))
+        for i, (method, kept) in enumerate(found.items()):
+            quantiles = np.array(kept["entropy"][0]["quantiles"], float)
+            share = np.linspace(0, 1, len(quantiles))
+            axes[0, 0].plot(quantiles, share, label=method, **_style(i))
         axes[0, 0].set(xlabel="predictive entropy (nats)", ylabel="share of test images")
         axes[0, 0].legend(ncols=2)
     return [

@@ -1,12 +1,10 @@
 """Scores of the experiments with networks, and what their findings have in common."""
 
-from typing import Any
-
 import numpy as np
 
 from fedmcmc import metrics
 
-__all__ = ["differences", "hundredths", "scores", "standard_error"]
+__all__ = ["hundredths", "scores", "standard_error"]
 
 
 def scores(probabilities: np.ndarray, labels: np.ndarray, num_bins: int) -> dict[str, float]:
@@ -27,18 +25,3 @@ def hundredths(value: float | None) -> float | None:
 def standard_error(accuracy: float, num: int) -> float:
     """Return the binomial standard error of an accuracy of `num` rows, in percent."""
     return 100 * (accuracy * (1 - accuracy) / num) ** 0.5
-
-
-def differences(settings: dict[str, Any], paper: dict[str, Any]) -> str:
-    """Return which settings differ from the defaults, as Markdown."""
-    changed = [
-        f"`{name}={_short(value)}` ({_short(paper[name])})"
-        for name, value in settings.items()
-        # A tuple comes back from JSON as a list.
-        if value != paper[name]
-    ]
-    return "none" if not changed else ", ".join(changed)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else repr(value)

@@ -11,11 +11,12 @@ import numpy as np
 import fedmcmc
 from experiments import checks, spreading
 from experiments.checks import require
-from experiments.qlsd import federations, logistic, synthetic_figures, truth
+from experiments.qlsd import federations, logistic, truth
+from experiments.qlsd.synthetic_figures import draw
 from experiments.qlsd.synthetic_findings import PAPER, commentary
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Figure S3: memory on Synthetic(1, 1), error of the variances"
 
@@ -231,9 +232,8 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         for s, m, measured, _ in runs
     ]
     floor = exact.std(axis=0, ddof=1) / np.sqrt(len(exact))
-    return {
+    metrics = {
         "table": table,
-        "figures": synthetic_figures.draw(out, errors),
         "errors": errors,
         "truth": found.summary() | {"variances": right, "error": float(np.linalg.norm(floor))},
         "step_size": given.step_size,
@@ -241,3 +241,4 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         "shared_seed": config.shared_seed,
         "num_rows": given.data.num_rows,
     }
+    return metrics | {"figures": draw(metrics, out)}

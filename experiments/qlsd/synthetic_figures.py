@@ -10,12 +10,13 @@ from experiments.figures import COLORS, figure
 __all__ = ["draw"]
 
 
-def draw(out: Path, errors: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Write the figure into `out` and return its file and caption.
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figure of a run into `out` and return its file and caption.
 
-    `errors` has, for each algorithm, its `levels` (``None`` for none), whether with `memory`, and
-    the `error` of each repetition.
+    Reads ``errors``: for each algorithm its `levels` (``None`` for none), whether with `memory`,
+    and the `error` of each repetition.
     """
+    errors = metrics["errors"]
     name = "memory.png"
     levels = [each["levels"] for each in errors if each["memory"]]
     with figure(out / name) as (_, axes):
@@ -31,13 +32,18 @@ def draw(out: Path, errors: list[dict[str, Any]]) -> list[dict[str, str]]:
             ax.plot([], [], color=COLORS[color], lw=6, alpha=0.6, label=label)
         plain = np.mean([e["error"] for e in errors if e["levels"] is None])
         ax.axhline(plain, color="black", ls="--", lw=1, label="LSD++ (mean)")
-        ax.set_xticks(range(len(levels)), [f"s = {s}" for s in levels])
+        omega = {r["algorithm"]: r["omega"] for r in metrics["table"]}
+        ax.set_xticks(
+            range(len(levels)),
+            [f"s = {s}\n$\\omega$ = {omega[f'QLSD++, s = {s}']:.2g}" for s in levels],
+        )
         ax.set(yscale="log", ylabel=r"$\|\mathrm{Var}_{MALA} - \mathrm{Var}\|$")
         ax.legend()
     return [
         {
             "file": name,
             "caption": "Figure S3: Euclidean norm of the errors of the coordinates' variances "
-            "against MALA, by levels, over the repetitions; dashed: without compression.",
+            "against MALA, by levels, over the repetitions (boxes: quartiles and median; whiskers: "
+            "within 1.5 times their distance); dashed: without compression.",
         }
     ]

@@ -32,6 +32,20 @@ def expect_optimizer(value: Any, name: str, *, or_none: bool = False) -> None:
         raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}.")
 
 
+def integers_per_client(x: Any, name: str) -> np.ndarray:
+    """Return positive integers, one per client, as an array ``[num_clients]``.
+
+    Raises
+    ------
+    ValueError
+        If they are anything else.
+    """
+    values = np.asarray(x)
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer) or (values < 1).any():
+        raise ValueError(f"{name} must be a positive integer, or one per client, got {x!r}.")
+    return values
+
+
 def positive_integer(x: Any, name: str) -> int:
     """Return `x` as an int.
 

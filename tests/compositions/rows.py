@@ -63,7 +63,7 @@ KERNELS = {
 }
 # Who takes part is a part of these.
 FIXED = {
-    "dsgld": fedmcmc.dsgld(POSTERIOR, step_size=0.01, num_local_steps=2, batch_size=2),
+    "dsgld": fedmcmc.dsgld(POSTERIOR, step_size=0.01, num_local_steps=(2, 1, 3), batch_size=2),
     "fsgld": fedmcmc.fsgld(
         POSTERIOR,
         surrogates(POSITION),

@@ -139,34 +139,72 @@ def test_exact_law_of_averages_matches_a_simulated_relay():
 
 
 def test_report_lists_what_was_not_run(modules, tmp_path):
-    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path)])
-    page = (tmp_path / "fsgld.md").read_text()
+    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path / "results")])
+    page = (tmp_path / "results" / "fsgld.md").read_text()
     for name in run.available("fsgld"):
-        command = f"python -m experiments.run experiment={name}"
-        assert f"### `{name}`\n\nNot run. Command: `{command}`" in page
+        assert f"`{name}`" in page
+    assert "Command: `python -m experiments.run experiment=fsgld/gaussian` and so on." in page
+    verdicts = [
+        line.split("|")[3].strip() for line in page.splitlines() if line.startswith("| Fig")
+    ]
+    assert len(verdicts) > 5 and set(verdicts) == {"not run"}
 
 
 @pytest.mark.slow
-def test_report_shows_what_was_run(results, tmp_path):
-    report.main(["--results", str(results), "--docs", str(tmp_path)])
-    page = (tmp_path / "fsgld.md").read_text()
+def test_report_shows_what_was_run_and_can_do_so_again_from_its_records(results, tmp_path):
+    report.main(["--results", str(results), "--docs", str(tmp_path / "results")])
+    page = (tmp_path / "results" / "fsgld.md").read_text()
     assert "python -m tiny" in page
-    assert "### `fsgld/gaussian_small`\n\nNot run." in page
+    assert "`num_clients` 3 (10)" in page and "`num_chains` 16 (" in page
+    assert "Not run: `fsgld/gaussian_small`." in page
     assert "| DSGLD | 20 |" in page
     for name in ("draws", "mse", "constants", "gradients"):
-        assert f"figures/fsgld-gaussian-{name}.png" in page
-        figure = tmp_path / "figures" / f"fsgld-gaussian-{name}.png"
+        assert page.count(f"figures/fsgld-gaussian-{name}.png)\n") == 1
+        figure = tmp_path / "results" / "figures" / f"fsgld-gaussian-{name}.png"
         assert figure.stat().st_size < report.MAX_BYTES
+    (line,) = [x for x in page.splitlines() if x.startswith("| Figure 4 |")]
+    assert "**reproduced**" in line and "[figure](figures/fsgld-gaussian-constants.png)" in line
+    report.main(["--results", str(tmp_path / "none"), "--docs", str(tmp_path / "results")])
+    assert (tmp_path / "results" / "fsgld.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("fa_hmc/logistic_low_small", "fa_hmc/logistic_low"),
+        ("fsgld/mlp_small_paper_step", "fsgld/mlp"),
+        ("fed_ep/cifar10_small", "fed_ep/cifar"),
+        ("fsgld/metric_taylor", "fsgld/metric"),
+        ("qlsd/digits", "qlsd/digits"),
+    ],
+)
+def test_a_small_run_is_held_against_its_full_settings(modules, name, full):
+    assert report.full_name(name) == full
+
+
+def test_what_differs_from_the_full_settings_is_read_off_the_two(modules):
+    config = json.loads(json.dumps(schemas.split(compose("experiment=fsgld/mlp_small"))[0]))
+    text = report.differences({"experiment": "fsgld/mlp_small", "config": config})
+    assert text.startswith("Settings that differ from `fsgld/mlp`, whose values are in brackets: ")
+    assert "`table` covtype (susy)" in text and "`rows_per_shard` 2000 (90000)" in text
+    assert "batch_size" not in text  # the same in both
+    config = json.loads(json.dumps(schemas.split(compose("experiment=fsgld/mlp"))[0]))
+    assert report.differences({"experiment": "fsgld/mlp", "config": config}) == ""
 
 
 @pytest.mark.parametrize(
     ("name", "lost", "said", "not_said"),
     [
-        ("mlp", 0, ("Data: SUSY.", "No repetition diverged."), ("covertype", "not comparable")),
+        ("mlp", 0, ("Data: SUSY.", "No repetition diverged."), ("covertype", "cannot be")),
         (
             "mlp_small",
             0,
-            ("covertype", "rows per shard 2,000 (90,000)", "rounds 1,000 (5,000)", "(0.0001)"),
+            (
+                "covertype",
+                "`rows_per_shard` 2000 (90000)",
+                "`num_rounds` 1000 (5000)",
+                "1e-4 there",
+            ),
             ("Diverged",),
         ),
         (
@@ -177,7 +215,7 @@ def test_report_shows_what_was_run(results, tmp_path):
         ),
     ],
 )
-def test_every_run_of_the_network_says_its_data(modules, tmp_path, name, lost, said, not_said):
+def test_every_run_of_the_network_says_its_data(modules, name, lost, said, not_said):
     table = [
         {"split": split, "method": method, "diverged": lost if method == "FSGLD" else 0}
         for split in ("iid", "non_iid")
@@ -186,7 +224,7 @@ def test_every_run_of_the_network_says_its_data(modules, tmp_path, name, lost, s
     record = {
         "experiment": f"fsgld/{name}",
         "command": "",
-        "config": compose(f"experiment=fsgld/{name}"),
+        "config": json.loads(json.dumps(schemas.split(compose(f"experiment=fsgld/{name}"))[0])),
         "metrics": {"table": table},
         "wall_seconds": 1.0,
         "git_commit": None,
@@ -195,7 +233,7 @@ def test_every_run_of_the_network_says_its_data(modules, tmp_path, name, lost, s
         "versions": {"fedmcmc": "0", "jax": "0", "python": "3"},
     }
     # As for runs after the first one, which are shown without comments and figures.
-    text = "\n".join(report._run(record, modules["fsgld/mlp"], tmp_path, None))
+    text = "\n".join(report._run(record, modules["fsgld/mlp"], None))
     assert all(words in text for words in said)
     assert not any(words in text for words in not_said)
 

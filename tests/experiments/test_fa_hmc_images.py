@@ -198,7 +198,6 @@ def made_up():
     return dict(
         results=results,
         settings=settings,
-        paper_settings=settings | {"num_chains": 5},
         source="Made up, 5 for training",
         num_rows=5,
         num_test=100,
@@ -222,7 +221,7 @@ def test_findings_say_what_the_numbers_show(made_up):
         "leapfrog steps, L = 10, T = 1 against L = 1, T = 10: better in accuracy, Brier score, "
         "ECE, NLL." in text
     )
-    assert "`num_chains=3` (5)" in text and "Made up, 5 for training" in text
+    assert "3 chains" in text and "Made up, 5 for training" in text
     assert "L = 10: 1,000" in text and "non-finite" not in text and "end of the grid" not in text
 
 
@@ -347,7 +346,7 @@ def check(module, config, out):
     stored = np.load(out / "curves.npz")
     assert stored["nnll_L3_T1"].shape == (2, config.num_chains, 3)
     text = module.commentary(found)
-    assert "nan" not in text and "`num_rows=60` (0)" in text and "L = 3: 36" in text
+    assert "nan" not in text and "60 images" in text and "L = 3: 36" in text
     return found, text
 
 

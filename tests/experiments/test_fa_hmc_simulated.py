@@ -106,6 +106,7 @@ def test_the_logistic_experiment_runs(tmp_path):
     assert (tmp_path / "errors.png").is_file()
     assert len(metrics["table"]) == 2 and 0 < metrics["floor"] < 0.3
     assert all(0 < row["FA-HMC, exact"] < 1 for row in metrics["table"])
+    assert all(0 < row["s.e. FA-LD, noisy"] < 0.3 for row in metrics["table"])
     assert "FA-HMC is" in logistic.commentary(metrics)
 
 
@@ -115,11 +116,26 @@ def test_a_lost_chain_has_no_error_and_never_wins():
     chains[0, 3, 1] = np.inf
     assert np.isnan(logistic._error(chains, reference))
     table = [{"step size": 0.1, "a": np.nan}, {"step size": 0.2, "a": 0.3}]
-    assert logistic_findings.best(table, "a") == (0.3, 0.2)
+    found = logistic_findings.best(table, "a")
+    assert (found.error, found.step) == (0.3, 0.2) and np.isnan(found.deviation)
     assert logistic_findings.wide(table, "a", 0.5) == 1
     table = [{"step size": step} for step in (0.1, 0.2, 0.3)]
     named = [logistic_findings._named(row["step size"], table) for row in table]
     assert named == ["step 0.1, the smallest tried", "step 0.2", "step 0.3, the largest tried"]
+
+
+def test_standard_errors_of_marginal_errors_are_those_of_repetitions():
+    rng = np.random.default_rng(0)
+    reference = rng.normal(size=(4000, 1))
+    # Chains off by a whole chain's shift each, so that a chain is what varies.
+    runs = rng.normal(1.0, 0.3, size=(300, 8, 1, 1)) + 0.3 * rng.normal(size=(300, 8, 20, 1))
+    found = np.array([logistic._with_deviation(chains, reference) for chains in runs])
+    assert found[:, 1].mean() / found[:, 0].std() == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_gain_has_the_error_of_a_ratio():
+    better, worse = logistic_findings.Best(0.9, 0.09, 0.1), logistic_findings.Best(1.0, 0.0, 0.1)
+    assert logistic_findings.gain(better, worse) == pytest.approx((0.1, 0.09))
 
 
 def test_local_steps_that_never_arrive_are_said():

@@ -1,15 +1,17 @@
 """The Gaussian experiment: its law is that of independent oracles, and tiny runs agree with it."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedmcmc
 from tests.oracles import laws_quantised
 from tests.oracles.federations import LIMIT
 from tests.oracles.laws import location_noise
 
 pytest.importorskip("hydra")
 
-from experiments.qlsd import federations, gaussian, gaussian_law
+from experiments.qlsd import consistency, federations, gaussian, gaussian_law
 from fedmcmc.compression import bound_bits
 
 RNG = np.random.default_rng(12)
@@ -106,6 +108,9 @@ def test_runs_agree_with_the_law(tiny):
     for name in ("QLSD*, 1 bits", "QLSD*, 3 bits", "LSD*"):
         row = rows[name]
         assert row["variance"] == pytest.approx(row["variance, law"], rel=0.08)
+        assert row["E |theta - mean|^2"] == pytest.approx(4 * row["variance"], rel=1e-6)
+        # The quantizer's noise is in the law of the second moment.
+        assert abs(row["E |theta - mean|^2"] - 4 * row["variance, law"]) < 6 * row["its s.e."]
     assert rows["LSD*"]["bits per message"] == 32 * 4
     assert rows["QLSD, 1 bits"]["bound, log2"] == pytest.approx(float(bound_bits(4, 2)), rel=1e-6)
     natural = float(bound_bits(4, 2, base="natural"))
@@ -113,11 +118,34 @@ def test_runs_agree_with_the_law(tiny):
 
 
 @pytest.mark.slow
-def test_a_budget_pays_for_as_many_rounds_as_the_bound_says(tiny):
+def test_a_budget_pays_for_as_many_rounds_as_real_messages_allow(tiny):
     config, metrics = tiny
     grid = metrics["budget"]
     assert grid["levels"].tolist() == [1, 10_000]
-    expected = [int(config.budget / float(bound_bits(4, s))) for s in grid["levels"]]
-    assert grid["rounds"].tolist() == expected
+    # Between a norm, signs and places of what is not zero, and a number for each coordinate.
+    assert (grid["bits"] > 32).all() and (grid["bits"] < 32 * 4 + 32).all()
+    assert grid["rounds"].tolist() == [int(config.budget / bits) for bits in grid["bits"]]
     assert grid["error"].shape == (2, 2) and (grid["error"] > 0).all()
+    assert (grid["error_sd"] < grid["error"]).all()
     assert "Least error" in gaussian.commentary(metrics)
+
+
+def test_the_bias_by_rows_and_clients_follows_from_the_noise_at_the_mode(tmp_path):
+    """Full messages of single rows: the variance that the recursion has, by hand."""
+    config = consistency.Config(num_clients=3, dim=4, levels=2**20, row_factors=(1, 4))
+    found, size = consistency.squared_bias(config, False)
+    federation = federations.gaussian(3, 4)
+    noise = fedmcmc.tuning.noise_at_mode(
+        gaussian.posterior(),
+        federation.data,
+        jnp.asarray(federation.mean, jnp.float32),
+        batch_size=1,
+    )
+    step, rows = 0.1 / federation.precision, federation.precision
+    variance = (2 * step + step**2 * noise.minibatch / 4) / (1 - (1 - step * rows) ** 2)
+    expected = 4 * (variance**0.5 - rows**-0.5) ** 2
+    assert found == pytest.approx(expected, rel=1e-3) and size == pytest.approx(4 / rows)
+    metrics = consistency.run(config, tmp_path)
+    assert consistency.power(metrics, "rows", "QLSD*") == pytest.approx(-1, abs=1e-3)
+    assert consistency.power(metrics, "rows", "QLSD") > -0.1
+    assert "| the number of rows |" in consistency.commentary(metrics)

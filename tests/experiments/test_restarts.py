@@ -121,7 +121,7 @@ def test_the_toy_of_fed_ep_keeps_what_it_found(tmp_path, monkeypatch):
         return jnp.full((len(data.size), num_rounds, 2), 0.1 * part)
 
     monkeypatch.setattr(toy, "means_of_rounds", means_of_rounds)
-    monkeypatch.setattr(toy.toy_figures, "draw", lambda *_: [])
+    monkeypatch.setattr(toy, "draw", lambda *_: [])
     small = ("experiment=fed_ep/toy", "num_problems=2", "num_rounds=3")
     for ends[:] in ([1], [5], []):
         with contextlib.suppress(KeyboardInterrupt):

@@ -160,16 +160,21 @@ def test_i21_i22_i23_the_solve_without_a_matrix(rho, num):
         np.testing.assert_allclose(found, theta - samples.mean(0), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("discarded", [0, 2])
 @pytest.mark.parametrize("epochs", fast_and_slow([True, False], [True, False], [True]))
-def test_every_round_of_posterior_averaging(epochs):
+def test_every_round_of_posterior_averaging(epochs, discarded):
     num, burnin, rho, window = 4, 2, 0.3, 1 if epochs else 3
-    length = dict(num_local_epochs=6) if epochs else dict(num_local_steps=3)
+    kept = num + (num - 1) * discarded
+    # One epoch more than it takes is one more of burn-in.
+    length = dict(num_local_epochs=7 + 3 * discarded) if epochs else dict(num_local_steps=3)
+    first = burnin + int(epochs)
     kernel = fedmcmc.fed_pa(
         FEDERATION.posterior,
         client_optimizer=optax.sgd(LR, momentum=0.6),
         shrinkage=rho,
         num_samples=num,
         num_burnin=burnin,
+        num_discarded=discarded,
         server_optimizer=optax.sgd(0.4),
         **length,
     )
@@ -179,17 +184,19 @@ def test_every_round_of_posterior_averaging(epochs):
         total = np.zeros(3)
         for k in range(4):
             x, v, path = theta, np.zeros(3), []
-            for _ in range((burnin + num) * window):
+            for _ in range((first + kept) * window):
                 v = 0.6 * v + HESSIANS[k] @ (x - MINIMA[k])
                 x = x - LR * v
                 path.append(x)
-            samples = np.array(path[burnin * window :]).reshape(num, window, 3).mean(1)
+            windows = np.array(path[first * window :]).reshape(kept, window, 3).mean(1)
+            samples = windows[:: discarded + 1]
+            assert len(samples) == num
             total += SHARES[k] * direct(theta, samples, rho)
         theta = theta - 0.4 * total
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-def test_averaged_iterates_have_their_exact_law(dim):
+@pytest.mark.parametrize(("dim", "discarded"), [(1, 0), (2, 0), (1, 2)])
+def test_averaged_iterates_have_their_exact_law(dim, discarded):
     """Averages of ``K`` iterates of SGD on a quadratic with state-independent noise (13.8)."""
     hessian = np.array([[2.0]]) if dim == 1 else np.array([[2.0, 0.5], [0.5, 1.0]])
     lr, steps, sd = 0.2, 5, 1.0
@@ -204,9 +211,17 @@ def test_averaged_iterates_have_their_exact_law(dim):
     expected = expected / steps**2
     if dim == 1:
         np.testing.assert_allclose(expected, 0.032708, rtol=1e-4)
-    settings = training(optax.sgd(lr), Length(10, 8, num_steps=steps))
+    # Of two samples: iterates ``s`` steps apart have the covariance A^s times the stationary one.
+    apart = (1 + discarded) * steps
+    between = np.zeros((dim, dim))
+    for later in range(steps):
+        for earlier in range(steps):
+            between += np.linalg.matrix_power(contraction, apart + later - earlier) @ stationary
+    length = Length(10 + discarded, 8, num_steps=steps, num_discarded=discarded)
+    assert length.num_samples == 2
+    settings = training(optax.sgd(lr), length)
     client = DATA.client(0)
-    noise = jax.random.normal(jax.random.key(1), (8192, 50, dim))
+    noise = jax.random.normal(jax.random.key(1), (8192, (10 + discarded) * steps, dim))
 
     class Keep:
         averages = True
@@ -231,6 +246,8 @@ def test_averaged_iterates_have_their_exact_law(dim):
         products = averages[:, window, :, None] * averages[:, window, None, :]
         assert np.abs(z_scores(products, expected)).max() < LIMIT
         assert np.abs(z_scores(averages[:, window], 0)).max() < LIMIT
+    products = averages[:, 1, :, None] * averages[:, 0, None, :]
+    assert np.abs(z_scores(products, between / steps**2)).max() < LIMIT
 
 
 def test_a_run_goes_on_with_posterior_averaging_after_averaging():

@@ -18,6 +18,7 @@ FEDERATION = Federation()
 F = Federation.probabilities
 STEP_SIZE = 0.006
 FIVE = dict(num_local_steps=5, probabilities=F)
+OWN = dict(num_local_steps=(2, 7, 1, 4), probabilities=F)
 CASES = {
     "sgld": ("sgld", None, {}),
     "sgld-minibatch-cool": ("sgld", None, dict(batch=5, temperature=0.05)),
@@ -30,6 +31,8 @@ CASES = {
         "exact",
         dict(**FIVE, batch=3, replace=False, temperature=0.02),
     ),
+    "dsgld-own-steps": ("dsgld", None, dict(**OWN, batch=3, temperature=0.3)),
+    "fsgld-own-steps": ("fsgld", "dense", dict(**OWN, batch=3, alpha=0.5)),
     "fsgld-one-step": ("fsgld", "dense", dict(num_local_steps=1, probabilities=F)),
     "fsgld-dense-half": ("fsgld", "dense", dict(**FIVE, batch=3, alpha=0.5)),
     "fsgld-diagonal": ("fsgld", "diagonal", dict(**FIVE, temperature=0.5)),
@@ -74,6 +77,7 @@ FAST = (
     "sgld-minibatch-cool",
     "fsgld-exact-distinct-rows",
     "fsgld-dense-half",
+    "fsgld-own-steps",
 )
 
 
@@ -98,6 +102,44 @@ def test_law_of_a_relay_with_a_noisy_corrected_gradient():
     )
     law = FEDERATION.law(**FIVE, step_size=STEP_SIZE, scale=3.0, surrogates=parameters, alpha=0.5)
     assert worst_z(run(kernel)[:, -1], law.rounds(FEDERATION.start, 12)[-1]) < LIMIT
+
+
+@pytest.mark.parametrize("structure", [None, "dense"])
+def test_small_steps_of_different_numbers_per_client_sample_the_posterior(structure):
+    """So that the law's weights are right, not only those of the kernel."""
+    parameters = None if structure is None else FEDERATION.surrogates(structure)[1]
+    target = laws.posterior(
+        FEDERATION.precisions, FEDERATION.means, FEDERATION.prior_precision, FEDERATION.prior_mean
+    )
+    found = FEDERATION.law(**OWN, step_size=1e-6, surrogates=parameters).stationary()
+    np.testing.assert_allclose(found.mean, target.mean, rtol=0, atol=2e-3)
+    np.testing.assert_allclose(found.covariance, target.covariance, rtol=0.02, atol=1e-4)
+
+
+def test_predictions_know_how_many_steps_each_client_takes():
+    surrogates, parameters = FEDERATION.surrogates("dense")
+    kernel = fedmcmc.fsgld(FEDERATION.posterior, surrogates, step_size=STEP_SIZE, **OWN)
+    predicted = fedmcmc.predict_bias(kernel, FEDERATION.data, FEDERATION.surrogates("exact")[0])
+    law = FEDERATION.law(**OWN, step_size=STEP_SIZE, surrogates=parameters).stationary()
+    np.testing.assert_allclose(predicted.mean, law.mean, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(predicted.covariance, law.covariance, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((2, 7, 1), "num_local_steps must be one number per client, 4, got 3"),
+        ((2, 7, 0, 4), "num_local_steps must be a positive integer, or one per client"),
+        ((2.0, 7.0, 1.0, 4.0), "num_local_steps must be a positive integer, or one per client"),
+    ],
+)
+def test_numbers_of_steps_per_client_that_do_not_fit(steps, message):
+    settings = dict(step_size=STEP_SIZE, num_local_steps=steps)
+    with pytest.raises(ValueError, match=message):
+        fedmcmc.fsgld(FEDERATION.posterior, FEDERATION.surrogates("exact")[0], **settings)
+    with pytest.raises(ValueError, match=message):
+        init, _ = fedmcmc.simulate(fedmcmc.dsgld(FEDERATION.posterior, **settings), FEDERATION.data)
+        init(FEDERATION.start)
 
 
 def test_law_of_every_local_iterate():

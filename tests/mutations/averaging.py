@@ -10,7 +10,8 @@ MASS = f"{LAW}[mass-dense]"
 ONE = f"{LAW}[scheme-one]"
 TWO = f"{LAW}[scheme-two]"
 LANGEVIN = f"{LAW}[langevin]"
-TESTS = [HALF, NOISE, BATCH, REUSE, CONTROL, MASS, ONE, TWO, LANGEVIN]
+SAMPLES = "laws/test_fed_avg_law.py::test_averaged_iterates_have_their_exact_law[1-2]"
+TESTS = [HALF, NOISE, BATCH, REUSE, CONTROL, MASS, ONE, TWO, LANGEVIN, SAMPLES]
 AVERAGING, INTEGRATORS = "kernels/_averaging.py", "dynamics/_integrators.py"
 
 MUTATIONS = {
@@ -127,6 +128,18 @@ MUTATIONS = {
         "1 / (size * p[index])",
         "jnp.full(size, p.shape[0] / size)",
         ONE,
+    ),
+    "no windows between two samples": (
+        "dynamics/_training.py",
+        "first + stride, lambda i, c: window(c, i, False)",
+        "first + 1, lambda i, c: window(c, i, False)",
+        SAMPLES,
+    ),
+    "windows between two samples with the draws of the first": (
+        "dynamics/_training.py",
+        "first + stride, lambda i, c: window(c, i, False)",
+        "first + stride, lambda i, c: window(c, first, False)",
+        SAMPLES,
     ),
     "a distinct cohort that stands for itself alone": (
         "rounds/_messages.py",

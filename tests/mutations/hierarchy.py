@@ -26,8 +26,7 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED]
-TESTS += [NEW, FITTED]
+TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, FITTED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"

@@ -28,6 +28,7 @@ RELAY = "laws/test_fsgld_law.py::test_law_after_six_and_twelve_rounds"
 FSGLD = f"{RELAY}[fsgld-dense-half]"
 DISTINCT = f"{RELAY}[fsgld-exact-distinct-rows]"
 HOT = f"{RELAY}[dsgld-hot]"
+OWN = f"{RELAY}[fsgld-own-steps]"
 SUM = "laws/test_qlsd_law.py::test_law_of_every_round"
 LSD = f"{SUM}[lsd-split-minibatch]"
 COHORT = f"{SUM}[lsd-cohort-distinct-rows]"
@@ -41,6 +42,7 @@ TESTS = [
     FSGLD,
     DISTINCT,
     HOT,
+    OWN,
     LSD,
     COHORT,
     SPARSE,
@@ -75,6 +77,24 @@ MUTATIONS = {
         "position, gradient, noise, step_size, temperature, metric",
         "position, gradient, noise, step_size, 1.0, metric",
         HOT,
+    ),
+    "local steps of the slowest client for all": (
+        "kernels/_shared.py",
+        "drawn[0] < own, lambda c",
+        "drawn[0] < 1, lambda c",
+        OWN,
+    ),
+    "visits that weigh alike however long they are": (
+        "kernels/_relay.py",
+        "client.weight * self.evened[client.index]",
+        "client.weight * jnp.ones_like(self.evened)[client.index]",
+        OWN,
+    ),
+    "surrogates that count visits where steps count": (
+        "algorithms/_fsgld.py",
+        "own = jnp.asarray(shares) * jnp.asarray(steps)",
+        "own = jnp.asarray(shares) * jnp.ones(num)",
+        OWN,
     ),
     "prior counted once per client": (
         "kernels/_relay.py",

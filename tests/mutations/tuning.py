@@ -13,11 +13,34 @@ COSTS = "tuning/test_tune_costs.py"
 FUNCTIONAL = f"{COSTS}::test_the_functional_that_is_asked_for_mixes_fastest[(0.0, 1.0)]"
 USERS = f"{COSTS}::test_a_functional_is_one_of_the_users_coordinates"
 ROWS = f"{COSTS}::test_rows_of_a_round[lsd_pp]"
+CONSTANTS = "tuning/test_constants.py"
+NOISE = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[compressor1-2-0.6]"
+BATCHES = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[None-2-1.0]"
+RELAY = f"{CONSTANTS}::test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound"
 TESTS = [FUNCTIONAL, USERS, ROWS, MINIBATCH, SCORES, SUM, AVERAGE, FAULTS, SPARSE, ROUND, TIMES]
+TESTS += [NOISE, BATCHES, RELAY]
 LAWS, LINEARIZED = "tuning/_laws.py", "tuning/_linearized.py"
 MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_twin.py"
 
 MUTATIONS = {
+    "noise of minibatches at the mode of size N instead of N^2": (
+        "tuning/_constants.py",
+        "sizes**2 / batch_size * scatter",
+        "sizes / batch_size * scatter",
+        BATCHES,
+    ),
+    "noise at the mode that counts its mean": (
+        "tuning/_constants.py",
+        "(slopes + noise) - slopes",
+        "(slopes + noise)",
+        NOISE,
+    ),
+    "a relay's constant without the probabilities of visits": (
+        "tuning/_constants.py",
+        "(sizes**2.0 / shares * np.asarray(x))",
+        "(sizes**2.0 * len(shares) * np.asarray(x))",
+        RELAY,
+    ),
     "predicted noise of minibatches off by sqrt 2": (
         "tuning/_gaussian_clients.py",
         "factor = np.sqrt(np.asarray(",

@@ -118,7 +118,7 @@ def batch_noise(rows, curvatures, batch_size, *, replace) -> BatchNoise:
 
 
 class Relay(NamedTuple):
-    """A chain that visits client ``s`` with probability ``f_s`` and takes ``T`` steps there.
+    """A chain that visits client ``s`` with probability ``f_s`` and takes ``T_s`` steps there.
 
     One step at client ``s`` is ``theta' = E_s theta + b_s + noise`` of covariance ``W_s``.
     """
@@ -127,8 +127,13 @@ class Relay(NamedTuple):
     maps: np.ndarray  # [S, d, d], E_s
     shifts: np.ndarray  # [S, d], b_s
     noises: np.ndarray  # [S, d, d], W_s
-    num_local_steps: int
+    num_local_steps: int | np.ndarray  # or [S]
     batches: tuple[BatchNoise, ...] = ()  # [S], already scaled to one step
+
+    @property
+    def lengths(self):
+        """The numbers of steps, ``[S]``."""
+        return np.broadcast_to(self.num_local_steps, len(self.probabilities))
 
     def visit(self, s, num):
         """Return ``(D, c, V)`` of `num` steps at client `s`: ``theta' = D theta + c + N(0, V)``."""
@@ -138,11 +143,14 @@ class Relay(NamedTuple):
         return np.linalg.matrix_power(step, num), geometric(step, num) @ self.shifts[s], total
 
     def after(self, start: Moments, num) -> Moments:
-        """Return the law `num` local steps into a round that starts at the law `start`."""
+        """Return the law `num` local steps into a round that starts at the law `start`.
+
+        A client that takes fewer stays where it is.
+        """
         parts = []
-        for s in range(len(self.probabilities)):
+        for s, own in enumerate(self.lengths):
             law = start
-            for _ in range(num):
+            for _ in range(min(num, own)):
                 law = self._step(s, law)
             parts.append(law)
         return mixture(self.probabilities, parts)
@@ -157,16 +165,16 @@ class Relay(NamedTuple):
         position = np.asarray(position, float)
         laws = [Moments(position, np.zeros((len(position),) * 2))]
         for _ in range(num_rounds):
-            laws.append(self.after(laws[-1], self.num_local_steps))
+            laws.append(self.after(laws[-1], self.lengths.max()))
         return laws
 
     def local(self, start: Moments) -> list[Moments]:
         """Return the laws of the round's iterates ``1 .. T``."""
-        return [self.after(start, t) for t in range(1, self.num_local_steps + 1)]
+        return [self.after(start, t) for t in range(1, self.lengths.max() + 1)]
 
     def local_average(self, start: Moments) -> Moments:
         """Return the law of an iterate chosen uniformly among the round's ``1 .. T``."""
-        num = self.num_local_steps
+        num = self.lengths.max()
         return mixture(np.full(num, 1 / num), self.local(start))
 
     def stationary(self) -> Moments:
@@ -174,7 +182,7 @@ class Relay(NamedTuple):
         if self.batches:
             raise ValueError("only for noise that does not depend on theta")
         f = self.probabilities
-        visits = [self.visit(s, self.num_local_steps) for s in range(len(f))]
+        visits = [self.visit(s, num) for s, num in enumerate(self.lengths)]
         mean_map = sum(p * d for p, (d, _, _) in zip(f, visits, strict=True))
         shift = sum(p * c for p, (_, c, _) in zip(f, visits, strict=True))
         mean = np.linalg.solve(np.eye(len(shift)) - mean_map, shift)
@@ -235,7 +243,9 @@ def relay(
     u = np.zeros((num, d)) if surrogate_means is None else np.asarray(surrogate_means)
     c = np.zeros_like(a) if noises is None else np.asarray(noises)
     natural, q_natural = np.einsum("sij,sj->si", a, means), np.einsum("sij,sj->si", q, u)
-    weight = 1 / f[:, None]
+    # A share of all steps, which is that of visits where all are as long.
+    share = f * num_local_steps / (f @ np.broadcast_to(num_local_steps, num))
+    weight = 1 / share[:, None]
     curvature = prior_precision + weight[..., None] * a
     curvature = curvature + alpha * (q.sum(0) - weight[..., None] * q)
     slope = prior_precision @ prior_mean + weight * natural
@@ -243,7 +253,7 @@ def relay(
     noise = 2 * step_size * temperature * np.eye(d) + (step_size * weight[..., None]) ** 2 * c
     scaled = tuple(
         batch._replace(factor=batch.factor * (step_size / p) ** 2)
-        for batch, p in zip(batches, f, strict=bool(batches))
+        for batch, p in zip(batches, share, strict=bool(batches))
     )
     maps = np.eye(d) - step_size * curvature
     return Relay(f, maps, step_size * slope, noise, num_local_steps, scaled)

@@ -111,6 +111,7 @@ def fed_pa(
     shrinkage: Number,
     num_samples: int,
     num_burnin: int = 0,
+    num_discarded: int = 0,
     num_local_epochs: int | None = None,
     num_local_steps: int | None = None,
     batch_size: int | None = None,
@@ -137,8 +138,12 @@ def fed_pa(
         values trust the samples' covariance more, and need more samples or smaller steps.
     num_samples, num_burnin
         Samples per round, and epochs (or windows) before the first.
+    num_discarded
+        Epochs (or windows) between two samples that are not used, so that samples depend less on
+        each other.
     num_local_epochs
-        Epochs in all, ``num_burnin + num_samples`` by default; if there are more, they are burn-in.
+        Epochs in all, by default as many as `num_burnin`, `num_samples` and `num_discarded` take;
+        if there are more, they are burn-in.
     num_local_steps
         In place of epochs, windows of so many steps on minibatches drawn with replacement.
     client_learning_rate, server_learning_rate
@@ -177,9 +182,9 @@ def fed_pa(
     0.75
     """
     if num_local_epochs is None and num_local_steps is None:
-        num_local_epochs = num_burnin + num_samples
+        num_local_epochs = num_burnin + num_samples + (num_samples - 1) * num_discarded
     length, estimator = local_steps(
-        num_local_epochs, num_local_steps, batch_size, num_samples, num_burnin
+        num_local_epochs, num_local_steps, batch_size, num_samples, num_burnin, num_discarded
     )
     return pseudo_gradients(
         posterior,

@@ -4,9 +4,14 @@ Sources: Welling and Teh (2011); Ahn, Shahbaba and Welling (2014); El Mekkaoui, 
 Blomstedt and Kaski (2021), Algorithm 1. Their step size ``h`` is ``2 * step_size``.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from fedmcmc._checks import integers_per_client
 from fedmcmc._types import ArrayTree, FederatedKernel, Number, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates, conducive, for_batch_size
@@ -71,7 +76,7 @@ def dsgld(
     posterior: Posterior,
     *,
     step_size: Number,
-    num_local_steps: int,
+    num_local_steps: int | Sequence[int],
     batch_size: int | float | None = None,
     probabilities: Array | None = None,
     temperature: Number = 1.0,
@@ -87,9 +92,11 @@ def dsgld(
     step_size
         Number or schedule of the round; ``h / 2`` of the papers.
     num_local_steps
-        Local updates per visit, ``T``. As ``T`` grows, the law moves away from the posterior,
-        towards a mixture of the clients' tempered posteriors, which are proportional to
-        ``prior * likelihood_s ** (1 / probabilities[s])``.
+        Local updates per visit, ``T``: one number, or one per client, for clients that are not
+        equally fast. As ``T`` grows, the law moves away from the posterior, towards a mixture of
+        the clients' tempered posteriors, which are proportional to ``prior * likelihood_s ** (1 /
+        probabilities[s])``. Where numbers differ, the client's share of all steps stands for its
+        probability, ``probabilities[s] * T[s]`` over their sum.
     batch_size
         Rows per gradient, or below one the fraction of a client's rows; ``None`` for all of them.
     probabilities
@@ -122,7 +129,7 @@ def fsgld(
     surrogates: Gaussian,
     *,
     step_size: Number,
-    num_local_steps: int,
+    num_local_steps: int | Sequence[int],
     batch_size: int | float | None = None,
     probabilities: Array | None = None,
     alpha: Number = 1.0,
@@ -174,7 +181,7 @@ def fsgld(
     ((2, 100), 32)
     """
     surrogates = as_surrogates(surrogates)
-    shares = _uniform_shares(surrogates) if probabilities is None else probabilities
+    shares = _shares(surrogates, probabilities, num_local_steps)
     return relay(
         posterior,
         conducive(for_batch_size(batch_size, replace=replace), surrogates, alpha, shares=shares),
@@ -186,5 +193,14 @@ def fsgld(
     )
 
 
-def _uniform_shares(surrogates: Gaussian) -> Array:
-    return jnp.full(surrogates.num_clients, 1 / surrogates.num_clients)
+def _shares(surrogates: Gaussian, probabilities: Any, num_local_steps: Any) -> Array:
+    """Return each client's share of visits, or of all steps where visits differ in length."""
+    num = surrogates.num_clients
+    shares = jnp.full(num, 1 / num) if probabilities is None else probabilities
+    if not np.ndim(num_local_steps):
+        return shares
+    steps = integers_per_client(num_local_steps, "num_local_steps")
+    if len(steps) != num:
+        raise ValueError(f"num_local_steps must be one number per client, {num}, got {len(steps)}.")
+    own = jnp.asarray(shares) * jnp.asarray(steps)
+    return own / jnp.sum(own)

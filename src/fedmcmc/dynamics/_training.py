@@ -37,12 +37,20 @@ class Length(NamedTuple):
         Rows per step, which say how many steps an epoch has; ``None`` for all of them.
     num_steps
         Steps per window; ``None`` where it is an epoch.
+    num_discarded
+        Windows that are not kept between two that are.
     """
 
     num_windows: int
     num_burnin: int = 0
     batch_size: int | None = None
     num_steps: int | None = None
+    num_discarded: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Windows that are kept; the last window is one."""
+        return 1 + (self.num_windows - self.num_burnin - 1) // (self.num_discarded + 1)
 
     def steps(self, client: Client) -> Array | int:
         """Return the steps per window of this client."""
@@ -81,7 +89,7 @@ class Visitor:
         return ()
 
     def visit(self, summary: ArrayTree, index: Array, last: ArrayTree, average: Any) -> ArrayTree:
-        """Return what is kept after window `index`, counted from the end of the burn-in.
+        """Return what is kept after a window, the `index`-th of those that are kept.
 
         `last` is the window's last iterate, `average` the average of its iterates, ``None`` unless
         `averages`.
@@ -136,11 +144,13 @@ def local_steps(
     batch_size: int | None,
     num_samples: int = 1,
     num_burnin: int = 0,
+    num_discarded: int = 0,
 ) -> tuple[Length, GradientEstimator]:
     """Return length and minibatches of epochs, or of steps on rows drawn with replacement.
 
-    With `num_local_epochs`, these are all epochs; with `num_local_steps`, each of ``num_burnin +
-    num_samples`` windows has so many steps.
+    With `num_local_epochs`, these are all epochs; with `num_local_steps`, each window has so many
+    steps. There are ``num_burnin + num_samples`` windows, and `num_discarded` between any two
+    samples.
 
     Raises
     ------
@@ -151,18 +161,31 @@ def local_steps(
         raise ValueError("Give either num_local_epochs= or num_local_steps=, and not both.")
     _check_count("num_samples", num_samples, 1)
     _check_count("num_burnin", num_burnin, 0)
+    _check_count("num_discarded", num_discarded, 0)
+    kept = num_samples + (num_samples - 1) * num_discarded  # windows from the first sample on
     if num_local_steps is not None:
         _check_count("num_local_steps", num_local_steps, 1)
-        length = Length(num_burnin + num_samples, num_burnin, num_steps=int(num_local_steps))
+        length = Length(
+            num_burnin + kept,
+            num_burnin,
+            num_steps=int(num_local_steps),
+            num_discarded=int(num_discarded),
+        )
         return length, for_batch_size(batch_size)
     assert num_local_epochs is not None
     _check_count("num_local_epochs", num_local_epochs, 1)
-    if num_local_epochs < num_samples + num_burnin:
+    if num_local_epochs < kept + num_burnin:
+        between = f" with num_discarded={num_discarded} between them" if num_discarded else ""
         raise ValueError(
             f"num_local_epochs={num_local_epochs} leaves too few epochs for num_samples="
-            f"{num_samples} after num_burnin={num_burnin}."
+            f"{num_samples}{between} after num_burnin={num_burnin}."
         )
-    length = Length(int(num_local_epochs), int(num_local_epochs) - num_samples, batch_size)
+    length = Length(
+        int(num_local_epochs),
+        int(num_local_epochs) - kept,
+        batch_size,
+        num_discarded=int(num_discarded),
+    )
     return length, full_gradient() if batch_size is None else epochs(batch_size)
 
 
@@ -210,13 +233,27 @@ def train(
         if keep:
             per_step = 1 / jnp.asarray(steps, jnp.result_type(float))
             average = None if total is None else trees.scale(per_step, total)
-            summary = visitor.visit(summary, index - length.num_burnin, position_, average)
+            number = index - length.num_burnin
+            if length.num_discarded:
+                number = number // stride
+            summary = visitor.visit(summary, number, position_, average)
         return position_, state, square, summary
+
+    stride = length.num_discarded + 1
+
+    def sample_and_gap(number: Array, carry: Any) -> Any:
+        first = length.num_burnin + number * stride
+        carry = window(carry, first, True)
+        return jax.lax.fori_loop(first + 1, first + stride, lambda i, c: window(c, i, False), carry)
 
     start = (position, optimizer.init(position), jnp.zeros((), jnp.float32), visitor.init(position))
     carry = jax.lax.fori_loop(0, length.num_burnin, lambda i, c: window(c, i, False), start)
-    carry = jax.lax.fori_loop(
-        length.num_burnin, length.num_windows, lambda i, c: window(c, i, True), carry
-    )
+    if length.num_discarded:
+        carry = jax.lax.fori_loop(0, length.num_samples - 1, sample_and_gap, carry)
+        carry = window(carry, jnp.int32(length.num_windows - 1), True)
+    else:
+        carry = jax.lax.fori_loop(
+            length.num_burnin, length.num_windows, lambda i, c: window(c, i, True), carry
+        )
     num = jnp.asarray(length.num_windows * steps, jnp.float32)
     return Trained(carry[0], carry[3], carry[2] / num)

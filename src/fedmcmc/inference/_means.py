@@ -82,7 +82,7 @@ class SampleMean(Mean):
 
     @property
     def _num_samples(self) -> int:
-        return self.training.length.num_windows - self.training.length.num_burnin
+        return self.training.length.num_samples
 
 
 class _Scatter(NamedTuple):

@@ -202,7 +202,7 @@ class PseudoGradients(LocalTraining):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         position, length = broadcast.position, self.training.length
-        num_samples = length.num_windows - length.num_burnin
+        num_samples = length.num_samples
         visitor = self.delta.visitor(num_samples, position, broadcast.round)
         trained, client_state, down = self.train(draws, broadcast, client_state, client, visitor)
         delta = self.delta.finish(trained.summary, position, trained.position)

@@ -5,13 +5,16 @@ size ``h`` is ``2 * step_size``. On Gaussian targets a round is a random affine 
 noise, so the stationary mean and covariance are known in closed form at the step size used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import positive_integer
+from fedmcmc._checks import integers_per_client, positive_integer
 from fedmcmc._types import (
     ArrayTree,
     Broadcast,
@@ -40,6 +43,8 @@ class Relay(LocalLangevin):
     temperature: Any
     metric: Metric
     num_local_steps: int = field(metadata={"static": True})
+    own_steps: Any = ()  # [num_clients], or () where all take as many
+    evened: Any = ()  # [num_clients], the mean number of steps of a visit over the client's
 
     @property
     def target(self) -> Posterior | None:
@@ -60,12 +65,23 @@ class Relay(LocalLangevin):
             raise ValueError(
                 "A relay hands its chain to one client per round; this cohort is larger."
             )
+        varied = not isinstance(self.own_steps, tuple)
+        if varied and len(self.own_steps) != federation.num_clients:
+            raise ValueError(
+                f"num_local_steps must be one number per client, {federation.num_clients}, got "
+                f"{len(self.own_steps)}."
+            )
         self.metric.check(position)
         return ()
 
     def step(
         self, draws: LocalDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        count = None
+        if not isinstance(self.own_steps, tuple):
+            # What counts is how many of all steps are taken here, not how many visits.
+            count = self.own_steps[client.index]
+            client = replace(client, weight=client.weight * self.evened[client.index])
         estimate, client_state, down = self.begin(broadcast, client_state, client)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
@@ -75,7 +91,7 @@ class Relay(LocalLangevin):
             return trees.add(prior, importance(client, estimate(drawn, position)))
 
         position, mean_square, iterates = self.move(
-            gradient_fn, draws, broadcast.position, step_size, temperature, self.metric
+            gradient_fn, draws, broadcast.position, step_size, temperature, self.metric, count
         )
         message = trees.subtract(position, broadcast.position)
         info = report(message, mean_square, local_positions=iterates, bits_down=down)
@@ -94,7 +110,7 @@ def relay(
     *,
     participation: Participation,
     step_size: Number,
-    num_local_steps: int = 1,
+    num_local_steps: int | Sequence[int] = 1,
     temperature: Number = 1.0,
     metric: ArrayTree | None = None,
 ) -> FederatedKernel:
@@ -116,7 +132,8 @@ def relay(
         Numbers or schedules of the round; one step is
         ``position + step_size * gradient + sqrt(2 * step_size * temperature) * normal``.
     num_local_steps
-        Steps between two communications.
+        Steps between two communications: one number, or one per client. Where they differ, a
+        client's gradient is divided by its share of all steps in place of its probability.
     metric
         ``B = C C'``: a step is ``position + step_size * B gradient + sqrt(2 * step_size *
         temperature) * C normal``, the plain step in coordinates ``inverse(C) position``. Shaped as
@@ -129,6 +146,18 @@ def relay(
         On numbers out of range, and from `init` where the data does not fit.
     """
     expect_blocks(posterior, estimator, participation)
+    own_steps: Any = ()
+    evened: Any = ()
+    if np.ndim(num_local_steps):
+        steps = integers_per_client(num_local_steps, "num_local_steps")
+        participation.check(len(steps))
+        counts = participation.counts(len(steps))
+        if counts is None:
+            raise ValueError("Numbers of local steps per client take visits of known probability.")
+        visits = np.asarray(counts.mean, float)
+        own_steps = jnp.asarray(steps, jnp.int32)
+        evened = jnp.asarray(visits @ steps / visits.sum() / steps)
+        num_local_steps = int(steps.max())
     return as_functions(
         Relay(
             posterior,
@@ -138,5 +167,7 @@ def relay(
             schedules.number(temperature, "temperature", minimum=0.0),
             Metric.of(metric),
             positive_integer(num_local_steps, "num_local_steps"),
+            own_steps,
+            evened,
         )
     )

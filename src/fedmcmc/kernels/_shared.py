@@ -188,8 +188,12 @@ class LocalLangevin(EstimatorKernel):
         step_size: Array,
         temperature: Array,
         metric: Metric = IDENTITY,
+        count: Array | None = None,
     ) -> tuple[ArrayTree, Array, ArrayTree]:
-        """Return where a client's steps end, the mean square of its gradients, all iterates."""
+        """Return where a client's steps end, the mean square of its gradients, all iterates.
+
+        With `count`, the steps that this client takes, it stays where it is after so many.
+        """
 
         def local_step(
             carry: tuple[ArrayTree, Array], drawn: LocalDraws
@@ -202,9 +206,23 @@ class LocalLangevin(EstimatorKernel):
             )
             return (position, squared_norm + trees.squared_norm(gradient)), position
 
+        own = 0 if count is None else count
+
+        def some_step(
+            carry: tuple[ArrayTree, Array], drawn: tuple[Array, LocalDraws]
+        ) -> tuple[tuple[ArrayTree, Array], ArrayTree]:
+            moved = jax.lax.cond(
+                drawn[0] < own, lambda c: local_step(c, drawn[1])[0], lambda c: c, carry
+            )
+            return moved, moved[0]
+
         num, start = self.num_local_steps, (position, jnp.zeros((), jnp.float32))
-        (last, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
-        return last, squared_norm / num, iterates
+        if count is None:
+            (last, squared_norm), iterates = jax.lax.scan(local_step, start, draws, length=num)
+            return last, squared_norm / num, iterates
+        numbered = (jnp.arange(num), draws)
+        (last, squared_norm), iterates = jax.lax.scan(some_step, start, numbered, length=num)
+        return last, squared_norm / count, iterates
 
 
 class LocalTraining(EstimatorKernel):

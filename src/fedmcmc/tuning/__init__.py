@@ -10,6 +10,10 @@ from fedmcmc.dynamics import gaussian_mh_acceptance as gaussian_mh_acceptance
 from fedmcmc.dynamics import hmc_acceptance as hmc_acceptance
 from fedmcmc.dynamics import hmc_step_size as hmc_step_size
 from fedmcmc.dynamics import mala_acceptance as mala_acceptance
+from fedmcmc.tuning._constants import NoiseAtMode as NoiseAtMode
+from fedmcmc.tuning._constants import RelayConstants as RelayConstants
+from fedmcmc.tuning._constants import noise_at_mode as noise_at_mode
+from fedmcmc.tuning._constants import relay_constants as relay_constants
 from fedmcmc.tuning._predictions import Prediction as Prediction
 from fedmcmc.tuning._predictions import predict_bias as predict_bias
 from fedmcmc.tuning._step_sizes import Smoothness as Smoothness

@@ -1,0 +1,91 @@
+"""What a paper claims, and what a run says about each claim: the table that opens a page.
+
+``experiments/<paper>/claims.py`` holds ``CLAIMS``, in the order of the paper. Every verdict is
+computed from the metrics of a committed run.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "CONTRADICTED",
+    "NOT_RUN",
+    "PARTLY",
+    "REPRODUCED",
+    "UNTESTABLE",
+    "Claim",
+    "Verdict",
+    "first_that_holds",
+    "paired",
+]
+
+REPRODUCED = "reproduced"
+PARTLY = "partly"
+CONTRADICTED = "contradicted"
+UNTESTABLE = "untestable here"
+NOT_RUN = "not run"
+
+TIMES = 2.0  # standard errors, beyond which a difference counts
+
+
+class Verdict(NamedTuple):
+    """What a run says about a claim: one of the words above, and the numbers that say so."""
+
+    word: str
+    number: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One claim of a paper.
+
+    Attributes
+    ----------
+    where
+        Its figure, table or section.
+    text
+        What the paper says, in our words.
+    experiment
+        The experiment that tries it, ``None`` if none does.
+    judge
+        From the metrics and the settings of a run to the verdict.
+    figure
+        The file that shows it, as the run names it.
+    runs
+        The settings files whose run is judged, the first that was run; by default all of the
+        experiment, the paper's own first.
+    """
+
+    where: str
+    text: str
+    experiment: str | None = None
+    judge: Callable[[Mapping[str, Any], Mapping[str, Any]], Verdict] | None = None
+    figure: str | None = None
+    runs: tuple[str, ...] = ()
+
+
+def first_that_holds(*cases: tuple[bool, str], otherwise: str) -> str:
+    """Return the word of the first condition that is true."""
+    return next((word for holds, word in cases if holds), otherwise)
+
+
+def paired(one: Any, other: Any) -> tuple[float, float]:
+    """Return the mean of differences within repetitions, and its standard error.
+
+    Repetitions in which either is missing or not finite are left out; with fewer than two the
+    standard error is infinite.
+
+    Examples
+    --------
+    >>> paired([1.0, 2.0, None], [0.0, 0.0, 1.0])
+    (1.5, 0.5)
+    """
+    difference = np.array(one, float) - np.array(other, float)
+    kept = difference[np.isfinite(difference)]
+    if len(kept) < 2:
+        return (float(kept.mean()) if len(kept) else math.nan), math.inf
+    return float(kept.mean()), float(kept.std(ddof=1) / len(kept) ** 0.5)

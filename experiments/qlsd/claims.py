@@ -1,0 +1,372 @@
+"""The claims of Vono et al. (2022), in the paper's order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.claims import (
+    CONTRADICTED,
+    PARTLY,
+    REPRODUCED,
+    TIMES,
+    UNTESTABLE,
+    Claim,
+    Verdict,
+    first_that_holds,
+)
+from experiments.qlsd.cifar10_findings import MIXED
+from experiments.qlsd.consistency import power
+from experiments.qlsd.digits_findings import PUBLISHED
+
+__all__ = ["CLAIMS"]
+
+Given = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+
+
+def _named(metrics: Given, start: str) -> Rows:
+    return [row for row in metrics["table"] if row["algorithm"].startswith(start)]
+
+
+def _bits(metrics: Given, config: Given) -> Verdict:
+    del config
+    best, (plain,) = _named(metrics, "QLSD*")[-1], _named(metrics, "LSD*")
+    error = best["MSE of average"] / plain["MSE of average"]
+    saved = best["fewer bits than LSD*"]
+    word = first_that_holds(
+        (error > 1.25 or saved < 1.1, CONTRADICTED), (saved < 2.2, PARTLY), otherwise=REPRODUCED
+    )
+    return Verdict(
+        word,
+        f"{error:.2f} times the error with {saved:.2f} times fewer bits in real messages "
+        f"({best['by bound, ln']:.2f} as the paper counts)",
+    )
+
+
+def _outperforms(metrics: Given, config: Given) -> Verdict:
+    del config
+    plain, stars = ([r["MSE of average"] for r in _named(metrics, s)] for s in ("QLSD,", "QLSD*"))
+    word = REPRODUCED if min(plain) > max(stars) else CONTRADICTED
+    return Verdict(word, f"at least {min(plain) / max(stars):.2g} times the error of QLSD*")
+
+
+def _less_compression(metrics: Given, config: Given) -> Verdict:
+    del config
+    coarse, fine = _named(metrics, "QLSD,")[0], _named(metrics, "QLSD,")[-1]
+    right = metrics["dim"] * metrics["posterior_variance"]
+    wide = [row["E |theta - mean|^2"] / right for row in (coarse, fine)]
+    word = CONTRADICTED if wide[0] > 1.5 * wide[1] else REPRODUCED
+    return Verdict(
+        word,
+        f"squared distance from the mean over the posterior's: {wide[0]:.3g} with "
+        f"{coarse['algorithm'][6:]}, {wide[1]:.3g} with {fine['algorithm'][6:]}; the average of "
+        "theta itself has no bias",
+    )
+
+
+def _heterogeneity(metrics: Given, config: Given) -> Verdict:
+    del config
+    plain, star = (power(metrics, "spread", name) for name in ("QLSD", "QLSD*"))
+    word = REPRODUCED if plain > 1 and abs(star) < 0.05 else CONTRADICTED
+    return Verdict(
+        word,
+        "the squared distance from the posterior grows as the spread of the clients' means to the "
+        f"power {plain:.2f} with QLSD, {star:.2f} with QLSD* (by the law)",
+    )
+
+
+def _rows(metrics: Given, config: Given) -> Verdict:
+    del config
+    plain, star = (power(metrics, "rows", name) for name in ("QLSD", "QLSD*"))
+    word = first_that_holds(
+        (star < -0.5 and plain > -0.1, REPRODUCED), (star < plain, PARTLY), otherwise=CONTRADICTED
+    )
+    return Verdict(
+        word,
+        "the squared distance from the posterior goes as the number of rows to the power "
+        f"{plain:+.2f} with QLSD, {star:+.2f} with QLSD* (by the law)",
+    )
+
+
+def _as_reference(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = _named(metrics, "QLSD++")
+    (again,) = _named(metrics, "LSD++")
+    largest = max(row["HPD error"] for row in rows)
+    word = REPRODUCED if largest < again["HPD error"] + TIMES * again["s.e."] else CONTRADICTED
+    return Verdict(
+        word,
+        f"errors of at most {largest:.1e} by compression alone; two runs of LSD++ differ by "
+        f"{again['HPD error']:.1e} (s.e. {again['s.e.']:.1e})",
+    )
+
+
+def _efficiency(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = {row["algorithm"]: row for row in _named(metrics, "QLSD++")}
+    found = {n: r for n, r in rows.items() if PUBLISHED.get(n, (None, None))[1] is not None}
+    if not found:
+        return Verdict(UNTESTABLE, "none of the paper's bit widths was run")
+    near = [0.67 < r["efficiency"] / float(PUBLISHED[n][1] or 1) < 1.5 for n, r in found.items()]
+    word = first_that_holds((all(near), REPRODUCED), (any(near), PARTLY), otherwise=CONTRADICTED)
+    listed = ", ".join(f"{r['efficiency']:.3g} ({n.split(', ')[1]})" for n, r in found.items())
+    return Verdict(word, f"in bits of real messages {listed}; the paper has 7.6, 6.7 and 3.1")
+
+
+def _by_bits(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = _named(metrics, "QLSD++")
+    told = all(row["HPD error"] > TIMES * row["s.e."] for row in rows)
+    falls = rows[0]["HPD error"] > rows[-1]["HPD error"]
+    word = first_that_holds((not told, UNTESTABLE), (falls, REPRODUCED), otherwise=CONTRADICTED)
+    listed = ", ".join(
+        f"{row['HPD error']:.1e} (s.e. {row['s.e.']:.0e}, {row['algorithm'][8:]})" for row in rows
+    )
+    return Verdict(word, listed)
+
+
+def _competing(metrics: Given, config: Given) -> Verdict:
+    del config
+    others = _named(metrics, "FSGLD") + _named(metrics, "DG-SGLD")
+    ours = max(row["HPD error"] for row in _named(metrics, "QLSD++"))
+    (again,) = _named(metrics, "LSD++")
+    beyond = [row["HPD error"] > again["HPD error"] + TIMES * row["s.e."] for row in others]
+    word = first_that_holds(
+        (all(beyond), CONTRADICTED), (any(beyond), PARTLY), otherwise=REPRODUCED
+    )
+    listed = ", ".join(
+        f"{r['algorithm']} {r['HPD error']:.1e} (s.e. {r['s.e.']:.0e})" for r in others
+    )
+    return Verdict(word, f"{listed}; QLSD++ at most {ours:.1e}")
+
+
+def _near_hmc(metrics: Given, config: Given) -> Verdict:
+    del config
+    found, rhat = metrics["scores"], metrics["hmc"].get("rhat")
+    listed = ", ".join(
+        f"{name} {found[name]['tv']:.2f}"
+        for name in ("QLSD++", "SGLD", "DG-SGLD", "FedBE-Gauss")
+        if found.get(name)
+    )
+    if rhat is not None and rhat > MIXED:
+        return Verdict(
+            UNTESTABLE, f"our HMC has not mixed (R-hat {rhat:.2g}); total variation: {listed}"
+        )
+    near = found["QLSD++"]["tv"] < found["FedBE-Gauss"]["tv"]
+    return Verdict(REPRODUCED if near else CONTRADICTED, f"total variation: {listed}")
+
+
+def _sizes(metrics: Given, config: Given) -> Verdict:
+    del config
+    sizes = np.array(metrics["sizes"])
+    return Verdict(REPRODUCED, f"{sizes.min()} to {sizes.max()} rows, {len(sizes)} clients")
+
+
+def _step_sizes(metrics: Given, config: Given) -> Verdict:
+    del config
+    grid = metrics["budget"]
+    factors, error = np.array(grid["factors"]), np.array(grid["error"])
+    order = np.argsort(factors)
+    ratio = error[:, order[0]] / error[:, order[-1]]
+    word = first_that_holds(
+        (ratio.max() < 1, REPRODUCED), (ratio.min() < 1, PARTLY), otherwise=CONTRADICTED
+    )
+    return Verdict(
+        word,
+        f"with {factors[order[0]]:g} / L the error is {ratio.min():.2g} to {ratio.max():.2g} times "
+        f"that with {factors[order[-1]]:g} / L for the same bits",
+    )
+
+
+def _memory(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = _named(metrics, "QLSD++")
+    without, with_ = ([r for r in rows if r["memory"] == kind] for kind in ("no", "yes"))
+    gains = [
+        a["error of variances"] - b["error of variances"]
+        for a, b in zip(without, with_, strict=True)
+    ]
+    errors = [np.hypot(a["s.e."], b["s.e."]) for a, b in zip(without, with_, strict=True)]
+    order = np.argsort([-a["omega"] for a in without])
+    largest_first = list(np.argsort([-g for g in gains])) == list(order)
+    good = gains[order[0]] > TIMES * errors[order[0]] and largest_first
+    added = [
+        a["added by compression"] / b["added by compression"]
+        for a, b in zip(without, with_, strict=True)
+        if b["added by compression"] > TIMES * b["s.e. of that"]
+    ]
+    text = "the variance that compression adds is "
+    text += f"{min(added):.0f} to {max(added):.0f} times less" if added else "not told from zero"
+    coarse, plain = without[order[0]], _named(metrics, "LSD++")[0]
+    text += (
+        f"; error over LSD++'s at {coarse['algorithm'][8:]}: "
+        f"{coarse['error of variances'] / plain['error of variances']:.2f} without, "
+        f"{with_[order[0]]['error of variances'] / plain['error of variances']:.2f} with"
+    )
+    return Verdict(REPRODUCED if good else CONTRADICTED, text)
+
+
+def _covertype(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = _named(metrics, "QLSD++")
+    spread = max(r["HPD error"] for r in rows) / min(r["HPD error"] for r in rows)
+    added = max(
+        r["HPD error"] for r in metrics["against_lsd_pp"] if r["algorithm"].startswith("QLSD++")
+    )
+    word = REPRODUCED if rows[0]["HPD error"] < 0.5 * rows[-1]["HPD error"] else UNTESTABLE
+    return Verdict(
+        word,
+        f"errors within a factor {spread:.2g}, {rows[0]['HPD error']:.1e} (s.e. "
+        f"{rows[0]['s.e.']:.0e}); compression adds at most {added:.0e}. The paper's settings are "
+        "not stated",
+    )
+
+
+def _near_sgld(metrics: Given, config: Given) -> Verdict:
+    found = metrics["scores"]
+    if not all(found.get(n) for n in ("SGLD", "QLSD", "QLSD++")):
+        return Verdict(UNTESTABLE, "a chain turned non-finite")
+    rate = found["SGLD"]["accuracy"]
+    noise = TIMES * 100 * (2 * rate * (1 - rate) / metrics["num_test"]) ** 0.5
+    gaps = {n: 100 * (found[n]["accuracy"] - rate) for n in ("QLSD", "QLSD++")}
+    near = all(abs(gap) < max(noise, 1.0) for gap in gaps.values())
+    listed = ", ".join(f"{n} {gap:+.1f} points" for n, gap in gaps.items())
+    start = "" if not config["num_warm_steps"] else "; all start at a trained network"
+    word = REPRODUCED if near and not config["num_warm_steps"] else PARTLY if near else CONTRADICTED
+    return Verdict(word, f"{listed} of accuracy (noise {noise:.1f}){start}")
+
+
+def _fed_be(metrics: Given, config: Given) -> Verdict:
+    found = metrics["scores"]
+    gaps = [
+        f"{name} {100 * (found[name]['accuracy'] - found['SGLD']['accuracy']):+.1f}"
+        for name in ("FedBE-Gauss", "FedBE-Dirichlet")
+        if found.get(name) and found.get("SGLD")
+    ]
+    if config["num_warm_steps"]:
+        return Verdict(UNTESTABLE, f"FedBE starts trained here: {', '.join(gaps)} points to SGLD")
+    far = [
+        found[n]["accuracy"] < found["SGLD"]["accuracy"] - 0.05
+        for n in ("FedBE-Gauss", "FedBE-Dirichlet")
+    ]
+    word = first_that_holds((all(far), REPRODUCED), (any(far), PARTLY), otherwise=CONTRADICTED)
+    return Verdict(word, f"{', '.join(gaps)} points to SGLD")
+
+
+def _unsure(metrics: Given, config: Given) -> Verdict:
+    del config
+    auc = {n: f["auc"] for n, f in metrics["scores"].items() if f and "auc" in f and n != "start"}
+    low = min(auc, key=lambda name: auc[name])
+    word = REPRODUCED if auc[low] > 0.5 else CONTRADICTED
+    return Verdict(word, f"area under the curve {auc[low]:.3f} ({low}) to {max(auc.values()):.3f}")
+
+
+CLAIMS = (
+    Claim("Figure 1, top", "The clients' data are heterogeneous (a picture of them)."),
+    Claim(
+        "Figure 1, bottom",
+        "QLSD* with 16 bits reaches the error of LSD* with about 2.5 times fewer bits.",
+        "qlsd/gaussian",
+        _bits,
+        "mse.png",
+    ),
+    Claim(
+        "Figure 1, bottom",
+        "QLSD* always outperforms QLSD.",
+        "qlsd/gaussian",
+        _outperforms,
+        "mse.png",
+    ),
+    Claim(
+        "Figure 1, bottom",
+        "Less compression does not significantly reduce QLSD's bias.",
+        "qlsd/gaussian",
+        _less_compression,
+        "squares.png",
+    ),
+    Claim(
+        "Table 2",
+        "How much clients differ biases QLSD, not QLSD* (QLSD++ was not tried).",
+        "qlsd/consistency",
+        _heterogeneity,
+        "bias.png",
+    ),
+    Claim(
+        "Table 3",
+        "QLSD++ gives results like its uncompressed counterpart's.",
+        "qlsd/digits",
+        _as_reference,
+        "hpd.png",
+    ),
+    Claim("Table 3", "It is 3 to 7 times more efficient.", "qlsd/digits", _efficiency, "hpd.png"),
+    Claim(
+        "Table 3", "The error falls with the number of bits.", "qlsd/digits", _by_bits, "hpd.png"
+    ),
+    Claim(
+        "Table 3",
+        "FSGLD and DG-SGLD do about as well as QLSD++ with 4 bits.",
+        "qlsd/digits",
+        _competing,
+        "hpd.png",
+    ),
+    Claim(
+        "Table 4, Figure 2",
+        "QLSD++ is as close to HMC as SGLD is, and closer than FedBE.",
+        "qlsd/cifar10",
+        _near_hmc,
+        "calibration.png",
+    ),
+    Claim(
+        "Section S4, Table 2",
+        "With more rows the bias of QLSD* vanishes, not that of QLSD (QLSD++ was not tried).",
+        "qlsd/consistency",
+        _rows,
+        "bias.png",
+    ),
+    Claim(
+        "Figure S1",
+        "Clients have very different numbers of rows.",
+        "qlsd/gaussian",
+        _sizes,
+        "clients.png",
+    ),
+    Claim(
+        "Figure S2",
+        "A smaller step size saves still more bits.",
+        "qlsd/gaussian",
+        _step_sizes,
+        "budget.png",
+    ),
+    Claim(
+        "Figure S3",
+        "The memory reduces the error of the variances, most where compression is coarse.",
+        "qlsd/synthetic",
+        _memory,
+        "memory.png",
+    ),
+    Claim(
+        "Table S1",
+        "Covertype: 4 bits have nine times less error than 8 and 16.",
+        "qlsd/covtype",
+        _covertype,
+        "hpd.png",
+    ),
+    Claim("Figure S4", "How labels are spread over clients (a picture)."),
+    Claim(
+        "Table S2",
+        "QLSD and QLSD++ come close to SGLD in accuracy.",
+        "qlsd/mnist",
+        _near_sgld,
+        "calibration.png",
+    ),
+    Claim("Table S2", "FedBE is 20 to 56 points of accuracy behind.", "qlsd/mnist", _fed_be),
+    Claim(
+        "Figure S5",
+        "Predictions are less sure of clothes than of digits (entropy).",
+        "qlsd/mnist",
+        _unsure,
+        "entropy.png",
+    ),
+    Claim("Section S5.3", "CIFAR-10 against SVHN out of distribution."),
+)
