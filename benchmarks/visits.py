@@ -14,8 +14,10 @@ import fedmcmc
 from benchmarks.federations import (
     COUNTS_MANY,
     FEW_ROWS,
+    LUNG,
     RADON,
     RADON_WHOLE,
+    TICKS,
     WIDE,
     flat,
     whitened,
@@ -31,9 +33,10 @@ def relay(white: fedmcmc.Whitened, num_local_steps: int, step_size: float) -> fe
 
 
 def bench() -> None:
-    print("| federation | local steps | by law alone | taken | mean off by, sds | sds over NUTS |")
-    print("|---|---|---|---|---|---|")
-    for name, data, white, exact in whitened(RADON, RADON_WHOLE, COUNTS_MANY, FEW_ROWS, WIDE):
+    columns = ("federation", "local steps", "by law alone", "taken", "mean off by, sds")
+    print(f"| {' | '.join(columns)} | sds over NUTS | depth | warnings |\n|{'---|' * 8}")
+    names = (TICKS, LUNG, COUNTS_MANY, FEW_ROWS, RADON, RADON_WHOLE, WIDE)
+    for name, data, white, exact in whitened(*names):
         for num_local_steps, num_rounds in ROUNDS.items():
             build = partial(relay, white, num_local_steps)
             best = fedmcmc.tune(
@@ -42,8 +45,8 @@ def bench() -> None:
                 data,
                 white.surrogates,
             )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
                 samples = fedmcmc.sample(
                     jax.random.key(1),
                     best.kernel,
@@ -60,7 +63,8 @@ def bench() -> None:
             print(
                 f"| {name} | {num_local_steps} | {2 * (1 - 1 / 1.02**2):.3f} | "
                 f"{best.settings['step_size']:.3f} | {bias.max():.3f} | {spread.min():.2f} to "
-                f"{spread.max():.2f} |",
+                f"{spread.max():.2f} | {samples.diagnosis.moments.depth:.1f} | "
+                f"{len(caught) or 'none'} |",
                 flush=True,
             )
             name = ""

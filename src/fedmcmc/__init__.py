@@ -20,6 +20,7 @@ from fedmcmc._types import FederatedKernel as FederatedKernel
 from fedmcmc._types import FederatedState as FederatedState
 from fedmcmc._types import Federation as Federation
 from fedmcmc._types import GradientEstimator as GradientEstimator
+from fedmcmc._types import LatentSums as LatentSums
 from fedmcmc._types import Participation as Participation
 from fedmcmc._types import Phase as Phase
 from fedmcmc._types import Population as Population

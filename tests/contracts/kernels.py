@@ -418,12 +418,28 @@ def with_latents(posterior, of_rows=None):
         shifted = {"x": rows["x"] - latents[:, None]}
         return posterior.loglikelihood_fn(jax.tree.unflatten(treedef, seen), shifted)
 
-    def logdensity_fn(position, count, total):
-        mean = jnp.sum(ravel_pytree(position)[0])
-        return -0.5 * (total[1] - 2 * mean * total[0] + count * mean**2)
+    def origin_fn(position):
+        return jnp.sum(ravel_pytree(position)[0])
+
+    def statistics_fn(latent, origin):
+        return latent - origin, (latent - origin) ** 2
+
+    def logdensity_fn(position, sums):
+        mean, (first, second) = origin_fn(position) - sums.origin, sums.total
+        return -0.5 * (second - 2 * mean * first + sums.num_latents * mean**2)
 
     flags = () if of_rows is None else of_rows
-    population = fedmcmc.Population(lambda x: (x, x**2), logdensity_fn, of_rows=Static(flags))
+
+    def transport_fn(latent, position, other):
+        return latent - origin_fn(position) + origin_fn(other)
+
+    population = fedmcmc.Population(
+        statistics_fn,
+        logdensity_fn,
+        origin_fn=origin_fn,
+        of_rows=Static(flags),
+        transport_fn=transport_fn,
+    )
     like = Shapes(jax.ShapeDtypeStruct((), jnp.result_type(float)))
     local = Local(logprior_fn, loglikelihood_fn, like, population=population)
     return posterior._replace(loglikelihood_fn=None, local=local)
@@ -444,9 +460,10 @@ def build_gibbs(position, given):
     none = (False,) * len(jax.tree.leaves(position))
     return fedmcmc.fed_gibbs(
         with_latents(given.posterior, none),
-        refresh=fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2),
+        refresh=fedmcmc.hierarchy.with_moments(
+            fedmcmc.hierarchy.independence(5 * given.scale, num_tries=2), num_burnin=given.scale
+        ),
         server_moves=1,
-        resum_every=3 * given.scale,
         participation=fedmcmc.bernoulli(given.table(P)),
     )
 
@@ -458,6 +475,7 @@ def build_gibbs_of_rows(position, given):
         refresh=fedmcmc.hierarchy.independence(num_tries=2),
         server_moves=1,
         num_adapt=4 * given.scale,
+        interweave=not all(first),
     )
 
 

@@ -54,6 +54,7 @@ def test_it_is_a_consortium(places):
     assert isinstance(places[1], Consortium)
 
 
+@pytest.mark.slow
 def test_loo_and_compare(places):
     draws = draws_near("logistic")
     here, there = (criticism.loo(LOGISTIC, place, draws) for place in places)

@@ -30,6 +30,7 @@ from tests.criticism.federation import (
     messages,
     numbers,
 )
+from tests.hierarchy import models as groups
 
 
 def by_arviz(table, reff=1.0):
@@ -85,6 +86,43 @@ def test_rows_that_carry_a_draw_are_counted_and_said():
     assert found.verdict == ("failed" if found.num_very_bad else "doubtful")
     np.testing.assert_allclose(found.elpd, wanted.elpd, atol=2e-3)
     assert "above 0.67" in repr(found) and found.to_dict()["verdict"] == found.verdict
+
+
+GROUP_DRAWS = {
+    "mu": np.random.default_rng(2).normal(0.6, 0.35, 1000).astype(np.float32),
+    "slope": np.random.default_rng(3).normal(0.3, 0.15, 1000).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_of_latents_integrated_out_whole_groups_are_left_out(whole):
+    """Groups of one client, and of two that have three and two: by hand, and by ArviZ."""
+    own = groups.clients()
+    data = fedmcmc.FederatedData.from_clients(own) if whole else groups.in_two_clients(own)
+    posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))
+    found = criticism.loo(
+        posterior, data, GROUP_DRAWS, secure_sum=whole, minimum_rows=2, efficiency=1.0
+    )
+    table = jax.vmap(lambda at: jnp.stack([groups.closed_form(at, [group]) for group in own]))(
+        GROUP_DRAWS
+    )
+    wanted = by_arviz(np.asarray(table, float))
+    np.testing.assert_allclose([found.elpd, found.p_loo], [wanted.elpd, wanted.p], atol=1e-3)
+    each = np.asarray(wanted.elpd_i).ravel()
+    np.testing.assert_allclose(found.se, np.sqrt(len(each)) * each.std(), atol=1e-3)
+    assert found.num_rows == len(own) and found.unit == "groups"
+    assert "5 groups, 1,000 draws" in repr(found)
+
+
+def test_clients_that_are_one_group_send_no_density_of_it():
+    data = fedmcmc.FederatedData.from_clients(groups.clients())
+    posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))
+    with pytest.raises(ValueError, match="No client has at least 10 groups"):
+        criticism.loo(posterior, data, GROUP_DRAWS)
+    rows = fedmcmc.Posterior(posterior.logprior_fn, lambda at, x: at["slope"] * x["x"])
+    with pytest.raises(ValueError, match="and others rows"):
+        models = {"groups": (posterior, GROUP_DRAWS), "rows": (rows, GROUP_DRAWS)}
+        criticism.compare(models, data, secure_sum=True)
 
 
 def lines(theta, rows):
@@ -148,6 +186,7 @@ def question(models, draws, least=10):
     return LeaveOneOut(models[0], models[1:], least, worst, (tail_length(num),) * len(models))
 
 
+@pytest.mark.slow
 def test_no_message_holds_a_row_or_what_a_row_has():
     data, draws = federation("normal"), jax.tree.map(jnp.asarray, draws_near("normal"))
     sent = messages(question((NORMAL,), (draws,)), data, (draws,))

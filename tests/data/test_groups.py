@@ -21,6 +21,18 @@ def test_groups_are_numbered_as_they_appear():
     assert "2 clients, 7 rows, 3 to 4 per client, 5 groups; x: float32" in repr(data)
 
 
+def test_labels_of_rows_in_any_order():
+    clients, order = np.array([0, 0, 0, 0, 1, 1, 1]), np.array([4, 0, 1, 5, 2, 3, 6])
+    rows = {"x": np.concatenate([own["x"] for own in CLIENTS])[order]}
+    labels = np.array([str(label) for own in LABELS for label in own])[order]
+    data = FederatedData.from_arrays(rows, clients[order], groups=labels)
+    wanted = FederatedData.from_clients(CLIENTS, groups=LABELS)
+    for found, own in zip(jax.tree.leaves(data), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(found, own)
+    with pytest.raises(ValueError, match="one label per row"):
+        FederatedData.from_arrays(rows, clients, groups=labels[1:])
+
+
 def test_what_knows_nothing_of_groups_sees_the_rows():
     data = FederatedData.from_clients(CLIENTS, groups=LABELS)
     plain = FederatedData.from_clients(CLIENTS)

@@ -220,6 +220,7 @@ SINGLES = {
     "OwnExpansions": "a table with a row per site",
     "ScoreCovariances": "a table with a row per site",
     "WithoutClient": "a table with a row per site",
+    "LeaveGroupsOut": "how many groups a site must have",
     "LeaveOneOut": "how many rows a site must have",
     "Replication": "how many rows a site must have",
     "Relay": "one site alone",

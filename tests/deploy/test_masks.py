@@ -35,7 +35,7 @@ ROWS = (
     "sequence",
 )
 # Clients that keep a state and count bits below; two phases.
-FAST = ("lsd_pp", "fa_hmc")
+FAST = ("fa_hmc",)
 STATEFUL, SET_UP = studies.masked_study("lsd_pp"), studies.masked_study("lsd_star")
 
 

@@ -321,6 +321,63 @@ def test_rare_excursions_are_said_though_ranks_do_not_see_them():
     assert "ran away and came back" in found.findings[0]
 
 
+def test_draws_that_were_thrown_out_are_said_by_their_log_density():
+    draws = exact_draws(3)
+    assert diagnostics.diagnose(draws, POSTERIOR, DATA).findings == ()
+    draws[2, 500:503] += 12 * SD.astype(np.float32)
+    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert found.rhat < 1.01 and found.ess > 400
+    assert "thrown out and came back" in found.findings[0]
+    # Three of 4,000, and as wide without them as ever.
+    sds = draws.std((0, 1)) / exact_draws(3).std((0, 1))
+    np.testing.assert_allclose(found.moments.widened, sds.max(), rtol=2e-3)
+    gaps = draws.reshape(-1, 3) - MEAN
+    falls = 0.5 * np.einsum("ni,ij,nj->n", gaps, TOTAL, gaps)
+    middle, low = np.quantile(falls[np.linspace(0, 3999, 256).astype(int)], [0.5, 0.9])
+    np.testing.assert_allclose(
+        found.moments.depth, (falls.max() - middle) / (low - middle), rtol=1e-3
+    )
+
+
+def test_a_draw_that_was_thrown_out_and_widens_nothing_is_left_alone():
+    draws = exact_draws(3)
+    draws[2, 500] += 7 * SD.astype(np.float32)
+    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert found.moments.depth > diagnostics.DEPTH and 1 < found.moments.widened < 1.02
+    assert found.findings == ()
+
+
+def test_a_chain_that_has_yet_to_arrive_was_not_thrown():
+    draws = exact_draws(3)
+    draws[:, :20] += (12 * np.linspace(1, 0, 20)[:, None] * SD).astype(np.float32)
+    found = diagnostics.diagnose(draws, POSTERIOR, DATA)
+    assert found.moments.depth < diagnostics.DEPTH
+
+
+FALLS = {
+    "normal": lambda rng, shape: rng.normal(size=shape) ** 2 / 2,
+    "normal in 30 dimensions": lambda rng, shape: rng.chisquare(30, shape) / 2,
+    "exponential": lambda rng, shape: rng.exponential(size=shape),
+    "Cauchy": lambda rng, shape: np.log1p(rng.standard_cauchy(shape) ** 2),
+    # The density of its sds falls with their power: Neal (2003).
+    "funnel": lambda rng, shape: (
+        (v := 3 * rng.normal(size=shape)) ** 2 / 18 + 9 * v / 2 + rng.chisquare(9, shape) / 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLS)
+def test_log_densities_of_a_posterior_end_far_above_the_limit(name):
+    """However heavy the tails: those of the log density are about exponential."""
+    rng = np.random.default_rng(5)
+    depths = []
+    for _ in range(200):
+        falls = FALLS[name](rng, 16_000)
+        values = np.concatenate([falls[np.linspace(0, 15_999, 256).astype(int)], [falls.max()]])
+        depths.append(diagnostics.depth_of(-values, 256))
+    assert 2 < np.median(depths) < 9 and max(depths) < 0.8 * diagnostics.DEPTH
+
+
 @pytest.mark.parametrize("slope, said", [(1.0, "tau grew to"), (-1.0, "tau fell to"), (0.0, None)])
 def test_a_scale_that_went_far_is_seen_on_its_logarithm(slope, said):
     """``log tau`` drifts by 0.1 per round: the position stays small, the scale does not."""

@@ -81,6 +81,7 @@ def test_a_step_that_is_far_too_small_is_said(posterior, data, largest, white):
     assert samples.diagnosis.ess < 50 and "Chains disagree or are too short" in words
 
 
+@pytest.mark.slow
 def test_a_step_within_the_stability_limit_whose_sds_are_too_wide_is_said(
     posterior, data, largest, white
 ):

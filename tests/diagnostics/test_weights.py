@@ -185,7 +185,8 @@ def of_a_grid(logprior, loglikelihood, clients, mean, sd):
     return middle, np.sqrt(weights @ (points - middle) ** 2)
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES, ["scale"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_an_approximation_narrower_than_a_skewed_posterior_warns(case):
     logprior, loglikelihood, clients = *CASES[case][:2], CASES[case][2]()
     posterior = fedmcmc.Posterior(logprior, loglikelihood)

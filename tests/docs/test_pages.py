@@ -34,10 +34,10 @@ def test_the_page_on_choosing_runs():
 def test_the_page_on_effects_runs():
     names = run_page("hierarchies.md")
     assert names["fitted"].verdict.startswith("exact")
-    assert names["own"].draws["effect"].shape == (1, 4000, 30, 1)
+    assert names["own"].draws["effect"].shape == (1, 500, 15, 1)
     assert names["patients"].num_groups.tolist() == [2, 1]
     exact = names["fitted"].samples.constrained
-    assert names["gibbs"].local_mask.shape == (30, 1)
+    assert names["gibbs"].local_mask.shape == (15, 1)
     for samples in (names["samples"], names["gibbs"]):
         sampled = samples.constrained
         for site in ("mu", "slope", "tau"):

@@ -118,6 +118,7 @@ def test_a_narrow_approximation_fails_and_adapts():
     assert abs(adapted.log_evidence - log_evidence()) < LIMIT * adapted.log_evidence_sd
 
 
+@pytest.mark.slow
 def test_faults_and_many_points_change_nothing(monkeypatch):
     plain = correct(KEY, approximation(shift=0.5), num_draws=200)
     faulty = SimulatedConsortium(

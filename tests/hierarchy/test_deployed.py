@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import FederatedData, deploy, hierarchy
+from fedmcmc import FederatedData, deploy, hierarchy, wire
+from fedmcmc.deploy._frames import unpack
 from fedmcmc.interop.numpyro import from_numpyro
 from tests.hierarchy.models import SIZES, clients, logistic
 
@@ -99,8 +100,52 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
     deployed = deploy.run(study, key, "main", transport=local, position=start, **settings)
     alone = fedmcmc.Placement(clients_at_a_time=1)
     simulated = fedmcmc.sample(key, study.kernel("main"), data, start, placement=alone, **settings)
-    assert hierarchy.latents_in(deployed.state.clients) is None
+    assert hierarchy.locals_in(deployed.state.clients) is None
     for site in start:
         # A compiler fuses what a site computes of few rows in other ways: without that, contracts
         # are tested to the last bit.
         np.testing.assert_allclose(deployed.draws[site], simulated.draws[site], rtol=1e-5)
+
+
+def test_no_message_of_marginal_holds_an_effect(tmp_path):
+    """What leaves a site is the gradient of its integral, a function of rows and position alone."""
+    rows = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]
+    study = deploy.Study(
+        name="effects",
+        posterior=f"{HERE}:shared",
+        sites=dict(zip(NAMES, SIZES, strict=True)),
+        rows=ROWS,
+        kernels={"main": f"{HERE}:kernel"},
+        settings={},
+    )
+    local, heard = deploy.Local(), {name: [] for name in NAMES}
+    for (name, pairs), own_rows in zip(heard.items(), rows, strict=True):
+        site = deploy.Site(study, name, own_rows, folder=tmp_path / name)
+        local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
+    start = {"slope": 0.1, "tau": -0.2}
+    samples = deploy.run(
+        study, jax.random.key(0), "main", start, transport=local, num_rounds=3, progress=False
+    )
+    data, terms = FederatedData.from_clients(rows), study.model.loglikelihood_fn
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), jnp.float32), start)
+
+    @jax.jit
+    def slopes(position):
+        def of_client(client):
+            return jax.grad(lambda at: terms.terms(at, client)[0])(position)
+
+        return data.map_clients(of_client)
+
+    places = [{k: float(x[0, i]) for k, x in samples.draws.items()} for i in range(2)]
+    wanted = [slopes(place) for place in [start, *places]]
+    for index, name in enumerate(NAMES):
+        told = [deploy.Frame.parse(answer) for _, answer in heard[name] if answer]
+        codes = [unpack(frame.body, 2)[0] for frame in told if frame.kind == "answer"]
+        assert len(codes) == len(wanted)
+        # Every other answer is empty, so that nothing else can hold a number.
+        assert all(not frame.body for frame in told if frame.kind != "answer")
+        for code, slope in zip(codes, wanted, strict=True):
+            own = jax.tree.map(lambda leaf, i=index: leaf[i], slope)
+            found = wire.decode(code, like)  # of this size to the bit
+            for key in like:
+                np.testing.assert_allclose(found[key], own[key], rtol=2e-4, atol=1e-5)

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import pytest
+from numpyro import distributions as dist
 
 import fedmcmc
 from fedmcmc import FederatedData, marginal
 from fedmcmc.data import _federated
+from fedmcmc.diagnostics import diagnose
 from fedmcmc.hierarchy import _latents
 from tests.hierarchy.models import (
     SIZES,
@@ -32,6 +35,13 @@ def double_precision():
         yield
 
 
+def rare(y):
+    tau = numpyro.sample("tau", dist.HalfNormal(2))
+    effect = numpyro.sample("effect", dist.Normal(-2, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(effect)), obs=y)
+
+
 def of(model, data, nodes=5, **settings):
     return marginal(fedmcmc.from_numpyro(model, example=data, **settings), nodes)
 
@@ -46,6 +56,26 @@ def test_of_a_gaussian_model_it_is_exact(nodes, centered):
     np.testing.assert_allclose(value, wanted, rtol=1e-10)
     for name in PLACE:
         np.testing.assert_allclose(slope[name], wanted_slope[name], rtol=1e-8)
+
+
+def test_a_quadrature_that_is_off_is_told():
+    """Laplace's approximation of counts, of which most are zero, by more nodes at once."""
+    rng = np.random.default_rng(0)
+    groups = [{"y": rng.poisson(np.exp(rng.normal(-2, 1)), size=2)} for _ in range(100)]
+    data = FederatedData.from_clients(groups)
+    draws = {"tau": rng.normal(0, 0.2, size=(2, 200))}
+    few, more = of(rare, data, 1), of(rare, data, 5)
+    found = diagnose(draws, few, data)
+    few_fn, more_fn = total(few, data), total(more, data)
+    some = draws["tau"].ravel()[np.linspace(0, 399, 20).astype(int)]
+    gaps = np.array([more_fn({"tau": tau}) - few_fn({"tau": tau}) for tau in some])
+    wanted = np.abs(gaps - gaps.mean()).max()
+    np.testing.assert_allclose(found.quadrature_error, wanted, rtol=1e-8)
+    assert wanted > 0.1 and "off by" in found.findings[-1] and "nodes=5" in found.findings[-1]
+    fine = diagnose(draws, of(rare, data, 9), data)
+    assert fine.quadrature_error < 0.1 and not any("nodes" in x for x in fine.findings)
+    moved = diagnose(draws, few, data, integrates=False)
+    assert moved.quadrature_error is None
 
 
 @pytest.mark.slow

@@ -116,6 +116,7 @@ def wrong_way(x, y):
         (by_name, {"local": ["mu", "rate"]}, "clients share nothing"),
         (wrong_way, {"local": ["u"]}, "'mu' depends on a local one"),
         (marked, {"centered": {"tau": 0.5}}, "centered names 'tau'"),
+        (marked, {"centered": "auto"}, "'auto' for site 'u'"),
         (marked, {"centered": 1.5}, r"\[0, 1\], got 1.5"),
     ],
 )

@@ -190,6 +190,7 @@ def test_first_approximations_are_laplaces(data, mode):
     )
 
 
+@pytest.mark.slow
 def test_by_default_it_comes_to_rest_at_the_posterior(data, mode, posterior_moments):
     samples = fedmcmc.sample(
         KEY,

@@ -24,7 +24,7 @@ AROUND = fedmcmc.Gaussian.from_moments(np.full(2, 0.3), variance=np.array([1.5, 
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: fedmcmc.gaussian_mh(SECANT, AROUND),
+        pytest.param(lambda: fedmcmc.gaussian_mh(SECANT, AROUND), marks=pytest.mark.slow),
         pytest.param(
             lambda: fedmcmc.gaussian_mh(SECANT, AROUND, correlation=0.5), marks=pytest.mark.slow
         ),

@@ -5,20 +5,32 @@ DRAWS = "hierarchy/test_refresh.py::test_draws_are_those_of_a_gaussian_condition
 EXACT = "hierarchy/test_marginal.py::test_of_a_gaussian_model_it_is_exact[0.0-5]"
 SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
 LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
+NEW = "hierarchy/test_new_group.py::test_a_new_group_is_drawn_from_the_population[0.0]"
+FITTED = "fitting/test_gibbs.py::test_chains_that_are_too_short_are_not_called_exact"
 JOINT = "laws/test_joint_law.py::test_law_of_every_round"
 STEPS = f"{JOINT}[three steps, gradient first]"
 SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
+RESCALED = "laws/test_gibbs_law.py::test_parameters_that_take_latents_along_have_the_posterior"
+QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
+MOMENTS = "hierarchy/test_kept.py::test_moments_are_those_of_the_draws"
+FAR = "laws/test_gibbs_law.py::test_effects_far_from_zero_have_a_spread[1.0]"
+NEGATIVE = (
+    "hierarchy/test_gibbs.py::test_a_spread_is_not_below_what_rounding_leaves_of_it[multivariate]"
+)
 ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
-TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS]
+TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
+TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, FITTED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
+RUNNING = "kernels/_gibbs_sums.py"
 PATH = "hierarchy/_trajectories.py"
 SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
@@ -47,6 +59,18 @@ MUTATIONS = {
         "jax.random.fold_in(key, 0 * client.index)",
         DRAWS,
     ),
+    "a new group has a row of its own": (
+        "hierarchy/_new_group.py",
+        "Client(rows, zero, zero, zero, one, one, 1)",
+        "Client(rows, zero, zero + 1, zero, one, one, 1)",
+        NEW,
+    ),
+    "chains that do not agree are called exact": (
+        "fitting/_gibbs.py",
+        "    if chains.agree:\n",
+        "    if True:\n",
+        FITTED,
+    ),
     "the prior of a latent counts twice": (
         LATENTS,
         "return prior + self.fold",
@@ -58,6 +82,12 @@ MUTATIONS = {
         "center = at_mode + solve(cholesky(curvature), slope)",
         "center = at_mode",
         SLOPES,
+    ),
+    "what draws share counts as an error of a quadrature": (
+        MARGINAL,
+        "differences - differences.mean()",
+        "differences",
+        QUADRATURE,
     ),
     "groups that a client does not have count": (
         MARGINAL,
@@ -109,15 +139,63 @@ MUTATIONS = {
     ),
     "latents shrink between rounds": (
         "kernels/_joint.py",
-        "return message, Locals(groups.as_latents(flat), kept), info",
-        "return message, Locals(groups.as_latents(0.8 * flat), kept), info",
+        "return message, Locals(groups.as_latents(flat), kept, lately), info",
+        "return message, Locals(groups.as_latents(0.8 * flat), kept, lately), info",
         STEPS,
     ),
     "the server forgets the sums of absent clients": (
-        SERVER,
-        "trees.add(old, said.sums)",
-        "said.sums",
+        RUNNING,
+        "total = trees.add(self.total, change)",
+        "total = change",
         GIBBS,
+    ),
+    "a recount begins with changes of sums": (
+        RUNNING,
+        "trees.select(jnp.asarray(anew), trees.zeros_like(old), old)",
+        "old",
+        GIBBS,
+    ),
+    "the origin of sums of squares stays where it was at the start": (
+        SERVER,
+        "trees.select(ends, here, origins.next)",
+        "origins.next",
+        FAR,
+    ),
+    "moments of latents count the burn-in": (
+        "hierarchy/_moments.py",
+        "(jnp.asarray(here.round) >= self.num_burnin)",
+        "(jnp.asarray(here.round) >= 0)",
+        MOMENTS,
+    ),
+    "squares of latents around the mean of before": (
+        "hierarchy/_moments.py",
+        "(x - old) * (x - new)",
+        "(x - old) * (x - old)",
+        MOMENTS,
+    ),
+    "a prediction in which latents take no information": (
+        LATENTS,
+        'return jnp.einsum("gki,gkj->ij", whitened, whitened)',
+        'return 0 * jnp.einsum("gki,gkj->ij", whitened, whitened)',
+        PREDICTED,
+    ),
+    "parameters are rescaled and latents stay": (
+        SERVER,
+        "begin = groups.as_flat(self._gone_along(before, broadcast))",
+        "begin = groups.as_flat(before)",
+        RESCALED,
+    ),
+    "parameters are rescaled as if their prior were flat": (
+        SERVER,
+        "+ there - here, -jnp.inf),\n            jnp.zeros_like",
+        ", -jnp.inf),\n            jnp.zeros_like",
+        RESCALED,
+    ),
+    "a spread of rounded sums may be negative": (
+        "interop/_numpyro_population.py",
+        "jnp.maximum(second - first**2 / num, lowest)",
+        "second - first**2 / num",
+        NEGATIVE,
     ),
     "changes of sums are weighted by one over a probability": (
         SERVER,

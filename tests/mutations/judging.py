@@ -3,9 +3,12 @@
 WEIGHTS = "diagnostics/test_weights.py::test_errors_are_those_of_the_law[1.0]"
 SPREAD = "diagnostics/test_diagnosis.py::test_the_spread_of_langevin_steps_is_found[0.6]"
 REPEATED = "diagnostics/test_diagnosis.py::test_standard_errors_are_those_of_repetitions[0.3]"
+DEPTH = (
+    "diagnostics/test_diagnosis.py::test_draws_that_were_thrown_out_are_said_by_their_log_density"
+)
 SHRINK = "tuning/test_visits.py::test_where_surrogates_are_exact_visits_shrink_by_the_step[4]"
 LOOP = "tuning/test_visits.py::test_the_worst_visit_is_that_of_a_loop_in_numpy"
-TESTS = [WEIGHTS, SPREAD, REPEATED, SHRINK, LOOP]
+TESTS = [WEIGHTS, SPREAD, REPEATED, DEPTH, SHRINK, LOOP]
 BY_WEIGHTS, BY_GRADIENTS = "diagnostics/_weights.py", "diagnostics/_moments.py"
 VISITS = "tuning/_visits.py"
 
@@ -60,20 +63,32 @@ MUTATIONS = {
     ),
     "visits begin nearer than is said": (
         VISITS,
-        "away = FAR * np.concatenate",
-        "away = FAR / np.sqrt(2) * np.concatenate",
+        "away = radius * lines @ root.T",
+        "away = radius / np.sqrt(2) * lines @ root.T",
         SHRINK,
     ),
     "a visit is not multiplied by one over its probability": (
         VISITS,
-        "jnp.asarray(counts.weight, jnp.result_type(float)),",
+        "jnp.asarray(weight, jnp.result_type(float)),",
         "jnp.ones(num, jnp.result_type(float)),",
         LOOP,
     ),
     "a visit begins on one side alone": (
         VISITS,
-        "np.concatenate([lines, -lines], 1)",
-        "np.concatenate([lines, lines], 1)",
+        "np.concatenate([common, -common])",
+        "np.concatenate([common, common])",
         LOOP,
+    ),
+    "distances after visits are averaged over clients, and not their squares": (
+        VISITS,
+        "* np.square(ratios)[..., :-2]",
+        "* np.asarray(ratios)[..., :-2]",
+        LOOP,
+    ),
+    "a log density without the prior says how far out a draw is": (
+        BY_GRADIENTS,
+        "return prior + likelihood, trees",
+        "return likelihood, trees",
+        DEPTH,
     ),
 }

@@ -17,30 +17,36 @@ def _of_rows(phi, thetas, rows):
     return -0.5 * gap**2
 
 
-def _statistics(theta):
-    return theta, jnp.outer(theta, theta)
+def _origin(phi):
+    return jnp.asarray(PULL, phi.dtype) @ phi
 
 
-def _density(phi, count, total):
-    first, second = total
-    mean, precision = jnp.asarray(PULL, phi.dtype) @ phi, jnp.asarray(SPREAD, phi.dtype)
+def _statistics(theta, origin):
+    away = theta - origin
+    return away, jnp.outer(away, away)
+
+
+def _density(phi, sums):
+    first, second = sums.total
+    mean, precision = _origin(phi) - sums.origin, jnp.asarray(SPREAD, phi.dtype)
     cross = jnp.outer(mean, first)
-    spread = second - cross - cross.T + count * jnp.outer(mean, mean)
+    spread = second - cross - cross.T + sums.num_latents * jnp.outer(mean, mean)
     return -0.5 * jnp.trace(precision @ spread)
 
 
-def _draw(key, phi, count, total):
+def _draw(key, phi, sums):
     """Draw phi given all latents, and its prior."""
-    pull = jnp.asarray(PULL.T @ SPREAD, phi.dtype)
+    num, pull = sums.num_latents, jnp.asarray(PULL.T @ SPREAD, phi.dtype)
     precision = jnp.asarray(joint.PRIOR, phi.dtype)
-    linear = precision @ jnp.asarray(joint.PRIOR_MEAN, phi.dtype) + pull @ total[0]
-    factor = jnp.linalg.cholesky(precision + count * pull @ jnp.asarray(PULL, phi.dtype))
+    first = sums.total[0] + num * sums.origin
+    linear = precision @ jnp.asarray(joint.PRIOR_MEAN, phi.dtype) + pull @ first
+    factor = jnp.linalg.cholesky(precision + num * pull @ jnp.asarray(PULL, phi.dtype))
     mean = jax.scipy.linalg.cho_solve((factor, True), linear)
     normal = jax.random.normal(key, phi.shape, phi.dtype)
     return mean + jax.scipy.linalg.solve_triangular(factor.T, normal)
 
 
-POPULATION = fedmcmc.Population(_statistics, _density, _draw)
+POPULATION = fedmcmc.Population(_statistics, _density, _draw, _origin)
 LOCAL = joint.LOCAL._replace(loglikelihood_fn=_of_rows, population=POPULATION)
 POSTERIOR = joint.POSTERIOR._replace(local=LOCAL)
 SLICED = POSTERIOR._replace(local=LOCAL._replace(population=POPULATION._replace(draw_fn=None)))

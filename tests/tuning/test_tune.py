@@ -104,6 +104,7 @@ def test_what_is_found_is_accepted_and_a_longer_step_is_not(white):
     assert accepted(at) and not accepted(above)
 
 
+@pytest.mark.slow
 def test_the_best_of_a_grid_is_that_of_all_that_was_tried(white):
     grid = {"control_variate": [False, True]}
     kernel_fn = fa_hmc(white, num_integration_steps=5, num_local_steps=2)

@@ -162,7 +162,7 @@ def test_gaussian_clients_have_the_law_of_two_quantised_rounds(rates):
         temperature=lambda round_: jnp.where(round_ == 0, 0.0, 0.5),
         participation=fedmcmc.bernoulli(P),
     )
-    clients = on_gaussian_clients(kernel, FEDERATION.data.federation, exact(FEDERATION), None)
+    clients = on_gaussian_clients(kernel, FEDERATION.data, exact(FEDERATION), None)
     init, step = fedmcmc.simulate(clients.kernel, clients.data)
     keys = jax.random.split(jax.random.key(1), 16384)
     start = init(jnp.asarray(FEDERATION.start))

@@ -10,7 +10,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc.runs import as_consortium
-from fedmcmc.tuning._visits import FAR, MOST_GROWTH, worst_visit
+from fedmcmc.tuning._visits import MOST_GROWTH, RADII, worst_visit
 from tests.oracles.federations import Federation
 
 FEDERATION = Federation()
@@ -45,6 +45,7 @@ def test_where_surrogates_are_exact_visits_shrink_by_the_step(num_local_steps):
     white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
     visit = worst_visit(fsgld(white, 0.3, num_local_steps), FEDERATION.data, white.surrogates)
     np.testing.assert_allclose(visit.growth, 0.7**num_local_steps, rtol=2e-3)
+    np.testing.assert_allclose(visit.drift, 0.7**num_local_steps, rtol=2e-3)
     assert visit.safe
 
 
@@ -55,19 +56,35 @@ def test_the_worst_visit_is_that_of_a_loop_in_numpy(white):
     rate, sizes = np.exp(mode), np.array(SIZES)
     precision = sizes.sum() * rate + PRIOR
     sums = np.array([rows.sum() for rows in COUNTS])
-    ends = []
-    for side in (-1, 1):
-        for client in range(num):
-            x = mode + side * FAR / np.sqrt(precision)
-            for _ in range(num_steps):
-                gap = x - mode
-                slopes = sums - sizes * rate * (1 + gap)  # of the surrogates
-                exact = sums[client] - sizes[client] * np.exp(x)
-                x += step / precision * (-PRIOR * x + slopes.sum() + num * (exact - slopes[client]))
-            ends.append(abs(x - mode) * np.sqrt(precision) / FAR)
+    ratios = np.zeros((len(RADII), num, 2))
+    for radius, client, side in np.ndindex(*ratios.shape):
+        begin = (-1, 1)[side] * RADII[radius] / np.sqrt(precision)
+        x = mode + begin
+        for _ in range(num_steps):
+            gap = x - mode
+            slopes = sums - sizes * rate * (1 + gap)  # of the surrogates
+            exact = sums[client] - sizes[client] * np.exp(x)
+            x += step / precision * (-PRIOR * x + slopes.sum() + num * (exact - slopes[client]))
+        ratios[radius, client, side] = abs((x - mode) / begin)
     visit = worst_visit(fsgld(white, step, num_steps), DATA, white.surrogates)
-    np.testing.assert_allclose(visit.growth, max(ends), rtol=1e-3)
-    assert visit.client == np.argmax(ends) % num == 0
+    np.testing.assert_allclose(visit.growth, ratios[0].max(), rtol=1e-3)
+    assert visit.client == ratios[0].max(1).argmax() == 0
+    squares = np.mean(ratios**2, axis=1)  # all clients are visited alike
+    np.testing.assert_allclose(visit.drift, np.sqrt(squares.max()), rtol=1e-3)
+    assert visit.radius == RADII[squares.max(1).argmax()] and visit.thrower == 0
+
+
+def test_clients_are_weighed_as_they_are_visited(white):
+    shares = np.where(np.arange(len(SIZES)) == 0, 0.5, 0.5 / (len(SIZES) - 1))
+    kernel = fedmcmc.fsgld(
+        white.posterior, white.surrogates, step_size=0.08, num_local_steps=10, probabilities=shares
+    )
+    visit = worst_visit(kernel, DATA, white.surrogates)
+    # What the large client's surrogate gets wrong counts twice then, in place of thirty times.
+    assert (
+        visit.safe
+        and visit.drift < 1 < worst_visit(fsgld(white, 0.08), DATA, white.surrogates).drift
+    )
 
 
 def test_kernels_that_are_no_relays_have_no_visits(white):
@@ -119,7 +136,7 @@ def test_of_clients_elsewhere_it_is_said_that_they_were_not_asked(white):
         elsewhere,
         white.surrogates,
     )
-    assert best.note.startswith("Clients elsewhere were not asked") and best.note in str(best)
+    assert best.note.startswith("Clients at real sites were not asked") and best.note in str(best)
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["fed_ep"]))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["qlsd"]))
 def test_draws_are_in_the_coordinates_of_the_model(name, dense):
     white = dense
     record = fedmcmc.Record(streams={"moments": streaming.moments()})
@@ -195,7 +195,9 @@ def test_a_curvature_that_is_no_guide_warns():
     assert [warning.filename for warning in said] == [__file__]
 
 
-@pytest.mark.parametrize("num_rows, warns", [(6, True), (10, False), (200, False)])
+@pytest.mark.parametrize(
+    "num_rows, warns", [(6, True), (10, False), pytest.param(200, False, marks=pytest.mark.slow)]
+)
 def test_a_mean_that_widens_with_its_scale_warns(num_rows, warns):
     """Given the scale the mean is normal: no fall along its axis shows what six rows leave open."""
 

@@ -25,6 +25,7 @@ from fedmcmc._types._values import Counts as Counts
 from fedmcmc._types._values import Exact as Exact
 from fedmcmc._types._values import FederatedState as FederatedState
 from fedmcmc._types._values import Federation as Federation
+from fedmcmc._types._values import LatentSums as LatentSums
 from fedmcmc._types._values import Local as Local
 from fedmcmc._types._values import LogDensity as LogDensity
 from fedmcmc._types._values import Number as Number

@@ -127,29 +127,60 @@ class Shapes:
         return hash(self._key())
 
 
+class LatentSums(NamedTuple):
+    """What is known of many latents by sums of their statistics.
+
+    Attributes
+    ----------
+    num_latents
+        ``[]``, how many there are.
+    total
+        The sum of their statistics around the origin.
+    origin
+        Near the latents: around zero, squares of what lies far from it would lose all digits.
+    rounding
+        Shaped as `total`, up to which size its numbers may be wrong by rounding. A spread is no
+        smaller than that: parameters that follow one of zero never leave it again.
+    """
+
+    num_latents: Array
+    total: ArrayTree
+    origin: ArrayTree
+    rounding: ArrayTree
+
+
 class Population(NamedTuple):
     """The distribution of groups' latents given shared parameters, by sums of statistics.
 
     Attributes
     ----------
     statistics_fn
-        ``latent -> statistics``, a pytree: of a normal latent itself and its square.
+        ``(latent, origin) -> statistics``, a pytree: of a normal latent its distance from the
+        origin and the square of that.
     logdensity_fn
-        ``(position, count, total) -> []``, the sum of the log densities of `count` latents given
-        the shared position, from the sum `total` of their statistics, up to a constant.
+        ``(position, sums) -> []``, the sum of the log densities of all latents given the shared
+        position, from what `LatentSums` say of them, up to a constant.
     draw_fn
-        ``(rng_key, position, count, total) -> position`` with shared parameters drawn given all
-        latents, their prior included; ``None`` where a kernel is to find its own way. Parameters
-        of rows it leaves as they are.
+        ``(rng_key, position, sums) -> position`` with shared parameters drawn given all latents,
+        their prior included; ``None`` where a kernel is to find its own way. Parameters of rows it
+        leaves as they are.
+    origin_fn
+        ``position -> origin``, where latents are expected given the shared position; ``None`` where
+        statistics need no origin, which is ``()`` then.
     of_rows
         Of each leaf of a position, whether rows depend on it, too, given the latents (a slope, a
         residual sd); empty where they depend on none.
+    transport_fn
+        ``(latent, position, other) -> latent``, as far from its mean at `other`, in units of the
+        spread there, as the given one is at `position`; for ``fed_gibbs(interweave=True)``.
     """
 
-    statistics_fn: Callable[[ArrayTree], ArrayTree]
-    logdensity_fn: Callable[[ArrayTree, Array, ArrayTree], Array]
-    draw_fn: Callable[[Array, ArrayTree, Array, ArrayTree], ArrayTree] | None = None
+    statistics_fn: Callable[[ArrayTree, ArrayTree], ArrayTree]
+    logdensity_fn: Callable[[ArrayTree, LatentSums], Array]
+    draw_fn: Callable[[Array, ArrayTree, LatentSums], ArrayTree] | None = None
+    origin_fn: Callable[[ArrayTree], ArrayTree] | None = None
     of_rows: Static[tuple[bool, ...]] | tuple[bool, ...] = Static(())
+    transport_fn: Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree] | None = None
 
 
 class Local(NamedTuple):
@@ -191,6 +222,10 @@ class ClientTerms:
 
         Zero of groups that the client does not have.
         """
+        raise NotImplementedError
+
+    def present(self, client: Client) -> Array:
+        """Return which groups the client has, ``[max_groups]`` bool."""
         raise NotImplementedError
 
     @property

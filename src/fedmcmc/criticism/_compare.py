@@ -14,7 +14,7 @@ from jax import Array
 
 from fedmcmc._types import Posterior
 from fedmcmc.criticism._draws import equal_draws
-from fedmcmc.criticism._loo import Loo, ask, result_of, warn_of_rows
+from fedmcmc.criticism._loo import Loo, ask, result_of, unit_of, warn_of_rows
 from fedmcmc.random import as_key
 
 SMALL_DIFFERENCE, FEW_ROWS = 4, 100
@@ -154,7 +154,8 @@ def compare(
         secure_sum,
         mend=jax.random.fold_in(key, 1) if mend else None,
     )
-    found = [result_of(sums, i, chosen[i].num, totals) for i in range(len(models))]
+    unit = unit_of(posteriors[0])
+    found = [result_of(sums, i, chosen[i].num, totals, unit) for i in range(len(models))]
     elpd = np.array([x.elpd for x in found])
     order = np.argsort(-elpd, kind="stable")
     best, num = order[0], found[0].num_rows
@@ -171,10 +172,10 @@ def compare(
             "unreliable."
         )
     if num < FEW_ROWS:
-        notes.append(f"With {num} rows (fewer than {FEW_ROWS}) standard errors are too small.")
+        notes.append(f"With {num} {unit} (fewer than {FEW_ROWS}) standard errors are too small.")
     if found[0].num_not_judged:
         notes.append(
-            f"{found[0].num_not_judged:,} rows of clients with too few rows are not judged."
+            f"{found[0].num_not_judged:,} {unit} of clients with too few {unit} are not judged."
         )
     names = list(models)
     return Comparison(

@@ -1,10 +1,11 @@
-"""Leave-one-out cross-validation of rows, as sums.
+"""Leave-one-out cross-validation of rows or of groups of rows, as sums.
 
 Source: Vehtari, Gelman and Gabry (2017); Vehtari et al. (2024) for the smoothed weights; proposals
 that reach farther than the posterior, for rows that need them, as in Paananen et al. (2021).
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +16,15 @@ from jax import Array
 from jax.scipy.special import logsumexp
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    ClientTerms,
+    Exact,
+    Federation,
+    Posterior,
+    as_functions,
+)
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._pareto import psis, smoothed_tail, tail_length
 from fedmcmc.criticism._rows import exact_sum, over_rows
@@ -32,6 +41,11 @@ WIDER = ((0.4, np.inf, 1.0), (0.3, 5.0, 2.0), (0.3, 5.0, 8.0))
 """Parts of what weighted points are drawn of: share, degrees of freedom, factor of the covariance.
 Without an influential row the posterior is wider than with it."""
 NUM_POINTS = 4000
+TOGETHER = 16
+"""Draws at which a client's groups are integrated out together."""
+
+Terms = Callable[[ArrayTree], Array]
+"""Positions, leaves ``[num, *event]``, to a client's terms at these, ``[num_terms, num]``."""
 
 
 class Wide(NamedTuple):
@@ -98,44 +112,58 @@ class LeaveOneOut(Question):
     worst: Array  # [m], k-hats above are bad
     tails: tuple[int, ...] = field(metadata={"static": True})  # lengths, one per model
 
+    unit = "rows"  # not a field: what is left out
+
     @property
     def models(self) -> tuple[Posterior, ...]:
         """All models."""
         return (self.posterior, *self.others)
 
     def answer(self, content: ArrayTree, client: Client) -> Exact:
+        size, sums = self.left(content, client)
+        nothing = trees.zeros_like(sums)._replace(others=size.astype(sums.judged.dtype))
+        return Exact(trees.select(size >= self.least, sums, nothing))
+
+    def left(self, content: ArrayTree, client: Client) -> tuple[Array, Left]:
+        """Return how many rows the client has, and the sums over them."""
+
         def of_rows(rows: ArrayTree, mask: Array, number: Array) -> Left:
-            found = [
-                _left_out(model, draws, rows, tail, worst)
-                for model, draws, tail, worst in zip(
-                    self.models, content, self.tails, self.worst, strict=True
+            def terms_of(model: Posterior) -> Terms:
+                return lambda positions: (
+                    jax.vmap(lambda at: row_terms(model.loglikelihood_fn, at, rows))(positions).T
                 )
-            ]
-            elpd, p_loo, khat, mended, finite = (jnp.stack(x) for x in zip(*found, strict=True))
-            judged = mask & finite.all(0)
-            differences = elpd[:, None] - elpd[None]
 
-            def count(condition: Array) -> Array:
-                return jnp.sum(condition & mask, axis=-1, dtype=elpd.dtype)
+            return self.summed(content, [terms_of(model) for model in self.models], mask)
 
-            return Left(
-                exact_sum(elpd, judged),
-                exact_sum(elpd**2, judged),
-                exact_sum(p_loo, judged),
-                exact_sum(differences**2, judged),
-                count(judged & ~mended & (khat > self.worst[:, None])),
-                count(judged & ~mended & (khat > 1)),
-                count(judged & mended),
-                count(judged),
-                jnp.zeros((), elpd.dtype),
-                count(~finite.all(0)),
+        return client.size, over_rows(of_rows, client, sum(map(_num_positions, content)))
+
+    def summed(self, content: ArrayTree, terms_fns: list[Terms], mask: Array) -> Left:
+        """Return the sums over some of a client's terms, where `mask` ``[num]`` holds."""
+        found = [
+            _left_out(terms_fn, draws, tail, worst)
+            for terms_fn, draws, tail, worst in zip(
+                terms_fns, content, self.tails, self.worst, strict=True
             )
+        ]
+        elpd, p_loo, khat, mended, finite = (jnp.stack(x) for x in zip(*found, strict=True))
+        judged = mask & finite.all(0)
+        differences = elpd[:, None] - elpd[None]
 
-        num = sum(_num_positions(entry) for entry in content)
-        sums = over_rows(of_rows, client, num)
-        enough = client.size >= self.least
-        nothing = trees.zeros_like(sums)._replace(others=client.size.astype(sums.judged.dtype))
-        return Exact(trees.select(enough, sums, nothing))
+        def count(condition: Array) -> Array:
+            return jnp.sum(condition & mask, axis=-1, dtype=elpd.dtype)
+
+        return Left(
+            exact_sum(elpd, judged),
+            exact_sum(elpd**2, judged),
+            exact_sum(p_loo, judged),
+            exact_sum(differences**2, judged),
+            count(judged & ~mended & (khat > self.worst[:, None])),
+            count(judged & ~mended & (khat > 1)),
+            count(judged & mended),
+            count(judged),
+            jnp.zeros((), elpd.dtype),
+            count(~finite.all(0)),
+        )
 
     def answer_like(self, content: ArrayTree) -> Exact:
         num, dtype = len(self.tails), jnp.result_type(float)
@@ -148,20 +176,47 @@ class LeaveOneOut(Question):
             check_model(model, one_of(draws), federation)
 
 
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class LeaveGroupsOut(LeaveOneOut):
+    """How well models predict each group of rows from all others, their latents integrated out."""
+
+    unit = "groups"
+
+    def left(self, content: ArrayTree, client: Client) -> tuple[Array, Left]:
+        """Return how many groups the client has, and the sums over them."""
+
+        def terms_of(model: Posterior) -> Terms:
+            of_groups: Any = model.loglikelihood_fn
+
+            def terms(positions: ArrayTree) -> Array:
+                def at(position: ArrayTree) -> Array:
+                    return of_groups.terms(position, client)
+
+                return trees.map_in_lots(at, positions, TOGETHER).T
+
+            return terms
+
+        own: Any = self.posterior.loglikelihood_fn
+        present = own.present(client)
+        sums = self.summed(content, [terms_of(model) for model in self.models], present)
+        return jnp.sum(present), sums
+
+
 def _num_positions(entry: ArrayTree) -> int:
     parts = (entry.draws, entry.points) if isinstance(entry, Wide) else (entry,)
     return sum(jax.tree.leaves(part)[0].shape[0] for part in parts)
 
 
 def _left_out(
-    posterior: Posterior, entry: ArrayTree, rows: ArrayTree, num_tail: int, worst: Array
+    terms_fn: Terms, entry: ArrayTree, num_tail: int, worst: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the same as `_by_draws`, and before the last whether a row was mended, ``[num]``."""
+    """Return the same as `_by_draws`, and before the last whether a term was mended, ``[num]``."""
     if not isinstance(entry, Wide):
-        elpd, p_loo, khat, finite = _by_draws(posterior, entry, rows, num_tail)
+        elpd, p_loo, khat, finite = _by_draws(terms_fn(entry), num_tail)
         return elpd, p_loo, khat, jnp.zeros_like(finite), finite
-    elpd, p_loo, khat, finite = _by_draws(posterior, entry.draws, rows, num_tail)
-    wide, wide_khat = _by_points(posterior, entry, rows)
+    elpd, p_loo, khat, finite = _by_draws(terms_fn(entry.draws), num_tail)
+    wide, wide_khat = _by_points(terms_fn(entry.points), entry.log_weights)
     mended = (khat > worst) & (wide_khat <= threshold(len(entry.log_weights)))
     return (
         jnp.where(mended, wide, elpd),
@@ -172,10 +227,8 @@ def _left_out(
     )
 
 
-def _by_points(posterior: Posterior, entry: Wide, rows: ArrayTree) -> tuple[Array, Array]:
+def _by_points(terms: Array, log_weights: Array) -> tuple[Array, Array]:
     """Return log predictive densities by weighted points and their k-hats, ``[num]``."""
-    points, log_weights = entry.points, entry.log_weights
-    terms = jax.vmap(lambda point: row_terms(posterior.loglikelihood_fn, point, rows))(points).T
     num_tail = tail_length(len(log_weights))
 
     def of_row(log_density: Array) -> tuple[Array, Array]:
@@ -189,11 +242,11 @@ def _by_points(posterior: Posterior, entry: Wide, rows: ArrayTree) -> tuple[Arra
     return jax.vmap(of_row)(terms)
 
 
-def _by_draws(
-    posterior: Posterior, draws: ArrayTree, rows: ArrayTree, num_tail: int
-) -> tuple[Array, Array, Array, Array]:
-    """Return log predictive density, its optimism, k-hat, and whether all is finite, ``[num]``."""
-    terms = jax.vmap(lambda draw: row_terms(posterior.loglikelihood_fn, draw, rows))(draws).T
+def _by_draws(terms: Array, num_tail: int) -> tuple[Array, Array, Array, Array]:
+    """Return log predictive density, its optimism, k-hat, and whether all is finite, ``[num]``.
+
+    Of terms ``[num, num_draws]``.
+    """
 
     def of_row(log_density: Array) -> tuple[Array, Array, Array]:
         num = log_density.shape[0]
@@ -237,6 +290,8 @@ class Loo:
         Draws used.
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of the exchange.
+    unit
+        What was left out: ``"rows"``, or ``"groups"`` of them, which then are what is counted.
     """
 
     elpd: float
@@ -250,6 +305,7 @@ class Loo:
     good_k: float
     num_draws: int
     totals: dict[str, float]
+    unit: str = "rows"
 
     @property
     def verdict(self) -> str:
@@ -261,10 +317,11 @@ class Loo:
         others = self.num_not_judged
         return (
             f"elpd_loo {self.elpd:.1f} (se {self.se:.1f}), p_loo {self.p_loo:.1f}; "
-            f"{self.num_rows:,} rows, {self.num_draws:,} draws\n"
-            f"{self.verdict}: {_told(self.num_rows, self.num_bad, self.num_very_bad, self.good_k)}"
-            + f"\n{self.num_mended:,} rows by weighted points" * bool(self.num_mended)
-            + f"\n{others:,} rows of clients with too few rows are not judged" * bool(others)
+            f"{self.num_rows:,} {self.unit}, {self.num_draws:,} draws\n"
+            f"{self.verdict}: {_told(self)}"
+            + f"\n{self.num_mended:,} {self.unit} by weighted points" * bool(self.num_mended)
+            + f"\n{others:,} {self.unit} of clients with too few {self.unit} are not judged"
+            * bool(others)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,6 +345,11 @@ def loo(
 
     Every client weights the draws for each of its rows as if the row had been left out, smooths
     the weights, and sends sums over its rows. Rows and their densities stay where they are.
+
+    Of a model whose latents are integrated out (`fedmcmc.marginal`, as in the `posterior` of a
+    `fedmcmc.Fitted`) whole groups are left out, each with its latent: how well is a new hospital
+    predicted. What is said of rows here then holds of groups. Where a client is one group, its
+    density would be its message: take a secure sum.
 
     Parameters
     ----------
@@ -366,7 +428,7 @@ def loo(
         secure_sum,
         mend=jax.random.fold_in(key, 1) if mend else None,
     )
-    found = result_of(sums, 0, chosen.num, totals)
+    found = result_of(sums, 0, chosen.num, totals, unit_of(posterior))
     warn_of_rows(found, "loo")
     return found
 
@@ -394,7 +456,8 @@ def ask(
     tails = tuple(tail_length(x.num, e) for x, e in zip(draws, efficiencies, strict=True))
     worst = jnp.array([threshold(x.num) for x in draws])
     least = 1 if secure_sum else minimum_rows
-    question = LeaveOneOut(models[0], models[1:], least, worst, tails)
+    kind = _kind(models)
+    question = kind(models[0], models[1:], least, worst, tails)
     asked = consortium.ask(question, tuple(x.positions for x in draws))
     sums: Left = asked.value.value
     totals = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
@@ -410,15 +473,31 @@ def ask(
         totals = {name: totals[name] + cost[name] for name in totals}
     if sums.not_finite > 0:
         raise ValueError(
-            f"The log likelihood is not finite for {int(sums.not_finite)} rows at some of the "
-            "draws: the model overflows there, or gives these rows no probability."
+            f"The log likelihood is not finite for {int(sums.not_finite)} {kind.unit} at some of "
+            f"the draws: the model overflows there, or gives these {kind.unit} no probability."
         )
     if sums.judged == 0:
         raise ValueError(
-            f"No client has at least {minimum_rows} rows, so none sends a sum. Lower minimum_rows, "
-            "or use a secure sum."
+            f"No client has at least {minimum_rows} {kind.unit}, so none sends a sum. Lower "
+            f"minimum_rows, or use a secure sum."
         )
     return sums, totals
+
+
+def unit_of(posterior: Posterior) -> str:
+    """Return what a term of the log likelihood is of: ``"rows"`` or ``"groups"``."""
+    return _kind((posterior,)).unit
+
+
+def _kind(models: tuple[Posterior, ...]) -> type[LeaveOneOut]:
+    """Return the question about models, all of whose terms are of rows, or all of groups."""
+    flags = {isinstance(model.loglikelihood_fn, ClientTerms) for model in models}
+    if len(flags) > 1:
+        raise ValueError(
+            "Some of these models predict groups, their latents integrated out by marginal, and "
+            "others rows: such densities cannot be compared."
+        )
+    return LeaveGroupsOut if flags.pop() else LeaveOneOut
 
 
 def _wide(
@@ -442,7 +521,7 @@ def _wide(
     return Wide(draws, points, log_weights), cost
 
 
-def result_of(sums: Left, model: int, num_draws: int, totals: dict[str, float]) -> Loo:
+def result_of(sums: Left, model: int, num_draws: int, totals: dict[str, float], unit: str) -> Loo:
     """Return what the sums say of one of the models."""
     elpd, squared, p_loo = (
         float(np.asarray(x, np.float64)[model].sum()) for x in (sums.elpd, sums.squared, sums.p_loo)
@@ -460,22 +539,26 @@ def result_of(sums: Left, model: int, num_draws: int, totals: dict[str, float]) 
         threshold(num_draws),
         num_draws,
         totals,
+        unit,
     )
 
 
-def _told(num: int, bad: int, very_bad: int, good: float) -> str:
+def _told(found: Loo) -> str:
+    bad, unit = found.num_bad, found.unit
     if not bad:
-        return f"k-hat of all rows below {good:.2f}"
-    return f"k-hat of {bad:,} of {num:,} rows above {good:.2f}, of {very_bad:,} above 1"
+        return f"k-hat of all {unit} below {found.good_k:.2f}"
+    return (
+        f"k-hat of {bad:,} of {found.num_rows:,} {unit} above {found.good_k:.2f}, of "
+        f"{found.num_very_bad:,} above 1"
+    )
 
 
 def warn_of_rows(found: Loo, name: str) -> None:
     """Warn where the densities of some rows cannot be trusted."""
     if found.num_bad:
-        told = _told(found.num_rows, found.num_bad, found.num_very_bad, found.good_k)
         warnings.warn(
-            f"{name}: {told}: without such a row the posterior is another, and its density here "
-            "is unreliable."
+            f"{name}: {_told(found)}: without such a {found.unit[:-1]} the posterior is another, "
+            "and its density here is unreliable."
             + (" loo(mend=True) judges it by points that reach farther." * (name == "loo")),
             SamplingWarning,
             stacklevel=3,

@@ -3,6 +3,8 @@
 `fedmcmc.exact.psis` is the same for a server, in float64.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,7 @@ def tail_length(num: int, efficiency: float = 1.0) -> int:
     return int(3 * np.sqrt(num / efficiency)) if num * efficiency > 225 else num // 5
 
 
+@partial(jax.jit, static_argnames="num_tail", inline=True)
 def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     """Smooth the `num_tail` largest importance ratios by a generalized Pareto distribution.
 
@@ -51,6 +54,7 @@ def psis(log_ratios: Array, num_tail: int) -> tuple[Array, Array]:
     return smoothed - logsumexp(smoothed), khat
 
 
+@partial(jax.jit, inline=True)
 def smoothed_tail(largest: Array) -> tuple[Array, Array]:
     """Return the tail of log ratios, smoothed, and its k-hat; see `psis`.
 

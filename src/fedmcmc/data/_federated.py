@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -192,13 +193,14 @@ class FederatedData:
         client_ids: Any,
         *,
         num_clients: int | None = None,
+        groups: Any = None,
         allow_nonfinite: bool = False,
     ) -> "FederatedData":
         """Build from rows in any order, leaves ``[num_rows, ...]``, and one integer id per row.
 
         Ids run from 0 to ``num_clients - 1`` (by default the largest id), each with at least one
         row. Ids may be names: sorted, they are the clients' `labels`. The order of rows within a
-        client is kept.
+        client is kept. `groups` are labels of the groups within clients, one per row.
 
         Raises
         ------
@@ -223,8 +225,18 @@ class FederatedData:
             )
         order = np.argsort(ids, kind="stable")
         rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
-        data = from_sorted(rows, np.bincount(ids, minlength=count), allow_nonfinite)
-        return replace(data, legend=Legend(labels))
+        sizes = np.bincount(ids, minlength=count)
+        data = from_sorted(rows, sizes, allow_nonfinite)
+        data = replace(data, legend=Legend(labels))
+        if groups is None:
+            return data
+        own = np.asarray(groups)
+        if own.shape != ids.shape:
+            raise ValueError(
+                f"groups must hold one label per row, shape ({num_rows},), got shape {own.shape}."
+            )
+        parts = np.split(own[order], np.cumsum(sizes)[:-1])
+        return replace(data, rows=grouped(data.rows, parts, sizes))
 
     def __repr__(self) -> str:
         """Return sizes, types and names; rows stay where they are."""
@@ -290,20 +302,14 @@ class FederatedData:
         if isinstance(index, int) and not 0 <= index < self.num_clients:
             raise IndexError(f"There is no client {index}, only 0 to {self.num_clients - 1}.")
         index = jnp.asarray(index, jnp.int32)
-        share = self.share[index]
-        return Client(
-            self.rows,
-            self.start[index],
-            self.size[index],
-            index,
-            share,
-            jnp.broadcast_to(trees.cast(weight, share), share.shape),
-            self.max_size if max_size is None else max_size,
-        )
+        start, size, share, weight = _of_clients(self.start, self.size, self.share, index, weight)
+        most = self.max_size if max_size is None else max_size
+        return Client(self.rows, start, size, index, share, weight, most)
 
     def everyone(self, clients: Array | None = None) -> Client:
         """Return all clients, or those of these ids, with a leading axis; see `client_axes`."""
-        return self.client(jnp.arange(self.num_clients) if clients is None else clients)
+        ids = np.arange(self.num_clients, dtype=np.int32) if clients is None else clients
+        return self.client(ids)
 
     @property
     def federation(self) -> Federation:
@@ -351,11 +357,18 @@ class FederatedData:
             rows = all_groups(self.rows, self.start, self.num_rows)
         return FederatedData(
             rows,
-            jnp.zeros(1, jnp.int32),
-            jnp.full(1, self.num_rows, jnp.int32),
-            jnp.ones(1, self.share.dtype),
+            *_on_device(np.zeros(1), [self.num_rows], np.ones(1), self.share.dtype),
             self.num_rows,
         )
+
+
+@partial(jax.jit, inline=True)
+def _of_clients(
+    start: Array, size: Array, share: Array, index: Array, weight: Any
+) -> tuple[Array, Array, Array, Array]:
+    """Return what is known of the clients `index`; one program where it is not in another."""
+    own = share[index]
+    return start[index], size[index], own, jnp.broadcast_to(trees.cast(weight, own), own.shape)
 
 
 def from_sorted(
@@ -379,14 +392,26 @@ def from_sorted(
     if not allow_nonfinite:
         check_finite(values, begin, clients)
     rows = replace(rows, values=values) if isinstance(rows, Grouped) else values
+    dtype = jnp.result_type(float)
+    start_, size, share = _on_device(start, sizes, sizes / sizes.sum(), dtype)
     return FederatedData(
         # Shares memory with the host where it can; the arrays are nobody else's.
         rows=jax.tree.map(jax.device_put, rows),
-        start=jnp.asarray(start),
-        size=jnp.asarray(sizes, jnp.int32),
-        share=jnp.asarray(sizes / sizes.sum(), jnp.result_type(float)),
+        start=start_,
+        size=size,
+        share=share,
         max_size=int(sizes.max()),
     )
+
+
+def _on_device(start: Any, size: Any, share: Any, dtype: Any) -> tuple[Array, Array, Array]:
+    """Return the arrays of a `FederatedData`, in their types before they are JAX's.
+
+    A conversion there would be a program of its own.
+    """
+    whole = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
+    start, size, share = map(jnp.asarray, whole)
+    return start, size, share
 
 
 def _column(rows: Any, name: str, client: int) -> Any:
@@ -402,6 +427,7 @@ def single_chunk(client: Client) -> bool:
     return client.max_size <= CHUNK_ROWS
 
 
+@partial(jax.jit, inline=True)
 def gather(client: Client, offsets: Array) -> ArrayTree:
     """Return the client's rows at `offsets` in ``[0, size)``, leaves ``[*offsets.shape, ...]``."""
     return jax.tree.map(lambda leaf: leaf[client.start + offsets], values_of(client.rows))

@@ -29,14 +29,16 @@ ANSWERS = {
     "Expansions": "its log likelihood, the gradient and the curvature at points that the server "
     "chooses",
     "Falls": "what its log likelihood loses at points around the mode",
-    "FederatedGibbs": "by how much the sums of its latents' statistics have changed, and for "
-    "parameters of rows its log likelihood and the gradient",
+    "FederatedGibbs": "the sums of its latents' statistics, by how much they have changed, and "
+    "at proposals of the server its log likelihood and the gradient",
     "GaussianMetropolis": "its log likelihoods at points that the server proposes",
     "HamiltonianMonteCarlo": "its log likelihood and the gradient at positions of the chain",
     "JointLangevin": "the gradient of what its rows and latents say together, at latents that it "
     "draws itself",
     "Langevin": "the gradient of its log likelihood at the chain's position (or what the study's "
     "estimator makes of it)",
+    "LeaveGroupsOut": "how well each of its groups of rows is predicted by the others, summed over "
+    "its groups",
     "LeaveOneOut": "how well each of its rows is predicted by the others, summed over its rows",
     "MultipleTry": "its log likelihoods at points that the server proposes",
     "Natural": "how its own Gaussian of the parameters has changed; all changes together are the "

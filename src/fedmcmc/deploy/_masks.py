@@ -41,6 +41,7 @@ SINGLES = {
     "OwnExpansions": "it is a table with a row per site, which only that site fills",
     "ScoreCovariances": "it is a table with a row per site, which only that site fills",
     "WithoutClient": "it is a table with a row per site, which only that site fills",
+    "LeaveGroupsOut": "the server chooses how many groups a site must have for them to count",
     "LeaveOneOut": "the server chooses how many rows a site must have for its rows to count",
     "Replication": "the server chooses how many rows a site must have for its rows to count",
     "Relay": "in a round one site alone has something to say",

@@ -4,6 +4,7 @@ It sees draws, a model and rows, not kernels, and imports types, data, Gaussians
 """
 
 from fedmcmc.diagnostics._diagnosis import BIAS as BIAS
+from fedmcmc.diagnostics._diagnosis import DEPTH as DEPTH
 from fedmcmc.diagnostics._diagnosis import FEWEST_DRAWS as FEWEST_DRAWS
 from fedmcmc.diagnostics._diagnosis import SPREAD as SPREAD
 from fedmcmc.diagnostics._diagnosis import Diagnosis as Diagnosis
@@ -16,6 +17,7 @@ from fedmcmc.diagnostics._mixing import mixing as mixing
 from fedmcmc.diagnostics._mixing import worst as worst
 from fedmcmc.diagnostics._moments import Moments as Moments
 from fedmcmc.diagnostics._moments import check_moments as check_moments
+from fedmcmc.diagnostics._moments import depth_of as depth_of
 from fedmcmc.diagnostics._psis import psis as psis
 from fedmcmc.diagnostics._psis import threshold as threshold
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule

@@ -12,6 +12,7 @@ from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import Moments, check_moments
 from fedmcmc.diagnostics._psis import threshold
 from fedmcmc.diagnostics._weights import check_by_weights
+from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, quadrature_error
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
@@ -20,7 +21,18 @@ BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
 FAR = 1e6
 """Interquartile ranges from the median beyond which a draw is no draw of any posterior."""
+DEPTH = 20.0
+"""Of a draw far out, in units of how far down one draw in ten is: none of a posterior's draws."""
+WIDENED = 1.02
+"""Ratio of sds with and without draws far out, below which these do no harm."""
 UNSUITABLE = "not suitable here: use fedmcmc.fit"
+OF_NO_USE = (
+    "Means and sds are of no use: take smaller steps or fewer local steps; with many small clients "
+    "another kernel than fsgld or dsgld, which multiply what a client's surrogate gets wrong by "
+    "the number of clients."
+)
+QUADRATURE = 0.1
+"""Nats by which a quadrature over latents may be off."""
 HOPELESS_ESS = 100.0
 """Below so many effective draws only errors ten times as large say more than that draws are few."""
 
@@ -54,12 +66,16 @@ class Diagnosis:
         Of the numbers of a raveled draw.
     findings
         What is wrong and what to do, one sentence or two each; empty if nothing is.
+    quadrature_error
+        By how many nats a quadrature over latents changes log densities of draws, see
+        `fedmcmc.hierarchy.quadrature_error`; ``None`` where there is none.
     """
 
     mixing: Mixing
     moments: Moments | None
     names: tuple[str, ...]
     findings: tuple[str, ...]
+    quadrature_error: float | None = None
 
     @property
     def rhat(self) -> float:
@@ -93,6 +109,7 @@ def diagnose(
     *,
     approximates: bool = False,
     approximation: ArrayTree = None,
+    integrates: bool = True,
 ) -> Diagnosis:
     """Judge draws: whether chains agree, whether they are enough, whether they are the posterior's.
 
@@ -109,6 +126,8 @@ def diagnose(
         by weights of the posterior over it.
     approximation
         More draws of the same approximation, for its mean and covariance; by default `draws`.
+    integrates
+        Whether the draws' kernel integrates latents as `posterior` does, rather than move them.
 
     Examples
     --------
@@ -133,9 +152,26 @@ def diagnose(
         if moments is None:
             moments = check_moments(posterior, data, draws)
     whole = Diagnosis(found, moments, names, ())
-    of_moments = _of_weights(moments) or _of_moments(whole, approximates)
+    of_moments = _of_weights(moments) or [*_of_depth(whole), *_of_moments(whole, approximates)]
     findings = [*_of_mixing(whole, advise=not of_moments), *of_moments]
-    return Diagnosis(found, moments, names, tuple(findings))
+    error = None
+    if integrates and posterior is not None and data is not None:
+        terms = posterior.loglikelihood_fn
+        if isinstance(terms, MarginalTerms):
+            error = quadrature_error(posterior, data, draws)
+            findings += _of_quadrature(error, terms)
+    return Diagnosis(found, moments, names, tuple(findings), error)
+
+
+def _of_quadrature(error: float, terms: MarginalTerms) -> list[str]:
+    if error <= QUADRATURE:
+        return []
+    more = terms.nodes + MORE_NODES
+    return [
+        f"The quadrature over latents is off by {error:.2g} nats: by so much log densities of "
+        f"draws change with {more} nodes in place of {terms.nodes}. Take marginal(posterior, "
+        f"nodes={more})."
+    ]
 
 
 def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
@@ -154,9 +190,7 @@ def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
         return [
             f"Chains ran away and came back: a draw of {name} is {found.reach[far[0]]:.2g} "
             f"interquartile ranges from the median, which ranks (R-hat, effective draws) do not "
-            f"see. Means and sds are of no use: take smaller steps or fewer local steps; with many "
-            f"small clients another kernel than fsgld or dsgld, which multiply what a client's "
-            f"surrogate gets wrong by the number of clients."
+            f"see. {OF_NO_USE}"
         ]
     if not found.disagree(RHAT).any() and diagnosis.ess >= ESS:
         return []
@@ -169,8 +203,8 @@ def _of_mixing(diagnosis: Diagnosis, *, advise: bool) -> list[str]:
     )
     if advise:
         told += (
-            " Go on with sample(..., state=samples.state), or make all directions alike with "
-            "fedmcmc.whiten, where steps can be larger."
+            " Go on with sample(..., state=samples.state); if the model is not whitened yet, "
+            "fedmcmc.whiten makes all directions alike, so that steps can be larger."
         )
     return [told]
 
@@ -190,6 +224,20 @@ def _of_weights(moments: Moments | None) -> list[str]:
         f"have k-hat {moments.khat:.2g} (wanted: below {threshold(moments.num_draws):.2g}), so "
         f"that it misses a part of the posterior. More rounds help while it still moves; else a "
         f"Gaussian is {UNSUITABLE}, or fedmcmc.correct, which goes on from these samples."
+    ]
+
+
+def _of_depth(diagnosis: Diagnosis) -> list[str]:
+    """Return what is wrong where single draws lie where a posterior has none."""
+    found = diagnosis.moments
+    thrown = found is not None and found.depth > DEPTH and found.widened > WIDENED
+    if found is None or not thrown or (diagnosis.mixing.reach > FAR).any():
+        return []
+    return [
+        f"Chains were thrown out and came back: the log density of the draw farthest out lies "
+        f"{found.depth:.3g} times as far below the median draw's as that of one draw in ten (about "
+        f"8 times at most in a posterior), and such draws make an sd {found.widened:.3g} times "
+        f"what it is without them. {OF_NO_USE}"
     ]
 
 
@@ -221,8 +269,9 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
         "More rounds help while it still moves, structure='dense' and exacter inference if it is "
         f"not the default's; else a Gaussian is {UNSUITABLE}"
         if approximates
-        else "More rounds do not help; smaller steps, fewer local steps or corrections do "
-        "(control_variate=True, surrogates, whole batches): see fedmcmc.predict_bias"
+        else "More rounds do not help; a smaller step or fewer local steps do, and what a kernel "
+        "has against its bias (control_variate=True, surrogates, whole batches): see "
+        "fedmcmc.predict_bias"
     )
     of_mean = f"the mean of {diagnosis.names[worst]} is {bias[worst]:.2g} posterior sd off"
     of_sd = f"the sd of {diagnosis.names[worst]} is {found.spread[worst]:.3g} times the posterior's"

@@ -23,6 +23,13 @@ NUM_GROUPS = 16
 """Groups of draws that are left out in turn, for standard errors."""
 WORK = 2**31
 """Products of draws and numbers of all rows beyond which fewer draws are looked at."""
+MOST_FAR = 16
+"""Draws farthest out, whose log densities are looked at besides."""
+OUT = 10.0
+"""Of squared distances, in units of how far one draw in ten is from the median: of a Gaussian with
+one dimension 4.8 sds, with ten 8.6."""
+TYPICAL = 0.9
+"""Share of draws that are not far down."""
 _MEMORY = 2**24  # numbers that draws looked at together may take
 
 
@@ -45,6 +52,12 @@ class Moments(NamedTuple):
     trusted
         Whether figures by weights can be trusted: k-hat is below 0.7, or no point has more than a
         hundredth of all weight.
+    depth
+        How far the log density of the draw farthest out lies below the median draw's, over how far
+        that of one draw in ten does. Log densities of a posterior's draws have tails that fall
+        about exponentially, so that of ten thousand it is about 8; zero where it was not looked at.
+    widened
+        The largest ratio of a coordinate's sd to that without the draws that are far out.
     """
 
     bias: np.ndarray
@@ -55,6 +68,8 @@ class Moments(NamedTuple):
     not_finite: int
     khat: float | None = None
     trusted: bool = True
+    depth: float = 0.0
+    widened: float = 1.0
 
     def off(self, bias: float, spread: float) -> np.ndarray:
         """Return which coordinates are off by more than this and three standard errors, ``[d]``."""
@@ -105,12 +120,18 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
     num_looked = min(most, max(affordable, 5 * size, 100))
     if num_looked < 5 * size or num_looked < NUM_GROUPS * 4:
         return None
+    every = raveled(draws, total)
+    far, widened = farthest(every.reshape(num_chains, num, size))
     at = np.linspace(0, total - 1, num_looked).astype(int)
-    chosen = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[at], draws)
+    looked = np.concatenate([at, far])
+    chosen = jax.tree.map(
+        lambda leaf: np.asarray(leaf).reshape(total, *leaf.shape[2:])[looked], draws
+    )
     values, slopes = _values_and_gradients(
         as_functions(posterior), data.pooled(groups=True), chosen, together=taken_together(data)
     )
-    every = raveled(draws, total)
+    depth = depth_of(np.asarray(values, np.float64), num_looked)
+    values, slopes = values[:num_looked], slopes[:num_looked]
     finite = np.isfinite(values) & np.isfinite(slopes).all(1)
     not_finite = int((~finite).sum())
     figures = None
@@ -119,8 +140,50 @@ def check_moments(posterior: Posterior, data: FederatedData, draws: ArrayTree) -
             figures = _compare(every, at[finite], np.asarray(slopes, np.float64)[finite])
     if figures is None:
         nothing = np.full(size, np.nan)
-        return Moments(nothing, nothing, nothing, nothing, num_looked, not_finite)
-    return Moments(*figures, num_looked, not_finite)
+        return Moments(*4 * (nothing,), num_looked, not_finite, depth=depth, widened=widened)
+    return Moments(*figures, num_looked, not_finite, depth=depth, widened=widened)
+
+
+def farthest(draws: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return which draws ``[num_chains, num_draws, d]`` are farthest out, ``[MOST_FAR]``.
+
+    Numbers count through all chains. Far is measured by the covariance of the draws without those
+    that are far from the median; a chain that has yet to arrive is not out. Where none is left, the
+    last draw stands in. The second value is `Moments.widened`.
+    """
+    num_chains, num, size = draws.shape
+    low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=(0, 1))
+    scaled = (draws - middle) / np.where(high > low, high - low, np.inf)
+    scaled = scaled.reshape(-1, size)
+    flat, near = scaled, scaled[np.abs(scaled).max(1) <= 4]
+    if len(near) > 5 * size:
+        values, vectors = np.linalg.eigh(near.T @ near / len(near))
+        kept = values > 1e-9 * values[-1]
+        flat = flat @ vectors[:, kept] / np.sqrt(values[kept])
+    squares = np.square(flat).sum(1)
+    middle, low = np.quantile(squares, [0.5, TYPICAL])
+    arrived = np.maximum.accumulate((squares <= middle).reshape(num_chains, num), axis=1).ravel()
+    out = arrived & ~(squares <= middle + OUT * (low - middle))
+    widened = 1.0
+    if out.any():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios = scaled[arrived].std(0) / scaled[arrived & ~out].std(0)
+        widened = float(np.nan_to_num(ratios, nan=1.0, posinf=np.inf).max())
+    distances = np.where(arrived & np.isfinite(squares), squares, -1)
+    found = np.argsort(-distances, kind="stable")[:MOST_FAR]
+    found = np.where(distances[found] >= 0, found, len(distances) - 1)
+    return np.pad(found, (0, MOST_FAR - len(found)), mode="edge"), widened
+
+
+def depth_of(values: np.ndarray, num_typical: int) -> float:
+    """Return `Moments.depth` from log densities, of typical draws and then of those far out."""
+    falls = -values
+    if not np.isfinite(falls[:num_typical]).all():
+        return 0.0  # which is said by itself
+    middle, low = np.quantile(falls[:num_typical], [0.5, TYPICAL])
+    far = falls[num_typical:]
+    deepest = np.where(np.isfinite(far), far, np.inf).max() - middle
+    return float(deepest / (low - middle)) if low > middle else 0.0
 
 
 def taken_together(data: FederatedData) -> int:

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import jax
@@ -21,12 +20,13 @@ from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
-from fedmcmc.fitting._fitted import Fitted, figures_of, summarized
+from fedmcmc.fitting._fitted import Fitted, reported
+from fedmcmc.fitting._gibbs import check_many, run_gibbs, verdict_of
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
-from fedmcmc.fitting._report import Report, Stage
+from fedmcmc.fitting._report import Stage
 from fedmcmc.gaussian import Gaussian, moments_of
-from fedmcmc.hierarchy import marginal
+from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -98,7 +98,8 @@ def fit(
         ``.samples``, ``.verdict``, ``.log_evidence``, ``.report``. The verdict begins with:
 
         - ``exact (importance)``: k-hat below 0.5 and 400 effective draws at the first correction;
-        - ``exact (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws;
+        - ``exact (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws, of the shared
+          parameters;
         - ``exact (SMC)``: two repetitions of `fedmcmc.tempered` that agree;
         - ``doubtful``: a correction that passed only after its proposal was adapted, or with k-hat
           above 0.5;
@@ -147,6 +148,12 @@ def fit(
     if latency is not None and not latency >= 0:
         raise ValueError(f"latency must be a number of seconds per round, got {latency!r}.")
     posterior, consortium = _understood(model, data)
+    if posterior.local is not None:  # of more numbers than are integrated out
+        check_many(posterior, effort, max_rounds)
+        fitted = _by_gibbs(posterior, consortium, as_key(rng_key), max_rounds, position, progress)
+        if not fitted.verdict.startswith("exact"):
+            warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=2)
+        return fitted
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
     with warnings.catch_warnings():
@@ -159,7 +166,7 @@ def fit(
 
 
 def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
-    """Return the posterior and whom to ask."""
+    """Return whom to ask, and the posterior: without latents, where they can be integrated out."""
     consortium = as_consortium(data)
     if isinstance(model, Posterior):
         return _without_latents(model), consortium
@@ -169,16 +176,51 @@ def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
         )
     from fedmcmc.interop.numpyro import from_numpyro
 
-    if isinstance(data, FederatedData):
-        return _without_latents(from_numpyro(model, example=data)), consortium
-    rows = jax.tree.map(
-        lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), consortium.federation.rows
-    )
-    return _without_latents(from_numpyro(model, example=rows, check_rows=False)), consortium
+    given: dict[str, Any] = dict(example=data)
+    if not isinstance(data, FederatedData):
+        rows = jax.tree.map(
+            lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), consortium.federation.rows
+        )
+        given = dict(example=rows, check_rows=False)
+    posterior = _without_latents(from_numpyro(model, **given))
+    if posterior.local is not None:
+        posterior = from_numpyro(model, **given, centered=1.0)  # as Gibbs sampling needs it
+    return posterior, consortium
 
 
 def _without_latents(posterior: Posterior) -> Posterior:
-    return posterior if posterior.local is None else marginal(posterior)
+    local: Any = posterior.local
+    if local is None or trees.num_elements(local.like.tree) > MOST_DIMENSIONS:
+        return posterior
+    return marginal(posterior)
+
+
+def _by_gibbs(
+    posterior: Posterior,
+    consortium: Consortium,
+    rng_key: Array,
+    max_rounds: int,
+    position: ArrayTree | None,
+    progress: bool,
+) -> Fitted:
+    """Fit a model whose latents stay: chains that move them are all there is."""
+    chains, stage = run_gibbs(
+        rng_key,
+        as_functions(posterior),
+        consortium,
+        position=position,
+        max_rounds=max_rounds,
+        progress=progress,
+    )
+    verdict = verdict_of(chains, stage, max_rounds)
+    samples = replace(
+        chains.samples,
+        constrain_fn=posterior.constrain_fn,
+        stopped={**chains.samples.stopped, "verdict": verdict},
+    )
+    size = trees.num_elements(chains.samples.state.broadcast.position) // samples.num_chains
+    report = reported((stage,), verdict, samples, consortium.federation, size)
+    return Fitted(samples, verdict, np.nan, np.nan, report, posterior)
 
 
 class _Fit:
@@ -498,22 +540,14 @@ class _Fit:
             samples = replace(samples, draws=jax.tree.map(np.asarray, in_users(samples.draws)))
         weighted = None if self.chains is not None or self.tempered else self.evidence
         evidence, evidence_sd = self._evidence()
-        federation = self.consortium.federation
-        report = Report(
+        report = reported(
             tuple(self.stages),
             verdict,
-            summarized(samples.constrained),
-            {
-                "clients": federation.num_clients,
-                "rows": federation.num_rows,
-                "parameters": trees.num_elements(self.search.centre),
-                "log evidence": f"{evidence:.4f} (sd {evidence_sd:.2g})"
-                if evidence_sd >= 0
-                else "",
-                "fedmcmc": _version(),
-                "JAX": jax.__version__,
-            },
-            lambda: figures_of(samples, weighted),
+            samples,
+            self.consortium.federation,
+            trees.num_elements(self.search.centre),
+            evidence=(evidence, evidence_sd),
+            weighted=weighted,
         )
         return Fitted(
             samples,
@@ -558,13 +592,6 @@ class _Fit:
         flat = self.search.mixture(tail=0.0).draw(self._key(DRAW), self.num_draws)
         draws = jax.vmap(lambda x: trees.unravel(x, self.search.centre))(flat)
         return _as_samples(_one_chain(draws), self.stages)
-
-
-def _version() -> str:
-    try:
-        return version("fedmcmc")
-    except PackageNotFoundError:  # run from a source tree
-        return "not installed"
 
 
 def _row(stage: str, method: str, found: Corrected) -> Stage:

@@ -3,14 +3,15 @@
 import io
 import re
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc._types import ArrayTree, Federation, Posterior
 from fedmcmc.exact import Corrected
-from fedmcmc.fitting._report import Report
+from fedmcmc.fitting._report import Report, Stage
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.records import Samples
@@ -59,6 +60,41 @@ class Fitted:
                 f"[{row['5 %']:.4g}, {row['95 %']:.4g}]"
             )
         return "\n".join(lines)
+
+
+def reported(
+    stages: tuple[Stage, ...],
+    verdict: str,
+    samples: Samples,
+    federation: Federation,
+    num_parameters: int,
+    *,
+    evidence: tuple[float, float] = (np.nan, np.nan),
+    weighted: Corrected | None = None,
+) -> Report:
+    """Return the report of a fit; `evidence` is its logarithm and the standard error of that."""
+    log_evidence, sd = evidence
+    return Report(
+        stages,
+        verdict,
+        summarized(samples.constrained),
+        {
+            "clients": federation.num_clients,
+            "rows": federation.num_rows,
+            "parameters": num_parameters,
+            "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else "",
+            "fedmcmc": _version(),
+            "JAX": jax.__version__,
+        },
+        lambda: figures_of(samples, weighted),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("fedmcmc")
+    except PackageNotFoundError:  # run from a source tree
+        return "not installed"
 
 
 MOST_NAMED = 200

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -123,6 +124,7 @@ class Mixture:
             first += count
         return jnp.concatenate(parts)
 
+    @partial(jax.jit, static_argnames="num", inline=True)
     def standard_draws(self, rng_key: Array, num: int) -> StandardDraws:
         """Draw independently, not in strata, what `placed` makes draws of the mixture of.
 
@@ -140,6 +142,7 @@ class Mixture:
             z = jnp.where(jnp.asarray(np.isinf(degrees))[part][:, None], z, z * stretch[:, None])
         return StandardDraws(part.astype(jnp.int32), z)
 
+    @partial(jax.jit, inline=True)
     def placed(self, draws: StandardDraws) -> Array:
         """Return draws of the mixture, ``[num, d]``."""
         parts = [

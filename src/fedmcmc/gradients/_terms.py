@@ -75,6 +75,9 @@ class Through(ClientTerms):
     def passes(self) -> int:
         return self.inner.passes
 
+    def present(self, client: Client) -> Array:
+        return self.inner.present(client)
+
     def terms(self, position: ArrayTree, client: Client) -> Array:
         return self.inner.terms(self.position_fn(position), client)
 
@@ -90,6 +93,9 @@ class Over(ClientTerms):
     @property
     def passes(self) -> int:
         return self.inner.passes
+
+    def present(self, client: Client) -> Array:
+        return self.inner.present(client)
 
     def terms(self, position: ArrayTree, client: Client) -> Array:
         return _over(lambda at: self.inner.terms(at, client), self.temperature, position)

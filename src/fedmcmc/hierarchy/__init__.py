@@ -5,15 +5,25 @@ The room sees one client at a time. It imports data, gradients and the ground fl
 
 from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
+from fedmcmc.hierarchy._latents import Accepted as Accepted
 from fedmcmc.hierarchy._latents import Groups as Groups
 from fedmcmc.hierarchy._latents import Locals as Locals
 from fedmcmc.hierarchy._latents import groups_of as groups_of
-from fedmcmc.hierarchy._latents import latents_in as latents_in
+from fedmcmc.hierarchy._latents import locals_in as locals_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
+from fedmcmc.hierarchy._latents import missing_information as missing_information
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
+from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES
+from fedmcmc.hierarchy._marginal import MOST_DIMENSIONS as MOST_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
 from fedmcmc.hierarchy._marginal import marginal as marginal
+from fedmcmc.hierarchy._marginal import quadrature_error as quadrature_error
+from fedmcmc.hierarchy._moments import LocalMoments as LocalMoments
+from fedmcmc.hierarchy._moments import local_moments as local_moments
+from fedmcmc.hierarchy._moments import with_moments as with_moments
+from fedmcmc.hierarchy._new_group import new_group as new_group
+from fedmcmc.hierarchy._refresh import Here as Here
 from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import independence as independence

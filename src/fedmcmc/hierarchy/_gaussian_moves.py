@@ -18,14 +18,13 @@ from fedmcmc._types import ArrayTree, Client, Local
 from fedmcmc.hierarchy._latents import (
     Groups,
     cholesky,
-    find_modes,
     groups_of,
     made_up_rows,
+    modes_and_factors,
     solve,
     solve_upper,
 )
-from fedmcmc.hierarchy._marginal import MAX_STEPS
-from fedmcmc.hierarchy._refresh import Moved, Refresh, per_group
+from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
 from fedmcmc.pytrees import schedules, trees
 
 _MADE_UP = 8
@@ -50,26 +49,17 @@ class Ula(Refresh):
             per_group(rng_key, num_groups, lambda key: jax.random.normal(key, shape, dtype))
         )
 
-    def move(
-        self,
-        groups: Groups,
-        draws: ArrayTree,
-        position: ArrayTree,
-        flat: Array,
-        kept: ArrayTree = (),
-        round_: Array | int = 0,
-    ) -> Moved:
-        mode = find_modes(groups, position, MAX_STEPS).flat
-        factor = cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
-        step = trees.cast(self.step_size, flat)
+    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
+        _, factor = modes_and_factors(groups, here.position)
+        step = trees.cast(self.step_size, here.flat)
 
         def one(now: Array, normals: Array) -> tuple[Array, None]:
-            drift = solve(factor, groups.slope(position, now))
+            drift = solve(factor, groups.slope(here.position, now))
             noise = solve_upper(factor, normals.astype(now.dtype))
             return now + step * drift + jnp.sqrt(2 * step) * noise, None
 
-        moved, _ = jax.lax.scan(one, flat, jnp.swapaxes(draws, 0, 1))
-        return Moved(moved, groups.present.astype(flat.dtype), kept)
+        moved, _ = jax.lax.scan(one, here.flat, jnp.swapaxes(draws, 0, 1))
+        return Moved(moved, groups.present.astype(moved.dtype), here.kept)
 
 
 def ula(step_size: float = 0.2, *, num_steps: int = 1) -> Refresh:
@@ -113,21 +103,14 @@ class Conjugate(Refresh):
             per_group(rng_key, num_groups, lambda key: jax.random.normal(key, (size,), dtype))
         )
 
-    def move(
-        self,
-        groups: Groups,
-        draws: ArrayTree,
-        position: ArrayTree,
-        flat: Array,
-        kept: ArrayTree = (),
-        round_: Array | int = 0,
-    ) -> Moved:
+    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
         # Newton's step from anywhere ends in the mean.
-        slope, curvature = groups.slope_and_curvature(position, jnp.zeros_like(flat))
+        flat = here.flat
+        slope, curvature = groups.slope_and_curvature(here.position, jnp.zeros_like(flat))
         factor = cholesky(curvature)
         moved = solve(factor, slope) + solve_upper(factor, draws.astype(flat.dtype))
         moved = jnp.where(groups.present[:, None], moved, flat)
-        return Moved(moved, groups.present.astype(flat.dtype), kept)
+        return Moved(moved, groups.present.astype(flat.dtype), here.kept)
 
 
 def conjugate() -> Refresh:

@@ -16,6 +16,10 @@ from fedmcmc._types import ArrayTree, Client, Local
 from fedmcmc.data import CHUNK_ROWS, max_groups, own_rows_in_groups, single_chunk
 from fedmcmc.pytrees import trees
 
+MAX_STEPS = 50
+"""Of the search for modes."""
+LATELY = 100
+"""Rounds over which acceptance is averaged, about."""
 SETTLED = 1e-6
 """A Newton step that promises fewer nats than this in every group ends the search."""
 
@@ -96,14 +100,20 @@ class Groups(NamedTuple):
         """Return the sum of `log_density` over the client's groups, ``[]``."""
         return jnp.sum(jnp.where(self.present, self.log_density(position, flat), 0))
 
-    def rows_difference(self, position: ArrayTree, other: ArrayTree, flat: Array) -> Array:
-        """Return the log likelihood of all rows, given the latents, relative to that at `other`."""
+    def rows_difference(
+        self, position: ArrayTree, other: ArrayTree, flat: Array, other_flat: Array | None = None
+    ) -> Array:
+        """Return the log likelihood of all rows, given the latents, relative to that at `other`.
+
+        There latents are the same by default.
+        """
+        there = flat if other_flat is None else other_flat
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
-            latents = jax.vmap(self.unravel)(flat[group])
+            latents, before = (jax.vmap(self.unravel)(x[group]) for x in (flat, there))
             terms = self.local.loglikelihood_fn(position, latents, rows)
-            before = self.local.loglikelihood_fn(other, latents, rows)
-            return jnp.sum(jnp.where(mask, terms - before, 0))
+            terms = terms - self.local.loglikelihood_fn(other, before, rows)
+            return jnp.sum(jnp.where(mask, terms, 0))
 
         return self.fold(of_rows)
 
@@ -136,6 +146,28 @@ def groups_of(local: Local, client: Client) -> Groups:
     return groups._replace(present=counts > 0)
 
 
+class Accepted(NamedTuple):
+    """Which share of proposals for a client's latents was accepted lately.
+
+    Attributes
+    ----------
+    num
+        ``[]`` int32, rounds in which there were some.
+    mean
+        ``[G]``, over about the last hundred of them; one for groups that the client has not.
+    """
+
+    num: Array
+    mean: Array
+
+    def with_round(self, share: Array, present: Array) -> "Accepted":
+        """Return it with a round's `share` ``[G]``, of groups that are `present`."""
+        num = self.num + 1
+        weight = 1 / jnp.minimum(num, LATELY).astype(share.dtype)
+        mean = self.mean + weight * (share - self.mean)
+        return Accepted(num, jnp.where(present, mean, 1))
+
+
 class Locals(NamedTuple):
     """What a client keeps of its groups' latents between rounds.
 
@@ -145,10 +177,16 @@ class Locals(NamedTuple):
         Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not.
     refresh
         What their refresh keeps.
+    accepted
+        How their moves fared lately.
+    kernel
+        What the kernel keeps besides.
     """
 
     latents: ArrayTree
     refresh: ArrayTree
+    accepted: Accepted
+    kernel: ArrayTree = ()
 
 
 def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTree:
@@ -166,10 +204,10 @@ def made_up_rows(rows: ArrayTree, num: int, rng: np.random.Generator) -> ArrayTr
     return jax.tree.map(made_up, rows)
 
 
-def latents_in(states: ArrayTree) -> ArrayTree:
-    """Return the latents in clients' states, whatever wraps them; ``None`` where there are none."""
+def locals_in(states: ArrayTree) -> Locals | None:
+    """Return the `Locals` in clients' states, whatever wraps them."""
     nodes = jax.tree.leaves(states, is_leaf=lambda node: isinstance(node, Locals))
-    return next((node.latents for node in nodes if isinstance(node, Locals)), None)
+    return next((node for node in nodes if isinstance(node, Locals)), None)
 
 
 class Mode(NamedTuple):
@@ -182,7 +220,7 @@ class Mode(NamedTuple):
     gain: Array
 
 
-def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
+def find_modes(groups: Groups, position: ArrayTree) -> Mode:
     """Climb from zero to the mode of every group's latent, given the shared position.
 
     Newton's method; a step that leads down is taken back and halved, in its group alone. It depends
@@ -206,7 +244,7 @@ def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
 
     def unfinished(now: Climb) -> Array:
         moving = groups.present & ~(now.gain < SETTLED) & (now.fraction > 1e-4)
-        return (now.tries < max_steps) & jnp.any(moving)
+        return (now.tries < MAX_STEPS) & jnp.any(moving)
 
     def body(now: Climb) -> Climb:
         flat = now.flat + now.fraction[:, None] * now.step
@@ -228,6 +266,36 @@ def find_modes(groups: Groups, position: ArrayTree, max_steps: int) -> Mode:
     start = Climb(begin, value, *direction(begin), jnp.ones_like(value), jnp.zeros((), jnp.int32))
     end = jax.lax.while_loop(unfinished, body, start)
     return Mode(end.flat, end.gain)
+
+
+def modes_and_factors(groups: Groups, position: ArrayTree) -> tuple[Array, Array]:
+    """Return the groups' modes, ``[G, k]``, and lower factors of the curvature there.
+
+    Both follow from position and rows alone, never from where latents are: a proposal that looked
+    at these would need its density in the other direction, too.
+    """
+    mode = find_modes(groups, position).flat
+    return mode, cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
+
+
+def missing_information(local: Local, client: Client, position: ArrayTree) -> Array:
+    """Return the precision of the raveled position that not knowing the latents takes, ``[d, d]``.
+
+    It is ``sum B inverse(D) B'`` over the client's groups, of minus second derivatives ``B`` with
+    respect to position and latent and ``D`` with respect to the latent, at the latents' modes.
+    """
+    groups, place = groups_of(local, client), trees.ravel(position)
+    flat = find_modes(groups, position).flat
+
+    def slope(at: Array) -> Array:
+        there = trees.cast_like(trees.unravel(at, position), position)
+        return groups.slope(there, flat)
+
+    mixed = jax.jacfwd(slope)(place)  # [G, k, d]
+    factor = cholesky(groups.slope_and_curvature(position, flat)[1], guarded=True)
+    whitened = jax.vmap(solve_lower, (None, 2), 2)(factor, mixed)
+    whitened = jnp.where(groups.present[:, None, None], whitened, 0)
+    return jnp.einsum("gki,gkj->ij", whitened, whitened)
 
 
 def cholesky(matrix: Array, *, guarded: bool = False) -> Array:

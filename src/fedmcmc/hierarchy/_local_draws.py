@@ -12,7 +12,7 @@ from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of
-from fedmcmc.hierarchy._refresh import Refresh, independence
+from fedmcmc.hierarchy._refresh import Here, Refresh, independence
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 
@@ -143,7 +143,7 @@ def _drawn(
         begin = jnp.zeros((groups.num, groups.size), like.dtype)
         # Far behind the rounds in which settings adapt.
         kept, late = refresh.init(groups, position), jnp.int32(2**31 - 1)
-        moved = refresh.move(groups, drawn, position, begin, kept, late)
+        moved = refresh.move(groups, drawn, Here(position, begin, kept, late))
         latents = jax.vmap(groups.unravel)(moved.flat)
         if local.constrain_fn is not None:
             latents = jax.vmap(lambda latent: local.constrain_fn(position, latent))(latents)
@@ -156,6 +156,6 @@ def _drawn(
         key = jax.random.fold_in(rng_key, number)
         return jax.vmap(of_client, in_axes=axes)(every, position, key)
 
-    num = jax.tree.leaves(draws)[0].shape[0]
-    found, acceptance = jax.lax.map(one, (draws, jnp.arange(num)), batch_size=TOGETHER)
+    numbers = jnp.arange(jax.tree.leaves(draws)[0].shape[0])
+    found, acceptance = trees.map_in_lots(one, (draws, numbers), TOGETHER)
     return found, jnp.mean(acceptance, 0)

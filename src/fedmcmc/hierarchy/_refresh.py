@@ -17,11 +17,23 @@ from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Local
 from fedmcmc.hierarchy._latents import (
     Groups,
-    cholesky,
     find_modes,
+    modes_and_factors,
     solve_upper,
 )
-from fedmcmc.hierarchy._marginal import MAX_STEPS
+
+
+class Here(NamedTuple):
+    """Where a refresh begins.
+
+    `position` is the shared one, `flat` are latents, ``[G, k]``, `kept` what the refresh has kept,
+    and `round` counts from zero.
+    """
+
+    position: ArrayTree
+    flat: Array
+    kept: ArrayTree = ()
+    round: Array | int = 0
 
 
 class Moved(NamedTuple):
@@ -55,7 +67,7 @@ class Refresh:
 
     def begin(self, groups: Groups, position: ArrayTree) -> Array:
         """Return where latents begin, ``[G, k]``: by default at their modes given the position."""
-        return find_modes(groups, position, MAX_STEPS).flat
+        return find_modes(groups, position).flat
 
     def init(self, groups: Groups, position: ArrayTree) -> ArrayTree:
         """Return what a client keeps for it between rounds, leaves ``[num_groups, ...]``."""
@@ -65,16 +77,8 @@ class Refresh:
         """Return all that is random in a move, leaves ``[num_groups, ...]``."""
         raise NotImplementedError
 
-    def move(
-        self,
-        groups: Groups,
-        draws: ArrayTree,
-        position: ArrayTree,
-        flat: Array,
-        kept: ArrayTree = (),
-        round_: Array | int = 0,
-    ) -> Moved:
-        """Return latents moved from `flat` ``[G, k]`` in round `round_`; deterministic."""
+    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
+        """Return latents moved; deterministic."""
         raise NotImplementedError
 
 
@@ -110,19 +114,8 @@ class Independence(Refresh):
 
         return per_group(rng_key, num_groups, of_group)
 
-    def move(
-        self,
-        groups: Groups,
-        draws: ArrayTree,
-        position: ArrayTree,
-        flat: Array,
-        kept: ArrayTree = (),
-        round_: Array | int = 0,
-    ) -> Moved:
-        # Mode and curvature follow from position and rows alone, never from where the latent is:
-        # a proposal that looked at it would need its density in the other direction, too.
-        mode = find_modes(groups, position, MAX_STEPS).flat
-        factor = cholesky(groups.slope_and_curvature(position, mode)[1], guarded=True)
+    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
+        flat, (mode, factor) = here.flat, modes_and_factors(groups, here.position)
         proposals: _Proposals = draws
         scaled = proposals.normals / jnp.sqrt(proposals.squares)[..., None]
         places = mode[:, None] + jax.vmap(solve_upper, (None, 1), 1)(factor, scaled)
@@ -133,7 +126,7 @@ class Independence(Refresh):
             away = jnp.einsum("gji,gj->gi", factor, at - mode)  # factor' (at - mode)
             square = jnp.sum(away**2, -1)
             log_proposal = -0.5 * (self.df + groups.size) * jnp.log1p(square / self.df)
-            return groups.log_density(position, at) - log_proposal
+            return groups.log_density(here.position, at) - log_proposal
 
         def one(carry: tuple[Array, Array, Array], proposal: tuple[Array, Array, Array]) -> tuple:
             now, weight, accepted = carry
@@ -150,7 +143,7 @@ class Independence(Refresh):
         )
         begin = (flat, log_weight(flat), jnp.zeros(groups.num, jnp.int32))
         (moved, _, accepted), _ = jax.lax.scan(one, begin, tries)
-        return Moved(moved, accepted.astype(flat.dtype) / self.num_tries, kept)
+        return Moved(moved, accepted.astype(flat.dtype) / self.num_tries, here.kept)
 
 
 def independence(df: float = 5.0, *, num_tries: int = 1) -> Refresh:

@@ -14,7 +14,7 @@ from jax.tree_util import register_dataclass
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree
 from fedmcmc.hierarchy._latents import Groups
-from fedmcmc.hierarchy._refresh import Moved, Refresh, per_group
+from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
 from fedmcmc.pytrees import trees
 
 POWER_STEPS = 8
@@ -79,22 +79,14 @@ class Trajectories(Refresh):
         drawn: _Draws = per_group(rng_key, num_groups, of_group)
         return drawn
 
-    def move(
-        self,
-        groups: Groups,
-        draws: ArrayTree,
-        position: ArrayTree,
-        flat: Array,
-        kept: ArrayTree = (),
-        round_: Array | int = 0,
-    ) -> Moved:
-        adapts = jnp.asarray(round_) < self.num_adapt
+    def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
+        adapts, flat = jnp.asarray(here.round) < self.num_adapt, here.flat
 
         def density(at: Array) -> tuple[Array, Array]:
             """Return log densities ``[G]`` and their gradients ``[G, k]``."""
 
             def total(place: Array) -> tuple[Array, Array]:
-                values = groups.log_density(position, place)
+                values = groups.log_density(here.position, place)
                 return jnp.sum(values), values
 
             (_, values), slope = jax.value_and_grad(total, has_aux=True)(at)
@@ -139,7 +131,7 @@ class Trajectories(Refresh):
                 now.accepted + taken,
             ), None
 
-        start = Now(flat, *density(flat), kept, jnp.zeros(groups.num, jnp.int32))
+        start = Now(flat, *density(flat), here.kept, jnp.zeros(groups.num, jnp.int32))
         drawn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), draws)
         end, _ = jax.lax.scan(one, start, drawn)
         return Moved(end.flat, end.accepted.astype(flat.dtype) / self.num_steps, end.steps)

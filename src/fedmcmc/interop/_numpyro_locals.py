@@ -73,7 +73,7 @@ def reparametrized(
             f"centered names {unknown[0]!r}; the local sites are {', '.join(local) or 'none'}."
         )
     for name, value in by_site.items():
-        if not 0 <= value <= 1:
+        if isinstance(value, str) or not 0 <= value <= 1:
             raise ValueError(f"centered must lie in [0, 1], got {value!r} for site {name!r}.")
     trace = facts_of(model, rows)
     config = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro import distributions as dist
 
-from fedmcmc._types import ArrayTree, Population, Static
+from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
 from fedmcmc.interop._numpyro_structure import Structure, position_shapes
@@ -55,24 +55,38 @@ def population_of(
         return None
     anywhere = {name: jnp.zeros(like.shape, like.dtype) for name, like in local.items()}
 
-    def statistics_fn(latent: Position) -> dict[str, tuple[Array, Array]]:
-        return {name: (x, _square(x, multivariate[name])) for name, x in latent.items()}
+    def origin_fn(position: Position) -> Position:
+        return {name: loc for name, (loc, _) in parameters(position, anywhere).items()}
 
-    def logdensity_fn(position: Position, count: Array, total: Any) -> Array:
-        terms = []
+    def statistics_fn(latent: Position, origin: Position) -> dict[str, tuple[Array, Array]]:
+        away = {name: x - origin[name] for name, x in latent.items()}
+        return {name: (x, _square(x, multivariate[name])) for name, x in away.items()}
+
+    def logdensity_fn(position: Position, sums: LatentSums) -> Array:
+        terms, num = [], sums.num_latents
         for name, (loc, scale) in parameters(position, anywhere).items():
-            first, second = total[name]
-            if multivariate[name]:
-                cross = jnp.outer(loc, first)
-                spread = second - cross - cross.T + count * jnp.outer(loc, loc)
-                half = jax.scipy.linalg.solve_triangular(scale, spread, lower=True)
-                square = jnp.trace(jax.scipy.linalg.solve_triangular(scale, half.T, lower=True))
-                log_scale = jnp.sum(jnp.log(jnp.diagonal(scale)))
-            else:
-                spread = second - 2 * loc * first + count * loc**2
-                square, log_scale = jnp.sum(spread / scale**2), jnp.sum(jnp.log(scale))
-            terms.append(-count * log_scale - square / 2)
+            (first, second), (_, lowest) = sums.total[name], sums.rounding[name]
+            units = _by_factor if multivariate[name] else _by_scale
+            mean, first, second, lowest, log_scale = units(
+                scale, loc - sums.origin[name], first, second, lowest
+            )
+            # Both terms are squares, though a difference of rounded sums may be below zero.
+            within = jnp.maximum(second - first**2 / num, lowest)
+            square = jnp.sum(within + num * (mean - first / num) ** 2)
+            terms.append(-num * jnp.sum(log_scale) - square / 2)
         return sum(terms[1:], terms[0])
+
+    def transport_fn(latent: Position, position: Position, other: Position) -> Position:
+        before, after = parameters(position, anywhere), parameters(other, anywhere)
+        moved = {}
+        for name, x in latent.items():
+            (loc, scale), (new_loc, new_scale) = before[name], after[name]
+            if multivariate[name]:
+                away = jax.scipy.linalg.solve_triangular(scale, x - loc, lower=True)
+                moved[name] = new_loc + new_scale @ away
+            else:
+                moved[name] = new_loc + (x - loc) / scale * new_scale
+        return moved
 
     shapes = jax.eval_shape(parameters, shared, local)
     multivariate = {name: loc.shape != scale.shape for name, (loc, scale) in shapes.items()}
@@ -81,7 +95,13 @@ def population_of(
     flags_of += [frozenset()] * (len(terms.in_avals) - len(shared))
     (of_rows,) = Tracer().outputs(terms, [(i, flags) for i, flags in enumerate(flags_of)])
     seen = tuple(i in of_rows.flags for i in range(len(shared)))
-    return Population(statistics_fn, logdensity_fn, of_rows=Static(seen))
+    return Population(
+        statistics_fn,
+        logdensity_fn,
+        origin_fn=origin_fn,
+        of_rows=Static(seen),
+        transport_fn=transport_fn,
+    )
 
 
 def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
@@ -97,3 +117,26 @@ def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
 
 def _square(latent: Array, multivariate: bool) -> Array:
     return jnp.outer(latent, latent) if multivariate else latent**2
+
+
+def _by_scale(
+    scale: Array, mean: Array, first: Array, second: Array, lowest: Array
+) -> tuple[Array, ...]:
+    """Return numbers in units of scales, elementwise, and the scales' logarithms."""
+    return mean / scale, first / scale, second / scale**2, lowest / scale**2, jnp.log(scale)
+
+
+def _by_factor(
+    factor: Array, mean: Array, first: Array, second: Array, lowest: Array
+) -> tuple[Array, ...]:
+    """Return numbers in the coordinates of a lower factor, and its diagonal's logarithm.
+
+    Of the matrix `second` the diagonal there, and of the bound `lowest` that of its own diagonal.
+    """
+
+    def solve(x: Array) -> Array:
+        return jax.scipy.linalg.solve_triangular(factor, x, lower=True)
+
+    diagonal = jnp.diagonal(solve(solve(second).T))
+    bound = solve(jnp.eye(factor.shape[0], dtype=factor.dtype)) ** 2 @ jnp.diagonal(lowest)
+    return solve(mean), solve(first), diagonal, bound, jnp.log(jnp.diagonal(factor))

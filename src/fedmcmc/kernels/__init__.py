@@ -15,6 +15,7 @@ from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels._gibbs import fed_gibbs as fed_gibbs
 from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
+from fedmcmc.kernels._joint import JointLangevin as JointLangevin
 from fedmcmc.kernels._joint import joint as joint
 from fedmcmc.kernels._langevin import langevin as langevin
 from fedmcmc.kernels._natural import natural as natural

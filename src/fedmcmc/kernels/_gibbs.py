@@ -2,9 +2,10 @@
 
 Given all latents, population parameters (the mean and the spread of effects, say) depend on sums of
 the latents' sufficient statistics alone. The server keeps these sums, and clients send by how much
-their own have changed.
+their own have changed (`_gibbs_sums`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from fedmcmc._types import (
     Exact,
     FederatedKernel,
     Federation,
+    LatentSums,
     Participation,
     Phase,
     Population,
@@ -35,8 +37,19 @@ from fedmcmc._types import (
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
-from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, made_up_rows
+from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of
 from fedmcmc.kernels._gibbs_rows import first_moves, judge, propose
+from fedmcmc.kernels._gibbs_sums import (
+    Changes,
+    Origins,
+    Sums,
+    changes_of,
+    check_population,
+    first_sums,
+    origin_of,
+    sums_like,
+    sums_of,
+)
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
@@ -45,34 +58,42 @@ from fedmcmc.pytrees import schedules, trees
 
 
 class Statistics(NamedTuple):
-    """A client's message: sums of its latents' statistics, or by how much they have changed.
+    """A client's message.
 
     Attributes
     ----------
-    sums
-        Of the population's statistics over the client's groups.
-    one
-        ``[]``, one: the sum says how many clients there are.
+    changes
+        By how much the sums of its latents' statistics have changed.
     gradient
         ``[l]``, of the log likelihood with respect to the parameters of rows, or ``()``.
+    one
+        ``[]``, one: the sum says how many clients there are; ``()`` without parameters of rows.
     """
 
-    sums: ArrayTree
-    one: Any
+    changes: Changes
     gradient: Any = ()
+    one: Any = ()
+
+
+class _Extra(NamedTuple):
+    origins: Origins
+    proposal: ArrayTree  # of the parameters of rows, [l], or ()
+    rescaled: ArrayTree = ()  # a proposal of the other parameters, which takes latents along, or ()
+    came_from: ArrayTree = ()  # the position before that was judged
 
 
 class _Server(NamedTuple):
-    total: ArrayTree  # of all groups' statistics
-    num_groups: Array
+    sums: Sums
     num_clients: Array
     moves: ArrayTree  # `RowMoves`, or () where no shared parameter is one of rows
+    rescales: ArrayTree  # `RowMoves` of the other parameters, or () without interweaving
 
 
 class _First(NamedTuple):
     sums: ArrayTree
     num_groups: Any
     information: ArrayTree  # of rows about their parameters, [l, l], or ()
+    of_others: ArrayTree  # the same about the others, which latents go along with
 
 
 class _Judged(NamedTuple):
@@ -97,20 +118,28 @@ class _FirstSums(Phase):
     ) -> tuple[_First, ArrayTree, StepInfo]:
         groups = groups_of(self.kernel.local, client)
         position = jax.tree.map(trees.as_float, broadcast.position)
-        first = self.kernel.first_locals(groups, position)
-        sums = self.kernel.sums(groups, first.latents)
+        first, population = self.kernel.first_locals(groups, position), self.kernel.population
+        sums = sums_of(population, groups, first.latents, origin_of(population, position))
         num = jnp.sum(groups.present).astype(jnp.result_type(float))
         information: ArrayTree = ()
         if self.kernel.moves_rows:
             information = self.kernel.information(groups, position, first.latents)
-        message = _First(sums, num, information)
+        of_others: ArrayTree = ()
+        if self.kernel.interweave:
+            of_others = self.kernel.information_of_others(groups, position, first.latents)
+        message = _First(sums, num, information, of_others)
         return message, (), report(message, trees.squared_norm(sums))
 
     def message_like(self, like: Broadcast) -> _First:
         dtype = jnp.result_type(float)
         size = self.kernel.row_places(like.position).size
         information = jax.ShapeDtypeStruct((size, size), dtype) if size else ()
-        return _First(self.kernel.sums_like(), jax.ShapeDtypeStruct((), dtype), information)
+        sums = self.kernel.sums_like(like)
+        others: ArrayTree = ()
+        if self.kernel.interweave:
+            num = trees.num_elements(like.position) - size
+            others = jax.ShapeDtypeStruct((num, num), dtype)
+        return _First(sums, jax.ShapeDtypeStruct((), dtype), information, others)
 
 
 @register_dataclass
@@ -130,7 +159,7 @@ class _Judgement(Phase):
         def difference(place: Array) -> Array:
             return groups.rows_difference(kernel.placed(position, place), position, flat)
 
-        value, slope = jax.value_and_grad(difference)(broadcast.extra)
+        value, slope = jax.value_and_grad(difference)(broadcast.extra.proposal)
         possible = jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))
         dtype = jnp.result_type(float)
         message = _Judged(
@@ -138,7 +167,7 @@ class _Judgement(Phase):
             jnp.where(possible, slope, 0).astype(dtype),
             jnp.ones((), dtype),
         )
-        down = trees.num_bits(position) + trees.num_bits(broadcast.extra)
+        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.proposal)
         square = trees.squared_norm(message.gradient)
         info = report(message, square, bits_down=jnp.asarray(down, jnp.int32))
         return Exact(message), client_state, info
@@ -146,7 +175,8 @@ class _Judgement(Phase):
     def message_like(self, like: Broadcast) -> Exact:
         dtype = jnp.result_type(float)
         one = jax.ShapeDtypeStruct((), dtype)
-        return Exact(_Judged(one, jax.ShapeDtypeStruct(like.extra.shape, dtype), one))
+        slope = jax.ShapeDtypeStruct(like.extra.proposal.shape, dtype)
+        return Exact(_Judged(one, slope, one))
 
     def in_range(self, message: Exact, most: float) -> Exact:
         said: _Judged = message.value
@@ -174,9 +204,10 @@ class _Judgement(Phase):
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         kernel, position, said = self.kernel, broadcast.position, total.value
         uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
-        proposal = kernel.placed(position, broadcast.extra)
-        here = kernel.server_density(position, server_state)
-        there, gradient = jax.value_and_grad(kernel.server_density)(proposal, server_state)
+        proposal = kernel.placed(position, broadcast.extra.proposal)
+        known = server_state.sums.known(broadcast.extra.origins.now)
+        here = kernel.server_density(position, known)
+        there, gradient = jax.value_and_grad(kernel.server_density)(proposal, known)
         of_rows = trees.ravel(gradient)[kernel.row_places(position)]
         possible = (said.difference > BELOW) & jnp.isfinite(there) & trees.all_finite(gradient)
         accepted, moves = judge(
@@ -192,14 +223,63 @@ class _Judgement(Phase):
 
 
 @register_dataclass
+@dataclass(frozen=True, eq=False)
+class _Rescaling(_Judgement):
+    """Asks for log likelihoods where the population's parameters take the latents along."""
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
+    ) -> tuple[Exact, ArrayTree, StepInfo]:
+        kernel, position = self.kernel, broadcast.position
+        groups, latents = groups_of(kernel.local, client), client_state.latents
+        other = kernel.with_others(position, broadcast.extra.rescaled)
+        there = groups.as_flat(kernel.transported(latents, position, other))
+        value = groups.rows_difference(other, position, there, groups.as_flat(latents))
+        dtype = jnp.result_type(float)
+        value = jnp.where(jnp.isfinite(value), value, IMPOSSIBLE).astype(dtype)
+        message = _Judged(value, jnp.zeros(0, dtype), jnp.ones((), dtype))
+        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.rescaled)
+        info = report(message, jnp.zeros(()), bits_down=jnp.asarray(down, jnp.int32))
+        return Exact(message), client_state, info
+
+    def message_like(self, like: Broadcast) -> Exact:
+        one = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        return Exact(_Judged(one, jax.ShapeDtypeStruct((0,), one.dtype), one))
+
+    def aggregate(
+        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
+    ) -> tuple[Broadcast, _Server, ArrayTree]:
+        kernel, position, said = self.kernel, broadcast.position, total.value
+        uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
+        other = kernel.with_others(position, broadcast.extra.rescaled)
+        # In units of their spread latents have one density wherever the population's parameters
+        # are: these are known by their prior and the rows alone.
+        here, there = (kernel.posterior.logprior_fn(at) for at in (position, other))
+        possible = (said.difference > BELOW) & jnp.isfinite(there)
+        accepted, rescales = judge(
+            server_state.rescales,
+            jnp.where(possible, said.difference + there - here, -jnp.inf),
+            jnp.zeros_like(broadcast.extra.rescaled),
+            said.one == server_state.num_clients,
+            uniform,
+            broadcast.round < kernel.num_adapt,
+        )
+        moved = broadcast._replace(
+            position=trees.select(accepted, other, position),
+            extra=broadcast.extra._replace(came_from=position),
+        )
+        return moved, server_state._replace(rescales=rescales), ()
+
+
+@register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedGibbs(LatentKernel):
     """Clients draw latents, the server population parameters; see `fed_gibbs`."""
 
     server_moves: int = field(metadata={"static": True})
-    resum_every: Array
     step_size: ArrayTree  # of the parameters of rows, or () for that of an acceptance
     num_adapt: Array
+    interweave: bool = field(metadata={"static": True})
 
     @property
     def population(self) -> Population:
@@ -237,22 +317,58 @@ class FederatedGibbs(LatentKernel):
         flat = flat.at[self.row_places(position)].set(place.astype(flat.dtype))
         return trees.cast_like(trees.unravel(flat, position), position)
 
-    def server_density(self, position: ArrayTree, server_state: _Server) -> Array:
+    def other_places(self, position: ArrayTree) -> np.ndarray:
+        """Return where the other parameters lie, those of the population alone (static)."""
+        every = np.arange(trees.num_elements(position))
+        return np.setdiff1d(every, self.row_places(position))
+
+    def with_others(self, position: ArrayTree, place: Array) -> ArrayTree:
+        """Return a position with other parameters of the population, ``[m]``."""
+        flat = trees.ravel(position)
+        flat = flat.at[self.other_places(position)].set(place.astype(flat.dtype))
+        return trees.cast_like(trees.unravel(flat, position), position)
+
+    def transported(self, latents: ArrayTree, position: ArrayTree, other: ArrayTree) -> ArrayTree:
+        """Return latents, leaves ``[num, *event]``, that went along to another position."""
+        transport_fn = self.population.transport_fn
+        assert transport_fn is not None
+        return jax.vmap(lambda latent: transport_fn(latent, position, other))(latents)
+
+    def server_density(self, position: ArrayTree, known: LatentSums) -> Array:
         """Return the log density of the shared parameters given the latents, without rows."""
         prior = self.posterior.logprior_fn(position)
-        num, total = server_state.num_groups, server_state.total
-        return prior + self.population.logdensity_fn(position, num, total)
+        return prior + self.population.logdensity_fn(position, known)
 
     def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
         """Return the sum over rows of outer products of gradients, ``[l, l]``."""
-        flat, local = groups.as_flat(latents), groups.local
         place = trees.ravel(position)[self.row_places(position)]
+
+        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
+            return self.local.loglikelihood_fn(self.placed(position, at), own, rows)
+
+        return self._information(groups, latents, place, terms_fn)
+
+    def information_of_others(
+        self, groups: Groups, position: ArrayTree, latents: ArrayTree
+    ) -> Array:
+        """Return the same about the population's parameters, which take latents along."""
+        place = trees.ravel(position)[self.other_places(position)]
+
+        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
+            other = self.with_others(position, at)
+            moved = self.transported(own, position, other)
+            return self.local.loglikelihood_fn(other, moved, rows)
+
+        return self._information(groups, latents, place, terms_fn)
+
+    def _information(
+        self, groups: Groups, latents: ArrayTree, place: Array, terms_fn: Callable[..., Array]
+    ) -> Array:
+        flat = groups.as_flat(latents)
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
             own = jax.vmap(groups.unravel)(flat[group])
-            gradients = jax.jacfwd(
-                lambda at: local.loglikelihood_fn(self.placed(position, at), own, rows)
-            )(place)
+            gradients = jax.jacfwd(lambda at: terms_fn(at, own, rows))(place)
             gradients = jnp.where(mask[:, None] & jnp.isfinite(gradients), gradients, 0)
             return gradients.T @ gradients
 
@@ -260,7 +376,8 @@ class FederatedGibbs(LatentKernel):
 
     @property
     def before(self) -> tuple[Phase, ...]:
-        return (_Judgement(self),) if self.moves_rows else ()
+        of_rows = (_Judgement(self),) if self.moves_rows else ()
+        return (*of_rows, _Rescaling(self)) if self.interweave else of_rows
 
     @property
     def takes_late(self) -> bool:
@@ -278,19 +395,13 @@ class FederatedGibbs(LatentKernel):
     def setup(self) -> tuple[Phase, ...]:
         return (_FirstSums(self),)
 
-    def sums_like(self) -> ArrayTree:
+    def sums_like(self, like: Broadcast) -> ArrayTree:
         """Return the shapes of sums of statistics."""
-        return jax.eval_shape(self.population.statistics_fn, self.local.like.tree)
+        return sums_like(self.population, self.local.like.tree, like.position)
 
-    def sums(self, groups: Groups, latents: ArrayTree) -> ArrayTree:
-        """Return the sums of the statistics over a client's groups."""
-        each = jax.vmap(self.population.statistics_fn)(latents)
-
-        def total(leaf: Array) -> Array:
-            present = groups.present.reshape(-1, *(1,) * (leaf.ndim - 1))
-            return jnp.sum(jnp.where(present, leaf, 0), axis=0)
-
-        return jax.tree.map(total, each)
+    def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
+        # Counted in no recount yet.
+        return super().first_locals(groups, position)._replace(kernel=jnp.full((), -1, jnp.int32))
 
     def server_init(
         self,
@@ -300,16 +411,23 @@ class FederatedGibbs(LatentKernel):
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, _Server]:
         position = self.checked_start(position, federation)
-        _check_population(self.posterior, position, federation, self.row_places(position))
+        check_population(self.posterior, position, federation, self.row_places(position))
         (first,) = totals
         num = jnp.asarray(federation.num_clients, first.num_groups.dtype)
-        extra: ArrayTree = ()
+        proposal: ArrayTree = ()
         moves: ArrayTree = ()
         if self.moves_rows:
             moves = first_moves(first.information, self.step_size)
-            extra = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
-        broadcast = Broadcast(jnp.zeros((), jnp.int32), position, extra)
-        return broadcast, _Server(first.sums, first.num_groups, num, moves)
+            proposal = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
+        zero, origin = jnp.zeros((), jnp.int32), origin_of(self.population, position)
+        extra = _Extra(Origins(origin, origin, zero), proposal)
+        rescales: ArrayTree = ()
+        if self.interweave:
+            rescales = first_moves(first.of_others)
+            others = trees.ravel(position)[self.other_places(position)].astype(num.dtype)
+            extra = extra._replace(rescaled=others, came_from=position)
+        sums = first_sums(first.sums, first.num_groups)
+        return Broadcast(zero, position, extra), _Server(sums, num, moves, rescales)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         size = trees.num_elements(self.local.like.tree)
@@ -319,38 +437,59 @@ class FederatedGibbs(LatentKernel):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[Exact, Locals, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
-        moved = self.moved(groups, draws, broadcast, groups.as_flat(before), client_state.refresh)
-        # Differences would pile up roundings: now and then latents stand still, and all is said.
-        resums = self._resums(broadcast)
-        state = trees.select(
-            resums, client_state, Locals(groups.as_latents(moved.flat), moved.kept)
-        )
-        old = self.sums(groups, before)
-        sums = trees.subtract(
-            self.sums(groups, state.latents), trees.select(resums, trees.zeros_like(old), old)
-        )
+        begin = groups.as_flat(before)
+        if self.interweave:
+            begin = groups.as_flat(self._gone_along(before, broadcast))
+        moved = self.moved(groups, draws, broadcast, begin, client_state.refresh)
+        latents, origins = groups.as_latents(moved.flat), broadcast.extra.origins
+        changes = changes_of(self.population, groups, before, latents, origins, client_state.kernel)
+        down = trees.num_bits(broadcast.position) + trees.num_bits(origins)
         info = report(
-            sums,
-            trees.squared_norm(sums),
-            bits_down=jnp.asarray(trees.num_bits(broadcast.position), jnp.int32),
+            changes,
+            trees.squared_norm(changes.now),
+            bits_down=jnp.asarray(down, jnp.int32),
             extra=moved.acceptance,
         )
-        dtype = jnp.result_type(float)
-        gradient: ArrayTree = ()
+        message = Statistics(changes)
         if self.moves_rows:
-            position, flat = broadcast.position, groups.as_flat(state.latents)
+            position, flat = broadcast.position, groups.as_flat(latents)
             place = trees.ravel(position)[self.row_places(position)]
             gradient = jax.grad(
                 lambda at: groups.rows_difference(self.placed(position, at), position, flat)
-            )(place).astype(dtype)
-        message = Statistics(sums, jnp.ones((), dtype), gradient)
+            )(place)
+            dtype = jnp.result_type(float)
+            message = Statistics(changes, gradient.astype(dtype), jnp.ones((), dtype))
+        accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
+        state = Locals(latents, moved.kept, accepted, origins.recount)
         return Exact(message), state, info._replace(bits=_bits(message))
 
+    def _gone_along(self, latents: ArrayTree, broadcast: Broadcast) -> ArrayTree:
+        """Return latents that went along if the population's parameters were rescaled."""
+        old, new = broadcast.extra.came_from, broadcast.position
+        went = jnp.any(trees.ravel(old) != trees.ravel(new))
+        return trees.select(went, self.transported(latents, old, new), latents)
+
     def message_like(self, like: Broadcast) -> Exact:
-        dtype = jnp.result_type(float)
+        sums, number = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
+        changes = Changes(sums, sums, number)
         size = self.row_places(like.position).size
-        gradient = jax.ShapeDtypeStruct((size,), dtype) if size else ()
-        return Exact(Statistics(self.sums_like(), jax.ShapeDtypeStruct((), dtype), gradient))
+        if not size:
+            return Exact(Statistics(changes))
+        return Exact(Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number))
+
+    def _to_rescale(
+        self, rng_key: Array, position: ArrayTree, server: _Server, extra: _Extra
+    ) -> tuple[_Server, _Extra]:
+        """Return them with another proposal of the population's parameters: a random walk."""
+        place = trees.ravel(position)[self.other_places(position)].astype(extra.rescaled.dtype)
+        normal_key, step_key = jax.random.split(rng_key)
+        normals = jax.random.normal(normal_key, place.shape, place.dtype)
+        uniform = jax.random.uniform(step_key, (), place.dtype)
+        none, always = jnp.zeros_like(place), jnp.array(True)
+        moves = propose(server.rescales, none, always, normals, uniform)
+        proposal = place + moves.factor @ moves.shift
+        extra = extra._replace(rescaled=proposal, came_from=position)
+        return server._replace(rescales=moves), extra
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         # How many numbers slices take is not known ahead.
@@ -360,20 +499,14 @@ class FederatedGibbs(LatentKernel):
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
     ) -> tuple[Broadcast, _Server, ArrayTree]:
         said: Statistics = total.value
-        whole = said.one == server_state.num_clients
-        old = server_state.total
-        sums = trees.select(
-            self._resums(broadcast),
-            trees.select(whole, said.sums, old),
-            trees.add(old, said.sums),
-        )
-        server = server_state._replace(total=sums)
-        num, population = server_state.num_groups, self.population
+        num_clients, extra = server_state.num_clients, broadcast.extra
+        sums, origins, ends = server_state.sums.after(said.changes, extra.origins, num_clients)
+        known, population = sums.known(origins.now), self.population
         position, rows = broadcast.position, self.row_places(broadcast.position)
         draw_key, rows_key = jax.random.split(rng_key)
         if population.draw_fn is not None:
             position = trees.cast_like(
-                population.draw_fn(draw_key, position, num, sums), broadcast.position
+                population.draw_fn(draw_key, position, known), broadcast.position
             )
         elif rows.size < trees.num_elements(position):
             every = trees.ravel(position)
@@ -385,26 +518,31 @@ class FederatedGibbs(LatentKernel):
 
             drawn = slice_sweeps(
                 draw_key,
-                lambda some: self.server_density(at(some), server),
+                lambda some: self.server_density(at(some), known),
                 every[own],
                 self.server_moves,
             )
             position = at(drawn)
-        moved = broadcast._replace(round=broadcast.round + 1, position=position)
+        here = trees.cast_like(origin_of(population, position), origins.next)
+        origins = origins._replace(next=trees.select(ends, here, origins.next))
+        server, extra = server_state._replace(sums=sums), extra._replace(origins=origins)
+        if self.interweave:
+            key = jax.random.fold_in(rng_key, 2)  # beside the two that it was split into
+            server, extra = self._to_rescale(key, position, server, extra)
+        moved = Broadcast(broadcast.round + 1, position, extra)
         if not self.moves_rows:
             return moved, server, ()
-        slope = trees.ravel(jax.grad(self.server_density)(position, server))[rows]
+        whole = said.one == num_clients
+        slope = trees.ravel(jax.grad(self.server_density)(position, known))[rows]
         place = trees.ravel(position)[rows].astype(slope.dtype)
         normal_key, step_key = jax.random.split(rows_key)
         normals = jax.random.normal(normal_key, place.shape, place.dtype)
         uniform = jax.random.uniform(step_key, (), place.dtype)
         moves = propose(server.moves, said.gradient + slope, whole, normals, uniform)
-        extra = (place + moves.factor @ moves.shift).astype(broadcast.extra.dtype)
+        proposal = (place + moves.factor @ moves.shift).astype(extra.proposal.dtype)
         info = Adjusted(moves.acceptance, moves.whole, broadcast.round < self.num_adapt)
-        return moved._replace(extra=extra), server._replace(moves=moves), info
-
-    def _resums(self, broadcast: Broadcast) -> Array:
-        return (broadcast.round + 1) % self.resum_every == 0
+        moved = moved._replace(extra=extra._replace(proposal=proposal))
+        return moved, server._replace(moves=moves), info
 
 
 def _number(step_size: Any) -> Array:
@@ -418,76 +556,22 @@ def _bits(message: ArrayTree) -> Array:
     return jnp.asarray(trees.num_bits(message), jnp.int32)
 
 
-def _check_population(
-    posterior: Posterior, position: ArrayTree, federation: Federation, rows_at: np.ndarray
-) -> None:
-    """Raise `ValueError` unless statistics say all that shared parameters do to latents and rows.
-
-    Looks at made-up latents and rows: a server, which checks, has no others. What is not finite
-    there tells nothing.
-    """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(posterior)):
-        return
-    local: Any = posterior.local
-    population: Population = local.population
-    rng, num = np.random.default_rng(0), 8
-
-    def near(leaf: Any) -> Array:
-        center = 0.0 if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)
-        return jnp.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
-
-    with jax.ensure_compile_time_eval():
-        made_up = made_up_rows(federation.rows, num, rng)
-        latents = jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(size=(num, *leaf.shape)), leaf.dtype),
-            local.like.tree,
-        )
-        first, other = (jax.tree.map(near, position) for _ in range(2))
-        slope = jax.grad(lambda at: jnp.sum(local.loglikelihood_fn(at, latents, made_up)))(first)
-        each = jax.vmap(population.statistics_fn)(latents)
-        sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
-        count = jnp.asarray(float(num))
-        priors, densities = (
-            np.array([float(fn(at)) for at in (first, other)])
-            for fn in (
-                lambda at: jnp.sum(jax.vmap(lambda one: local.logprior_fn(at, one))(latents)),
-                lambda at: population.logdensity_fn(at, count, sums),
-            )
-        )
-        flat = np.array(trees.ravel(slope))
-    names = trees.element_names(position)
-    flat[rows_at] = 0
-    seen = [name for name, x in zip(names, flat, strict=True) if np.isfinite(x) and x != 0]
-    if seen:
-        raise ValueError(
-            f"The log likelihood of rows depends on {seen[0]}, of which the population's of_rows "
-            f"says that it does not."
-        )
-    wanted, found = np.diff(priors)[0], np.diff(densities)[0]
-    if np.isfinite([wanted, found]).all() and abs(wanted - found) > 1e-2 * (1 + abs(wanted)):
-        raise ValueError(
-            f"The population's logdensity_fn is not the sum of the latents' log priors: between "
-            f"two positions that changes by {wanted:.4g}, and by its statistics by {found:.4g} (of "
-            f"made-up latents)."
-        )
-
-
 def fed_gibbs(
     posterior: Posterior,
     *,
     refresh: Refresh,
     server_moves: int = 4,
-    resum_every: int = 1000,
     step_size: float | Array | None = None,
     num_adapt: int = 0,
+    interweave: bool = False,
     participation: Participation | None = None,
 ) -> FederatedKernel:
     """Build a Gibbs sampler: clients draw their latents, the server population parameters; exact.
 
     In each round clients move the latents of their groups at the population parameters that were
     broadcast, and send by how much the sums of their statistics have changed (of normal effects the
-    sums of effects and of their squares). The server adds these to its totals, and draws the
-    population parameters given them by itself: any prior of these will do.
+    sums of distances from an origin and of their squares). The server adds these to its totals, and
+    draws the population parameters given them by itself: any prior of these will do.
 
     Draws are exact at every setting, also where only some clients take part, as long as who does
     depends on no draw: the latents of those that do not are where they were, and the totals still
@@ -508,9 +592,6 @@ def fed_gibbs(
     server_moves
         Sweeps of slice sampling over the shared parameters per round, where the population has no
         ``draw_fn``.
-    resum_every
-        Every so many rounds latents stand still and clients send their sums themselves, as
-        differences pile up roundings. It takes effect if all clients take part in that round.
     step_size
         Of the parameters of rows, as that of `fedmcmc.mala`; its metric is the inverse of the rows'
         information about them at the start. Half of the proposals have it, the others a fourth, a
@@ -519,6 +600,11 @@ def fed_gibbs(
     num_adapt
         In the first rounds of a chain, so many, that step size adapts to this acceptance; draws are
         exact from then on: give `sample` a ``num_burnin`` that is as large at least.
+    interweave
+        Whether a further exchange per round moves the population's parameters and takes all latents
+        along, each as far from the population's mean, in units of its spread, as it was (Yu and
+        Meng 2011): for groups of which rows say little, where `tau` else moves slowly. It asks
+        everyone. The proposals are a random walk, of the scale that rows know at the start.
     participation
         Everyone by default, as is needed where shared parameters are those of rows. Messages are
         never weighted.
@@ -537,10 +623,19 @@ def fed_gibbs(
 
     Notes
     -----
-    Where rows say little about a group's latent, the population's spread moves slowly.
+    Where rows say little about a group's latent, the population's spread moves slowly without
+    ``interweave=True``.
 
-    Sums of squares lose digits of float32 where latents lie hundreds of their sds from zero: center
-    such an outcome. The run's end warns where that has happened.
+    Statistics are taken around an origin that follows the latents' mean, so that sums of squares
+    keep their digits however far from zero an outcome lies. Beside by how much its sums have
+    changed a client therefore sends its sums around the newest origin, in the first round in which
+    it knows that origin, and by how much these have changed thereafter. Once every client has, they
+    take the old sums' place. That happens in every round in which all take part.
+
+    References
+    ----------
+    Yu and Meng (2011), To center or not to center: that is not the question, Journal of
+    Computational and Graphical Statistics 20.
 
     Examples
     --------
@@ -590,6 +685,13 @@ def fed_gibbs(
             "Some shared parameters are those of rows, which move if all clients answer: use full "
             "participation."
         )
+    if interweave:
+        if local.population.transport_fn is None:
+            raise ValueError("interweave=True needs the population's transport_fn.")
+        if all(flags.value) and flags.value:
+            raise ValueError("All shared parameters are those of rows: nothing to interweave.")
+        if participation.drops or participation.cohort_size is not None:
+            raise ValueError("interweave=True asks all clients in a round: use full participation.")
     if num_adapt != 0:
         num_adapt = positive_integer(num_adapt, "num_adapt")
     if participation.weighted:
@@ -600,8 +702,8 @@ def fed_gibbs(
             refresh,
             participation,
             positive_integer(server_moves, "server_moves"),
-            jnp.asarray(positive_integer(resum_every, "resum_every"), jnp.int32),
             () if step_size is None else _number(step_size),
             jnp.asarray(num_adapt, jnp.int32),
+            bool(interweave),
         )
     )

@@ -91,13 +91,15 @@ class JointLangevin(LatentKernel):
             one, (*begin, trees.zeros_like(position)), draws
         )
         message = trees.scale(1 / self.num_draws, total)
+        share = jnp.mean(accepted, axis=0)
         info = report(
             message,
             trees.squared_norm(message),
             bits_down=jnp.asarray(trees.num_bits(position), jnp.int32),
-            extra=jnp.mean(accepted, axis=0),
+            extra=share,
         )
-        return message, Locals(groups.as_latents(flat), kept), info
+        lately = client_state.accepted.with_round(share, groups.present)
+        return message, Locals(groups.as_latents(flat), kept, lately), info
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return realize_normals(rng_key, like.position)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
@@ -18,7 +19,7 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.hierarchy import Groups, Locals, Moved, Refresh, groups_of, marginal
+from fedmcmc.hierarchy import Accepted, Groups, Here, Locals, Moved, Refresh, groups_of, marginal
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
@@ -79,13 +80,15 @@ class LatentKernel(FederatedKernel):
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
         """Return where latents begin, given the first position."""
         flat = self.refresh.begin(groups, position)
-        return Locals(groups.as_latents(flat), self.refresh.init(groups, position))
+        latents, kept = groups.as_latents(flat), self.refresh.init(groups, position)
+        return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), jnp.ones_like(flat[:, 0])))
 
     def moved(
         self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, kept: ArrayTree
     ) -> Moved:
         """Return the latents refreshed at the broadcast position."""
-        return self.refresh.move(groups, draws, broadcast.position, flat, kept, broadcast.round)
+        here = Here(broadcast.position, flat, kept, broadcast.round)
+        return self.refresh.move(groups, draws, here)
 
 
 def expect_latents(

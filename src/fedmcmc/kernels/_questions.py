@@ -445,7 +445,6 @@ def differences(
     at_centre
         ``[3]``, see `Evaluated`.
     """
-    num = jax.tree.leaves(points)[0].shape[0]
     loglikelihood_fn = posterior.loglikelihood_fn
     rows_at_a_time = min(client.max_size, CHUNK_ROWS)
     if isinstance(loglikelihood_fn, ClientTerms):
@@ -461,10 +460,7 @@ def differences(
             return jnp.sum(jnp.where(mask, terms_fn(point) - at_centre, 0))
 
         one = jax.value_and_grad(total) if gradients else total
-        if num <= at_a_time:
-            values = jax.vmap(one)(points)
-        else:
-            values = jax.lax.map(one, points, batch_size=at_a_time)
+        values = trees.map_in_lots(one, points, at_a_time)
         return values, in_parts(*compensated_sum(jnp.where(mask, at_centre, 0)))
 
     values, at_centre = fold_terms(loglikelihood_fn, of_terms, client)

@@ -1,6 +1,7 @@
 """Leafwise arithmetic on pytrees; scalars take the dtype of the leaf they meet."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ def cast_like(tree: ArrayTree, like: ArrayTree) -> ArrayTree:
 
 def as_float(leaf: Any) -> Array:
     """Return `leaf` as a floating-point array; integers take the default float type."""
+    if isinstance(leaf, np.ndarray) and not jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = leaf.astype(jnp.result_type(float))  # by NumPy, which compiles nothing
     array = jnp.asarray(leaf)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
@@ -53,6 +56,21 @@ def scale(number: Any, tree: ArrayTree) -> ArrayTree:
 def add_scaled(a: ArrayTree, number: Any, b: ArrayTree) -> ArrayTree:
     """Return ``a + number * b``."""
     return jax.tree.map(lambda x, y: x + cast(number, x) * y, a, b)
+
+
+def map_in_lots(fn: Callable[[ArrayTree], ArrayTree], items: ArrayTree, size: int) -> ArrayTree:
+    """Return ``fn(item)`` of each item, leaves ``[num, ...]``, `size` of them at a time.
+
+    The last lot is filled up with the last item: a lot of another size would be another copy of
+    the program, as `jax.lax.map` makes it.
+    """
+    num = jax.tree.leaves(items)[0].shape[0]
+    if num <= size:
+        return jax.vmap(fn)(items)
+    places = jnp.minimum(jnp.arange(-(-num // size) * size), num - 1)
+    filled = jax.tree.map(lambda leaf: leaf[places], items)
+    found = jax.lax.map(fn, filled, batch_size=size)
+    return jax.tree.map(lambda leaf: leaf[:num], found)
 
 
 def zeros_like(like: ArrayTree) -> ArrayTree:

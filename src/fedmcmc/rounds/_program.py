@@ -26,7 +26,7 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.data import FederatedData
-from fedmcmc.hierarchy import latents_in
+from fedmcmc.hierarchy import locals_in
 from fedmcmc.pytrees import convolutions, largest_of_batch, schedules, trees
 from fedmcmc.random import as_key, draw_key, stream_key
 from fedmcmc.rounds._arrangement import (
@@ -168,7 +168,8 @@ class Program:
         of_some = ("num_lost", "num_excluded", "shift", "acceptance")
         some = {name: getattr(info, name) for name in of_some}
         figures |= {name: figure for name, figure in some.items() if not trees.is_empty(figure)}
-        latents = latents_in(state.clients) if self.keeps_latents else ()
+        found = locals_in(state.clients) if self.keeps_latents else None
+        latents = () if found is None else found.latents
         return state, info, RoundRecord(draw, figures, latents)
 
 

@@ -21,6 +21,7 @@ from fedmcmc.diagnostics import (
     diagnose,
     silenced,
 )
+from fedmcmc.hierarchy import locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -37,6 +38,8 @@ RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
 """Below this share of accepted proposals, of at least so many, a chain hardly moves."""
+LEAST_MOVED, FEWEST_MOVES = 0.2, 20
+"""The same of latents of a group, which are to follow shared parameters, after so many rounds."""
 MOST_LOST = 0.5
 """Share of the clients' results that may be lost without a warning."""
 
@@ -128,6 +131,27 @@ def warn_restless(samples: Samples) -> None:
         )
 
 
+def warn_stuck(samples: Samples, data: Any) -> None:
+    """Warn where the latents of some group hardly moved at the end of a run."""
+    found = locals_in(samples.state.clients)
+    if found is None:
+        return
+    accepted = np.where(
+        np.asarray(found.accepted.num)[..., None] < FEWEST_MOVES, 1, found.accepted.mean
+    ).mean(0)
+    if (least := accepted.min()) >= LEAST_MOVED:
+        return
+    client, group = np.unravel_index(accepted.argmin(), accepted.shape)
+    name = repr(data.labels[client]) if isinstance(data, FederatedData) else str(client)
+    warn(
+        f"Of the proposals for the latents of group {group} of client {name} {least:.0%} were "
+        f"accepted lately: they hardly move, and shared parameters wait for them. What may help: "
+        f"more num_tries= of hierarchy.independence, for more than about eight numbers per group "
+        f"hierarchy.hmc, of hmc and mala a longer num_adapt=.",
+        depth=5,
+    )
+
+
 def finished(
     samples: Samples,
     kernel: FederatedKernel,
@@ -146,6 +170,7 @@ def finished(
     its draws follows from it, and more rounds are no remedy.
     """
     warn_restless(samples)
+    warn_stuck(samples, data)
     try:
         grown = warn_grown(kernel, start, samples.state.broadcast)
         if not positions:
@@ -185,7 +210,12 @@ def judge(
         return None
     rows = data if isinstance(data, FederatedData) else None
     return diagnose(
-        draws, target, rows, approximates=kernel.approximates, approximation=approximation
+        draws,
+        target,
+        rows,
+        approximates=kernel.approximates,
+        approximation=approximation,
+        integrates=kernel.local is None,
     )
 
 

@@ -135,6 +135,7 @@ def natural_like(size: int, structure: str, dtype: Any) -> Any:
     return tuple(jax.ShapeDtypeStruct((n,), dtype) for n in (size, entries))
 
 
+@partial(jax.jit, static_argnames="structure")
 def gaussians(of_clients: Natural, like: ArrayTree, structure: str) -> Gaussian:
     """Return one Gaussian per client from natural parameters, over positions as `like`."""
     eta, precision = of_clients

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -124,6 +125,15 @@ class Whitened(NamedTuple):
     posterior: Posterior
     position: ArrayTree
     surrogates: Gaussian | None
+
+    def __repr__(self) -> str:
+        """Say what it holds, without the numbers."""
+        fitted = self.surrogates
+        of = "no surrogates"
+        if fitted is not None:
+            num = jax.tree.leaves(fitted.precision_mean)[0].shape[0]
+            of = f"{fitted.structure} surrogates of {num} clients"
+        return f"Whitened({trees.num_elements(self.position)} coordinates; {of})"
 
     @property
     def metric(self) -> ArrayTree:
@@ -327,6 +337,7 @@ def _factor(precision: np.ndarray, names: list[str]) -> np.ndarray:
     )
 
 
+@partial(jax.jit, static_argnames="structure")
 def _whitened(fitted: Gaussian, affine: _Affine, structure: str) -> Gaussian:
     """Return the clients' Gaussians as functions of ``z``."""
     factor, precision = affine.factor, _flat(fitted, structure)
@@ -384,28 +395,35 @@ class Falls(Question):
 
 @jax.jit
 def _falls_of_prior(posterior: Posterior, affine: _Affine) -> Array:
-    size = affine.center.shape[0]
-    at_mode = posterior.logprior_fn(affine.unravel(affine.center))
+    @jax.jit
+    def falls(affine: _Affine) -> Array:
+        at_mode = posterior.logprior_fn(affine.unravel(affine.center))
+        unit = jnp.zeros_like(affine.center)
 
-    def loss(z: Array) -> Array:
-        return at_mode - posterior.logprior_fn(affine(affine.unravel(z)))
+        def loss(z: Array) -> Array:
+            return at_mode - posterior.logprior_fn(affine(affine.unravel(z)))
 
-    unit = jnp.zeros_like(affine.center)
+        def at(i: Array) -> Array:
+            z = unit.at[i].set(PROBE)
+            return jnp.stack([loss(-z), loss(z)])
 
-    def at(i: Array) -> Array:
-        z = unit.at[i].set(PROBE)
-        return jnp.stack([loss(-z), loss(z)])
+        return jax.lax.map(at, jnp.arange(len(unit))).T
 
-    return jax.lax.map(at, jnp.arange(size)).T
+    return falls(affine)
+
+
+@jax.jit
+def _probes(affine: _Affine) -> ArrayTree:
+    """Return the positions `PROBE` sds from the mode, first down and then up each axis."""
+    axes = PROBE * jnp.eye(len(affine.center), dtype=affine.center.dtype)
+    return jax.vmap(lambda z: affine(affine.unravel(z)))(jnp.concatenate([-axes, axes]))
 
 
 def _least_curvatures(
     posterior: Posterior, consortium: Consortium, affine: _Affine, size: int
 ) -> np.ndarray:
     """Return the least curvature of any direction `PROBE` sds from the mode, ``[2, d]``."""
-    axes = PROBE * jnp.eye(size, dtype=affine.center.dtype)
-    points = jax.vmap(lambda z: affine(affine.unravel(z)))(jnp.concatenate([-axes, axes]))
-    centre = affine.unravel(affine.center)
+    points, centre = _probes(affine), affine.unravel(affine.center)
     asked = consortium.ask(expansions(posterior), Points(points, centre)).value
     of_prior = expanded_prior(posterior, points, centre, "dense")[2]
     precision = symmetric(np.asarray(asked.curvature, np.float64), size)
@@ -422,7 +440,7 @@ def _warn_where_not_quadratic(
     content = affine.unravel(affine.center), affine.factor
     with jax.default_matmul_precision("highest"):
         of_rows = consortium.ask(Falls(posterior), content).value
-        falls = np.asarray(of_rows + _falls_of_prior(posterior, affine))
+        falls = np.asarray(of_rows) + np.asarray(_falls_of_prior(posterior, affine))
     factor = np.asarray(affine.factor)
 
     def name_of(axis: int) -> str:

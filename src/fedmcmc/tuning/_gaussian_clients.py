@@ -2,7 +2,8 @@
 
 A client has one row, its number, and the log likelihood of that row is the client's surrogate.
 Minibatches, which one row cannot have, become normal noise of the covariance that they have at the
-mode.
+mode. All latents of a client become one, of the position's size, which takes as much information
+about the position with it.
 """
 
 from dataclasses import dataclass, replace
@@ -21,9 +22,11 @@ from fedmcmc._types import (
     FederatedKernel,
     Federation,
     GradientEstimator,
+    Local,
     LogDensity,
     PerClient,
     Posterior,
+    Shapes,
     as_functions,
 )
 from fedmcmc.data import FederatedData
@@ -39,6 +42,8 @@ from fedmcmc.gradients import (
     client_gradient,
     full_gradient,
 )
+from fedmcmc.hierarchy import Refresh, conjugate, missing_information
+from fedmcmc.kernels import JointLangevin
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
@@ -71,18 +76,21 @@ class GaussianClients(NamedTuple):
 
 def on_gaussian_clients(
     kernel: FederatedKernel,
-    federation: Federation,
+    data: Any,
     surrogates: Gaussian,
     scores: Array | None,
 ) -> GaussianClients:
     """Put surrogates in place of the model within `kernel`, and noise in place of minibatches.
+
+    `data` are the clients' rows, of which those of kernels that move latents are read, or a
+    consortium.
 
     Raises
     ------
     ValueError
         If surrogates, scores, kernel and federation do not fit together.
     """
-    surrogates = as_surrogates(surrogates)
+    surrogates, federation = as_surrogates(surrogates), data.federation
     position = jax.tree.map(lambda leaf: leaf[0], surrogates.precision_mean)
     size = trees.num_elements(position)
     if size > MAX_DIMENSION:
@@ -105,13 +113,78 @@ def on_gaussian_clients(
     model = Posterior(
         Partial(_log_quadratic, prior[0], prior[1]), Partial(_log_surrogate, eta, precision)
     )
+    latents = ""
+    if kernel.local is not None:
+        model = _with_latents(model, _missing(kernel, data, mode), mode)
+        latents = ", latents drawn anew in every move"
+        if not all(node.exact for node in nodes_of(kernel, Refresh)):
+            latents = ", latents that are normal given the rest"
+        kernel = with_nodes(kernel, Refresh, lambda node: conjugate() if node.exact else node)
     kernel = with_nodes(kernel, Posterior, lambda _: model)
     kernel, gradients = without_minibatches(kernel, federation, scores, size)
+    gradients += latents
     total = np.asarray(prior[1] + precision.sum(0), np.float64)
     target_mean = np.linalg.solve(total, np.asarray(prior[0] + eta.sum(0), np.float64))
     return GaussianClients(
         kernel, _one_row_each(federation), mode, target_mean, np.linalg.inv(total), gradients
     )
+
+
+def _missing(kernel: FederatedKernel, data: Any, mode: ArrayTree) -> Array:
+    """Return what latents take of each client's information, as factors ``[num_clients, d, d]``.
+
+    Raises
+    ------
+    ValueError
+        Where that cannot be told, or need not.
+    """
+    local = kernel.local
+    assert local is not None
+    if not nodes_of(kernel, JointLangevin):
+        raise ValueError("There is no bias to predict: fed_gibbs is exact at every setting.")
+    if not isinstance(data, FederatedData):
+        raise ValueError(
+            "predict_bias of a kernel that moves latents looks at the rows that they belong to, "
+            "and needs them in one place: give it a FederatedData."
+        )
+    found = data.map_clients(lambda client: missing_information(local, client, mode))
+    values, vectors = jnp.linalg.eigh(found)
+    return jnp.sqrt(jnp.maximum(values, 0))[:, None, :] * vectors
+
+
+def _with_latents(model: Posterior, factors: Array, mode: ArrayTree) -> Posterior:
+    """Return Gaussian clients with a latent each, which gradients are taken at.
+
+    It is normal given the position, of unit precision, and such that without it a client has its
+    surrogate. A move relative to the curvature (`hierarchy.ula`) does to it what it does to all
+    latents in whose place it is.
+    """
+    size = factors.shape[-1]
+    like = Shapes(jax.ShapeDtypeStruct((size,), factors.dtype))
+    terms = Partial(_log_with_latent, model.loglikelihood_fn, factors, mode)
+    local = Local(Partial(_no_log_density), terms, like)
+    return model._replace(loglikelihood_fn=None, local=local)
+
+
+def _no_log_density(position: ArrayTree, latent: Array) -> Array:
+    return jnp.zeros((), latent.dtype)
+
+
+def _log_with_latent(
+    surrogate_fn: Any,
+    factors: Array,
+    mode: ArrayTree,
+    position: ArrayTree,
+    latents: Array,
+    rows: Array,
+) -> Array:
+    away = trees.ravel(trees.subtract(position, mode))
+
+    def of_latent(c: Array, latent: Array) -> Array:
+        return -0.5 * jnp.sum((latent + factors[c].T @ away) ** 2)
+
+    terms: Array = surrogate_fn(position, rows) + jax.vmap(of_latent)(rows, latents)
+    return terms
 
 
 def largest_curvature(posterior: Posterior, surrogates: Gaussian) -> float:
@@ -195,6 +268,7 @@ def without_minibatches(
     return with_nodes(kernel, Minibatch, noisy), words
 
 
+@jax.jit
 def dense(surrogates: Gaussian) -> tuple[Array, Array]:
     """Return natural parameters ``[num_clients, d]`` and ``[num_clients, d, d]``."""
 

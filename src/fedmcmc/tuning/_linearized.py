@@ -23,6 +23,7 @@ from fedmcmc._types import (
 )
 from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
+from fedmcmc.hierarchy import Locals, locals_in
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
 from fedmcmc.transforms import is_secured
@@ -214,14 +215,37 @@ def _check(begun: Begun, read: _Read, *, with_normals: bool) -> float:
     if with_normals:
         z = np.concatenate([np.zeros(0), *(np.asarray(leaf).ravel() for leaf in normals)])
         expected = expected + np.concatenate([read.own, read.common], 1) @ z
-    before = (state.server, state.clients, state.broadcast.extra)
+    before = (state.server, _but_latents(state.clients), state.broadcast.extra)
     pairs = zip(jax.tree.leaves(kept), jax.tree.leaves(before), strict=True)
     if not all(np.array_equal(new, old) for new, old in pairs):
         raise _NotAffineError("it keeps more than the position between rounds")
     error = np.abs(np.asarray(moved) - expected).max()
     if not error <= TOLERANCE * (1 + np.abs(expected).max()):
         raise _NotAffineError("it does not move the position by an affine map")
+    if locals_in(state.clients) is not None:
+        elsewhere = begun._replace(state=state._replace(clients=_with_latents_moved(state.clients)))
+        _, (again, _, _) = _after(x + 1.0, normals, *elsewhere)
+        if np.abs(np.asarray(again - moved)).max() > 1e-5 * (1 + np.abs(expected).max()):
+            raise _NotAffineError("its latents move on from where they were")
     return float(bits)
+
+
+def _but_latents(states: ArrayTree) -> ArrayTree:
+    """Return clients' states without what moves of latents leave behind."""
+    return jax.tree.map(lambda x: () if _is_locals(x) else x, states, is_leaf=_is_locals)
+
+
+def _with_latents_moved(states: ArrayTree) -> ArrayTree:
+    def moved(node: Any) -> Any:
+        if not _is_locals(node):
+            return node
+        return node._replace(latents=jax.tree.map(lambda x: x + 1.0, node.latents))
+
+    return jax.tree.map(moved, states, is_leaf=_is_locals)
+
+
+def _is_locals(node: Any) -> bool:
+    return isinstance(node, Locals)
 
 
 def normals_of(draws: ArrayTree) -> list[Array]:
@@ -252,7 +276,7 @@ def run_from(
     position = trees.cast_like(trees.unravel(x, broadcast.position), broadcast.position)
     start = state._replace(broadcast=broadcast._replace(position=position))
     moved, info = run_round(kernel, data, TOGETHER, start, cohort, draws)
-    kept = (moved.server, moved.clients, moved.broadcast.extra)
+    kept = (moved.server, _but_latents(moved.clients), moved.broadcast.extra)
     position = trees.ravel(moved.broadcast.position)
     return position, (position, kept, info.bits_up + info.bits_down)
 

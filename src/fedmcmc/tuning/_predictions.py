@@ -160,16 +160,21 @@ def predict_bias(
     on the approximations, on the server and without a round of communication, until means are
     known to about 0.01 posterior sd and sds to one percent.
 
+    Of ``lsd(refresh=...)`` with a refresh that is exact each move is taken for an independent draw;
+    the law is exact then, with `fedmcmc.hierarchy.ula` simulated.
+
     Parameters
     ----------
     kernel
         A federated kernel that samples.
     data
         A `FederatedData`, or a consortium of clients elsewhere: of it the numbers of rows are read,
-        and nobody is asked.
+        and nobody is asked. Kernels that move latents need the rows, which say how much latents
+        vary with the shared parameters.
     surrogates
-        One `Gaussian` per client for its likelihood, as from `fedmcmc.surrogates.laplace`. The
-        prior is expanded to second order at the mode of its product with them.
+        One `Gaussian` per client for its likelihood, as from `fedmcmc.surrogates.laplace`; with
+        latents for that of `fedmcmc.marginal`. The prior is expanded to second order at the mode of
+        its product with them.
     scores
         ``[num_clients, d, d]``, as from `fedmcmc.surrogates.score_covariance` at the mode: the
         noise of minibatches is part of the prediction then, and left out without. It is taken
@@ -211,12 +216,7 @@ def predict_bias(
             "surrogates, got "
             f"{type(kernel).__name__}, {type(data).__name__} and {type(surrogates).__name__}."
         )
-    if kernel.local is not None:
-        raise ValueError(
-            "predict_bias puts surrogates of the shared parameters in place of clients, which have "
-            "no latents: docs/laws.md has the law of lsd(refresh=...), and fed_gibbs is exact."
-        )
-    clients = on_gaussian_clients(kernel, federation, surrogates, scores)
+    clients = on_gaussian_clients(kernel, data, surrogates, scores)
     direction = None if functional is None else _gradient(functional, kernel, clients.mode)
     law = affine_map(clients.kernel, clients.data, clients.mode, round_)
     if isinstance(law, str):
@@ -247,7 +247,7 @@ def is_simulated(
     kernel: FederatedKernel, data: Any, surrogates: Gaussian, scores: Array | None
 ) -> bool:
     """Return whether `predict_bias` simulates `kernel`."""
-    clients = on_gaussian_clients(kernel, data.federation, surrogates, scores)
+    clients = on_gaussian_clients(kernel, data, surrogates, scores)
     return isinstance(affine_map(clients.kernel, clients.data, clients.mode, 0), str)
 
 

@@ -102,14 +102,14 @@ class Search:
         )
         entry: Entry = {"step_size": step, **self.settings}
         entry.update(dict.fromkeys(("bias", "spread", "rounds", "cost", "burn_in"), math.inf))
-        entry.update(growth=0.0, feasible=False, why="it diverges")
+        entry.update(growth=0.0, drift=0.0, feasible=False, why="it diverges")
         if told.spectral_radius < 1:
             rounds = told.slowest if wanted.functional is None else told.of_functional
             bias = float(np.abs(told.bias).max())
             spread = float(np.abs(told.spread - 1).max())
             why, visit = self._objection(kernel, told, bias, spread)
             if visit is not None:
-                entry["growth"] = visit.growth
+                entry["growth"], entry["drift"] = visit.growth, visit.drift
                 if why:
                     self.unsafe.append((entry, visit))
             entry.update(bias=bias, spread=spread, rounds=rounds, feasible=not why, why=why)

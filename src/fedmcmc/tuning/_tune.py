@@ -15,10 +15,12 @@ from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from fedmcmc.tuning._predictions import Prediction
 from fedmcmc.tuning._search import Search, Wanted
-from fedmcmc.tuning._visits import FAR, MOST_GROWTH, Visits, not_looked_at
+from fedmcmc.tuning._visits import Visits, not_looked_at
 
 TIE = 1.05
 """Settings whose costs differ by less than that factor tie: the smaller step is taken."""
+ENOUGH = 400
+"""Effective draws that a run is to have."""
 OBJECTIVES = ("rounds", "bits", "seconds")
 
 
@@ -38,7 +40,8 @@ class Tuned:
         One entry per step that was tried: settings, ``bias``, ``spread`` (largest errors),
         ``rounds`` per effective draw, ``cost`` per effective draw, ``burn_in`` (rounds until a
         distance has shrunk to a hundredth), ``growth`` (of a relay whose law is accepted: where the
-        worst visit from 4 sds away ends, over these; else zero), ``feasible``, ``why`` not.
+        worst visit from 4 sds away ends, over these; else zero), ``drift`` (its root mean square
+        over who is visited, also from farther away), ``feasible``, ``why`` not.
     note
         A line on what kept steps shorter than the law allows; often nothing.
     """
@@ -58,9 +61,11 @@ class Tuned:
         rounds, of_what = told.rounds_per_draw.max(), ""
         if not math.isnan(told.of_functional):
             rounds, of_what = told.of_functional, " of the functional"
+        each = math.ceil(ENOUGH * rounds / 4)
         return (
             f"{chosen}: {rounds:.3g} rounds per effective draw{of_what} ({len(self.table)} "
-            f"settings tried).\n{told}\n{self.note}"
+            f"settings tried); 4 chains have {ENOUGH} after {each:,} rounds each, with which a "
+            f"mean is known to {ENOUGH**-0.5:.2g} sd.\n{told}\n{self.note}"
             f"Exact instead: fedmcmc.mala in whitened coordinates takes about "
             f"{mala_rounds_per_draw(size):.2g} rounds per effective draw of a Gaussian in "
             f"{size} dimensions, all clients in each, and has no bias; fedmcmc.correct weights "
@@ -201,8 +206,8 @@ def tune(
     kernel, note = kernel_fn(**settings), _shortened(longer)
     if not_looked_at(kernel, data):
         note = (
-            "Clients elsewhere were not asked how far their visits throw a chain where surrogates "
-            "err, away from the mode: take fewer local steps than the law allows.\n"
+            "Clients at real sites were not asked how far their visits throw a chain where "
+            "surrogates err, away from the mode: take fewer local steps than the law allows.\n"
         )
     return Tuned(kernel, settings, told, table, note)
 
@@ -229,10 +234,8 @@ def _shortened(unsafe: list[tuple[dict[str, Any], Visits]]) -> str:
 
 def _thrown(visit: Visits) -> str:
     return (
-        f"a visit to client {visit.client} takes a chain that is {FAR:g} posterior sds away to "
-        f"{FAR * visit.growth:.3g} sds (at most {FAR * MOST_GROWTH:g} are accepted), as its "
-        f"surrogate differs from its likelihood there. Fewer local steps help, or a kernel in "
-        f"whose rounds all clients take part."
+        f"{visit}, as surrogates differ from likelihoods there. Fewer local steps help, or a "
+        f"kernel in whose rounds all clients take part."
     )
 
 
@@ -243,13 +246,13 @@ def _nothing(
     max_spread: float,
 ) -> str:
     if unsafe:
-        settings, visit = min(unsafe, key=lambda pair: pair[1].growth)
+        settings, visit = min(unsafe, key=lambda pair: pair[1].drift)
         return f"All settings that the law accepts are unsafe; of {settings}: {_thrown(visit)}"
     stable = [entry for entry in table if math.isfinite(entry["bias"])]
     if not stable:
         return "All settings that were tried diverge on these surrogates: see predict_bias."
     closest = min(stable, key=lambda e: max(e["bias"] / max_bias, e["spread"] / max_spread))
-    left_out = ("rounds", "cost", "burn_in", "growth", "feasible", "why")
+    left_out = ("rounds", "cost", "burn_in", "growth", "drift", "feasible", "why")
     settings = {k: v for k, v in closest.items() if k not in left_out}
     return (
         f"No settings keep means within {max_bias:g} sd and sds within {max_spread:.0%}; closest "

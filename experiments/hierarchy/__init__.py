@@ -1,0 +1,1 @@
+"""Random effects: latents that never leave their client."""

@@ -1,0 +1,110 @@
+"""What the report says of hierarchical models; the numbers come from the runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import output
+
+__all__ = ["BINARY", "FUNNEL", "GAUSSIAN", "about", "commentary", "funnel"]
+
+COLUMNS = """
+Rounds are those of one chain, with adaptation and burn-in; an exchange carries all chains. Mbit are
+all bits of the run, up and down, of all chains and clients. ESS is the least of any shared
+parameter (of bulk and tail; of weighted draws one over their sum of squares), ESS / 1,000 that per
+1,000 kept rounds of one chain; the slowest is the parameter that has it. The error of means is the
+largest distance of a mean from pooled NUTS, in posterior sds, beside its Monte Carlo standard
+error, both samplers' together; sds are relative to those of pooled NUTS, the least and the most of
+any parameter. `tau` and `sigma` are compared in logarithms. The error of effects is the largest of
+any group's mean, in that effect's sd, of as many as there are groups (after `fit` of about 1,000
+draws). Seconds are of a machine that did other things as well.
+"""
+GAUSSIAN = f"""
+No paper: this page asks what federating a hierarchical model costs, and how far from pooled NUTS
+each way ends. One client per group; a group's effects are its own, and no other client receives
+them. The model is `y ~ N(z effect + x slopes, sigma)`, `effect ~ N(mu, tau)` per group, with priors
+`mu ~ N(0, 5)`, slopes `N(0, 2.5)`, `tau` and `sigma` half-normal of scale 1.
+{COLUMNS}
+"""
+BINARY = f"""
+The same question of binary outcomes, `y ~ Bernoulli(logit = z effect + x slopes)`.
+{COLUMNS}
+"""
+FUNNEL = """
+Few hospitals that do not differ leave the spread of their effects, `tau`, near zero. Langevin
+dynamics then has a problem with effects as they are written (centered): the gradient with respect
+to `tau` grows without bound as it falls. Written as standard variables that are shifted and scaled
+(`centered=0.0`, the default) they have a finite one. Moments are compared with numerical
+integration of the effects and a grid over `mu` and `log tau`.
+"""
+
+
+def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
+    """Return what was sampled, and how well the reference is known."""
+    truth = metrics["truth"]
+    return (
+        f"{metrics['what']} Pooled NUTS (a plate of standard effects, 4 chains of "
+        f"{config['num_reference']:,} draws after half as many): {truth['leapfrogs']:,} gradients "
+        f"of all rows, least ESS {truth['least ESS']:,.0f}, R-hat {truth['R-hat']:.3f}. Kernels "
+        f"run {config['num_chains']} chains of {config['num_rounds']:,} rounds, of which "
+        f"{config['num_burnin']:,} are burn-in, from the mode; `fit` weights "
+        f"{config['num_draws']:,} draws."
+    )
+
+
+LIMIT, SD_LIMIT, EFFECT_LIMIT = 0.1, 0.1, 0.15
+
+
+def commentary(metrics: dict[str, Any]) -> str:
+    """Return which methods are as near pooled NUTS as wanted, and the errors of quadrature."""
+    near, far, lost = [], [], []
+    for row in metrics["table"]:
+        if row["error of means"] is None:
+            lost.append(row["method"])
+            continue
+        effects = row["error of effects"]
+        close = (
+            row["error of means"] < LIMIT
+            and abs(row["sds, least"] - 1) < SD_LIMIT
+            and abs(row["sds, most"] - 1) < SD_LIMIT
+            and (effects is None or effects < EFFECT_LIMIT)
+        )
+        (near if close else far).append(row["method"])
+    said = [
+        f"Within {LIMIT:g} sd and {SD_LIMIT:.0%} of pooled NUTS for every shared parameter, and "
+        f"{EFFECT_LIMIT:g} sd for every group's mean where effects were drawn: "
+        f"{', '.join(near) or 'none'}. Not: {', '.join(far) or 'none'}."
+    ]
+    if lost:
+        said.append(f"Diverged: {', '.join(lost)}.")
+    said.append(
+        "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an exchange of "
+        "their own, which needs all clients, so that here nobody may be absent. What varies "
+        "between groups alone (uranium of a county, the kind of a school) moves slowly in it, as "
+        "the effects, drawn at the slope that was, hold that slope back."
+    )
+    if any("every client" in row["method"] for row in metrics["table"]):
+        said.append(
+            "With every group's effect at every client all effects are shared parameters: their "
+            "gradients and draws cross in every round, and every client sees them."
+        )
+    parts = [" ".join(said)]
+    if "quadrature" in metrics:
+        parts += [
+            "Errors of the quadrature at the posterior mean, against more nodes (float64):",
+            output.markdown_table(metrics["quadrature"]),
+        ]
+    return "\n\n".join(parts)
+
+
+def funnel(metrics: dict[str, Any]) -> str:
+    """Return what was sampled, and what the columns are."""
+    mean, sd = (metrics["exact"][f"{what} of mu, log tau"] for what in ("mean", "sd"))
+    return (
+        f"{metrics['num_hospitals']} hospitals of {metrics['rows_per_hospital']} simulated rows, "
+        f"one client each; {metrics['num_chains']} chains of {metrics['num_rounds']:,} rounds, "
+        f"{metrics['num_burnin']:,} of them burn-in, every fifth kept; clients draw their effects "
+        f"exactly (`conjugate()`). The grid has means {mean[0]:.3f} and {mean[1]:.2f} of `mu` and "
+        f"`log tau`, sds {sd[0]:.3f} and {sd[1]:.2f}. In the table means are distances from "
+        f"those in sds and sds are ratios, of the chains that did not diverge (a number that is "
+        f"not finite, or beyond 50)."
+    )

@@ -1,0 +1,162 @@
+"""Few hospitals that do not differ: Langevin dynamics with effects as written, and shifted."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+
+import fedmcmc
+from experiments import checks
+from experiments.hierarchy import findings
+from fedmcmc import hierarchy, rounds
+
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+
+TITLE = "The funnel: few groups that do not differ"
+PAPER = findings.FUNNEL
+commentary = findings.funnel
+FURTHEST = 50.0
+"""A chain whose ``log tau`` or `mu` went further has diverged."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings.
+
+    Attributes
+    ----------
+    num_hospitals, rows_per_hospital, spread
+        Of simulated hospitals; outcomes have a standard deviation of one around their hospital's
+        effect.
+    step_sizes
+        Of Langevin dynamics, without a metric.
+    """
+
+    seed: int = 0
+    num_hospitals: int = 4
+    rows_per_hospital: int = 25
+    spread: float = 0.05
+    step_sizes: tuple[float, ...] = (0.002, 0.01)
+    num_chains: int = 100
+    num_rounds: int = 4000
+    num_burnin: int = 500
+
+    def __post_init__(self) -> None:
+        checks.at_least(2, self, "num_hospitals", "num_chains")
+        checks.at_least(1, self, "rows_per_hospital")
+        checks.positive(self, "spread")
+        for value in self.step_sizes:
+            checks.require(value > 0, "step_sizes must be positive", value)
+        checks.require(
+            0 <= self.num_burnin < self.num_rounds,
+            "num_burnin must be below num_rounds",
+            self.num_burnin,
+        )
+
+
+def model(y=None):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect, 1), obs=y)
+
+
+def exact(hospitals: list[dict[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and sds of `mu` and ``log tau`` on a grid, effects integrated out."""
+    mu, log_tau = np.meshgrid(np.linspace(-3, 3, 801), np.linspace(-14, 3, 1701), indexing="ij")
+    tau = np.exp(log_tau)
+    log_p = -(mu**2) / 2 - tau**2 / 2 + log_tau
+    for hospital in hospitals:
+        y = hospital["y"].astype(float)
+        variance = tau**2 + 1 / len(y)
+        log_p -= (y.mean() - mu) ** 2 / variance / 2 + np.log(variance) / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    values = np.stack([mu, log_tau])
+    mean = (p * values).sum((1, 2))
+    return mean, np.sqrt((p * values**2).sum((1, 2)) - mean**2)
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Run all chains and compare their moments with a grid's."""
+    rng = np.random.default_rng(config.seed)
+    effects = rng.normal(0, config.spread, config.num_hospitals)
+    hospitals = [
+        {"y": rng.normal(effect, 1, config.rows_per_hospital).astype(np.float32)}
+        for effect in effects
+    ]
+    data = fedmcmc.FederatedData.from_clients(hospitals)
+    mean, sd = exact(hospitals)
+    posteriors = {
+        name: fedmcmc.from_numpyro(model, example=data, centered=centered)
+        for name, centered in (("centered", 1.0), ("shifted", 0.0))
+    }
+    draw = hierarchy.conjugate()  # exact draws of the effects, so that nothing else is off
+    half = fedmcmc.bernoulli(0.5)
+    kernels: dict[str, Any] = {
+        f"`lsd(refresh=)`, h = {step:g}, {name}": fedmcmc.lsd(
+            posterior, step_size=step, refresh=draw
+        )
+        for name, posterior in posteriors.items()
+        for step in config.step_sizes
+    }
+    kernels |= {
+        "`fed_gibbs`": fedmcmc.fed_gibbs(posteriors["centered"], refresh=draw),
+        "`fed_gibbs`, each hospital in half of the rounds": fedmcmc.fed_gibbs(
+            posteriors["centered"], refresh=draw, participation=half
+        ),
+        f"`lsd` on `marginal`, h = {config.step_sizes[-1]:g}": fedmcmc.lsd(
+            fedmcmc.marginal(posteriors["shifted"]), step_size=config.step_sizes[-1]
+        ),
+    }
+    key = jax.random.key(config.seed)
+    table = [
+        row(name, draws(kernel, data, key, config), mean, sd) for name, kernel in kernels.items()
+    ]
+    fitted = fedmcmc.fit(posteriors["shifted"], data, rng_key=key, progress=False)
+    found = np.stack([np.asarray(fitted.samples.draws[name]) for name in ("mu", "tau")], -1)
+    table.append(row(f"`fit`: {fitted.verdict.partition(':')[0]}", found, mean, sd))
+    return {
+        "table": table,
+        "exact": {"mean of mu, log tau": mean, "sd of mu, log tau": sd},
+        "num_chains": config.num_chains,
+        "num_rounds": config.num_rounds,
+        "num_burnin": config.num_burnin,
+        "num_hospitals": config.num_hospitals,
+        "rows_per_hospital": config.rows_per_hospital,
+    }
+
+
+def draws(kernel: Any, data: fedmcmc.FederatedData, key: Array, config: Config) -> np.ndarray:
+    """Return draws of `mu` and ``log tau``, ``[chains, draws, 2]``; one chain stops no other."""
+    start = {"mu": jnp.zeros(()), "tau": jnp.log(jnp.asarray(0.5))}
+
+    @jax.jit
+    @jax.vmap
+    def chain(own: Array) -> Array:
+        state = kernel.init(own, start, data)
+        _, records = rounds.run_rounds(kernel, data, own, state, config.num_rounds, thinning=5)
+        return jnp.stack([records.draws["mu"], records.draws["tau"]], -1)
+
+    found = chain(jax.random.split(key, config.num_chains))
+    return np.asarray(found[:, config.num_burnin // 5 :], np.float64)
+
+
+def row(name: str, found: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
+    """Return a line of the table: moments are those of the chains that did not diverge."""
+    whole = (np.isfinite(found) & (np.abs(found) < FURTHEST)).all((1, 2))
+    line: dict[str, Any] = {"method": name, "diverged": f"{1 - whole.mean():.0%}"}
+    columns = [f"{part} {of}" for of in ("mu", "log tau") for part in ("mean,", "sd,")]
+    if not whole.any():
+        return line | dict.fromkeys(columns)
+    kept = found[whole]
+    gaps, ratios = (kept.mean((0, 1)) - mean) / sd, kept.std((0, 1)) / sd
+    values = (gaps[0], ratios[0], gaps[1], ratios[1])
+    return line | {name: float(x) for name, x in zip(columns, values, strict=True)}

