@@ -17,7 +17,7 @@ from fedmcmc.pytrees import trees
 
 __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 
-TITLE = "2. Binary outcomes"
+TITLE = "Effects of groups, binary outcomes"
 PAPER = findings.BINARY
 commentary = findings.commentary
 COMMENT_ON_ALL = True

@@ -18,15 +18,17 @@ any parameter. `tau` and `sigma` are compared in logarithms. The error of effect
 any group's mean, in that effect's sd, of as many as there are groups (after `fit` of about 1,000
 draws). Seconds are of a machine that did other things as well.
 """
-GAUSSIAN = f"""
-No paper: this page asks what federating a hierarchical model costs, and how far from pooled NUTS
-each way ends. One client per group; a group's effects are its own, and no other client receives
-them. The model is `y ~ N(z effect + x slopes, sigma)`, `effect ~ N(mu, tau)` per group, with priors
-`mu ~ N(0, 5)`, slopes `N(0, 2.5)`, `tau` and `sigma` half-normal of scale 1.
+QUESTION = """
+A study of our own: what does federating a hierarchical model cost, and how far from pooled NUTS
+does each way end? One client per group; a group's effects are its own, and no other client receives
+them."""
+GAUSSIAN = f"""{QUESTION} The model is `y ~ N(z effect + x slopes, sigma)`, `effect ~ N(mu, tau)`
+per group, with priors `mu ~ N(0, 5)`, slopes `N(0, 2.5)`, `tau` and `sigma` half-normal of scale 1.
 {COLUMNS}
 """
-BINARY = f"""
-The same question of binary outcomes, `y ~ Bernoulli(logit = z effect + x slopes)`.
+BINARY = f"""{QUESTION} The model is `y ~ Bernoulli(logit = z effect + x slopes)`,
+`effect ~ N(mu, tau)` per group, with priors `mu ~ N(0, 5)`, slopes `N(0, 2.5)`, `tau` half-normal
+of scale 1.
 {COLUMNS}
 """
 FUNNEL = """
@@ -54,6 +56,16 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
 LIMIT, SD_LIMIT, EFFECT_LIMIT = 0.1, 0.1, 0.15
 FEWEST = 150
 """Effective draws with which an sd is known to six percent; of fewer nothing is said."""
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that matter most of a row."""
+    line = {name: row[name] for name in ("method", "rounds", "Mbit", "ESS")}
+    line["slowest"] = row["slowest"]
+    error, sds = row["error of means"], (row["sds, least"], row["sds, most"])
+    line["means off by"] = None if error is None else f"{error:.2f} (s.e. {row['its s.e.']:.2f})"
+    line["sds"] = None if error is None else f"{sds[0]:.2f} to {sds[1]:.2f}"
+    return line | {"effects off by": row["error of effects"], "verdict": row["verdict"]}
 
 
 def commentary(metrics: dict[str, Any]) -> str:
@@ -87,18 +99,21 @@ def commentary(metrics: dict[str, Any]) -> str:
         for row in metrics["table"]
         if row["verdict"] == "failed" and row["R-hat"] and row["error of means"] > LIMIT
     ]
-    said.append(
-        "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an exchange of "
-        "their own, which needs all clients, so that here nobody may be absent. What varies "
-        "between groups alone (uranium of a county, the kind of a school) moves slowly in it, as "
-        "the effects, drawn at the slope that was, hold that slope back."
-    )
+    for row in metrics["table"]:
+        if row["method"] == "`fed_gibbs`":
+            said.append(
+                "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an "
+                "exchange of their own, which needs all clients, so that here nobody may be "
+                f"absent. Its slowest parameter is `{row['slowest']}`: slopes of what varies "
+                "between groups (uranium of a county, the kind of a school) are held back by the "
+                "effects, which were drawn at the slope that was."
+            )
     if any("every client" in row["method"] for row in metrics["table"]):
         said.append(
             "With every group's effect at every client all effects are shared parameters: their "
             "gradients and draws cross in every round, and every client sees them."
         )
-    parts = [" ".join(said)]
+    parts = [output.markdown_table([_short(row) for row in metrics["table"]]), " ".join(said)]
     if "quadrature" in metrics:
         parts += [
             "Errors of the quadrature at the posterior mean, against more nodes (float64):",
