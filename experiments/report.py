@@ -136,7 +136,8 @@ def page(paper: str, docs: Path) -> str:
     made = claims_of(paper)
     order = list(dict.fromkeys(c.experiment for c in made if c.experiment))
     ordered = [name for name in order if name in modules]
-    ordered += sorted(set(modules) - set(order))  # studies of our own
+    others = set(modules) - set(order)  # studies of our own
+    ordered += sorted(others, key=lambda name: getattr(modules[name], "TITLE", name))
     records = records_of(docs, list(modules))
     figures = {
         name: _draw(record, modules[schema], docs)
