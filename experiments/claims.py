@@ -20,6 +20,7 @@ __all__ = [
     "Claim",
     "Verdict",
     "first_that_holds",
+    "on_other_data",
     "paired",
 ]
 
@@ -71,6 +72,11 @@ class Claim:
 def first_that_holds(*cases: tuple[bool, str], otherwise: str) -> str:
     """Return the word of the first condition that is true."""
     return next((word for holds, word in cases if holds), otherwise)
+
+
+def on_other_data(word: str, other: bool) -> str:
+    """Return `word`, and ``partly`` for what holds on other data than the paper's."""
+    return PARTLY if other and word == REPRODUCED else word
 
 
 def paired(one: Any, other: Any) -> tuple[float, float]:

@@ -42,6 +42,16 @@ DIGITS = 6  # of the numbers in a record
 SCHEMA = re.compile(r"^\s*-\s*/schema/(\S+)@_global_", re.MULTILINE)
 WIDE = 9  # columns, beyond which a table is folded away
 
+WRITTEN = (
+    "Written by `make docs` from the records in [runs](runs); edits would be lost. Minibatches are "
+    "drawn with replacement unless a section says otherwise."
+)
+OF_A_PAPER = (
+    " A verdict is computed from the run that its row links to, and says nothing beyond it: many "
+    "runs are smaller than the paper's. Sections follow the paper. The defaults of each experiment "
+    "are the paper's settings where the paper states them, unless the section says otherwise."
+)
+
 Record = Mapping[str, Any]
 
 
@@ -136,11 +146,7 @@ def page(paper: str, docs: Path) -> str:
     }
     parts = [
         f"# {(package.__doc__ or paper).strip().rstrip('.')}",
-        "Written by `make docs` from the records in [runs](runs); edits would be lost. A verdict "
-        "is computed from the run that its row links to, and says nothing beyond it: many runs are "
-        "smaller than the paper's. Sections follow the paper. The defaults of each experiment are "
-        "the paper's settings where the paper states them, unless the section says otherwise; "
-        "minibatches are drawn with replacement unless it says otherwise.",
+        WRITTEN + (OF_A_PAPER if made else ""),
         output.markdown_table([_row(claim, records, figures) for claim in made]) if made else "",
     ]
     for name in ordered:

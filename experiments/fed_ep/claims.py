@@ -14,6 +14,7 @@ from experiments.claims import (
     Claim,
     Verdict,
     first_that_holds,
+    on_other_data,
 )
 from experiments.fed_ep.image_figures import smooth
 
@@ -78,6 +79,7 @@ def _ahead(family: str, papers: str) -> Any:
             (any(behind), CONTRADICTED),
             otherwise=UNTESTABLE,
         )
+        word = on_other_data(word, config["dataset"] != papers)
         listed = ", ".join(f"{n[-2]} {g:+.1f}" for n, g in gains.items())
         return Verdict(
             word,
@@ -96,7 +98,7 @@ def _plain_is_enough(metrics: Given, config: Given) -> Verdict:
     gap = max(best.values()) - best["FedEP (I)"]
     near = gap < _noise(metrics, best["FedEP (I)"], best["FedEP (I)"] + gap)
     return Verdict(
-        REPRODUCED if near else CONTRADICTED,
+        on_other_data(REPRODUCED if near else CONTRADICTED, config["dataset"] != "cifar100"),
         f"{gap:.1f} points behind the best, {max(best, key=lambda n: best[n])}; "
         f"{_seeds(config)}{_data(config, 'cifar100')}",
     )
@@ -113,7 +115,7 @@ def _stateless(metrics: Given, config: Given) -> Verdict:
     near = all(gap > -max(noise, 2.0) for gap in gaps.values())
     listed = ", ".join(f"{x} {gap:+.1f}" for x, gap in gaps.items())
     return Verdict(
-        REPRODUCED if near else CONTRADICTED,
+        on_other_data(REPRODUCED if near else CONTRADICTED, config["dataset"] != "cifar100"),
         f"points to FedEP: {listed} (the paper: -1.8 to +0.1); {_seeds(config)}"
         f"{_data(config, 'cifar100')}",
     )
@@ -127,6 +129,7 @@ def _calibrated(metrics: Given, config: Given) -> Verdict:
     word = first_that_holds(
         (all(smaller), REPRODUCED), (any(smaller), PARTLY), otherwise=CONTRADICTED
     )
+    word = on_other_data(word, config["dataset"] != "cifar100")
     return Verdict(
         word,
         f"ECE of the point {min(own):.1f} to {max(own):.1f} %, better baseline {base:.1f} "
@@ -169,6 +172,7 @@ def _inference(faster: bool) -> Any:
             (noise > FEW_POINTS, UNTESTABLE),
             otherwise=CONTRADICTED if faster else REPRODUCED,
         )
+        word = on_other_data(word, config["dataset"] != "cifar100")
         return Verdict(
             word,
             f"V is {early:+.1f} points from I in the first {window} rounds (noise {noise:.1f}), "

@@ -17,7 +17,7 @@ from fedmcmc.pytrees import trees
 
 __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 
-TITLE = "Effects of groups, binary outcomes"
+TITLE = "2. Binary outcomes"
 PAPER = findings.BINARY
 commentary = findings.commentary
 COMMENT_ON_ALL = True

@@ -52,11 +52,13 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
 
 
 LIMIT, SD_LIMIT, EFFECT_LIMIT = 0.1, 0.1, 0.15
+FEWEST = 150
+"""Effective draws with which an sd is known to six percent; of fewer nothing is said."""
 
 
 def commentary(metrics: dict[str, Any]) -> str:
     """Return which methods are as near pooled NUTS as wanted, and the errors of quadrature."""
-    near, far, lost = [], [], []
+    near, far, few, lost = [], [], [], []
     for row in metrics["table"]:
         if row["error of means"] is None:
             lost.append(row["method"])
@@ -68,14 +70,23 @@ def commentary(metrics: dict[str, Any]) -> str:
             and abs(row["sds, most"] - 1) < SD_LIMIT
             and (effects is None or effects < EFFECT_LIMIT)
         )
-        (near if close else far).append(row["method"])
+        known = row["ESS"] >= FEWEST
+        (near if close else far if known else few).append(row["method"])
     said = [
         f"Within {LIMIT:g} sd and {SD_LIMIT:.0%} of pooled NUTS for every shared parameter, and "
         f"{EFFECT_LIMIT:g} sd for every group's mean where effects were drawn: "
-        f"{', '.join(near) or 'none'}. Not: {', '.join(far) or 'none'}."
+        f"{'; '.join(near) or 'none'}. Not: {'; '.join(far) or 'none'}."
     ]
+    if few:
+        said.append(f"With too few effective draws to tell: {'; '.join(few)}.")
     if lost:
-        said.append(f"Diverged: {', '.join(lost)}.")
+        said.append(f"Diverged: {'; '.join(lost)}.")
+    said += [
+        f"Chains of {row['method']} agree on means that are {row['error of means']:.2f} sd off "
+        f"(R-hat {row['R-hat']:.2f}), as they begin alike: its verdict is `failed`, which counts."
+        for row in metrics["table"]
+        if row["verdict"] == "failed" and row["R-hat"] and row["error of means"] > LIMIT
+    ]
     said.append(
         "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an exchange of "
         "their own, which needs all clients, so that here nobody may be absent. What varies "

@@ -18,7 +18,7 @@ from fedmcmc import hierarchy, rounds
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
 
-TITLE = "The funnel: few groups that do not differ"
+TITLE = "3. The funnel: few groups that do not differ"
 PAPER = findings.FUNNEL
 commentary = findings.funnel
 FURTHEST = 50.0

@@ -10,7 +10,7 @@ from experiments.hierarchy.findings import about
 
 __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 
-TITLE = "Effects of groups, normal outcomes"
+TITLE = "1. Normal outcomes"
 PAPER = findings.GAUSSIAN
 commentary = findings.commentary
 COMMENT_ON_ALL = True

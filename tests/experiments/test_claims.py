@@ -167,8 +167,11 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
 def test_networks_are_judged_within_repetitions(fsgld_scores, word):
     values = {"non_iid FSGLD": {"test": fsgld_scores}}
     values["non_iid DSGLD"] = {"test": [0.0] * len(fsgld_scores)}
-    metrics = {"values": values, "data": "Covertype"}
-    assert judge(fsgld, "Table 1", metrics, {"table": "covtype"}).startswith(word)
+    metrics = {"values": values, "data": "SUSY"}
+    assert judge(fsgld, "Table 1", metrics, {"table": "susy"}).startswith(word)
+    # What holds on other data holds in part.
+    other = judge(fsgld, "Table 1", metrics | {"data": "Covertype"}, {"table": "covtype"})
+    assert other.startswith("partly" if word == "reproduced" else word)
 
 
 @pytest.mark.parametrize(
