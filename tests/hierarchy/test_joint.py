@@ -214,7 +214,6 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="absent clients"):
         fedmcmc.compress(some, fedmcmc.memory(fedmcmc.quantize(4)))
     around = fedmcmc.Gaussian.from_moments(ODDS, variance={"tau": 0.1, "slope": 0.1})
-    every = jax.tree.map(lambda x: np.full(5, x), (ODDS, {"tau": 0.1, "slope": 0.1}))
     draw = jax.tree.map(lambda x: np.ones(1) * x, ODDS)
     for refused in (
         lambda: fedmcmc.whiten(posterior, data, ODDS),
@@ -224,9 +223,6 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match="move them along"):
             refused()
-    with pytest.raises(ValueError, match="in place of clients"):
-        each = fedmcmc.Gaussian.from_moments(every[0], variance=every[1])
-        fedmcmc.predict_bias(kernel, data, each)
     plain = fedmcmc.lsd(other, step_size=0.1)
     with pytest.raises(ValueError, match="for kernels that move latents"):
         run(plain, data, ODDS, record=Record(local=True))
