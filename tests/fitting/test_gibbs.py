@@ -46,7 +46,8 @@ def fit(posterior, size=4, **settings):
     return fedmcmc.fit(posterior, data, rng_key=jax.random.key(3), progress=False, **settings)
 
 
-@pytest.mark.parametrize("size", [4, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [4, 9])
 def test_clients_draw_what_is_too_much_to_integrate_out(size):
     """Up to eight numbers by proposals around their mode, more by trajectories."""
     fitted = fit(model, size)
