@@ -162,7 +162,7 @@ def test_what_is_off_is_named_with_what_helps():
         ),
         DATA,
     ).findings
-    assert "the mean of a[1] is 0.4" in finding and "smaller steps" in finding
+    assert "the mean of a[1] is 0.4" in finding and "a smaller step" in finding
 
 
 def test_a_log_density_that_is_no_number_is_said_though_its_gradient_is_one():
