@@ -423,7 +423,7 @@ def test_what_cannot_be_compared_is_said():
 def test_far_too_few_effective_draws_get_no_advice_on_steps():
     slow = exact_draws(5, num=400, correlation=0.999)
     words = " ".join(diagnostics.diagnose(slow, POSTERIOR, DATA).findings)
-    assert "too short" in words and "smaller steps" not in words
+    assert "too short" in words and "a smaller step" not in words
 
 
 def test_an_interrupt_of_the_judge_ends_a_resumable_program(white, monkeypatch, tmp_path):
