@@ -217,6 +217,7 @@ def test_a_laplace_approximation_is_rejected():
     assert run(laplace_fit, 1000).p_values.min() < 1e-4
 
 
+@pytest.mark.slow
 def test_correct_passes_a_few_times():
     found = run(corrected_fit, 40)
     assert found.p_values.min() > 1e-3 and found.coordinates == ("coordinate 0", "coordinate 1")

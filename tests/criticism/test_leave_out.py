@@ -119,6 +119,7 @@ def test_all_clients_but_one_answer_questions():
         AllBut(LINEAR, evaluations(LINEAR), 1).check_compressor(fedmcmc.top_k(0.1))
 
 
+@pytest.mark.slow
 def test_a_refit_without_the_client_says_the_same():
     found = clients("logistic", SIZES)
     data = fedmcmc.FederatedData.from_clients(found)

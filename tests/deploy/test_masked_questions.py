@@ -57,6 +57,7 @@ def test_an_answer_has_the_bits_of_a_simulated_secure_sum(sites):
     np.testing.assert_allclose(here.value.value, plain.value.value, rtol=3e-7, atol=1.5 * 2.0**-22)
 
 
+@pytest.mark.slow
 def test_a_fit_is_that_of_a_simulated_secure_sum(sites):
     settings = dict(rng_key=jax.random.key(1), position=POSITION, num_draws=400, progress=False)
     there, here, plain = (fedmcmc.fit(MODEL, x, **settings) for x in (sites, SIMULATED, DATA))

@@ -118,6 +118,7 @@ def rows_in(order):
     }.__getitem__
 
 
+@pytest.mark.slow
 def test_but_for_uniform_words_a_transcript_tells_the_sum_alone(tmp_path, monkeypatch):
     """Sites exchange their rows, so that messages are others and their sums the same."""
     fixed = dict(identities={n: studies.public_key(n) for n in studies.NAMES}, rounds=400)

@@ -111,6 +111,7 @@ def white(sites):
     return fedmcmc.whiten(MODEL, sites, POSITION)
 
 
+@pytest.mark.slow
 def test_whitened_coordinates_and_kernels_in_them(sites, white):
     """Sites are told of the coordinates, so that a kernel on them runs as in a simulation."""
     here = fedmcmc.whiten(MODEL, DATA, POSITION)

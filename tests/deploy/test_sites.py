@@ -14,7 +14,6 @@ from fedmcmc.deploy._frames import pack, unpack
 from fedmcmc.deploy._links import Links
 from tests.contracts.model import DATA, KEY
 from tests.support import studies
-from tests.support.lanes import fast_and_slow
 from tests.support.site_runs import ONE_BY_ONE, POSITION, at_sites, close
 
 MEMORY = "compress: lsd_pp, memory: per client"
@@ -243,7 +242,8 @@ class Silent:
         return news
 
 
-@pytest.mark.parametrize("row", fast_and_slow(["dg_sgld", "hmc"], ["hmc"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["dg_sgld", "hmc"])
 def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
     study, local = studies.study_of(row), deploy.Local()
     chur = studies.join_all(local, study, tmp_path)["chur"]

@@ -131,6 +131,7 @@ CURVED = fedmcmc.Posterior(lambda x: -0.5 * jnp.sum(x**2) / 4, curved)
 CURVED_DATA = fedmcmc.FederatedData.from_clients([jnp.ones(1), jnp.zeros(2), jnp.zeros(1)])
 
 
+@pytest.mark.slow
 def test_chains_take_over_where_weights_fail():
     fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
     assert fitted.verdict.startswith("exact (MCMC): R-hat")

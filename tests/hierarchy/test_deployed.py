@@ -107,6 +107,7 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
         np.testing.assert_allclose(deployed.draws[site], simulated.draws[site], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_message_of_marginal_holds_an_effect(tmp_path):
     """What leaves a site is the gradient of its integral, a function of rows and position alone."""
     rows = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]

@@ -14,6 +14,7 @@ from tests.hierarchy.test_gibbs import of, shared_spread
 KEY, START = jax.random.key(3), {"mu": 0.0, "tau": 0.0}
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_the_draws():
     data = in_two_clients(clients())
     refresh = hierarchy.with_moments(hierarchy.conjugate(), num_burnin=20)

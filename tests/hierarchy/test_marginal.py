@@ -58,6 +58,7 @@ def test_of_a_gaussian_model_it_is_exact(nodes, centered):
         np.testing.assert_allclose(slope[name], wanted_slope[name], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_quadrature_that_is_off_is_told():
     """Laplace's approximation of counts, of which most are zero, by more nodes at once."""
     rng = np.random.default_rng(0)

@@ -10,7 +10,6 @@ from numpyro.infer import MCMC, NUTS
 
 import fedmcmc
 from fedmcmc.interop.numpyro import FederatedMCMCKernel
-from tests.support.lanes import fast_and_slow
 
 
 def visits(x, y):
@@ -84,7 +83,8 @@ def test_fa_hmc_agrees_with_nuts_where_its_law_says_so_and_is_off_as_predicted_e
     assert np.abs(told).max() < 0.01 and np.abs(seen).max() < 0.1
 
 
-@pytest.mark.parametrize("method", fast_and_slow(["vectorized", "sequential"], ["vectorized"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vectorized", "sequential"])
 def test_a_chain_that_is_lost_is_said_once_and_predictions_come_first(method):
     def model(x):
         mean = numpyro.sample("mean", dist.Normal(0, 10))

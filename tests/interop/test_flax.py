@@ -204,6 +204,7 @@ def loglikelihood(position, batch):
     return jnp.sum(jax.nn.log_softmax(logits) * chosen, axis=-1)
 
 
+@pytest.mark.slow
 def test_a_linear_module_gives_the_chain_of_the_same_model_by_hand():
     # In 64 bits: a compiler may fuse, and round, the two programs each its own way.
     with jax.enable_x64(True):

@@ -62,8 +62,9 @@ def shared_normals(kernel, round_):
     return np.asarray(kernel.prepare_shared(key_of(round_, 2**32 - 4), like), float)
 
 
-@pytest.mark.parametrize("batch_size", fast_and_slow([None, 2], [2]))
-@pytest.mark.parametrize("gradients", fast_and_slow(["fresh", "reuse"], ["reuse"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("gradients", ["fresh", "reuse"])
 def test_i2_one_leapfrog_step_is_langevin_at_half_the_square(batch_size, gradients):
     settings = dict(num_local_steps=3, rho=0.4, batch_size=batch_size, gradient_noise=2.0)
     hmc = fa_hmc(**settings, num_integration_steps=1, gradients=gradients)

@@ -53,9 +53,10 @@ def test_i27_the_approximation_is_prior_times_sites(structure, who):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compressor",
-    fast_and_slow(("quantize", "top_k", "memory"), ["quantize"]),
+    ("quantize", "top_k", "memory"),
 )
 def test_clients_keep_what_they_said_not_what_they_meant(compressor):
     """The code's noise is in the sites too, so that it does not stay in the approximation."""

@@ -263,6 +263,7 @@ def test_whitened_coordinates_are_left_at_the_end(data, mode, posterior_moments)
     np.testing.assert_allclose(draws.std(0), 1, atol=0.02 + 4 / np.sqrt(2000))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_at_rest_warns(data, mode):
     slow = fedmcmc.fed_ep(LOGISTIC, damping=0.1, first_sites="constant", initial_precision=0.01)
     with pytest.warns(fedmcmc.DiagnosisWarning, match="still moves by") as caught:

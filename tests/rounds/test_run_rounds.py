@@ -22,7 +22,7 @@ def started(name, key=KEY, given=None):
     return kernel, kernel.init(random.init_key(key), NESTED, rows)
 
 
-@pytest.mark.parametrize("name", ["qlsd_pp", "sgld"])
+@pytest.mark.parametrize("name", [pytest.param("qlsd_pp", marks=pytest.mark.slow), "sgld"])
 def test_rounds_are_those_of_sample(name):
     kernel, state = started(name, jax.random.fold_in(KEY, 0))
     samples = fedmcmc.sample(KEY, kernel, DATA, NESTED, num_rounds=12, thinning=3, progress=False)

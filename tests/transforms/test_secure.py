@@ -17,7 +17,6 @@ from fedmcmc.pytrees import trees
 from fedmcmc.transforms import counts_of
 from tests.contracts.model import DATA, KEY, POSITIONS, POSTERIOR, P
 from tests.support.deployed import hold_against_the_simulation
-from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 
 VECTOR = POSITIONS["vector"]
@@ -224,8 +223,9 @@ def memory_of_all(kernel):
     return fedmcmc.compress(kernel, fedmcmc.memory(fedmcmc.identity(), 0.4))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A masked message takes 64 bits")
-@pytest.mark.parametrize("compressed", fast_and_slow([False, True], [True]))
+@pytest.mark.parametrize("compressed", [False, True])
 def test_faults_of_a_secure_sum_are_those_of_the_plain_kernel(compressed):
     plain = fedmcmc.lsd(POSTERIOR, step_size=0.01, participation=fedmcmc.bernoulli(P))
     plain = memory_of_all(plain) if compressed else plain

@@ -9,7 +9,6 @@ import fedmcmc
 from fedmcmc.dynamics import mala_acceptance
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
 from tests.oracles.federations import Federation
-from tests.support.lanes import fast_and_slow
 
 FEDERATION = Federation()
 METRIC = np.array([[1.2, 0.3, 0.0], [0.3, 0.8, -0.2], [0.0, -0.2, 0.5]])
@@ -123,6 +122,7 @@ def test_the_best_of_a_grid_is_that_of_all_that_was_tried(white):
     np.testing.assert_allclose(entry["cost"], 2 * 4 * 3 * 32 * entry["rounds"])
 
 
+@pytest.mark.slow
 def test_relays_are_tuned(white):
     def kernel_fn(step_size, num_local_steps):
         return fedmcmc.fsgld(
@@ -154,7 +154,8 @@ def minibatches(white):
     return kernel_fn
 
 
-@pytest.mark.parametrize("kernel", fast_and_slow([sparse, minibatches], [minibatches]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [sparse, minibatches])
 def test_cohorts_minibatches_and_compression_are_tuned(white, kernel):
     """Their noise needs shorter steps than whole messages of everyone."""
     scores = fedmcmc.surrogates.score_covariance(white.posterior, FEDERATION.data, white.position)
@@ -219,7 +220,7 @@ def test_what_an_accepted_step_is_worth(step_size, size):
     assert abs(of_chains.mean() - (1 - gain)) < 5.5 * error
 
 
-@pytest.mark.parametrize("size", [3, 30])
+@pytest.mark.parametrize("size", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_rounds_per_draw_of_metropolis_steps_are_about_right(size):
     steps = np.geomspace(0.05, 2, 30)
     accepted = np.array([mala_acceptance(step, size + 2) for step in steps])

@@ -217,7 +217,8 @@ def test_a_mean_that_widens_with_its_scale_warns(num_rows, warns):
         fedmcmc.whiten(posterior, data)
 
 
-@pytest.mark.parametrize("num_rows", fast_and_slow([30, 600], [30]))
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [30, 600])
 def test_a_few_binary_outcomes_do_not(num_rows):
     rng = np.random.default_rng(1)
     x = rng.normal(size=num_rows)
