@@ -337,6 +337,7 @@ def test_bad_input_is_said():
         criticism.loo(broken, data, draws)
 
 
+@pytest.mark.slow
 def test_strict_promotion_is_kept():
     again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: NORMAL[1](theta, rows))
     with jax.numpy_dtype_promotion("strict"):

@@ -324,6 +324,7 @@ def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
         at_sites(STUDY, others, position=None, state=samples.state, num_rounds=2)
 
 
+@pytest.mark.slow
 def test_questions_and_fits_are_those_of_a_simulation(tmp_path):
     study = studies.study_of(asks=deploy.FIT, kernels={})
     local = deploy.Local()

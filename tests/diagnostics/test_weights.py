@@ -118,6 +118,7 @@ def test_a_density_that_is_zero_or_overflows_far_outside_has_no_weight_there():
     np.testing.assert_allclose(found.spread, whole.spread, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_where_weights_do_not_reach_gradients_judge():
     few = gaussian_draws(0, MEANS, SDS, 28)
     assert diagnostics.check_by_weights(SKEWED, NOTHING, few) is None

@@ -114,6 +114,7 @@ def test_systematic_resampling_takes_each_as_often_as_its_weight():
     assert np.abs(z_scores(counts, 40 * weights)).max() < LIMIT
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_and_what_hardly_moves_warns():
     run = FEDERATION.posterior, FEDERATION.data
     with pytest.raises(ValueError, match="2 at least"):

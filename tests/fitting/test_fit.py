@@ -250,6 +250,7 @@ def test_an_interrupt_keeps_what_was_sampled(monkeypatch):
         fit(CURVED, Watched(interrupt_call=3, lasts=2), **settings)
 
 
+@pytest.mark.slow
 def test_a_fit_resumes(tmp_path):
     """Calls of `sample` that ended are read back, and the draws are those of one go."""
     settings = dict(position=jnp.zeros(2), num_draws=500, max_rounds=200)

@@ -51,6 +51,7 @@ def counts(y):
         numpyro.sample("y", dist.Poisson(jax.numpy.exp(effect)), obs=y)
 
 
+@pytest.mark.slow
 def test_a_group_whose_latents_hardly_move_is_named():
     """Steps that suit a rate of one are a hundred times too long for one of ten thousand."""
     rows = [{"y": np.array([1, 2, 0, 10_000, 10_100])}, {"y": np.array([3, 1])}]

@@ -128,9 +128,8 @@ def reference(data):
     return keys, samples.constrained
 
 
-@pytest.mark.parametrize(
-    "method", ["vectorized", pytest.param("sequential", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vectorized", "sequential"])
 def test_a_chain_is_the_chain_of_sample_with_its_key(reference, data, kernel, method):
     """The same streams, start included, with and without a chain axis, raw keys and typed."""
     keys, expected = reference

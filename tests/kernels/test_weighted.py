@@ -21,13 +21,12 @@ Q = fedmcmc.Gaussian.from_moments(VECTOR, np.diag([0.3, 0.2, 0.4]))
 AROUND = fedmcmc.Gaussian.from_moments(np.full(2, 0.3), variance=np.array([1.5, 3.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [
-        pytest.param(lambda: fedmcmc.gaussian_mh(SECANT, AROUND), marks=pytest.mark.slow),
-        pytest.param(
-            lambda: fedmcmc.gaussian_mh(SECANT, AROUND, correlation=0.5), marks=pytest.mark.slow
-        ),
+        lambda: fedmcmc.gaussian_mh(SECANT, AROUND),
+        lambda: fedmcmc.gaussian_mh(SECANT, AROUND, correlation=0.5),
         lambda: fedmcmc.multiple_try(SECANT, AROUND, num_tries=3),
     ],
     ids=["independent", "correlated", "tries"],

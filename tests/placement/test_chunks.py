@@ -14,7 +14,8 @@ NESTED = POSITIONS["nested"]
 SOME = ("qlsd_pp", pytest.param("fa_hmc", marks=pytest.mark.slow))
 
 
-@pytest.mark.parametrize("at_a_time", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at_a_time", [1, 2])
 @pytest.mark.parametrize("name", SOME)
 def test_chunks_change_nothing(name, at_a_time):
     kernel = KERNELS[name](NESTED, Given())
