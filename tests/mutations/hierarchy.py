@@ -182,12 +182,12 @@ MUTATIONS = {
     ),
     "parameters are rescaled and latents stay": (
         SERVER,
-        "begin = groups.as_flat(self._gone_along(before, broadcast))",
+        "begin = groups.as_flat(gone_along(self, before, broadcast))",
         "begin = groups.as_flat(before)",
         RESCALED,
     ),
     "parameters are rescaled as if their prior were flat": (
-        SERVER,
+        "kernels/_gibbs_interweaving.py",
         "+ there - here, -jnp.inf),\n            jnp.zeros_like",
         ", -jnp.inf),\n            jnp.zeros_like",
         RESCALED,

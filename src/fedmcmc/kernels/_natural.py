@@ -283,9 +283,9 @@ class Natural(FederatedKernel):
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
+        kept: Any = client_state
         message = symmetric(message)  # as the server reads the sum
         damping = schedules.value(self.damping, broadcast.round)
-        kept: Any = client_state
         site, state = _ascend(self.client_optimizer, damping, message, kept.site, kept.optimizer)
         return _Site(site, state, kept.locals)
 
