@@ -30,7 +30,7 @@ def test_claims_refer_to_experiments_and_settings_that_exist(paper):
         assert set(claim.runs) <= set(settings)
     own = {name for name in modules if name.startswith(f"{paper}/")}
     # Whatever reproduces something of a paper has a row; a study of our own has none.
-    assert own - {claim.experiment for claim in made} <= {"fed_ep/refresh"}
+    assert own - {claim.experiment for claim in made} <= {"fa_hmc/drift", "fed_ep/refresh"}
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -105,6 +105,41 @@ def test_local_steps_are_judged_by_those_that_could_arrive(rounds, floors, word)
         for t, r, f in zip((1, 10, 100), rounds, floors, strict=True)
     ]
     assert judge(fa_hmc, "Figure 1c", {"local_steps": lines, "threshold": 0.5}) == word
+
+
+@pytest.mark.parametrize(
+    ("noisy", "own", "one", "word"),
+    [
+        ((90, 10, 90), (9, 3, 9), (90, 10, 90), "reproduced"),
+        ((90, 10, 90), (3, 4, 5), (90, 10, 90), "partly"),
+        ((90, 20, 20), (3, 4, 5), (90, 10, None), "partly"),  # at one step size alone
+        ((90, 20, 20), (3, 4, 5), (90, 20, 20), "contradicted"),
+    ],
+)
+def test_a_u_is_judged_by_tuned_steps_first(noisy, own, one, word):
+    names = ("noisy gradients", "own momenta", "noisy gradients, one step size")
+    table = [
+        {"T": t, **dict(zip(names, values, strict=True))}
+        for t, values in zip((1, 10, 100), zip(noisy, own, one, strict=True), strict=True)
+    ]
+    assert judge(fa_hmc, "Theorem 4.1", {"table": table}) == word
+
+
+@pytest.mark.parametrize(
+    ("rounds", "word"),
+    [((20, 25, 30), "reproduced"), ((7, 20, 30), "partly"), ((30, 7, 30), "contradicted")],
+)
+def test_vanilla_rounds_are_judged_by_how_much_they_vary(rounds, word):
+    table = [{"T": t, "vanilla": r} for t, r in zip((1, 10, 100), rounds, strict=True)]
+    assert judge(fa_hmc, "Section 4.1", {"table": table}) == word
+
+
+@pytest.mark.parametrize(
+    ("saved", "word"), [((1.5, 3.0), "reproduced"), ((3.0, 1.5), "partly"), ((2, 0.5), "contra")]
+)
+def test_falling_steps_are_judged_by_what_they_save_more_and_more(saved, word):
+    rows = [{"tolerance": 1 / i, "constant": 10 * s, "falling": 10} for i, s in enumerate(saved, 1)]
+    assert judge(fa_hmc, "Proposition 4.5", {"schedules": rows}).startswith(word)
 
 
 def scored(rounds, mean, sd=0.01):
