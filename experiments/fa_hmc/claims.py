@@ -1,6 +1,7 @@
 """The claims of Liang et al. (2024), in the paper's order."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,12 +101,17 @@ def _in_u(metrics: Given, config: Given) -> Verdict:
         (turning(rows, fixed)["inside"], PARTLY),
         otherwise=CONTRADICTED,
     )
-    told = [
-        f"{name}: fewest at T = {found['T']}, {found['first']:.2g} times as many at T = "
-        f"{rows[0]['T']}, {found['last']:.2g} times at T = {rows[-1]['T']}"
-        for name, found in (tuned | {fixed: turning(rows, fixed)}).items()
-    ]
-    return Verdict(word, "; ".join(told).replace("inf times at", "never there at"))
+    told = []
+    for name, found in (tuned | {fixed: turning(rows, fixed)}).items():
+        ends = [
+            f"never there at T = {row['T']}"
+            if times == math.inf
+            else f"{times:.2g} times as many at T = {row['T']}"
+            for row, times in ((rows[0], found["first"]), (rows[-1], found["last"]))
+            if row["T"] != found["T"]
+        ]
+        told.append(f"{name}: fewest at T = {found['T']}, {', '.join(ends)}")
+    return Verdict(word, "; ".join(told))
 
 
 def _vanilla(metrics: Given, config: Given) -> Verdict:

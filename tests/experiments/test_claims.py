@@ -238,6 +238,38 @@ def test_a_lead_in_speed_is_judged_by_what_could_be_seen(lead, num_test, word):
     assert judge(fed_ep, "Figure 4, middle", metrics, config) == word
 
 
+@pytest.mark.parametrize(
+    ("best", "epochs", "robust"),
+    [
+        ((50.0, 50.0, 59.0), "reproduced", "contradicted"),
+        ((59.0, 55.0, 50.0), "contradicted", "contradicted"),
+        ((50.0, 50.1, 50.2), "untestable here", "reproduced"),
+    ],
+)
+def test_settings_are_judged_by_the_noise_of_their_test_images(best, epochs, robust):
+    table = [
+        {"method": f"FedEP (V): ngvi_epochs={n}", "accuracy in 5 rounds": value}
+        for n, value in zip((1, 5, 10), best, strict=True)
+    ]
+    metrics = {"table": table, "settings": {"num_test": 2000, "checkpoints": [5]}}
+    config = {"num_seeds": 1, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figure 6", metrics, config) == epochs
+    assert judge(fed_ep, "Table 8", metrics, config) == robust
+
+
+@pytest.mark.parametrize(
+    ("own", "word"), [((1.0, 1.2), "reproduced"), ((1.0, 1.9), "partly"), ((2, 2), "contradicted")]
+)
+def test_losses_are_judged_at_the_end(own, word):
+    names = ("FedAvg", "FedPA", "FedEP (I)", "FedSEP (I)")
+    losses = {n: [9.0, x, x] for n, x in zip(names, (1.5, 1.6, *own), strict=True)}
+    metrics = {"loss_by_round": losses, "settings": {"window": 2}}
+    config = {"num_seeds": 1, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figures 2, 3, 5, 7", metrics, config) == word
+    old = {"settings": {"window": 2}}
+    assert judge(fed_ep, "Figures 2, 3, 5, 7", old, config) == "untestable here"
+
+
 def test_made_up_words_test_no_claim_on_real_ones():
     names = ("FedAvg", "FedPA", "FedSEP (I)", "FedSEP (L)", "FedSEP (V)", "FedSEP (M)")
     table = [{"method": n, "micro F1": 10.0 + i} for i, n in enumerate(names)]
