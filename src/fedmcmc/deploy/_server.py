@@ -88,6 +88,10 @@ class Sites:
         self._asked = 0
         self.num_missed: dict[str, int] = {}
 
+    def __repr__(self) -> str:
+        """Name the study and its sites."""
+        return f"Sites({self.study!r}, on_missing={self.on_missing!r})"
+
     @property
     def federation(self) -> Federation:
         """What is known of the sites' rows before the first round."""
