@@ -16,6 +16,7 @@ from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, quadrature_error
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
+"""Draws below which a run does not judge them."""
 RHAT, ESS = 1.01, 400.0
 BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""

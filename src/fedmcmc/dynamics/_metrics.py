@@ -77,6 +77,7 @@ class Metric:
 
 
 IDENTITY = Metric((), (), ())
+"""The metric that changes nothing."""
 
 
 def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:
