@@ -26,7 +26,7 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # lane runs compiled as users compile.
 test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
-.PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site clean
+.PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 18
@@ -106,6 +106,9 @@ docs: $(STAMP) ## write docs/results from its records and from new runs in resul
 
 docs-site: $(DOCS_STAMP) ## build the documentation's site in build/site, without a network
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -d build/doctrees -c docs . build/site $(SITE)
+
+dist: $(STAMP) ## build sdist and wheel in dist
+	$(BIN)/python -m hatchling build
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache build dist docs/api
