@@ -56,7 +56,9 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = f"fedmcmc {release}"
-html_favicon = "favicon.svg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_show_sphinx = False
 html_use_index = html_domain_indices = False  # the search finds names
 html_copy_source = False

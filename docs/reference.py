@@ -19,6 +19,33 @@ import fedmcmc
 
 SOURCE = Path(fedmcmc.__path__[0])
 COMMANDS = ("__main__", "launch", "server", "site")
+GROUPS = {
+    "Models and data": ("interop", "data", "hierarchy", "_types"),
+    "Answers in one call": ("fitting", "exact", "criticism"),
+    "Kernels": ("algorithms", "kernels", "transforms"),
+    "Parts of kernels": (
+        "participation",
+        "gradients",
+        "dynamics",
+        "compression",
+        "inference",
+        "surrogates",
+        "gaussian",
+    ),
+    "Settings and judgments": ("tuning", "diagnostics", "metrics"),
+    "Running": (
+        "runs",
+        "records",
+        "streaming",
+        "storage",
+        "placement",
+        "sweeps",
+        "rounds",
+        "wire",
+        "deploy",
+    ),
+}
+"""Rooms in the order of the list of pages; others are listed last, as insides."""
 
 
 class Name(NamedTuple):
@@ -110,31 +137,45 @@ def heading(title: str, line: str, module: str, about: str | None) -> list[str]:
     return [title, line * len(title), "", f".. py:module:: {module}", "", about or "", ""]
 
 
-def write(folder: Path) -> None:
-    """Write a page per room, one of the commands, and the list of pages; drop other pages."""
-    index = [
-        "# Reference",
-        "",
-        "Every public name, by the room of the package it is written in.",
-        "",
-    ]
-    pages = {}
-    for room, names in sorted(rooms().items(), key=lambda pair: pair[0].lstrip("_")):
-        module = f"fedmcmc.{room}"
-        title = room.lstrip("_")
-        about = inspect.getdoc(importlib.import_module(module)) or ""
-        parts = [*heading(title, "=", module, about), *map(directive, names)]
-        pages[f"{title}.rst"] = "\n".join(parts)
-        summary = about.partition("\n")[0]
-        index.append(f"- [{title}]({title}.rst): {summary[0].lower()}{summary[1:]}")
+def page(room: str) -> str:
+    """Return the page of a room."""
+    module = f"fedmcmc.{room}"
+    about = inspect.getdoc(importlib.import_module(module))
+    return "\n".join(
+        [*heading(room.lstrip("_"), "=", module, about), *map(directive, rooms()[room])]
+    )
+
+
+def commands() -> str:
+    """Return the page of what is run with ``python -m``."""
     parts = ["commands", "========", ""]
     for command in COMMANDS:
         module = f"fedmcmc.{command}"
-        title = "fedmcmc" if command == "__main__" else module
+        title = module.removesuffix(".__main__")
         parts += heading(title, "-", module, inspect.getdoc(importlib.import_module(module)))
-    pages["commands.rst"] = "\n".join(parts)
-    index.append("- [commands](commands.rst): programs, such as ``python -m fedmcmc.launch``.")
-    pages["index.md"] = "\n".join(index) + "\n"
+    return "\n".join(parts)
+
+
+def index() -> str:
+    """Return the list of pages, each with the names that it adds to the package itself."""
+    lines = ["# Reference", "", "Every public name, on the page of the room that it is written in."]
+    others = [room for room in rooms() if not any(room in listed for listed in GROUPS.values())]
+    for group, listed in {**GROUPS, "Insides": others}.items():
+        lines += ["", f"## {group}", ""]
+        for room in listed:
+            about = inspect.getdoc(importlib.import_module(f"fedmcmc.{room}")) or ""
+            title, summary = room.lstrip("_"), about.partition("\n")[0]
+            own = [name.shown.split(".")[1] for name in rooms()[room] if name.shown.count(".") == 1]
+            names = ", ".join(f"`{name}`" for name in own)
+            lines.append(f"- [{title}]({title}.rst): {summary} {names}")
+    lines.append("- [commands](commands.rst): Programs, such as `python -m fedmcmc.launch`.")
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path) -> None:
+    """Write a page per room, one of the commands, and the list of pages; drop other pages."""
+    pages = {f"{room.lstrip('_')}.rst": page(room) for room in rooms()}
+    pages |= {"commands.rst": commands(), "index.md": index()}
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
         if path.name not in pages:
