@@ -51,8 +51,8 @@ class Sites:
     on_missing
         What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
         for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
-        as with `fedmcmc.faults(kernel, drop=..., rescale=False)`; for sites that are not connected
-        it does not wait.
+        as with ``fedmcmc.faults(kernel, drop=..., rescale=False)``; for sites that are not
+        connected it does not wait.
     timeout
         Seconds.
 

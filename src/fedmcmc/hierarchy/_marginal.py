@@ -76,7 +76,7 @@ def quadrature_error(
 
     Log likelihoods are computed with four more nodes, too. A difference that all draws share does
     no harm; the largest distance from its mean is by how much logarithms of draws' weights are off.
-    `fedmcmc.diagnose`, which ends every run, warns above 0.1.
+    `fedmcmc.diagnostics.diagnose`, which ends every run, warns above 0.1.
 
     Parameters
     ----------
