@@ -43,14 +43,21 @@ def local_sites(
     for name in names:
         behind = next((x for x in (name, name + DECENTERED) if x in latent), None)
         if behind is None:
-            kind = "an observed site" if trace.get(name, {}).get("observed") else "no latent site"
             raise ValueError(
-                f"local names {name!r}, which is {kind}; the latent sites are {', '.join(latent)}."
+                f"local names {name!r}, which is {_kind(trace.get(name, {}))}; the latent sites "
+                f"are {', '.join(latent)}."
             )
         if trace[behind]["discrete"]:
             continue  # refused with its own message
         found.append(behind)
     return tuple(dict.fromkeys(found))
+
+
+def _kind(site: dict[str, Any]) -> str:
+    """Return what a site is that is no latent one."""
+    if site.get("observed"):
+        return "an observed site"
+    return "a deterministic site" if site.get("type") == "deterministic" else "no site"
 
 
 def reparametrized(

@@ -138,8 +138,11 @@ def from_numpyro(
     absent = check_arguments(model, rows)
     try:
         sites = local_sites(model, rows, local)
-        model, sites = reparametrized(model, rows, sites, centered)
+        # As it is written first: what does not fit is said of the user's own sites.
         structure = find_structure(model, rows, sites)
+        shifted, sites = reparametrized(model, rows, sites, centered)
+        if shifted is not model:
+            model, structure = shifted, find_structure(shifted, rows, sites)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
         raise
