@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from fedmcmc.diagnostics import (
     diagnose,
     silenced,
 )
-from fedmcmc.hierarchy import locals_in
+from fedmcmc.hierarchy import Trajectories, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -152,6 +153,24 @@ def warn_stuck(samples: Samples, data: Any) -> None:
     )
 
 
+def warn_adapting(samples: Samples, kernel: FederatedKernel) -> None:
+    """Warn where draws were kept of rounds in which step sizes of latents still adapted."""
+    is_path: Callable[[Any], bool] = lambda node: isinstance(node, Trajectories)  # noqa: E731
+    found = [node for node in jax.tree.leaves(kernel, is_leaf=is_path) if is_path(node)]
+    rounds = samples.info.get("round", np.zeros(0))
+    if not found or rounds.size < FEWEST_DRAWS:
+        return
+    num_adapt = int(np.max([path.num_adapt for path in found]))
+    early = int(np.sum(rounds < num_adapt))
+    if early:
+        warn(
+            f"{early} of {rounds.size} kept draws are of rounds in which step sizes of latents "
+            f"still adapted, and are not exact: give num_burnin={num_adapt}, or a smaller "
+            f"num_adapt= of the refresh.",
+            depth=5,
+        )
+
+
 def finished(
     samples: Samples,
     kernel: FederatedKernel,
@@ -171,6 +190,7 @@ def finished(
     """
     warn_restless(samples)
     warn_stuck(samples, data)
+    warn_adapting(samples, kernel)
     try:
         grown = warn_grown(kernel, start, samples.state.broadcast)
         if not positions:
