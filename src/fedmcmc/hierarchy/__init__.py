@@ -31,3 +31,5 @@ from fedmcmc.hierarchy._refresh import independence as independence
 from fedmcmc.hierarchy._trajectories import Trajectories as Trajectories
 from fedmcmc.hierarchy._trajectories import hmc as hmc
 from fedmcmc.hierarchy._trajectories import mala as mala
+from fedmcmc.hierarchy._unpooled import forest as forest
+from fedmcmc.hierarchy._unpooled import unpooled as unpooled

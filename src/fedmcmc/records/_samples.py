@@ -10,7 +10,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.diagnostics import FEWEST_DRAWS, Diagnosis
 from fedmcmc.placement import Placement
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import named_leaves, trees
 
 ONE_DEVICE = Placement()
 
@@ -200,11 +200,3 @@ class Samples:
             groups["posterior"] |= named_leaves(jax.tree.map(np.asarray, latents), "latent")
         groups[stats] = info
         return from_dict(groups, **kwargs)
-
-
-def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
-    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
-    named = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
-    return named
