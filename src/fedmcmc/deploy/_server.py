@@ -156,6 +156,12 @@ class Sites:
         if self.on_missing == "leave_out":
             # Raises where a kernel does not go on without a client.
             faults(kernel, drop=0.5, rescale=False)
+            if not kernel.phases_apart:
+                raise ValueError(
+                    "Sites of this kernel carry out in one exchange of a round what was agreed in "
+                    "another (interweave=True), and one that is lost in between would stay behind: "
+                    "on_missing must be 'wait'."
+                )
         init_keys: ArrayTree = jax.vmap(init_key)(keys)
         if state is None:
             init_keys, positions = start_positions(keys, position)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree, FederatedState
-from fedmcmc.diagnostics import FEWEST_DRAWS, Diagnosis
+from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees
 
@@ -94,6 +94,8 @@ class Samples:
             told = str(self.diagnosis)
         elif self.num_chains * num < FEWEST_DRAWS:
             told = f"too few to judge (fewer than {FEWEST_DRAWS})"
+        elif num < FEWEST_OF_A_CHAIN:
+            told = f"too few to judge (fewer than {FEWEST_OF_A_CHAIN} per chain)"
         else:
             told = self.stopped.get("verdict", "not judged")
         return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{told}"

@@ -1,6 +1,5 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import (
     FEWEST_DRAWS,
+    FEWEST_OF_A_CHAIN,
     Diagnosis,
     DiagnosisWarning,
     SamplingWarning,
@@ -226,7 +226,8 @@ def judge(
     target, leaves = kernel.target, jax.tree.leaves(draws)
     if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
         return None
-    if math.prod(leaves[0].shape[:2]) < FEWEST_DRAWS:
+    num_chains, num = leaves[0].shape[:2]
+    if num_chains * num < FEWEST_DRAWS or num < FEWEST_OF_A_CHAIN:
         return None
     rows = data if isinstance(data, FederatedData) else None
     return diagnose(
