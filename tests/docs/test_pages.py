@@ -58,8 +58,10 @@ def test_the_page_on_choosing_runs():
     assert names["samples"].diagnosis.findings == ()
 
 
-def test_the_page_on_effects_runs():
+def test_the_page_on_effects_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = run_page("hierarchies.md")
+    assert (tmp_path / "hospitals.png").exists()
     assert names["fitted"].verdict.startswith("exact")
     assert names["own"].draws["effect"].shape == (1, 500, 15, 1)
     assert names["patients"].num_groups.tolist() == [2, 1]

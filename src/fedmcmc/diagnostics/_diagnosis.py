@@ -12,7 +12,7 @@ from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import Moments, check_moments
 from fedmcmc.diagnostics._psis import threshold
 from fedmcmc.diagnostics._weights import check_by_weights
-from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, quadrature_error
+from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, of_few_groups, quadrature_error
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
@@ -163,6 +163,9 @@ def diagnose(
         if isinstance(terms, MarginalTerms):
             error = quadrature_error(posterior, data, draws)
             findings += _of_quadrature(error, terms)
+    if posterior is not None and data is not None:
+        few = of_few_groups(posterior, int(data.group_mask.sum()), draws)
+        findings += [] if few is None else [few]
     return Diagnosis(found, moments, names, tuple(findings), error)
 
 

@@ -161,7 +161,8 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
 
     Each group's integral is taken by Gauss-Hermite quadrature around the mode of its latent, scaled
     by the curvature there (Liu and Pierce 1994). The mode is found anew at every position, and
-    derivatives with respect to the position are exact for the quadrature's value.
+    derivatives with respect to the position are exact for the quadrature's value. A latent with
+    several modes is not for it: the others are not seen.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.reports import Page, RunFacts, run_page, table_of
 
 ONE_DEVICE = Placement()
@@ -294,11 +294,3 @@ class Samples:
             return part.constrained, tuple(notes)
         except ValueError:  # what was collected are not positions
             return part.draws, (*notes, "What is shown was collected by a function of the user's.")
-
-
-def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
-    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
-    named = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
-    return named

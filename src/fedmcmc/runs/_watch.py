@@ -1,6 +1,7 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from fedmcmc.diagnostics import (
     diagnose,
     silenced,
 )
-from fedmcmc.hierarchy import locals_in
+from fedmcmc.hierarchy import Trajectories, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -158,6 +159,25 @@ def warn_stuck(samples: Samples, data: Any) -> Messages:
     )
 
 
+def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
+    """Warn where draws were kept of rounds in which step sizes of latents still adapted."""
+    is_path: Callable[[Any], bool] = lambda node: isinstance(node, Trajectories)  # noqa: E731
+    found = [node for node in jax.tree.leaves(kernel, is_leaf=is_path) if is_path(node)]
+    rounds = samples.info.get("round", np.zeros(0))
+    if not found or rounds.size < FEWEST_DRAWS:
+        return ()
+    num_adapt = int(np.max([path.num_adapt for path in found]))
+    early = int(np.sum(rounds < num_adapt))
+    if early:
+        return warn(
+            f"{early} of {rounds.size} kept draws are of rounds in which step sizes of latents "
+            f"still adapted, and are not exact: give num_burnin={num_adapt}, or a smaller "
+            f"num_adapt= of the refresh.",
+            depth=5,
+        )
+    return ()
+
+
 def finished(
     samples: Samples,
     kernel: FederatedKernel,
@@ -175,7 +195,12 @@ def finished(
     goes on from its checkpoints. Of a run that went far away only that is said: what is wrong with
     its draws follows from it, and more rounds are no remedy.
     """
-    messages = (*samples.warnings, *warn_restless(samples), *warn_stuck(samples, data))
+    messages = (
+        *samples.warnings,
+        *warn_restless(samples),
+        *warn_stuck(samples, data),
+        *warn_adapting(samples, kernel),
+    )
     try:
         grown = warn_grown(kernel, start, samples.state.broadcast)
         messages += grown
@@ -205,7 +230,7 @@ def not_judged(error: BaseException) -> str:
 def judge(
     draws: ArrayTree, kernel: FederatedKernel, data: Any, approximation: ArrayTree = None
 ) -> Diagnosis | None:
-    """Judge draws; ``None`` where they are too few or too many, or nobody would be messages.
+    """Judge draws; ``None`` where they are too few or too many, or nobody would be told.
 
     `approximation` are more draws of what a kernel refines.
     """
