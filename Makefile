@@ -12,8 +12,10 @@ NPROC ?= 2
 PART ?=
 SITE ?=
 ARGS ?=
-# Compiled programs are kept between runs.
+# Compiled programs are kept between runs. XLA calls each program that it finds there one of another
+# machine, because of two hints of its own compiler that are no features of any machine.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 # Two workers, each with whole files, so that a worker compiles a kernel once; small programs are
 # kept as well, for the other worker and for the next time.
