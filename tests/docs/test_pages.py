@@ -76,6 +76,18 @@ def test_the_page_on_fed_ep_runs():
     assert hits > 0.7
 
 
+def test_the_page_on_parts_of_ones_own_runs():
+    names = run_page("extending.md")
+    message, code = names["message"], names["code"]
+    read = names["Signs"]().decode(code, None)
+    np.testing.assert_array_equal(read, 1.5 * np.sign(message))
+    error = ((read - message) ** 2).sum() / (message**2).sum()
+    assert error <= names["Signs"]().omega(message)
+    assert np.abs([names["z_means"], names["z_variances"]]).max() < 4.5
+    np.testing.assert_allclose(names["bounded"].draws.mean((0, 1)), 1, atol=0.4)
+    assert "not the posterior's" in str(names["told"][-1].message)
+
+
 def test_the_page_on_rounds_runs():
     names = run_page("rounds.md")  # it holds its draws against the simulation's
     assert names["num_bytes"] > 0
