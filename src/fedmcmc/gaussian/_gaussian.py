@@ -20,7 +20,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Described
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 
@@ -29,8 +29,8 @@ STRUCTURES = ("scaled_identity", "diagonal", "dense")
 
 
 @register_dataclass
-@dataclass(frozen=True)
-class Gaussian:
+@dataclass(frozen=True, repr=False)
+class Gaussian(Described):
     """A Gaussian, or one per client where every leaf has a leading client axis.
 
     Attributes

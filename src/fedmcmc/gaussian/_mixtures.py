@@ -13,6 +13,7 @@ from jax.tree_util import register_dataclass
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
+from fedmcmc._types import Described
 from fedmcmc.gaussian._gaussian import Gaussian, flat_precision
 from fedmcmc.pytrees import trees
 
@@ -40,8 +41,8 @@ WHOLE = (
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
-class Mixture:
+@dataclass(frozen=True, eq=False, repr=False)
+class Mixture(Described):
     """A mixture of multivariate t distributions over raveled positions.
 
     Attributes
