@@ -73,7 +73,7 @@ def write_reference(app: Any) -> None:
 
 def add_toctrees(app: Any, page: str, source: list[str]) -> None:
     """Add to an index what Sphinx makes the bar at the side of: the pages of each list of links."""
-    if not page.endswith("/index"):
+    if page not in ("docs/index", "docs/api/index", "examples/README"):
         return
     for section in re.split(r"^(?=##? )", source[0], flags=re.MULTILINE):
         links = re.findall(r"^- \[(.*?)\]\(([^:)#]+)\.(?:md|rst|py)\)", section, re.MULTILINE)
