@@ -107,6 +107,7 @@ docs: $(STAMP) ## write docs/results from its records and from new runs in resul
 	$(BIN)/python -m experiments.report $(ARGS)
 
 docs-site: $(DOCS_STAMP) ## build the documentation's site in build/site, without a network
+	rm -rf build/site
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -d build/doctrees -c docs . build/site $(SITE)
 
 dist: $(STAMP) ## build sdist and wheel in dist
