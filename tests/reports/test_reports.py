@@ -154,6 +154,11 @@ def test_one_short_chain(tmp_path):
     assert "From 9 draws of one chain." in page.text and "Fewer than 400 draws" in page.words
 
 
+def test_many_chains_of_one_draw_are_not_judged():
+    samples = run(num_chains=500, num_rounds=20, num_burnin=19)
+    assert samples.warnings == () and samples.diagnosis is None
+
+
 @pytest.mark.parametrize("num", [0, 1, 2])
 def test_hardly_any_draws(num, samples, tmp_path):
     draws = jax.tree.map(lambda leaf: leaf[:, :num], samples.draws)

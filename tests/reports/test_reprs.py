@@ -31,7 +31,8 @@ def test_settings_are_those_given():
     assert repr(kernel) == (
         "Relay(estimator=Conducive(estimator=Minibatch(batch_size=5, replace=True), "
         "surrogates=Gaussian(precision_mean=float32[3, 2], precision=float32[3, 2], "
-        "structure='diagonal') per client, alpha=1, shares=float32[3] per client), participation=Categorical(cohort_size=1), "
+        "structure='diagonal') per client, alpha=1, shares=float32[3] per client), "
+        "participation=Categorical(cohort_size=1), "
         "step_size=0.02, temperature=1, metric=Metric(), num_local_steps=10)"
     )
 

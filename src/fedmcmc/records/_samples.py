@@ -68,7 +68,7 @@ class Samples:
         ``(position, latent)`` to the user's parameters of one group.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
-        draws, of kernels that do not sample, where `collect` kept something else, and where its
+        draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept something else, and where its
         warnings are ignored. ``print(samples)`` shows it.
     """
 
@@ -266,7 +266,7 @@ class Samples:
             diagnosis=self.diagnosis,
             not_judged=f"Fewer than {FEWEST_DRAWS} draws were kept, too few to judge."
             if few
-            else "What was kept are not draws of a posterior, or its warnings were switched off.",
+            else "These are not draws of a posterior, chains have a few each, or warnings are off.",
             verdict=self.stopped.get("verdict", ""),
             stopped=self.stopped,
             settings=self.settings,

@@ -1,6 +1,5 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
-import math
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -34,6 +33,8 @@ FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
 JUDGED_DRAWS, JUDGED_BYTES = 2**16, 2**24
 """How many the judge looks at, for the approximation's moments: of all chains, bytes at most."""
+FEWEST_PER_CHAIN = 4
+"""Chains of fewer draws have no R-hat, however many chains there are."""
 RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
@@ -212,7 +213,8 @@ def judge(
     target, leaves = kernel.target, jax.tree.leaves(draws)
     if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
         return None
-    if math.prod(leaves[0].shape[:2]) < FEWEST_DRAWS:
+    num_chains, num_draws = leaves[0].shape[:2]
+    if num_chains * num_draws < FEWEST_DRAWS or num_draws < FEWEST_PER_CHAIN:
         return None
     rows = data if isinstance(data, FederatedData) else None
     return diagnose(
