@@ -30,7 +30,7 @@ def test_it_runs(path, tmp_path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_it_is_a_page(path):
-    """In jupytext's percent format, with a title, code after text, and links that lead somewhere."""
+    """In jupytext's percent format, with a title, and links that lead somewhere."""
     text = path.read_text()
     title, *cells = re.split(r"^# %%", text, flags=re.MULTILINE)[1:]
     assert re.match(r" \[markdown\]\n# # \S", title)
@@ -41,6 +41,7 @@ def test_it_is_a_page(path):
         assert (FOLDER / link).exists(), link
 
 
-def test_the_list_names_all():
-    named = re.findall(r"\]\((\w+\.py)\)", (FOLDER / "README.md").read_text())
+@pytest.mark.parametrize("page", ["examples/README.md", "docs/index.md"])
+def test_lists_name_all(page):
+    named = re.findall(r"\]\((?:\.\./examples/)?(\w+\.py)\)", (FOLDER.parent / page).read_text())
     assert sorted(named) == [path.name for path in EXAMPLES]

@@ -104,7 +104,7 @@ def test_arviz_draws_its_plots(name, samples, tmp_path):
 
 
 def test_names_of_leaves():
-    from fedmcmc.records import named_leaves
+    from fedmcmc.pytrees import named_leaves
 
     tree = {"layer": [{"w": 1}, {"w": 2}], "b": 3}
     assert named_leaves(tree) == {"layer.0.w": 1, "layer.1.w": 2, "b": 3}

@@ -198,6 +198,11 @@ class FederatedKernel(Phase):
         return False
 
     @property
+    def phases_apart(self) -> bool:
+        """Whether a client may answer one exchange of a round and be missing in the next."""
+        return True
+
+    @property
     def takes_late(self) -> bool:
         """Whether a message that comes a round late still means something."""
         return not self.needs_everyone

@@ -201,6 +201,9 @@ class Local(NamedTuple):
         ``(position, latent)`` to the user's parameters of one group.
     population
         What `fedmcmc.fed_gibbs` needs; ``None`` where latents have no sufficient statistic.
+    prior_spread_fn
+        ``rng_key -> dict``, a draw from the prior of the shared parameters on which it depends how
+        much latents differ, in the user's space; ``None`` where that is not known.
     """
 
     logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
@@ -208,6 +211,7 @@ class Local(NamedTuple):
     like: Shapes
     constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
     population: Population | None = None
+    prior_spread_fn: Callable[[Array], dict[str, Array]] | None = None
 
 
 class ClientTerms:

@@ -77,6 +77,7 @@ class Metric(Described):
 
 
 IDENTITY = Metric((), (), ())
+"""The metric that changes nothing."""
 
 
 def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:

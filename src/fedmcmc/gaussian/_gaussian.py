@@ -25,6 +25,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
+"""What a precision may be: one number, one per coordinate, a matrix."""
 
 
 @register_dataclass

@@ -37,6 +37,7 @@ WHOLE = (
     "It must be of the whole posterior: surrogates.sum() times the prior's Gaussian, or "
     "samples.state.server.approximation.gaussian of fed_ep, of one chain."
 )
+"""What errors say of an approximation that is not of the whole posterior."""
 
 
 @register_dataclass

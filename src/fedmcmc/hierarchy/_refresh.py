@@ -16,7 +16,9 @@ from jax.tree_util import register_dataclass
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Described, Local
 from fedmcmc.hierarchy._latents import (
+    Accepted,
     Groups,
+    Locals,
     find_modes,
     modes_and_factors,
     solve_upper,
@@ -80,6 +82,13 @@ class Refresh(Described):
     def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
         """Return latents moved; deterministic."""
         raise NotImplementedError
+
+
+def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> Locals:
+    """Return where latents begin that a refresh is to move, given the first position."""
+    flat = refresh.begin(groups, position)
+    latents, kept = groups.as_latents(flat), refresh.init(groups, position)
+    return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), jnp.ones_like(flat[:, 0])))
 
 
 def per_group(rng_key: Array, num_groups: int, draw: Callable[[Array], ArrayTree]) -> ArrayTree:

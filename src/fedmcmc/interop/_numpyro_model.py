@@ -17,7 +17,12 @@ from fedmcmc.interop._numpyro_checks import (
     check_support,
     warn_of_group_effects,
 )
-from fedmcmc.interop._numpyro_locals import DECENTERED, local_sites, reparametrized
+from fedmcmc.interop._numpyro_locals import (
+    DECENTERED,
+    local_sites,
+    prior_spread,
+    reparametrized,
+)
 from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
@@ -138,8 +143,12 @@ def from_numpyro(
     absent = check_arguments(model, rows)
     try:
         sites = local_sites(model, rows, local)
-        model, sites = reparametrized(model, rows, sites, centered)
+        # As it is written first: what does not fit is said of the user's own sites.
         structure = find_structure(model, rows, sites)
+        spread_fn = prior_spread(model, structure, jax.tree.map(lambda leaf: leaf[:1], rows))
+        shifted, sites = reparametrized(model, rows, sites, centered)
+        if shifted is not model:
+            model, structure = shifted, find_structure(shifted, rows, sites)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
         raise
@@ -149,6 +158,8 @@ def from_numpyro(
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
     posterior, row_terms = _build(model, structure, rows, float(init_radius))
+    if posterior.local is not None:
+        posterior = posterior._replace(local=posterior.local._replace(prior_spread_fn=spread_fn))
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
         check_support(model, structure, rows if data is None else values_of(data.rows), data)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
@@ -19,7 +18,16 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.hierarchy import Accepted, Groups, Here, Locals, Moved, Refresh, groups_of, marginal
+from fedmcmc.hierarchy import (
+    Groups,
+    Here,
+    Locals,
+    Moved,
+    Refresh,
+    first_locals,
+    groups_of,
+    marginal,
+)
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
@@ -47,10 +55,7 @@ class LatentKernel(FederatedKernel):
 
     @property
     def target(self) -> Posterior | None:
-        # Of the shared parameters, which are what draws are of.
-        if trees.num_elements(self.local.like.tree) > MOST_JUDGED:
-            return self.posterior
-        return marginal(self.posterior)
+        return judged(self.posterior)
 
     @property
     def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
@@ -70,7 +75,7 @@ class LatentKernel(FederatedKernel):
         """
         self.participation.check(federation.num_clients)
         position = jax.tree.map(trees.as_float, position)
-        _check_model(self.posterior, position, federation)
+        check_latent_model(self.posterior, position, federation)
         self.refresh.check(self.local, position, federation.rows)
         return position
 
@@ -79,9 +84,7 @@ class LatentKernel(FederatedKernel):
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
         """Return where latents begin, given the first position."""
-        flat = self.refresh.begin(groups, position)
-        latents, kept = groups.as_latents(flat), self.refresh.init(groups, position)
-        return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), jnp.ones_like(flat[:, 0])))
+        return first_locals(groups, self.refresh, position)
 
     def moved(
         self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, kept: ArrayTree
@@ -114,7 +117,18 @@ def expect_latents(
         )
 
 
-def _check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
+def judged(posterior: Posterior) -> Posterior:
+    """Return the posterior of the shared parameters, which are what draws are of, if it is cheap.
+
+    Else the posterior as it is, of which draws without latents are not judged.
+    """
+    local: Any = posterior.local
+    if trees.num_elements(local.like.tree) > MOST_JUDGED:
+        return posterior
+    return marginal(posterior)
+
+
+def check_latent_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the log densities take this position, latents and rows."""
     local: Any = posterior.local
     like, latent = trees.shapes_of(position), local.like.tree

@@ -230,6 +230,14 @@ def descend(
     return updates, state
 
 
+def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
+    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
+    return named
+
+
 def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -> list[str]:
     """Return a name for each number of the raveled tree.
 

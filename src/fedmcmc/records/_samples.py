@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree, FederatedState
-from fedmcmc.diagnostics import FEWEST_DRAWS, Diagnosis
+from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.reports import Page, RunFacts, run_page, table_of
 
 ONE_DEVICE = Placement()
@@ -68,8 +68,13 @@ class Samples:
         ``(position, latent)`` to the user's parameters of one group.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
-        draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept something else, and where its
-        warnings are ignored. ``print(samples)`` shows it.
+        draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept
+        something else, and where its warnings are ignored. ``print(samples)`` shows it.
+    warnings
+        What the run warned of, in its words.
+    settings, versions
+        What was run, in words and numbers, and with which software. Keys of random numbers are not
+        there: whoever has a run's key can take its noise out of the draws.
     """
 
     draws: ArrayTree
@@ -103,6 +108,8 @@ class Samples:
             told = str(self.diagnosis)
         elif self.num_chains * num < FEWEST_DRAWS:
             told = f"too few to judge (fewer than {FEWEST_DRAWS})"
+        elif num < FEWEST_OF_A_CHAIN:
+            told = f"too few to judge (fewer than {FEWEST_OF_A_CHAIN} per chain)"
         else:
             told = self.stopped.get("verdict", "not judged")
         return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{told}"
@@ -257,16 +264,13 @@ class Samples:
         True
         """
         draws, notes = self._reported()
-        few = self.num_chains * self.num_draws < FEWEST_DRAWS
         facts = RunFacts(
             draws,
             {name: np.asarray(values) for name, values in self.info.items()},
             self.totals,
             warnings=self.warnings,
             diagnosis=self.diagnosis,
-            not_judged=f"Fewer than {FEWEST_DRAWS} draws were kept, too few to judge."
-            if few
-            else "These are not draws of a posterior, chains have a few each, or warnings are off.",
+            not_judged=str(self).splitlines()[-1].capitalize() + ".",
             verdict=self.stopped.get("verdict", ""),
             stopped=self.stopped,
             settings=self.settings,
@@ -292,11 +296,3 @@ class Samples:
             return part.constrained, tuple(notes)
         except ValueError:  # what was collected are not positions
             return part.draws, (*notes, "What is shown was collected by a function of the user's.")
-
-
-def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
-    """Return the leaves of `tree` by name: dict keys and positions joined by dots."""
-    named = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
-    return named

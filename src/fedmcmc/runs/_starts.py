@@ -238,8 +238,9 @@ def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:
     """Raise `ValueError` where latents cannot be kept."""
     if kernel.local is None:
         raise ValueError(
-            "Record(local=True) is for kernels that move latents of groups: "
-            "fedmcmc.lsd(posterior, refresh=...)."
+            "Record(local=True) is for kernels that move latents of groups along with the shared "
+            "parameters: fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_gibbs. Of fed_ep "
+            "draw them afterwards: fedmcmc.local_draws(posterior, data, samples.final_draws, ...)."
         )
     if placement.mesh is not None or placement.client_store is not None:
         raise ValueError(

@@ -1,6 +1,7 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,13 +15,14 @@ from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import (
     FEWEST_DRAWS,
+    FEWEST_OF_A_CHAIN,
     Diagnosis,
     DiagnosisWarning,
     SamplingWarning,
     diagnose,
     silenced,
 )
-from fedmcmc.hierarchy import locals_in
+from fedmcmc.hierarchy import Trajectories, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -33,8 +35,6 @@ FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
 JUDGED_DRAWS, JUDGED_BYTES = 2**16, 2**24
 """How many the judge looks at, for the approximation's moments: of all chains, bytes at most."""
-FEWEST_PER_CHAIN = 4
-"""Chains of fewer draws have no R-hat, however many chains there are."""
 RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
@@ -159,6 +159,25 @@ def warn_stuck(samples: Samples, data: Any) -> Messages:
     )
 
 
+def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
+    """Warn where draws were kept of rounds in which step sizes of latents still adapted."""
+    is_path: Callable[[Any], bool] = lambda node: isinstance(node, Trajectories)  # noqa: E731
+    found = [node for node in jax.tree.leaves(kernel, is_leaf=is_path) if is_path(node)]
+    rounds = samples.info.get("round", np.zeros(0))
+    if not found or rounds.size < FEWEST_DRAWS:
+        return ()
+    num_adapt = int(np.max([path.num_adapt for path in found]))
+    early = int(np.sum(rounds < num_adapt))
+    if early:
+        return warn(
+            f"{early} of {rounds.size} kept draws are of rounds in which step sizes of latents "
+            f"still adapted, and are not exact: give num_burnin={num_adapt}, or a smaller "
+            f"num_adapt= of the refresh.",
+            depth=5,
+        )
+    return ()
+
+
 def finished(
     samples: Samples,
     kernel: FederatedKernel,
@@ -176,7 +195,12 @@ def finished(
     goes on from its checkpoints. Of a run that went far away only that is said: what is wrong with
     its draws follows from it, and more rounds are no remedy.
     """
-    messages = (*samples.warnings, *warn_restless(samples), *warn_stuck(samples, data))
+    messages = (
+        *samples.warnings,
+        *warn_restless(samples),
+        *warn_stuck(samples, data),
+        *warn_adapting(samples, kernel),
+    )
     try:
         grown = warn_grown(kernel, start, samples.state.broadcast)
         messages += grown
@@ -206,15 +230,15 @@ def not_judged(error: BaseException) -> str:
 def judge(
     draws: ArrayTree, kernel: FederatedKernel, data: Any, approximation: ArrayTree = None
 ) -> Diagnosis | None:
-    """Judge draws; ``None`` where they are too few or too many, or nobody would be messages.
+    """Judge draws; ``None`` where they are too few or too many, or nobody would be told.
 
     `approximation` are more draws of what a kernel refines.
     """
     target, leaves = kernel.target, jax.tree.leaves(draws)
     if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
         return None
-    num_chains, num_draws = leaves[0].shape[:2]
-    if num_chains * num_draws < FEWEST_DRAWS or num_draws < FEWEST_PER_CHAIN:
+    num_chains, num = leaves[0].shape[:2]
+    if num_chains * num < FEWEST_DRAWS or num < FEWEST_OF_A_CHAIN:
         return None
     rows = data if isinstance(data, FederatedData) else None
     return diagnose(

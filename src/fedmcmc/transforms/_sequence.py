@@ -127,6 +127,10 @@ class Sequence(WrappedKernel):
     def clients_apart(self) -> bool:
         return any(kernel.clients_apart for kernel in self.kernels)
 
+    @property
+    def phases_apart(self) -> bool:
+        return all(kernel.phases_apart for kernel in self.kernels)
+
     def check_compressor(self, compressor: Any) -> None:
         for kernel in self.kernels:
             kernel.check_compressor(compressor)
