@@ -31,6 +31,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
+from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0
