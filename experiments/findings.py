@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import output
-from experiments.claims import paired
+from experiments.claims import Given, paired
 from experiments.fa_hmc.dimension_findings import with_logarithm
 from experiments.fa_hmc.drift import agreement, compared
 from experiments.fa_hmc.image_findings import ranking
@@ -20,8 +20,6 @@ from experiments.fed_ep.hyperparameters import groups
 from experiments.qlsd.consistency import power
 
 __all__ = ["FINDINGS", "Finding", "page"]
-
-Given = Mapping[str, Any]
 
 
 class Finding(NamedTuple):

@@ -1,6 +1,5 @@
 """The claims of Guo et al. (2023), in the paper's order."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from experiments.claims import (
     TIMES,
     UNTESTABLE,
     Claim,
+    Given,
     Verdict,
     first_that_holds,
     on_other_data,
@@ -21,7 +21,6 @@ from experiments.fed_ep.image_figures import smooth
 
 __all__ = ["CLAIMS"]
 
-Given = Mapping[str, Any]
 FEW_POINTS = 1.0  # of accuracy, beyond which noise hides what the paper's curves show
 CIFAR = ("fed_ep/cifar", "fed_ep/cifar10_small")
 GRIDS = ("fed_ep/hyperparameters", "fed_ep/hyperparameters_cifar10_small")

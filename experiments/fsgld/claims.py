@@ -1,6 +1,5 @@
 """The claims of El Mekkaoui et al. (2021), in the paper's order."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,18 @@ from experiments.claims import (
     TIMES,
     UNTESTABLE,
     Claim,
+    Given,
+    Rows,
     Verdict,
     first_that_holds,
     on_other_data,
     paired,
+    rows_of,
 )
 from experiments.fsgld.gaussian_figures import coin_gradients
 
 __all__ = ["CLAIMS"]
 
-Given = Mapping[str, Any]
 TOO_WIDE = 1.5  # times the posterior's variance
 
 
@@ -35,8 +36,8 @@ def _coin(metrics: Given, config: Given) -> Verdict:
     )
 
 
-def _of(metrics: Given, method: str) -> list[dict[str, Any]]:
-    return [row for row in metrics["table"] if row["method"] == method]
+def _of(metrics: Given, method: str) -> Rows:
+    return rows_of(metrics, "method", method)
 
 
 def _draws(metrics: Given, config: Given) -> Verdict:
