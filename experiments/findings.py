@@ -398,9 +398,10 @@ def _fed_sep(mnist: Given, pulled: Given) -> str:
     wide = [scan[a]["accuracy, marginal"] for a in (hard, top)]
     return (
         f"On MNIST FedSEP, which keeps nothing at the clients, is {away} the better of FedAvg and "
-        f"FedPA in accuracy ({mnist['settings']['num_seeds']} seed). How hard clients are pulled to the global mean "
-        f"is the larger part of it: the best accuracy of FedSEP (I) is {listed} per row, FedAvg's "
-        f"{best_of(pulled, plain):.1f} %; {left:+.1f} points remain, with a noise of "
+        f"FedPA in accuracy ({mnist['settings']['num_seeds']} seed). How hard clients are pulled "
+        "to the global mean is the larger part of it: the best accuracy of FedSEP (I) is "
+        f"{listed} per row, FedAvg's {best_of(pulled, plain):.1f} %; {left:+.1f} points remain, "
+        "with a noise of "
         f"{difference_noise(pulled, best_of(pulled, plain)):.1f} points from the test images. The "
         f"same number is the precision of the approximation, though: the accuracy of averages over "
         f"its draws is {wide[0]:.0f} % with {hard:g} and {wide[1]:.0f} % with {top:g}. So one "
