@@ -1,5 +1,7 @@
 """The claims of Liang et al. (2024), in the paper's order."""
 
+import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from experiments.claims import (
 from experiments.fa_hmc.dimension_findings import with_logarithm
 from experiments.fa_hmc.image_figures import TITLES
 from experiments.fa_hmc.image_findings import compare, ranking
+from experiments.fa_hmc.local_steps import turning
 from experiments.fa_hmc.logistic_findings import best, gain
 
 __all__ = ["CLAIMS"]
@@ -87,6 +90,59 @@ def _dimension(metrics: Given, config: Given) -> Verdict:
     )
 
 
+def _in_u(metrics: Given, config: Given) -> Verdict:
+    """Judge whether rounds fall and rise again with T, step sizes tuned for each T."""
+    del config
+    rows, fixed = metrics["table"], "noisy gradients, one step size"
+    tuned = {name: turning(rows, name) for name in ("noisy gradients", "own momenta")}
+    word = first_that_holds(
+        (all(found["inside"] for found in tuned.values()), REPRODUCED),
+        (any(found["inside"] for found in tuned.values()), PARTLY),
+        (turning(rows, fixed)["inside"], PARTLY),
+        otherwise=CONTRADICTED,
+    )
+    told = []
+    for name, found in (tuned | {fixed: turning(rows, fixed)}).items():
+        ends = [
+            f"never there at T = {row['T']}"
+            if times == math.inf
+            else f"{times:.2g} times as many at T = {row['T']}"
+            for row, times in ((rows[0], found["first"]), (rows[-1], found["last"]))
+            if row["T"] != found["T"]
+        ]
+        told.append(f"{name}: fewest at T = {found['T']}, {', '.join(ends)}")
+    return Verdict(word, "; ".join(told))
+
+
+def _vanilla(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = metrics["table"]
+    found = turning(rows, "vanilla")
+    word = first_that_holds(
+        (found["largest"] < 2, REPRODUCED),
+        (found["T"] == rows[0]["T"], PARTLY),
+        otherwise=CONTRADICTED,
+    )
+    listed = ", ".join(f"{row['vanilla']} (T = {row['T']})" for row in rows)
+    return Verdict(word, f"rounds, by the law: {listed}")
+
+
+def _falling(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows = [row for row in metrics["schedules"] if row["constant"] and row["falling"]]
+    if len(rows) < 2:
+        return Verdict(UNTESTABLE, "chains do not arrive")
+    saved = [row["constant"] / row["falling"] for row in rows]
+    grows = all(b > a for a, b in itertools.pairwise(saved))
+    word = first_that_holds((grows, REPRODUCED), (saved[-1] > 1, PARTLY), otherwise=CONTRADICTED)
+    listed = ", ".join(
+        f"{ratio:.2g} ({row['tolerance']:g})" for ratio, row in zip(saved, rows, strict=True)
+    )
+    return Verdict(
+        word, f"rounds of the best constant step over the best falling one's (tolerance): {listed}"
+    )
+
+
 def _above_one(varied: str, names: tuple[str, ...]) -> Any:
     """Judge whether some value above one is better than one in all the scores named."""
 
@@ -119,11 +175,27 @@ def _above_one(varied: str, names: tuple[str, ...]) -> Any:
 ALL = ("accuracy", "brier", "ece", "nnll")
 PLAIN = ("accuracy", "brier", "ece")
 CLAIMS = (
-    Claim("Theorem 4.1", "With noisy gradients or momenta that differ, rounds against T form a U."),
     Claim(
-        "Section 4.1", "With exact gradients and shared momenta (vanilla) they hardly depend on T."
+        "Theorem 4.1",
+        "With noisy gradients or momenta that differ, rounds against T form a U.",
+        "fa_hmc/local_steps",
+        _in_u,
+        "local_steps.png",
     ),
-    Claim("Proposition 4.5", "A step size that changes saves a logarithm of rounds."),
+    Claim(
+        "Section 4.1",
+        "With exact gradients and shared momenta (vanilla) they hardly depend on T.",
+        "fa_hmc/local_steps",
+        _vanilla,
+        "local_steps.png",
+    ),
+    Claim(
+        "Proposition 4.5",
+        "A step size that changes saves a logarithm of rounds.",
+        "fa_hmc/local_steps",
+        _falling,
+        "local_steps.png",
+    ),
     Claim(
         "Figure 1a",
         "Exact gradients: FA-HMC beats FA-LD by about 5 %.",

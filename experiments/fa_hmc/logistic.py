@@ -152,7 +152,15 @@ def problem(config: Config) -> Problem:
     return Problem(posterior, data, scale, stable, draws, found.summary())
 
 
-def errors(config: Config, given: Problem, *, leapfrog: int, noise: float, scaled: Any) -> Any:
+def errors(
+    config: Config,
+    given: Problem,
+    *,
+    leapfrog: int,
+    noise: float,
+    scaled: Any,
+    control_variate: bool = False,
+) -> Any:
     """Return marginal errors and their standard errors, ``[num_step_sizes, 2]``.
 
     Both are NaN where a chain was lost.
@@ -166,6 +174,7 @@ def errors(config: Config, given: Problem, *, leapfrog: int, noise: float, scale
             num_local_steps=config.num_local_steps,
             gradient_noise=noise,
             gradients="reuse",
+            control_variate=control_variate,
         )
 
     draws = run_grid(
@@ -196,13 +205,18 @@ def _error(chains: np.ndarray, reference: np.ndarray) -> float:
     return float(marginal_error(chains.reshape(-1, chains.shape[-1]), reference))
 
 
+def length_of(scaled: float) -> int:
+    """Return the paper's number of leapfrog steps for a scaled step and exact gradients."""
+    return max(1, math.floor(math.pi / 3 / scaled))
+
+
 def over_step_sizes(config: Config, given: Problem) -> list[dict[str, Any]]:
     """Return one line a step size: Figures 1(a), exact gradients, and 1(b) or 1(d), noisy ones."""
     steps = config.scaled_steps
     exact = dict(noise=0.0)
     noisy = dict(noise=config.gradient_noise)
     langevin = [errors(config, given, leapfrog=1, scaled=steps, **n) for n in (exact, noisy)]
-    rule = [max(1, math.floor(math.pi / 3 / s)) for s in steps]
+    rule = [length_of(s) for s in steps]
     hmc = [
         errors(config, given, leapfrog=length, scaled=[s], **exact)[0]
         for s, length in zip(steps, rule, strict=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments import output
 
-__all__ = ["PAPER", "Best", "best", "commentary", "gain", "wide"]
+__all__ = ["PAPER", "Best", "best", "commentary", "gain", "said", "wide"]
 
 PAPER = """
 Bayesian logistic regression on simulated data, dealt out equally to the clients, in high dimension
@@ -105,6 +105,18 @@ def gain(hmc: Best, ld: Best) -> tuple[float, float]:
     ratio = hmc.error / ld.error
     spread = math.hypot(hmc.deviation / hmc.error, ld.deviation / ld.error)
     return 1 - ratio, ratio * spread
+
+
+def said(share: float, error: float) -> str:
+    """Return a gain as words: by how much an error is smaller or larger.
+
+    Examples
+    --------
+    >>> said(0.05, 0.01), said(-0.125, 0.02)
+    ('5 % (s.e. 1 %) smaller', '12 % (s.e. 2 %) larger')
+    """
+    word = "smaller" if share > 0 else "larger"
+    return f"{100 * abs(share):.0f} % (s.e. {100 * error:.0f} %) {word}"
 
 
 def _compared(hmc: Best, ld: Best) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -32,16 +32,15 @@ class Config(image_runs.Settings):
         Of the label skew of CIFAR-10.
     """
 
+    DATASETS: ClassVar[tuple[str, ...]] = ("cifar100", "cifar10")
+
     dataset: str = "cifar100"
     concentration: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.require(
-            self.dataset in ("cifar100", "cifar10"),
-            "dataset must be 'cifar100' or 'cifar10'",
-            self.dataset,
-        )
+        listed = " or ".join(repr(name) for name in self.DATASETS)
+        checks.require(self.dataset in self.DATASETS, f"dataset must be {listed}", self.dataset)
         checks.positive(self, "concentration")
 
 

@@ -41,22 +41,27 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         for family in ("FedEP", "FedSEP")
         if any(name.startswith(f"{family} ") for name in metrics["by_round"])
     ] or ["Averaging"]
-    with figure(out / "rounds.png", 1, len(families), sharey=True) as (_, axes):
-        for panel, family in zip(axes[0], families, strict=True):
-            for name, values in metrics["by_round"].items():
-                if name not in ("FedAvg", "FedPA") and not name.startswith(f"{family} "):
-                    continue
-                rounds = np.arange(window, len(values) + 1)
-                spread = metrics["by_round_sd"][name]
-                style = dict(color=color_of(name), label=name, lw=1.2)
-                band(panel, rounds, smooth(values, window), spread, **style)
-            panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
-            panel.set(xlabel="rounds", title=family)
-            if panel.get_legend_handles_labels()[0]:
-                panel.legend()
-        axes[0, 0].set(ylabel="test accuracy (%)")
+    scores = {"test accuracy (%)": (metrics["by_round"], metrics["by_round_sd"])}
+    if "loss_by_round" in metrics:
+        scores["test loss (nats)"] = (metrics["loss_by_round"], {})
+    shape = len(scores), len(families)
+    with figure(out / "rounds.png", *shape, sharey="row") as (_, axes):
+        for line, (score, (curves, spreads)) in zip(axes, scores.items(), strict=True):
+            for panel, family in zip(line, families, strict=True):
+                for name, values in curves.items():
+                    if name not in ("FedAvg", "FedPA") and not name.startswith(f"{family} "):
+                        continue
+                    rounds = np.arange(window, len(values) + 1)
+                    style = dict(color=color_of(name), label=name, lw=1.2)
+                    band(panel, rounds, smooth(values, window), spreads.get(name), **style)
+                panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
+                panel.set(xlabel="rounds", title=family)
+                if panel.get_legend_handles_labels()[0]:
+                    panel.legend()
+            line[0].set(ylabel=score)
+    what = " and ".join(score.split(" (")[0] for score in scores).capitalize()
     caption = (
-        f"Test accuracy of the point estimate, running means of {window} rounds averaged over "
+        f"{what} of the point estimate, running means of {window} rounds averaged over "
         f"{seeds(settings)} (bands: one standard deviation over them, where there are several); "
         f"all methods go on from the same {settings['num_burnin']} "
         "rounds of FedAvg (dotted line)."

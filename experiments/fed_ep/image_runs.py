@@ -1,6 +1,7 @@
 """Image classification with all methods: accuracy over rounds, calibration at the end."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from experiments.qlsd.federations import Rows
 from fedmcmc import Placement, metrics
 from fedmcmc.interop.flax import predictive
 
-__all__ = ["MODELS", "Settings", "execute"]
+__all__ = ["MODELS", "Settings", "execute", "measure"]
 
 ROWS_AT_A_TIME = 1000  # of a prediction
 MODELS = ("resnet18", "emnist_cnn", "small_cnn", "linear")
@@ -75,33 +76,44 @@ def execute(
     settings: Settings, federation: Federation, out: Path, placement: Placement
 ) -> dict[str, Any]:
     """Run all methods on a federation; write the figure; return the metrics."""
+    found = measure(settings, federation, placement)
+    return found | {"figures": image_figures.draw(found, out)}
+
+
+def measure(
+    settings: Settings,
+    federation: Federation,
+    placement: Placement,
+    variants: Mapping[str, tuple[str, methods.Settings]] | None = None,
+) -> dict[str, Any]:
+    """Run all methods of the settings, or all variants (see `runs.execute`); return the metrics."""
     data = federation.data
     num_classes = 1 + int(max(np.max(data.rows.label), np.max(federation.test.label)))
     module = _module(settings, num_classes)
     posterior = _posterior(module, settings, data)
     predict_fn = predictive(module, likelihood="categorical", inputs=0)
-    score_fn = Partial(_accuracy, predict_fn)
-    curves = runs.execute(settings, posterior, federation, score_fn, placement)
+    score_fn = Partial(_scores, predict_fn)
+    curves = runs.execute(settings, posterior, federation, score_fn, placement, variants)
     key = jax.random.key(settings.seed + 1)
-    table, by_round, spreads = [], {}, {}
+    table, by_round, spreads, losses = [], {}, {}, {}
     for name, curve in curves.items():
         accuracy = 100 * np.asarray(curve.scores["accuracy"], np.float64)
         by_round[name] = accuracy.mean(axis=0).tolist()
         spreads[name] = image_figures.deviations(accuracy, settings.window)
+        losses[name] = np.asarray(curve.scores["loss"], np.float64).mean(axis=0).tolist()
         row = {"method": name} | _summary(accuracy, settings)
         row |= _calibration(key, name, curve, predict_fn, federation.test, settings)
         table.append(row)
-    found = {
+    return {
         "table": table,
         "data": federation.text,
         "num_parameters": sum(x.size for x in jax.tree.leaves(posterior.init_fn(key))),
         "settings": dataclasses.asdict(settings),
         "by_round": by_round,
         "by_round_sd": spreads,
+        "loss_by_round": losses,
         **runs.trouble(curves),
     }
-    found["figures"] = image_figures.draw(found, out)
-    return found
 
 
 def _module(settings: Settings, num_classes: int) -> nn.Module:
@@ -131,9 +143,13 @@ def _posterior(
     return posterior if decay else posterior._replace(logprior_fn=methods.flat)
 
 
-def _accuracy(predict_fn: Any, position: Any, test: Rows, round_: jax.Array) -> dict[str, Any]:
+def _scores(predict_fn: Any, position: Any, test: Rows, round_: jax.Array) -> dict[str, Any]:
     del round_
-    return {"accuracy": metrics.accuracy(_in_blocks(predict_fn, position, test), test.label)}
+    probabilities = _in_blocks(predict_fn, position, test)
+    return {
+        "accuracy": metrics.accuracy(probabilities, test.label),
+        "loss": metrics.negative_log_likelihood(probabilities, test.label),
+    }
 
 
 def _in_blocks(predict_fn: Any, position: Any, test: Rows) -> jax.Array:

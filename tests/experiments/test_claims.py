@@ -30,7 +30,7 @@ def test_claims_refer_to_experiments_and_settings_that_exist(paper):
         assert set(claim.runs) <= set(settings)
     own = {name for name in modules if name.startswith(f"{paper}/")}
     # Whatever reproduces something of a paper has a row; a study of our own has none.
-    assert own - {claim.experiment for claim in made} <= {"fed_ep/refresh"}
+    assert own - {claim.experiment for claim in made} <= {"fa_hmc/drift", "fed_ep/refresh"}
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -105,6 +105,41 @@ def test_local_steps_are_judged_by_those_that_could_arrive(rounds, floors, word)
         for t, r, f in zip((1, 10, 100), rounds, floors, strict=True)
     ]
     assert judge(fa_hmc, "Figure 1c", {"local_steps": lines, "threshold": 0.5}) == word
+
+
+@pytest.mark.parametrize(
+    ("noisy", "own", "one", "word"),
+    [
+        ((90, 10, 90), (9, 3, 9), (90, 10, 90), "reproduced"),
+        ((90, 10, 90), (3, 4, 5), (90, 10, 90), "partly"),
+        ((90, 20, 20), (3, 4, 5), (90, 10, None), "partly"),  # at one step size alone
+        ((90, 20, 20), (3, 4, 5), (90, 20, 20), "contradicted"),
+    ],
+)
+def test_a_u_is_judged_by_tuned_steps_first(noisy, own, one, word):
+    names = ("noisy gradients", "own momenta", "noisy gradients, one step size")
+    table = [
+        {"T": t, **dict(zip(names, values, strict=True))}
+        for t, values in zip((1, 10, 100), zip(noisy, own, one, strict=True), strict=True)
+    ]
+    assert judge(fa_hmc, "Theorem 4.1", {"table": table}) == word
+
+
+@pytest.mark.parametrize(
+    ("rounds", "word"),
+    [((20, 25, 30), "reproduced"), ((7, 20, 30), "partly"), ((30, 7, 30), "contradicted")],
+)
+def test_vanilla_rounds_are_judged_by_how_much_they_vary(rounds, word):
+    table = [{"T": t, "vanilla": r} for t, r in zip((1, 10, 100), rounds, strict=True)]
+    assert judge(fa_hmc, "Section 4.1", {"table": table}) == word
+
+
+@pytest.mark.parametrize(
+    ("saved", "word"), [((1.5, 3.0), "reproduced"), ((3.0, 1.5), "partly"), ((2, 0.5), "contra")]
+)
+def test_falling_steps_are_judged_by_what_they_save_more_and_more(saved, word):
+    rows = [{"tolerance": 1 / i, "constant": 10 * s, "falling": 10} for i, s in enumerate(saved, 1)]
+    assert judge(fa_hmc, "Proposition 4.5", {"schedules": rows}).startswith(word)
 
 
 def scored(rounds, mean, sd=0.01):
@@ -201,6 +236,38 @@ def test_a_lead_in_speed_is_judged_by_what_could_be_seen(lead, num_test, word):
     metrics = {"by_round": curves, "settings": dict(window=2, num_burnin=2, num_test=num_test)}
     config = {"num_seeds": 3, "dataset": "cifar100"}
     assert judge(fed_ep, "Figure 4, middle", metrics, config) == word
+
+
+@pytest.mark.parametrize(
+    ("best", "epochs", "robust"),
+    [
+        ((50.0, 50.0, 59.0), "reproduced", "contradicted"),
+        ((59.0, 55.0, 50.0), "contradicted", "contradicted"),
+        ((50.0, 50.1, 50.2), "untestable here", "reproduced"),
+    ],
+)
+def test_settings_are_judged_by_the_noise_of_their_test_images(best, epochs, robust):
+    table = [
+        {"method": f"FedEP (V): ngvi_epochs={n}", "accuracy in 5 rounds": value}
+        for n, value in zip((1, 5, 10), best, strict=True)
+    ]
+    metrics = {"table": table, "settings": {"num_test": 2000, "checkpoints": [5]}}
+    config = {"num_seeds": 1, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figure 6", metrics, config) == epochs
+    assert judge(fed_ep, "Table 8", metrics, config) == robust
+
+
+@pytest.mark.parametrize(
+    ("own", "word"), [((1.0, 1.2), "reproduced"), ((1.0, 1.9), "partly"), ((2, 2), "contradicted")]
+)
+def test_losses_are_judged_at_the_end(own, word):
+    names = ("FedAvg", "FedPA", "FedEP (I)", "FedSEP (I)")
+    losses = {n: [9.0, x, x] for n, x in zip(names, (1.5, 1.6, *own), strict=True)}
+    metrics = {"loss_by_round": losses, "settings": {"window": 2}}
+    config = {"num_seeds": 1, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figures 2, 3, 5, 7", metrics, config) == word
+    old = {"settings": {"window": 2}}
+    assert judge(fed_ep, "Figures 2, 3, 5, 7", old, config) == "untestable here"
 
 
 def test_made_up_words_test_no_claim_on_real_ones():

@@ -10,7 +10,15 @@ from tests.oracles.laws_averaging import Averaging
 pytest.importorskip("hydra")
 
 import fedmcmc
-from experiments.fa_hmc import dimension, dimension_law, grids, logistic, logistic_findings
+from experiments.fa_hmc import (
+    dimension,
+    dimension_law,
+    drift,
+    grids,
+    local_steps,
+    logistic,
+    logistic_findings,
+)
 from fedmcmc.metrics import gaussian_w2
 
 CLIENTS = dimension_law.Scalars(
@@ -42,6 +50,32 @@ def test_the_scalar_law_is_that_of_the_oracle(rho):
         assert found == pytest.approx(float(exact), rel=2e-5)
 
 
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_noise_of_gradients_enters_the_scalar_law_as_it_does_the_oracle(num_steps):
+    settings = dict(step_size=0.15, num_steps=num_steps, num_local_steps=3, rho=0.6)
+    noises = np.full((3, 1, 1), 1.7**2)
+    expected = oracle(noises=noises, gradients="reuse", **settings).map_of(np.ones(3))
+    found = dimension_law.map_of_round(CLIENTS, noise=1.7, **settings)
+    np.testing.assert_allclose(found, [x.item() for x in expected], rtol=1e-10)
+    settings["step_size"] = np.array([0.1, 0.15])
+    both = dimension_law.map_of_round(CLIENTS, noise=1.7, **settings)
+    np.testing.assert_allclose([x[1] for x in both], found, rtol=1e-12)
+
+
+def test_the_first_chain_that_arrives_is_the_nearest_then():
+    settings = dict(num_steps=4, num_local_steps=1, rho=1.0)
+    steps = np.array([0.02, 0.2, 0.1])
+    one = dimension_law.map_of_round(CLIENTS, step_size=steps, **settings)
+    found = dimension_law.first_to(CLIENTS, lambda _: one, 0.2, start=3.0, most=500)
+    each = [
+        dimension_law.w2_curve(CLIENTS, tuple(x[i] for x in one), start=3.0, num_rounds=500)
+        for i in range(3)
+    ]
+    rounds = [dimension_law.rounds_to(curve, 0.2) for curve in each]
+    assert found == (rounds[1], 1) and rounds[1] < min(rounds[0], rounds[2])
+    assert dimension_law.first_to(CLIENTS, lambda _: one, 0.2, start=3.0, most=1) is None
+
+
 def test_rounds_are_counted_from_zero_and_unstable_steps_say_so():
     assert dimension_law.rounds_to(np.array([3.0, 2.0, 1.0]), 2.0) == 1
     assert dimension_law.rounds_to(np.array([3.0]), 2.0) is None
@@ -58,6 +92,61 @@ def test_the_dimension_experiment_agrees_with_its_law(tmp_path):
     for row in metrics["table"]:
         assert abs(row["rounds, measured"] - row["rounds, exact law"]) <= 5
     assert "to the power" in dimension.commentary(metrics)
+
+
+def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
+    config = local_steps.Config(
+        dim=10,
+        num_clients=2,
+        num_integration_steps=3,
+        local_steps=(1, 3),
+        simulated=3,
+        num_runs=200,
+        gradient_noise=5.0,
+        tolerances=(0.3, 0.1),
+        num_step_sizes=80,
+    )
+    metrics = local_steps.run(config, tmp_path)
+    assert (tmp_path / "local_steps.png").is_file()
+    for row in metrics["table"]:
+        for name in local_steps.CASES:
+            assert abs(row[f"measured, {name}"] - row[name]) <= 1 + row[name] // 10
+    for row in metrics["schedules"]:
+        assert 0 < row["falling"] < row["constant"]
+    assert (
+        abs(metrics["schedules"][1]["measured, falling"] - metrics["schedules"][1]["falling"]) < 3
+    )
+    assert "arrive at most" in local_steps.commentary(metrics)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "inside"), [((9, 3, 9), True), ((9, 3, None), True), ((3, 4, 9), False)]
+)
+def test_a_u_has_its_bottom_inside(rounds, inside):
+    rows = [{"T": t, "n": r} for t, r in zip((1, 10, 100), rounds, strict=True)]
+    assert local_steps.turning(rows, "n")["inside"] is inside
+
+
+def test_errors_of_drifting_clients_are_those_of_the_law(tmp_path):
+    config = drift.Config(
+        dim=10,
+        num_rows=200,
+        scaled_steps=(0.3,),
+        num_rounds=400,
+        num_burnin=100,
+        reference_draws=500,
+        reference_warmup=200,
+    )
+    metrics = drift.run(config, tmp_path)
+    assert (tmp_path / "drift.png").is_file()
+    low, high = drift.agreement(metrics)
+    assert 0.8 < low <= high < 1.25
+    (row,) = metrics["table"]
+    assert row["bias of means, FA-HMC, control variate"] < 1e-3
+    assert row["bias of means, FA-HMC"] > 0.1
+    assert "Predicted errors are" in drift.commentary(metrics)
+    with pytest.raises(ValueError, match="dim must be at most 512"):
+        drift.Config(dim=1000)
 
 
 def test_a_grid_draws_what_sample_draws():

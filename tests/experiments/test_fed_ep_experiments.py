@@ -1,5 +1,7 @@
 """FedEP's benchmarks from end to end on tiny federations, and the methods they run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from experiments.fed_ep import (
     cifar,
     emnist,
     federations,
+    hyperparameters,
     image_runs,
     linear,
     methods,
@@ -126,6 +129,36 @@ def test_expectation_propagation_is_that_of_the_released_code():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+GRID = ("FedSEP (I): covariance=0.1", "FedSEP (I): covariance=0.001", "FedEP (V): ngvi_epochs=1")
+
+
+@pytest.mark.slow
+def test_a_line_of_the_grid_is_the_method_with_that_setting(monkeypatch, tmp_path):
+    monkeypatch.setattr(federations, "cifar10", lambda *args, **kwargs: tiny())
+    given = dict(dataset="cifar10", model="linear", **TINY, **IMAGES)
+    found = hyperparameters.run(hyperparameters.Config(grid=GRID, **given), tmp_path)
+    assert (tmp_path / "settings.png").is_file()
+    alone = cifar.run(
+        cifar.Config(methods=("FedAvg", "FedSEP (I)"), covariance=0.1, **given), tmp_path
+    )
+    assert found["by_round"]["FedAvg"] == alone["by_round"]["FedAvg"]
+    assert found["loss_by_round"][GRID[0]] == alone["loss_by_round"]["FedSEP (I)"]
+    assert found["loss_by_round"][GRID[0]] != found["loss_by_round"][GRID[1]]
+    of = hyperparameters.groups(found)["FedSEP (I), covariance"]
+    assert list(of) == ["0.1", "0.001"]
+    assert "FedSEP (I), covariance | 0.1: " in hyperparameters.commentary(found)
+
+
+@pytest.mark.parametrize(
+    "line", ["FedEP (I)", "FedEP (X): scale=1", "FedEP (I): speed=1", "FedEP (I): num_epochs=x"]
+)
+def test_lines_of_the_grid_that_say_nothing_are_refused(line):
+    with pytest.raises(ValueError, match=r"grid (must have lines like|has a value out of range)"):
+        hyperparameters.Config(grid=(line,))
+    with pytest.raises(ValueError, match=r"grid has a value out of range.*scale must be positive"):
+        hyperparameters.Config(grid=("FedEP (L): scale=0",))
+
+
 @pytest.mark.slow
 def test_sites_that_are_large_lie_on_the_host(monkeypatch, tmp_path):
     from experiments.fed_ep import runs
@@ -139,6 +172,15 @@ def test_sites_that_are_large_lie_on_the_host(monkeypatch, tmp_path):
     stored = cifar.run(settings, tmp_path)
     assert kept["by_round"] == stored["by_round"]
     assert kept["table"] == stored["table"]
+    # Of several seeds, run one after the other, the first is what it is alone.
+    alone = np.array(kept["by_round"]["FedEP (I)"])
+    curves = []
+    monkeypatch.setattr(runs, "trouble", lambda found: curves.append(found) or {})
+    several = cifar.run(dataclasses.replace(settings, num_seeds=2), tmp_path)
+    scores = curves[0]["FedEP (I)"].scores["accuracy"]
+    assert several["table"][0]["sd in 4"] is not None and scores.shape == (2, len(alone))
+    np.testing.assert_allclose(100 * scores[0], alone, rtol=1e-6)
+    assert not np.array_equal(scores[0], scores[1])
 
 
 @pytest.mark.slow

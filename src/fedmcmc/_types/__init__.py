@@ -8,6 +8,8 @@ Values lie in one file, base classes of kernels' parts in another, phases and ke
 This room imports no other.
 """
 
+from fedmcmc._types._describing import Described as Described
+from fedmcmc._types._describing import described as described
 from fedmcmc._types._kernels import FederatedKernel as FederatedKernel
 from fedmcmc._types._kernels import Phase as Phase
 from fedmcmc._types._parts import GradientEstimator as GradientEstimator

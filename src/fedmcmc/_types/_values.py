@@ -222,6 +222,9 @@ class Local(NamedTuple):
     client
         The latent of the client itself, if there is one. The position that all functions above take
         is then a pair of the shared position and that latent.
+    prior_spread_fn
+        ``rng_key -> dict``, a draw from the prior of the shared parameters on which it depends how
+        much latents differ, in the user's space; ``None`` where that is not known.
     """
 
     logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
@@ -230,6 +233,7 @@ class Local(NamedTuple):
     constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
     population: Population | None = None
     client: ClientLatent | None = None
+    prior_spread_fn: Callable[[Array], dict[str, Array]] | None = None
 
 
 class ClientTerms:

@@ -3,6 +3,7 @@
 The room sees one client at a time. It imports data, gradients and the ground floor.
 """
 
+from fedmcmc.hierarchy._few_groups import of_few_groups as of_few_groups
 from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
 from fedmcmc.hierarchy._latents import Accepted as Accepted
@@ -30,9 +31,12 @@ from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import first_locals as first_locals
 from fedmcmc.hierarchy._refresh import independence as independence
+from fedmcmc.hierarchy._trajectories import Trajectories as Trajectories
 from fedmcmc.hierarchy._trajectories import hmc as hmc
 from fedmcmc.hierarchy._trajectories import mala as mala
 from fedmcmc.hierarchy._two_levels import TwoLevels as TwoLevels
 from fedmcmc.hierarchy._two_levels import constrain_client as constrain_client
 from fedmcmc.hierarchy._two_levels import latents_of as latents_of
 from fedmcmc.hierarchy._two_levels import two_levels as two_levels
+from fedmcmc.hierarchy._unpooled import forest as forest
+from fedmcmc.hierarchy._unpooled import unpooled as unpooled

@@ -77,7 +77,7 @@ def quadrature_error(
 
     Log likelihoods are computed with four more nodes, too. A difference that all draws share does
     no harm; the largest distance from its mean is by how much logarithms of draws' weights are off.
-    `fedmcmc.diagnose`, which ends every run, warns above 0.1.
+    `fedmcmc.diagnostics.diagnose`, which ends every run, warns above 0.1.
 
     Parameters
     ----------
@@ -162,7 +162,8 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
 
     Each group's integral is taken by Gauss-Hermite quadrature around the mode of its latent, scaled
     by the curvature there (Liu and Pierce 1994). The mode is found anew at every position, and
-    derivatives with respect to the position are exact for the quadrature's value.
+    derivatives with respect to the position are exact for the quadrature's value. A latent with
+    several modes is not for it: the others are not seen.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Local
+from fedmcmc._types import ArrayTree, Described, Local
 from fedmcmc.hierarchy._latents import (
     Accepted,
     Groups,
@@ -51,7 +51,7 @@ class Moved(NamedTuple):
     kept: ArrayTree = ()
 
 
-class Refresh:
+class Refresh(Described):
     """A transition of the groups' latents at a fixed position.
 
     A subclass is a frozen dataclass registered as a pytree; its methods are pure.

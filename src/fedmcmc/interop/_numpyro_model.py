@@ -20,6 +20,7 @@ from fedmcmc.interop._numpyro_checks import (
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
     local_sites_of_levels,
+    prior_spread,
     reparametrized,
 )
 from fedmcmc.interop._numpyro_population import population_of
@@ -144,10 +145,13 @@ def from_numpyro(
     absent = check_arguments(model, rows)
     try:
         sites, num_own = local_sites_of_levels(model, rows, local)
-        model, sites = reparametrized(model, rows, sites, centered)
-        structure = find_structure(model, rows, sites)
-        # With the client's own sites for shared ones.
-        inner = find_structure(model, rows, sites[num_own:]) if num_own else None
+        # As it is written first: what does not fit is said of the user's own sites.
+        structure, inner = _structures(model, rows, sites, num_own)
+        spread_fn = prior_spread(model, structure, jax.tree.map(lambda leaf: leaf[:1], rows))
+        shifted, sites = reparametrized(model, rows, sites, centered)
+        if shifted is not model:
+            model = shifted
+            structure, inner = _structures(model, rows, sites, num_own)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
         raise
@@ -157,6 +161,8 @@ def from_numpyro(
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
     posterior, row_terms = _build(model, structure, inner, rows, float(init_radius))
+    if posterior.local is not None:
+        posterior = posterior._replace(local=posterior.local._replace(prior_spread_fn=spread_fn))
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
         check_support(model, structure, rows if data is None else values_of(data.rows), data)
@@ -164,6 +170,14 @@ def from_numpyro(
             warn_of_group_effects(model, structure, rows)
         _check_rows(row_terms, structure, rows)
     return posterior
+
+
+def _structures(
+    model: Callable[..., Any], rows: ArrayTree, sites: tuple[str, ...], num_own: int
+) -> tuple[Structure, Structure | None]:
+    """Return the structure, and of two levels that with the client's own sites for shared ones."""
+    structure = find_structure(model, rows, sites)
+    return structure, find_structure(model, rows, sites[num_own:]) if num_own else None
 
 
 def _call(rows: ArrayTree) -> str:

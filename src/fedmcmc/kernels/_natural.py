@@ -71,7 +71,7 @@ class _Approximation(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Expansions(Phase):
     """Sums the clients' expansions at the start, which are the first sites."""
 

@@ -214,7 +214,7 @@ def with_nodes(kernel: FederatedKernel, kind: Any, other: Any) -> FederatedKerne
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _NoisyAsMinibatches(GradientEstimator):
     """The gradient of all rows, plus normal noise with the covariance of a minibatch's."""
 

@@ -1,0 +1,215 @@
+"""Why FA-HMC is worse than FA-LD with exact gradients in Figure 1(a): its bias, by the law."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import output
+from experiments.checks import require
+from experiments.fa_hmc import logistic
+from experiments.fa_hmc.logistic_findings import best, gain, said
+from experiments.figures import COLORS, figure, floor, label_ticks, points
+from fedmcmc.metrics import marginal_error
+
+__all__ = ["PAPER", "TITLE", "Config", "agreement", "commentary", "compared", "draw", "run"]
+
+TITLE = "Figure 1(a), continued: what the errors with exact gradients are made of"
+PAPER = """
+A study of ours. Between two communications every client follows its own posterior, and the longer
+its trajectories the further it drifts towards its own mode. `predict_bias` computes the stationary
+law of each sampler on second-order expansions of the clients' likelihoods; beside the measured
+errors are those that as many draws of chains with the predicted law have. With
+`control_variate=True` clients correct their gradients by the difference to the mean of all clients'
+gradients, at the price of one more exchange per round, so that the drift has no bias to first
+order.
+"""
+METHODS = ("FA-LD", "FA-HMC", "FA-HMC, control variate")
+MOST = 512  # dimensions that `predict_bias` takes
+LEFT = 0.05  # of the start's distance after the burn-in, above which a law is not yet stationary
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings, as far as they go those of `fa_hmc/logistic_small`."""
+
+    seed: int = 0
+    dim: int = 200
+    num_rows: int = 1000
+    num_clients: int = 20
+    prior_precision: float = 1.0
+    scaled_steps: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.6)
+    num_local_steps: int = 2
+    num_rounds: int = 300
+    num_burnin: int = 100
+    num_chains: int = 8
+    reference_warmup: int = 500
+    reference_draws: int = 2000
+    reference_thinning: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.dim <= MOST, f"dim must be at most {MOST}, as the law is computed", self.dim)
+        self.of_figure()
+
+    def of_figure(self) -> logistic.Config:
+        """Return the settings of Figure 1 that these are."""
+        return logistic.Config(**asdict(self))
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Measure and predict the errors; write the figure."""
+    settings = config.of_figure()
+    given = logistic.problem(settings)
+    start = jnp.zeros(config.dim)
+    mode = fedmcmc.surrogates.mode(given.posterior, given.data, start).position
+    surrogates = fedmcmc.surrogates.taylor(given.posterior, given.data, mode)
+    table = []
+    for scaled in config.scaled_steps:
+        line: dict[str, Any] = {"step size": scaled * given.scale}
+        for name in METHODS:
+            length = 1 if name == "FA-LD" else logistic.length_of(scaled)
+            corrected = "control variate" in name
+            (found,) = logistic.errors(
+                settings,
+                given,
+                leapfrog=length,
+                noise=0.0,
+                scaled=[scaled],
+                control_variate=corrected,
+            )
+            kernel = fedmcmc.fa_hmc(
+                given.posterior,
+                step_size=scaled * given.scale,
+                num_integration_steps=length,
+                num_local_steps=config.num_local_steps,
+                gradients="reuse",
+                control_variate=corrected,
+            )
+            law = fedmcmc.predict_bias(kernel, given.data, surrogates)
+            line |= {f"L, {name}": length, name: found[0], f"s.e. {name}": found[1]}
+            line[f"predicted, {name}"] = _expected(config, law, len(given.reference))
+            line[f"bias of means, {name}"] = float(np.sqrt((law.bias**2).mean()))
+            line[f"sd over the posterior's, {name}"] = float(law.spread.mean())
+        table.append(line)
+    num_draws = config.num_chains * (config.num_rounds - config.num_burnin)
+    metrics = {
+        "table": table,
+        "floor": logistic.perfect(settings, given, num_draws),
+        "reference": given.diagnostics,
+        "dim": config.dim,
+        "num_local_steps": config.num_local_steps,
+    }
+    return metrics | {"figures": draw(metrics, out)}
+
+
+def _expected(
+    config: Config, law: fedmcmc.tuning.Prediction, num_reference: int, num_repeats: int = 3
+) -> float | None:
+    """Return the marginal error of as many chains that have the predicted law.
+
+    Coordinates are taken as normal, autoregressive chains of order one with the law's rounds per
+    effective draw. ``None`` where chains are still on their way after the burn-in.
+    """
+    if law.spectral_radius**config.num_burnin > LEFT:
+        return None
+    rng = np.random.default_rng(config.seed)
+    times = law.rounds_per_draw
+    keep, shape = (times - 1) / (times + 1), (config.num_chains, config.dim)
+    found = []
+    for _ in range(num_repeats):
+        chains = [rng.normal(size=shape)]
+        for _ in range(config.num_rounds - config.num_burnin - 1):
+            fresh = np.sqrt(1 - keep**2) * rng.normal(size=shape)
+            chains.append(keep * chains[-1] + fresh)
+        draws = law.bias + law.spread * np.concatenate(chains)
+        reference = rng.normal(size=(num_reference, config.dim))
+        found.append(marginal_error(draws.astype(np.float32), reference.astype(np.float32)))
+    return float(np.mean(jax.device_get(found)))
+
+
+def agreement(metrics: dict[str, Any]) -> tuple[float, float]:
+    """Return least and largest of predicted over measured errors."""
+    ratios = [
+        row[f"predicted, {name}"] / row[name]
+        for row in metrics["table"]
+        for name in METHODS
+        if row[f"predicted, {name}"] is not None
+    ]
+    return min(ratios), max(ratios)
+
+
+def compared(metrics: dict[str, Any], name: str) -> tuple[float, float]:
+    """Return by which share a method's best error is smaller than FA-LD's, and its error.
+
+    Of step sizes with more than one leapfrog step.
+    """
+    longer = [row for row in metrics["table"] if row[f"L, {name}"] > 1]
+    return gain(best(longer, name), best(metrics["table"], "FA-LD"))
+
+
+def commentary(metrics: dict[str, Any]) -> str:
+    """Return what remains of the difference, and whether the law explains it."""
+    low, high = agreement(metrics)
+    rows = [row for row in metrics["table"] if row["L, FA-HMC"] > 1]
+    lines = []
+    for name in METHODS[1:]:
+        bias, spread = (
+            [row[f"{what}, {name}"] for row in rows]
+            for what in ("bias of means", "sd over the posterior's")
+        )
+        lines.append(
+            {
+                "method": name,
+                "best error against FA-LD's": said(*compared(metrics, name)),
+                "means off, in sds": f"{min(bias):.2f} to {max(bias):.2f}",
+                "sds over the posterior's": f"{min(spread):.3f} to {max(spread):.3f}",
+            }
+        )
+    return (
+        output.markdown_table(lines)
+        + f"\n\nPredicted errors are {low:.2f} to {high:.2f} times the measured ones, wherever "
+        "chains have arrived at the end of the burn-in. The bias hardly depends on the leapfrog "
+        "step: the trajectories are as long for every step, and it is their length that counts."
+    )
+
+
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figure of a run; return its file and caption."""
+    table = metrics["table"]
+    steps = [row["step size"] for row in table]
+    with figure(out / "drift.png", 1, 2) as (_, axes):
+        left, right = axes[0]
+        for name, color in zip(METHODS, ("orange", "blue", "green"), strict=True):
+            error, deviation, law, bias = (
+                np.array([row[column] for row in table], float)
+                for column in (
+                    name,
+                    f"s.e. {name}",
+                    f"predicted, {name}",
+                    f"bias of means, {name}",
+                )
+            )
+            left.set(xscale="log", yscale="log")
+            shade = COLORS[color]
+            points(left, steps, error, deviation, color=shade, fmt="o-", ms=4, label=name)
+            left.plot(steps, law, "x", color=COLORS["black"], ms=5, zorder=5)
+            right.plot(steps, bias, "o-", color=shade, ms=4, label=name)
+        left.plot([], [], "x", color=COLORS["black"], label="predicted")
+        floor(left, metrics["floor"], "floor of a perfect sampler")
+        left.set(xlabel="leapfrog step", ylabel="marginal error")
+        right.set(xscale="log", xlabel="leapfrog step", ylabel="bias of means, posterior sds")
+        for place in (left, right):
+            place.legend()
+            label_ticks(place.xaxis)
+        label_ticks(left.yaxis)
+    caption = (
+        f"Exact gradients, dimension {metrics['dim']}, {metrics['num_local_steps']} trajectories "
+        "per round. Left: marginal errors (bars: two standard errors, a jackknife over chains) and "
+        "those that the stationary law of `predict_bias` gives. Right: root mean square over "
+        "coordinates of the predicted error of the mean, in posterior standard deviations."
+    )
+    return [{"file": "drift.png", "caption": caption}]

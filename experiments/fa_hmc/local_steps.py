@@ -1,0 +1,342 @@
+"""Theorem 4.1, section 4.1 and Proposition 4.5 of Liang et al. (2024), by the exact law."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import checks, output
+from experiments.checks import require
+from experiments.fa_hmc import dimension, dimension_law
+from experiments.fa_hmc.dimension_law import Scalars
+from experiments.fa_hmc.grids import run_grid
+from experiments.figures import COLORS, figure
+
+__all__ = ["CASES", "PAPER", "TITLE", "Config", "commentary", "draw", "run", "turning"]
+
+TITLE = "Section 4.1 and Proposition 4.5: local steps, noise, momenta and falling steps, by the law"
+PAPER = """
+With noisy gradients or momenta that are not shared, rounds against the number of local steps `T`
+form a U (Theorem 4.1); with exact gradients and shared momenta ("vanilla") they hardly depend on
+`T`, and a small `T` saves work (section 4.1). A step size that falls with the rounds saves the
+logarithm of the tolerance (Proposition 4.5). The paper proves bounds and tries none of this but the
+first, in Figure 1(c), at one step size. Here the clients are the Gaussians of Figure 2, so that the
+law after every round is known; step sizes are the best of a grid for each `T` and each tolerance,
+as the theorem's are. The falling step is `inverse_sqrt_schedule`, over a grid of its first step and
+the round in which its square has halved.
+"""
+CASES = ("vanilla", "noisy gradients", "own momenta")
+SCHEDULES = ("constant", "falling")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings; the paper states none of these.
+
+    Attributes
+    ----------
+    dim, num_clients, means, variances, num_integration_steps, start
+        As in Figure 2 (`fa_hmc/dimension`).
+    local_steps
+        ``T`` that are tried.
+    gradient_noise
+        Standard deviation of the noise on each coordinate of a client's gradient.
+    rho
+        Correlation of the clients' momenta where they are not shared.
+    tolerance
+        The 2-Wasserstein distance to be reached, in posterior standard deviations, over ``T``.
+    tolerances, schedule_local_steps
+        Distances per coordinate that constant and falling steps are to reach, and ``T`` there.
+    num_step_sizes, most_rounds
+        Of the grids, and rounds in which a chain has to arrive.
+    num_runs, simulated
+        Simulated chains, of which the distance is estimated beside the law, and the largest ``T``
+        at which they run.
+    """
+
+    seed: int = 0
+    dim: int = 100
+    num_clients: int = 10
+    means: tuple[float, float] = (1.0, -1.0)
+    variances: tuple[float, float] = (1.0, 0.5)
+    num_integration_steps: int = 10
+    start: float = 3.0
+    local_steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200)
+    gradient_noise: float = 20.0
+    rho: float = 0.0
+    tolerance: float = 0.5
+    tolerances: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
+    schedule_local_steps: int = 2
+    num_step_sizes: int = 200
+    most_rounds: int = 20_000
+    num_runs: int = 200
+    simulated: int = 10
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, self, "schedule_local_steps", "num_integration_steps", "most_rounds")
+        checks.at_least(2, self, "num_step_sizes")
+        checks.positive(self, "gradient_noise", "tolerance")
+        checks.between(-1e-9, 1, self, "rho")
+        for name in ("local_steps", "tolerances"):
+            values = getattr(self, name)
+            require(
+                len(values) > 1 and min(values) > 0,
+                f"{name} must be two or more that are positive",
+                values,
+            )
+        self.of_figure()
+
+    def of_figure(self) -> dimension.Config:
+        """Return the settings of Figure 2 that these are."""
+        return dimension.Config(
+            num_clients=self.num_clients,
+            means=self.means,
+            variances=self.variances,
+            num_integration_steps=self.num_integration_steps,
+            start=self.start,
+            num_runs=self.num_runs,
+        )
+
+    def case(self, name: str) -> dict[str, float]:
+        """Return noise and correlation of one of the cases."""
+        noise = self.gradient_noise if name == "noisy gradients" else 0.0
+        return {"noise": noise, "rho": self.rho if name == "own momenta" else 1.0}
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Compute rounds by the law, and by simulation at the best step sizes; write the figure."""
+    clients = dimension.clients_of(config.of_figure())
+    metrics = {
+        "table": _over_local_steps(config, clients),
+        "schedules": _over_tolerances(config, clients),
+        "tolerance": config.tolerance,
+        "dim": config.dim,
+        "gradient_noise": config.gradient_noise,
+        "rho": config.rho,
+    }
+    return metrics | {"figures": draw(metrics, out)}
+
+
+def _grid(config: Config, clients: Scalars) -> np.ndarray:
+    """Return step sizes up to trajectories of a quarter of the narrowest client's period."""
+    longest = math.pi / 2 / math.sqrt(clients.curvatures.max()) / config.num_integration_steps
+    return np.geomspace(longest / 1000, longest, config.num_step_sizes)
+
+
+def _over_local_steps(config: Config, clients: Scalars) -> list[dict[str, Any]]:
+    sd = math.sqrt(dimension_law.target(clients)[1])
+    level = config.tolerance * sd / math.sqrt(config.dim)
+    steps, table = _grid(config, clients), []
+    for num in config.local_steps:
+        row: dict[str, Any] = {"T": num}
+        for name in CASES:
+            found = _first(config, clients, steps, num, level, config.case(name))
+            row[name] = None if found is None else found[0]
+            step = None if found is None else float(steps[found[1]])
+            row[f"step, {name}"] = step
+            row[f"measured, {name}"] = (
+                None
+                if found is None or num > config.simulated
+                else _measured(config, clients, step, num, level, found[0], name)
+            )
+        # At one step size for all T, as in Figure 1(c): that which is best for T = 1.
+        fixed = (table[0] if table else row)["step, noisy gradients"]
+        found = _first(
+            config, clients, np.array([fixed]), num, level, config.case("noisy gradients")
+        )
+        row["noisy gradients, one step size"] = None if found is None else found[0]
+        table.append(row)
+    return table
+
+
+def _first(
+    config: Config,
+    clients: Scalars,
+    steps: np.ndarray,
+    num_local_steps: int,
+    level: float,
+    case: dict[str, float],
+) -> tuple[int, int] | None:
+    one = dimension_law.map_of_round(
+        clients,
+        step_size=steps,
+        num_steps=config.num_integration_steps,
+        num_local_steps=num_local_steps,
+        **case,
+    )
+    return dimension_law.first_to(
+        clients, lambda _: one, level, start=config.start, most=config.most_rounds
+    )
+
+
+def _over_tolerances(config: Config, clients: Scalars) -> list[dict[str, Any]]:
+    sd = math.sqrt(dimension_law.target(clients)[1])
+    steps, case = _grid(config, clients), config.case("noisy gradients")
+    first, halving = (x.ravel() for x in np.meshgrid(steps[-60:], np.geomspace(0.3, 3000, 25)))
+    table = []
+    for tolerance in config.tolerances:
+        row: dict[str, Any] = {"tolerance": tolerance}
+        constant = _first(config, clients, steps, config.schedule_local_steps, tolerance * sd, case)
+        row["constant"] = None if constant is None else constant[0]
+
+        def falling(round_: int) -> tuple[Any, Any, Any]:
+            return dimension_law.map_of_round(
+                clients,
+                step_size=first / np.sqrt(1 + round_ / halving),
+                num_steps=config.num_integration_steps,
+                num_local_steps=config.schedule_local_steps,
+                **case,
+            )
+
+        most = config.most_rounds if constant is None else constant[0]
+        found = dimension_law.first_to(
+            clients, falling, tolerance * sd, start=config.start, most=most
+        )
+        row["falling"] = None if found is None else found[0]
+        row["first step"] = None if found is None else float(first[found[1]])
+        row["halved after"] = None if found is None else float(halving[found[1]])
+        table.append(row)
+    told = [row for row in table if row["falling"] is not None and row["tolerance"] >= 0.1]
+    for row in told[-1:]:  # the smallest distance that so many simulated numbers can tell
+        row["measured, falling"] = _measured(
+            config,
+            clients,
+            fedmcmc.tuning.inverse_sqrt_schedule(row["first step"], row["halved after"]),
+            config.schedule_local_steps,
+            row["tolerance"] * sd,
+            row["falling"],
+            "noisy gradients",
+        )
+    return [row | {"measured, falling": row.get("measured, falling")} for row in table]
+
+
+def _measured(
+    config: Config,
+    clients: Scalars,
+    step_size: Any,
+    num_local_steps: int,
+    level: float,
+    expected: int,
+    case: str,
+) -> int | None:
+    """Return rounds to the level of simulated chains, of whose coordinates the law is estimated."""
+    posterior, data = dimension.federation(clients, config.dim)
+    settings = config.case(case)
+    draws = run_grid(
+        jax.random.key(config.seed),
+        lambda _: fedmcmc.fa_hmc(
+            posterior,
+            step_size=step_size,
+            num_integration_steps=config.num_integration_steps,
+            num_local_steps=num_local_steps,
+            rho=settings["rho"],
+            gradient_noise=settings["noise"],
+            gradients="reuse",
+        ),
+        data,
+        jnp.full(config.dim, config.start),
+        [0.0],
+        num_chains=config.num_runs,
+        num_rounds=int(1.2 * expected) + 5,
+    )[0]
+    mean, variance = draws.mean((0, 2)), draws.var((0, 2))
+    right_mean, right_variance = dimension_law.target(clients)
+    away = np.hypot(mean - right_mean, np.sqrt(variance) - math.sqrt(right_variance))
+    found = dimension_law.rounds_to(away, level)
+    return None if found is None else found + 1
+
+
+def turning(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return how rounds depend on ``T``: the best ``T``, and the ends over the best.
+
+    A ``T`` that never arrives counts as infinitely many rounds.
+    """
+    rounds = np.array([math.inf if row[name] is None else row[name] for row in rows])
+    best = int(rounds.argmin())
+    return {
+        "T": rows[best]["T"],
+        "rounds": rounds[best],
+        "first": rounds[0] / rounds[best],
+        "last": rounds[-1] / rounds[best],
+        "inside": bool(rounds[0] > 1.1 * rounds[best] and rounds[-1] > 1.1 * rounds[best]),
+        "largest": rounds.max() / rounds[best],
+    }
+
+
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figure of a run; return its file and caption."""
+    table, schedules = metrics["table"], metrics["schedules"]
+    with figure(out / "local_steps.png", 1, 2) as (_, axes):
+        left, right = axes[0]
+        left.set(xscale="log", yscale="log", xlabel="local steps T", ylabel="rounds")
+        numbers = [row["T"] for row in table]
+        for name, color in zip(CASES, ("green", "orange", "sky"), strict=True):
+            law, measured = (
+                np.array([row[column] for row in table], float)
+                for column in (name, f"measured, {name}")
+            )
+            style = "--" if name == "own momenta" else "-"
+            left.plot(numbers, law, style, color=COLORS[color], label=name)
+            left.plot(numbers, measured, "x", color=COLORS[color], ms=5)
+        one = np.array([row["noisy gradients, one step size"] for row in table], float)
+        left.plot(numbers, one, "o:", color=COLORS["red"], ms=4, label="noisy, one step size")
+        left.plot([], [], "kx", label="simulated")
+        right.set(xscale="log", xlabel="tolerance", ylabel="rounds times tolerance")
+        for name, color in zip(SCHEDULES, ("orange", "blue"), strict=True):
+            points = [(row["tolerance"], row[name]) for row in schedules if row[name] is not None]
+            right.plot(
+                [t for t, _ in points],
+                [t * r for t, r in points],
+                "o-",
+                color=COLORS[color],
+                label=f"{name} step size",
+            )
+        right.set_ylim(bottom=0)
+        for place in (left, right):
+            place.legend()
+    caption = (
+        "Left: rounds to the tolerance by the exact law, at the best step size for each T, and of "
+        f"simulated chains (dimension {metrics['dim']}). The dotted line keeps the step size that "
+        "is best for T = 1; where it ends, the chains never arrive. Right: rounds to a distance "
+        "per coordinate, times that distance, with noisy gradients: a line that rises to the left "
+        "is a logarithm."
+    )
+    return [{"file": "local_steps.png", "caption": caption}]
+
+
+def commentary(metrics: dict[str, Any]) -> str:
+    """Return what the law says about each of the three statements."""
+    table, schedules = metrics["table"], metrics["schedules"]
+    lines = []
+    for name in (*CASES, "noisy gradients, one step size"):
+        found = turning(table, name)
+        last = "never arrives" if math.isinf(found["last"]) else f"{found['last']:.2f} times"
+        lines.append(
+            {
+                "rounds over T": name,
+                "fewest": f"{found['rounds']:.0f} (T = {found['T']})",
+                f"T = {table[0]['T']}": f"{found['first']:.2f} times",
+                f"T = {table[-1]['T']}": last,
+            }
+        )
+    gaps = [
+        abs(row[f"measured, {name}"] - row[name])
+        for row in table
+        for name in CASES
+        if row[f"measured, {name}"] is not None
+    ]
+    ratios = ", ".join(
+        f"{row['constant'] / row['falling']:.2f} (tolerance {row['tolerance']:g})"
+        for row in schedules
+        if row["constant"] and row["falling"]
+    )
+    return (
+        output.markdown_table(lines)
+        + f"\n\nSimulated chains arrive at most {max(gaps)} rounds from where the law does. Rounds "
+        f"with the best constant step size over those with the best falling one: {ratios}."
+    )
