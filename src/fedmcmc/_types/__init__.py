@@ -21,6 +21,7 @@ from fedmcmc._types._values import Arrivals as Arrivals
 from fedmcmc._types._values import Broadcast as Broadcast
 from fedmcmc._types._values import Cached as Cached
 from fedmcmc._types._values import Client as Client
+from fedmcmc._types._values import ClientLatent as ClientLatent
 from fedmcmc._types._values import ClientTerms as ClientTerms
 from fedmcmc._types._values import Cohort as Cohort
 from fedmcmc._types._values import Counts as Counts

@@ -23,6 +23,7 @@ from fedmcmc.hierarchy._latents import (
     modes_and_factors,
     solve_upper,
 )
+from fedmcmc.pytrees import trees
 
 
 class Here(NamedTuple):
@@ -79,6 +80,10 @@ class Refresh(Described):
         """Return all that is random in a move, leaves ``[num_groups, ...]``."""
         raise NotImplementedError
 
+    def randomness(self, rng_key: Array, local: Local, num_groups: int) -> ArrayTree:
+        """Return all that is random in a move of a model's latents."""
+        return self.prepare(rng_key, num_groups, trees.num_elements(local.like.tree))
+
     def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
         """Return latents moved; deterministic."""
         raise NotImplementedError
@@ -88,7 +93,8 @@ def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> Local
     """Return where latents begin that a refresh is to move, given the first position."""
     flat = refresh.begin(groups, position)
     latents, kept = groups.as_latents(flat), refresh.init(groups, position)
-    return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), jnp.ones_like(flat[:, 0])))
+    all_ = jnp.ones(groups.present.shape, jnp.result_type(float))
+    return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), all_))
 
 
 def per_group(rng_key: Array, num_groups: int, draw: Callable[[Array], ArrayTree]) -> ArrayTree:

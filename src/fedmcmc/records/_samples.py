@@ -65,7 +65,7 @@ class Samples:
     local_mask
         ``[num_clients, max_groups]`` bool, which groups there are.
     constrain_local_fn
-        ``(position, latent)`` to the user's parameters of one group.
+        ``(position, latents)`` to the user's parameters of one client's groups.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
         draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept
@@ -168,9 +168,9 @@ class Samples:
             raise ValueError("No latents were kept: give sample record=Record(local=True).")
         if self.constrain_local_fn is None:
             return self.local
-        # Of groups and clients at one draw, then of draws and chains.
+        # Of clients at one draw, then of draws and chains.
         mapped: Any = self.constrain_local_fn
-        for axes in ((None, 0), (None, 0), 0, 0):
+        for axes in ((None, 0), 0, 0):
             mapped = jax.vmap(mapped, in_axes=axes)
         given = jax.tree.map(np.asarray, (self.draws, self.local))
         return jax.tree.map(np.asarray, jax.jit(mapped)(*given))

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.hierarchy import constrain_client
 from fedmcmc.placement import Placement, agreed, all_equal, is_first
 from fedmcmc.pytrees import num_bytes, schedules
 from fedmcmc.records import (
@@ -382,5 +383,5 @@ class Run:
             },
             versions=versions(),
             local=kept.latents if self.settings.record.local else None,
-            constrain_local_fn=None if own is None else own.constrain_fn,
+            constrain_local_fn=None if own is None else constrain_client(own),
         )
