@@ -39,7 +39,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!fedmcmc\.).*|fedmcmc\.\w+\._.*")]
 
 myst_heading_anchors = 4
 myst_fence_as_directive = ["math"]  # formulas are written as GitHub knows them
-nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_custom_formats = {".py": "notebooks.read"}
 nb_execution_mode = "cache"  # an example runs again when it changes
 nb_execution_cache_path = str(ROOT / "build" / "examples")
 nb_execution_timeout = 300
