@@ -41,8 +41,9 @@ settings, as for Table S2. Two things differ from the text of S5.3. The trained 
 is one of pytorchcv there; here Adam trains it on all rows together. And the accuracy is that of the
 network at the posterior mean there ("minimum mean-square estimator"); here it is that of averaged
 probabilities, beside which newer runs have the mean network's. The network has filter response
-normalisation and swish, as HMC's has; the released code puts a network with batch normalisation beside that HMC. Without the file of the published
-predictions (`reference=FILE`) the reference is an HMC of ours on the same problem.
+normalisation and swish, as HMC's has; the released code puts a network with batch normalisation
+beside that HMC. Without the file of the published predictions (`reference=FILE`) the reference is
+an HMC of ours on the same problem.
 """
 
 MIXED = 1.05  # the largest R-hat of chains that have mixed
