@@ -174,16 +174,23 @@ class Echo:
 
 
 class Timed(deploy.GrpcServer):
-    """Notes when the first site is asked."""
+    """Notes when the first site is asked, and how long the server had all answers by then."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.asked = []
+        self.asked, self.own, self._heard = [], [], 0.0
 
     def send(self, site, data):
         if site == "site0":
             self.asked.append(time.perf_counter())
+            self.own.append(self.asked[-1] - self._heard)
         super().send(site, data)
+
+    def receive(self, timeout):
+        news = super().receive(timeout)
+        if news is not None:
+            self._heard = time.perf_counter()
+        return news
 
 
 class Consortium:
@@ -223,7 +230,7 @@ class Consortium:
             process.wait()
 
     def rounds(self, kind, size, num, fsync):
-        """Return the seconds of the first round, and of the rounds after it."""
+        """Return seconds: of the first round, of each after it, and of the server's own part."""
         (self.folder / "fsync").touch() if fsync else (self.folder / "fsync").unlink(True)
         sites, server = self.sites[kind], self.servers[kind]
         kernel, key = sites.study.kernel("main"), jax.random.key(0)
@@ -231,8 +238,10 @@ class Consortium:
             key, kernel, jnp.zeros(size), num_rounds=num + 1, thinning=num + 1, progress=False
         )
         times = np.diff(server.asked[-num - 1 :])  # what was asked before is the run's beginning
+        own = server.own[1 - num :]
         server.asked.clear()
-        return times[0], times[1:]
+        server.own.clear()
+        return times[0], times[1:], own
 
     @property
     def megabytes(self):
@@ -265,6 +274,7 @@ COLUMNS = (
     "echo",
     "plain",
     "over echo",
+    "at the server",
     "state on disk",
     "with fsync",
     "echo of words",
@@ -300,15 +310,18 @@ def measure(consortium, size):
     """Return a line of the table, in milliseconds."""
     num, rounds = consortium.num_sites, ROUNDS.get(size, 20)
     down, up, wide = 4 * size + HEADERS, 4 * size + HEADERS, 8 * (size + 3) + HEADERS
-    first, _ = consortium.rounds("plain", size, 2, False)
+    first = consortium.rounds("plain", size, 2, False)[0]
     for kind in ("state", "masked"):
         consortium.rounds(kind, size, 2, False)
-    found = {name: [] for name in ("echo", "plain", "state", "disk", "wide", "masked", "kept")}
+    names = ("echo", "plain", "own", "state", "disk", "wide", "masked", "kept")
+    found = {name: [] for name in names}
     parts = 4
     for _ in range(parts):  # in turns, so that a machine whose speed drifts stays fair
         few = max(rounds // parts, 3)
         found["echo"].append(consortium.echo.rounds(down, up, few))
-        found["plain"].append(consortium.rounds("plain", size, few + 1, False)[1])
+        _, plain, own = consortium.rounds("plain", size, few + 1, False)
+        found["plain"].append(plain)
+        found["own"].append(own)
         found["state"].append(consortium.rounds("state", size, few + 1, False)[1])
         found["disk"].append(consortium.rounds("state", size, few + 1, True)[1])
         found["wide"].append(consortium.echo.rounds(down, wide, few))
@@ -323,6 +336,7 @@ def measure(consortium, size):
         f"{alone:.2g}",
         *(f"{ms[name]:.3g}" for name in ("echo", "plain")),
         f"{ratio:.2f}",
+        f"{ms['own']:.2g}",
         *(f"{ms[name]:.3g}" for name in ("state", "disk", "wide", "masked", "kept")),
         f"{masks:.2g}",
         f"{1000 * first:.0f}",

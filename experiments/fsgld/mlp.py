@@ -16,7 +16,7 @@ from experiments.fsgld import mlp_scores, repetitions
 from experiments.fsgld.mlp_model import Shards, make_posterior, make_shards, standardise, start
 from experiments.fsgld.mlp_scores import PAPER, about, commentary, draw
 from fedmcmc import surrogates
-from fedmcmc.records import named_leaves
+from fedmcmc.pytrees import named_leaves
 
 __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 

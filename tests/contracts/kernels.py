@@ -321,6 +321,20 @@ def build_fed_ep_at_rest(position, given):
     )
 
 
+def build_fed_ep_of_latents(position, given):
+    del position
+    refresh = fedmcmc.hierarchy.with_moments(
+        fedmcmc.hierarchy.independence(5 * given.scale), num_burnin=given.scale
+    )
+    return fedmcmc.fed_ep(
+        with_latents(given.posterior),
+        inference=inference.mcmc_local(refresh, num_samples=40, num_burnin=2, thinning=2),
+        cohort_size=2,
+        damping=0.4 * given.scale,
+        structure="dense",
+    )
+
+
 def build_fed_sep(position, given):
     del position
     return fedmcmc.fed_sep(
@@ -506,6 +520,7 @@ PLAIN = {
     "pseudo_gradients": build_pseudo_gradients,
     "fed_ep": build_fed_ep,
     "fed_ep: expansions": build_fed_ep_at_rest,
+    "fed_ep: latents": build_fed_ep_of_latents,
     "fed_sep": build_fed_sep,
     "adf": build_adf,
     "natural": build_natural,

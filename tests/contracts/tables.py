@@ -63,6 +63,7 @@ COMPRESSED = (
     ("pseudo_gradients", "sparsify"),
     ("fed_ep", "quantize: per leaf"),
     ("fed_ep: expansions", "memory"),
+    ("fed_ep: latents", "quantize"),
     ("fed_sep", "memory"),
     ("adf", "top_k: no feedback"),
     ("natural", "memory"),

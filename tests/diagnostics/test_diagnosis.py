@@ -229,6 +229,15 @@ def test_fewer_than_400_draws_are_too_few_to_judge(white):
     assert "too few to judge" in repr(samples)
 
 
+def test_one_draw_of_each_of_many_chains_is_not_called_stuck(white):
+    kernel = fedmcmc.lsd(white.posterior, step_size=0.1)
+    samples, told = judged(
+        kernel, white.position, num_rounds=9, num_burnin=6, num_chains=200, thinning=1
+    )
+    assert told == [] and samples.diagnosis is None
+    assert "fewer than 4 per chain" in repr(samples)
+
+
 def test_the_warning_is_at_the_users_line(white):
     kernel = fedmcmc.lsd(white.posterior, step_size=1.5)
     with pytest.warns(fedmcmc.DiagnosisWarning, match="not the posterior's") as caught:

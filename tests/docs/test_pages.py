@@ -26,14 +26,42 @@ def run_page(name, **names):
     return names
 
 
+def test_the_readme_runs():
+    names = run_page("../README.md")
+    assert names["fitted"].verdict.startswith("exact (importance)")
+    assert names["fitted"].samples.constrained["slope"].mean() == pytest.approx(0.7, abs=0.15)
+
+
+def test_the_quickstart_runs():
+    names = run_page("quickstart.md")
+    assert names["data"].coding == {"arm": ("control", "drug")}
+    assert names["fitted"].verdict.startswith("exact (importance)")
+    assert names["samples"].diagnosis.findings == ()
+    shift = names["samples"].constrained["log_odds"].mean() - names["draws"]["log_odds"].mean()
+    assert abs(shift) < 0.1 * names["draws"]["log_odds"].std()
+
+
+def test_the_page_of_how_to_runs():
+    names = run_page("howto.md")
+    assert names["swept"].diverged.max() == -1
+    assert names["samples"].num_draws == 300
+
+
+def test_the_page_on_own_kernels_runs():
+    names = run_page("extend.md")  # it holds its kernels against their laws
+    assert names["samples"].totals["bits_up"][0] < 50 * 4 * 64
+
+
 def test_the_page_on_choosing_runs():
     names = run_page("choosing.md")
     assert names["best"].prediction.slowest < 10
     assert names["samples"].diagnosis.findings == ()
 
 
-def test_the_page_on_effects_runs():
+def test_the_page_on_effects_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = run_page("hierarchies.md")
+    assert (tmp_path / "hospitals.png").exists()
     assert names["fitted"].verdict.startswith("exact")
     assert names["own"].draws["effect"].shape == (1, 500, 15, 1)
     assert names["patients"].num_groups.tolist() == [2, 1]
@@ -143,6 +171,7 @@ def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypat
 def test_the_page_on_runs_runs():
     names = run_page("runs.md")
     assert names["more"].num_draws == 3_000 and names["found"].num_draws == 0
+    assert "turned non-finite" in names["page"].read_text()
     assert names["found"].streams["some"].draws.shape[1] > 100
 
 

@@ -1,5 +1,7 @@
 """One call for models with more numbers per group than can be integrated out."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import fedmcmc
 
 SPREAD = 0.7
+LIMIT = 1.01  # of R-hat, below which chains agree
 
 
 def model(x, y=None):
@@ -84,7 +87,11 @@ def test_what_gibbs_sampling_does_not_take_is_refused():
 
 @pytest.mark.slow
 def test_chains_that_are_too_short_are_not_called_exact():
-    with pytest.warns(fedmcmc.SamplingWarning, match="fit: failed: R-hat"):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         fitted = fit(model, max_rounds=401, position={"mu": jnp.zeros(4)})
-    assert "Raise max_rounds" in fitted.verdict
-    assert fitted.report.stages[0].verdict == "disagree"
+    (stage,) = fitted.report.stages
+    if fitted.verdict.startswith("exact"):
+        assert stage.rhat < LIMIT
+    assert stage.verdict == "disagree" and "Raise max_rounds" in fitted.verdict
+    assert any(str(each.message).startswith("fit: failed: R-hat") for each in told)

@@ -44,6 +44,25 @@ def gibbs(posterior, settings):
     return fedmcmc.fed_gibbs(posterior, refresh=hierarchy.independence(num_tries=2))
 
 
+def interwoven(posterior, settings):
+    return fedmcmc.fed_gibbs(posterior, refresh=hierarchy.independence(), interweave=True)
+
+
+def test_no_site_is_left_out_between_exchanges_that_belong_together():
+    study = deploy.Study(
+        name="effects",
+        posterior=f"{HERE}:own",
+        sites=dict(zip(NAMES, SIZES, strict=True)),
+        rows=ROWS,
+        kernels={"main": f"{HERE}:interwoven"},
+        settings={},
+    )
+    sites = deploy.Sites(study, deploy.Local(), on_missing="leave_out")
+    start = {"slope": 0.1, "tau": -0.2}
+    with pytest.raises(ValueError, match="must be 'wait'"):
+        sites.sample(jax.random.key(0), study.kernel("main"), start, num_rounds=1)
+
+
 @pytest.mark.slow
 def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
     own = [{"x": np.float32(group["x"]), "y": group["y"]} for group in clients("logistic")]

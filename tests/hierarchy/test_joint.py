@@ -7,7 +7,8 @@ import pytest
 import fedmcmc
 from fedmcmc import FederatedData, Record, rounds
 from fedmcmc.hierarchy import conjugate, independence, ula
-from tests.hierarchy.models import clients, gaussian, in_two_clients, logistic
+from tests.hierarchy.models import SD, SPREAD, clients, gaussian, in_two_clients, logistic
+from tests.oracles.federations import LIMIT
 
 KEY = jax.random.key(2)
 ODDS = {"tau": -0.3, "slope": 0.6}
@@ -129,6 +130,38 @@ def test_a_latent_that_no_row_looks_at_changes_no_draw():
     first, second = (run(kernel, data, PLACE).draws for kernel in kernels)
     for name in PLACE:
         np.testing.assert_allclose(first[name], second[name], rtol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("centered", [0.0, 1.0])
+def test_the_posterior_is_the_same_however_effects_are_written(centered):
+    own = clients()
+    data = FederatedData.from_clients(own)
+    kernel = fedmcmc.lsd(
+        fedmcmc.from_numpyro(gaussian, example=data, centered=centered),
+        step_size=0.002,
+        refresh=conjugate(),
+    )
+    settings = dict(num_rounds=1200, num_burnin=1199, num_chains=4096, record=Record(local=True))
+    samples = fedmcmc.sample(KEY, kernel, data, PLACE, progress=False, **settings)
+    size, num = 2 + len(own), sum(len(group["x"]) for group in own)
+    design, outcome, row = np.zeros((num, size)), np.concatenate([g["y"] for g in own]), 0
+    for i, group in enumerate(own):
+        here = slice(row, row + len(group["x"]))
+        design[here, 1], design[here, 2 + i], row = group["x"], 1, here.stop
+    precision = design.T @ design / SD**2 + np.diag([1 / 4, 1, *[0] * len(own)])
+    for i in range(len(own)):
+        apart = np.zeros(size)
+        apart[0], apart[2 + i] = -1, 1
+        precision += np.outer(apart, apart) / SPREAD**2
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ design.T @ outcome / SD**2
+    effects = samples.constrained_local["effect"].reshape(4096, len(own))
+    draws = np.column_stack([samples.draws["mu"], samples.draws["slope"], effects])
+    z = (draws.mean(0) - mean) / np.sqrt(np.diag(covariance)) * np.sqrt(len(draws))
+    assert np.abs(z).max() < LIMIT
+    # The step's own error of a variance is some percent, of either sign by form.
+    assert np.abs(draws.var(0) / np.diag(covariance) - 1).max() < 0.15
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What clients keep of how their latents moved: moments, and which share was accepted."""
 
+import warnings
+
 import jax
 import numpy as np
 import numpyro
@@ -63,3 +65,16 @@ def test_a_group_whose_latents_hardly_move_is_named():
     accepted = samples.state.clients.accepted
     assert (accepted.num == 40).all() and (accepted.mean[:, 1, 1] == 1).all()
     assert accepted.mean[:, 0, 1].max() < 0.2 < 0.5 < accepted.mean[:, :, 0].min()
+
+
+@pytest.mark.slow
+def test_draws_of_rounds_in_which_steps_adapt_are_counted():
+    data = FederatedData.from_clients([{"y": np.array([1, 2, 0])}] * 5)
+    kernel = fedmcmc.fed_gibbs(of(counts, data), refresh=hierarchy.mala(num_steps=1, num_adapt=30))
+    settings = dict(num_rounds=420, progress=False)
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"^20 of 410 kept draws.*num_burnin=30"):
+        fedmcmc.sample(KEY, kernel, data, START, num_burnin=10, **settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fedmcmc.sample(KEY, kernel, data, START, num_burnin=30, **settings)
+    assert not any("still adapted" in str(each.message) for each in told)

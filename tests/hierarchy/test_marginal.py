@@ -112,7 +112,8 @@ def test_groups_lie_in_clients_of_their_own_or_together():
     apart = FederatedData.from_clients(own)
     posterior = of(logistic, apart)
     wanted = total(posterior, apart)(ODDS)
-    for data in (in_two_clients(own), in_two_clients(own).pooled(groups=True)):
+    together = in_two_clients(own)
+    for data in (together, together.pooled(groups=True), FederatedData.from_clients(own[::-1])):
         np.testing.assert_allclose(total(posterior, data)(ODDS), wanted, rtol=1e-12)
     np.testing.assert_allclose(total(posterior, apart.pooled(groups=True))(ODDS), wanted, rtol=1e-9)
 

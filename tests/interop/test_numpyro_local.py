@@ -107,13 +107,58 @@ def wrong_way(x, y):
     observe(mu + u + x, y)
 
 
+def discrete(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    u = numpyro.sample("u", dist.Bernoulli(0.5), infer={"local": True})
+    observe(mu * u + x, y)
+
+
+def per_row(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    with numpyro.plate("rows", len(x)):
+        u = numpyro.sample("u", dist.Normal(mu, 1), infer={"local": True})
+        numpyro.sample("y", dist.Normal(u + x, 1.0), obs=y)
+
+
+def grows(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    effects = dist.Normal(mu, 1).expand([len(x)]).to_event(1)
+    u = numpyro.sample("u", effects, infer={"local": True})
+    observe(u + x, y)
+
+
+def on_rows(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    u = numpyro.sample("u", dist.Normal(mu + x[0], 1), infer={"local": True})
+    observe(u + 0 * x, y)
+
+
+def in_event_plate(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    with numpyro.plate("visits", 4):
+        u = numpyro.sample("u", dist.Normal(mu, 1), infer={"local": True})
+    observe(u.sum() + x, y)
+
+
+def test_a_plate_of_a_size_of_its_own_is_an_event():
+    found = from_numpyro(in_event_plate, example=ROWS, centered=1.0).local.like.tree
+    assert found["u"].shape == (4,)
+
+
 @pytest.mark.parametrize(
     "model, settings, words",
     [
-        (marked, {"local": ["v"]}, "'v', which is no latent site; the latent sites are mu, tau, u"),
+        (marked, {"local": ["v"]}, "'v', which is no site; the latent sites are mu, tau, u"),
         (marked, {"local": ["y"]}, "'y', which is an observed site"),
+        (marked, {"local": ["half"]}, "'half', which is a deterministic site"),
         (marked, {"local": "u"}, "a list of names"),
-        (by_name, {"local": ["mu", "rate"]}, "clients share nothing"),
+        (by_name, {"local": ["mu", "rate"]}, "latent sites, mu, rate, are local.*share nothing"),
+        (discrete, {}, "'u' is discrete"),
+        (discrete, {"local": ["u"]}, "'u' is discrete"),
+        (per_row, {}, "local site 'u' lies in the data plate 'rows'.*per group, not one per row"),
+        (grows, {}, "local site 'u' grows with the number of rows.*per group, not one per row"),
+        (on_rows, {}, "prior of the local site 'u' depends on the rows.*in the likelihood"),
+        (on_rows, {"centered": 1.0}, "prior of the local site 'u' depends on the rows"),
         (wrong_way, {"local": ["u"]}, "'mu' depends on a local one"),
         (marked, {"centered": {"tau": 0.5}}, "centered names 'tau'"),
         (marked, {"centered": "auto"}, "'auto' for site 'u'"),

@@ -7,8 +7,10 @@ import pytest
 
 import fedmcmc
 from fedmcmc import inference
+from fedmcmc.hierarchy import conjugate, with_moments
+from tests.oracles import federations_joint as joint
 from tests.oracles import laws_natural
-from tests.oracles.federations import Federation, loglikelihood
+from tests.oracles.federations import LIMIT, Federation, loglikelihood
 from tests.support.lanes import fast_and_slow
 
 FEDERATION = Federation()
@@ -281,3 +283,64 @@ def test_i29_one_client_has_its_posterior_in_one_round():
     )
     variances = 1 / np.asarray(state.server.approximation.gaussian.precision)
     np.testing.assert_allclose(variances, np.diag(np.linalg.inv(precision)), rtol=1e-4)
+
+
+CENTER = np.array([0.5, -0.4])
+
+
+def clients_without_latents():
+    """Return precision and mean of each client's likelihood, its latents integrated out."""
+    found = []
+    for client in range(3):
+        own = [group for group in joint.MODEL.groups if group.client == client]
+        solved = [np.linalg.solve(g.D, np.column_stack([g.B.T, g.e])) for g in own]
+        precision = sum(g.A - g.B @ x[:, :-1] for g, x in zip(own, solved, strict=True))
+        linear = sum(g.a - g.B @ x[:, -1] for g, x in zip(own, solved, strict=True))
+        found.append((precision, np.linalg.solve(precision, linear)))
+    return [np.array(x) for x in zip(*found, strict=True)]
+
+
+def with_latents(structure, block, posterior):
+    """Return an undamped kernel of all clients, and what a round makes of constants."""
+    variance = jnp.array(0.5) if structure == "scaled_identity" else jnp.full(2, 0.5)
+    if structure == "dense":
+        variance = jnp.diag(variance)
+    prior = fedmcmc.Gaussian.from_moments(jnp.asarray(CENTER, jnp.float32), variance)
+    kernel = fedmcmc.fed_ep(posterior, inference=block, structure=structure, prior=prior)
+    law = laws_natural.propagate(
+        *clients_without_latents(),
+        laws_natural.matched(structure),
+        prior=(2 * np.eye(2), 2 * CENTER),
+        num_rounds=1,
+    )
+    return kernel, law
+
+
+@pytest.mark.slow
+def test_one_round_of_clients_whose_latents_are_integrated_out():
+    kernel, law = with_latents("dense", EXACT, fedmcmc.marginal(joint.POSTERIOR, nodes=1))
+    state = rounds_of(kernel, 1, joint.START, joint.DATA)[-1]
+    eta, precision = as_matrix(state.broadcast.extra[0])
+    np.testing.assert_allclose(precision, law.precision[1], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(eta, law.eta[1], rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_one_round_of_clients_that_sample_latents_along(structure):
+    """Over many chains, as a chain's sites are without bias up to one part in the samples."""
+    refresh, num = with_moments(conjugate(), num_burnin=0), 32
+    block = inference.mcmc_local(refresh, num_samples=400)
+    kernel, law = with_latents(structure, block, joint.POSTERIOR)
+    settings = dict(num_rounds=1, num_chains=num, progress=False)
+    samples = fedmcmc.sample(jax.random.key(2), kernel, joint.DATA, joint.START, **settings)
+    found = samples.state.broadcast.extra[0]
+    every = [as_matrix(jax.tree.map(lambda x, i=i: x[i], found)) for i in range(num)]
+    # Latents of the second client's one group, given its rows and its cavity, the prior.
+    own = joint.Model([g for g in joint.MODEL.groups if g.client == 1], 2 * np.eye(2), CENTER)
+    means = samples.state.clients.locals.refresh.moments.mean[:, 1, 0]
+    pairs = [([eta for eta, _ in every], law.eta[1]), ([p for _, p in every], law.precision[1])]
+    for some, exact in [*pairs, (means, own.posterior.mean[2:])]:
+        error = np.maximum(np.std(some, axis=0) / num**0.5, 1e-3)  # none where it is always zero
+        z = np.abs(np.mean(some, axis=0) - exact) / error
+        assert z.max() < LIMIT

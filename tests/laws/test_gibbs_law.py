@@ -1,15 +1,18 @@
 """Gibbs sampling over clients: the law of every round, exact in the long run whoever takes part."""
 
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import numpyro
 import pytest
+from jax.tree_util import register_dataclass
 from numpyro import distributions as dist
 from scipy import stats
 
 import fedmcmc
-from fedmcmc.hierarchy import conjugate, hmc, independence
-from tests.oracles import laws_joint
+from fedmcmc.hierarchy import Refresh, conjugate, hmc, independence
+from tests.oracles import laws, laws_joint
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_gibbs import DATA, MODEL, POSTERIOR, SLICED
 from tests.oracles.federations_joint import PROBABILITIES, START, joint_vector
@@ -43,9 +46,37 @@ def test_law_of_every_round(case):
         (chance, laws_joint.gibbs_round(MODEL, weights > 0))
         for chance, weights in laws_joint.cohorts(probabilities)
     ]
-    laws = laws_joint.laws_of(rounds, MODEL.at_modes(START), max(ROUNDS))
+    expected = laws_joint.laws_of(rounds, MODEL.at_modes(START), max(ROUNDS))
     for round_ in ROUNDS:
-        assert worst_z(draws[:, round_ - 1], laws[round_]) < LIMIT, f"after {round_} rounds"
+        assert worst_z(draws[:, round_ - 1], expected[round_]) < LIMIT, f"after {round_} rounds"
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Zeros(Refresh):
+    """Latents that are all zero."""
+
+    def begin(self, groups, position):
+        return np.zeros((groups.num, groups.size), np.float32)
+
+
+def test_slices_draw_what_is_shared_given_latents():
+    """The server alone, where no client has said anything: so many sweeps are as good as a draw."""
+    kernel = fedmcmc.fed_gibbs(SLICED, refresh=Zeros(), server_moves=4)
+    state = jax.jit(kernel.init)(jax.random.key(0), START, DATA)
+    like = kernel.message_like(state.broadcast)
+    silence = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+
+    @jax.jit
+    @jax.vmap
+    def drawn(key):
+        return kernel.aggregate(key, state.broadcast, state.server, silence)[0].position
+
+    draws = np.asarray(drawn(jax.random.split(jax.random.key(1), 4096)))
+    precision, linear = MODEL.joint
+    covariance = np.linalg.inv(precision[: len(START), : len(START)])
+    law = laws.Moments(covariance @ linear[: len(START)], covariance)
+    assert worst_z(draws, law) < LIMIT
 
 
 SERVERS = {

@@ -6,6 +6,7 @@ EXACT = "hierarchy/test_marginal.py::test_of_a_gaussian_model_it_is_exact[0.0-5]
 SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
 LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
 NEW = "hierarchy/test_new_group.py::test_a_new_group_is_drawn_from_the_population[0.0]"
+ALONE = "hierarchy/test_unpooled.py::test_draws_are_those_of_the_groups_own_rows"
 FITTED = "fitting/test_gibbs.py::test_chains_that_are_too_short_are_not_called_exact"
 JOINT = "laws/test_joint_law.py::test_law_of_every_round"
 STEPS = f"{JOINT}[three steps, gradient first]"
@@ -13,6 +14,7 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
 RESCALED = "laws/test_gibbs_law.py::test_parameters_that_take_latents_along_have_the_posterior"
 QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
@@ -26,7 +28,7 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, FITTED]
+TESTS += [SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, FITTED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -64,6 +66,12 @@ MUTATIONS = {
         "Client(rows, zero, zero, zero, one, one, 1)",
         "Client(rows, zero, zero + 1, zero, one, one, 1)",
         NEW,
+    ),
+    "what rows alone say of a group has the population's prior": (
+        "hierarchy/_unpooled.py",
+        "local._replace(logprior_fn=_Flat())",
+        "local",
+        ALONE,
     ),
     "chains that do not agree are called exact": (
         "fitting/_gibbs.py",
@@ -181,12 +189,12 @@ MUTATIONS = {
     ),
     "parameters are rescaled and latents stay": (
         SERVER,
-        "begin = groups.as_flat(self._gone_along(before, broadcast))",
+        "begin = groups.as_flat(gone_along(self, before, broadcast))",
         "begin = groups.as_flat(before)",
         RESCALED,
     ),
     "parameters are rescaled as if their prior were flat": (
-        SERVER,
+        "kernels/_gibbs_interweaving.py",
         "+ there - here, -jnp.inf),\n            jnp.zeros_like",
         ", -jnp.inf),\n            jnp.zeros_like",
         RESCALED,
@@ -213,7 +221,13 @@ MUTATIONS = {
         SERVER,
         "return prior + self.population",
         "return 0 * prior + self.population",
-        SLICES,
+        SWEPT,
+    ),
+    "the server counts the prior twice": (
+        SERVER,
+        "return prior + self.population",
+        "return 2 * prior + self.population",
+        SWEPT,
     ),
     "every proposal of parameters of rows is accepted": (
         JUDGED,

@@ -15,7 +15,14 @@ CHAIN = f"{FIT}::test_the_moments_of_a_langevin_chain_have_their_exact_expectati
 AVG = "laws/test_fed_avg_law.py::test_every_round_of_averaging[False]"
 MEMBERS = "laws/test_fed_avg_law.py::test_means_are_over_the_cohort_weighted_by_rows"
 PA = "laws/test_fed_avg_law.py::test_every_round_of_posterior_averaging[True]"
+TILTED = "inference/test_latents.py::test_moments_are_those_of_the_tilted_distribution"
+ALONG = "laws/test_fed_ep_law.py::test_one_round_of_clients_that_sample_latents_along"
+SAMPLED, OF_EACH = f"{ALONG}[dense]", f"{ALONG}[diagonal]"
+CHAINS = "inference/_latents.py"
 TESTS = [
+    TILTED,
+    SAMPLED,
+    OF_EACH,
     SITE,
     AVERAGE,
     POWER,
@@ -164,5 +171,41 @@ MUTATIONS = {
         "solution = move - weights @ solved",
         "solution = move",
         PA,
+    ),
+    "trajectories that are judged without the cavity": (
+        CHAINS,
+        "+ of_cavity + kinetic",
+        "+ 0 * of_cavity + kinetic",
+        TILTED,
+    ),
+    "trajectories that are judged by half their kinetic energy": (
+        CHAINS,
+        "0.5 * jnp.sum(momentum**2 - last**2)",
+        "0.25 * jnp.sum(momentum**2 - last**2)",
+        TILTED,
+    ),
+    "latents that stand still while the position is sampled": (
+        CHAINS,
+        "values, slope, moved.flat, moved.kept, accepted)",
+        "values, slope, now.latents, moved.kept, accepted)",
+        SAMPLED,
+    ),
+    "a regression of slopes through the origin": (
+        CHAINS,
+        "shifts - center, slopes - slope",
+        "shifts, slopes",
+        TILTED,
+    ),
+    "variances in units of the metric": (
+        CHAINS,
+        "    away = away @ metric.root\n",
+        "",
+        OF_EACH,
+    ),
+    "latents that sample without the cavity's pull": (
+        CHAINS,
+        "return root @ (slope + self.tilted.linear - self.tilted.precision @ flat)",
+        "return root @ (slope - self.tilted.precision @ flat)",
+        TILTED,
     ),
 }

@@ -6,9 +6,10 @@ propagation approach.
 
 from typing import TYPE_CHECKING, Literal
 
+from fedmcmc._checks import expect
 from fedmcmc._types import FederatedKernel, Number, Participation, Posterior
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.inference import Inference, importance
+from fedmcmc.inference import Inference, importance, mcmc_local
 from fedmcmc.kernels import natural
 from fedmcmc.participation import cohorts_of
 
@@ -52,7 +53,8 @@ def fed_ep(
         models of up to 64 numbers: `importance`, a dense structure, damping 0.7, and expansions
         for first sites, so that the run is to start at the mode; nothing is random then but draws,
         and a few rounds come to rest (``until=fedmcmc.at_rest()``). With one, defaults are the
-        paper's: a diagonal structure, no damping, constants for first sites.
+        paper's: a diagonal structure, no damping, constants for first sites. A posterior with
+        latents of groups takes `fedmcmc.inference.mcmc_local`, which is random, and is its default.
     cohort_size
         Clients per round, drawn uniformly without replacement; ``None`` for all.
     damping
@@ -117,8 +119,10 @@ def fed_ep(
     >>> float(fitted.mean()), float(fitted.precision)  # 3 / 8 of precision 8
     (0.375, 8.0)
     """
+    expect(posterior, Posterior, "posterior")
     plain = inference is not None
-    inference = importance() if inference is None else inference
+    if inference is None:
+        inference = importance() if posterior.local is None else mcmc_local()
     return natural(
         posterior,
         inference,

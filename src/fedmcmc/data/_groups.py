@@ -82,7 +82,7 @@ def grouped(values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray) -> Grou
                 )
             places.setdefault(label, len(places))
         numbers.append(np.array([places[label] for label in own.tolist()], np.int32))
-    most = max(int(own.max()) + 1 for own in numbers)
+    most = max(int(own.max(initial=-1)) + 1 for own in numbers)
     return Grouped(values, np.concatenate(numbers), most)
 
 

@@ -23,7 +23,8 @@ from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit
-from fedmcmc.records import Samples, named_leaves
+from fedmcmc.pytrees import named_leaves
+from fedmcmc.records import Samples
 from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")

@@ -7,6 +7,10 @@ carries bytes. Runs, states, approvals and logs are those of `fedmcmc.deploy`. N
 Each party says where its settings file lies in the environment variable ``FEDMCMC_SETTINGS``, in
 which ``{site}`` stands for its name: a job cannot choose it. Each site's own ``resources.json``
 must allow the two classes of this module, and those of `write_job`.
+
+NVFlare sends a site's log of errors to the server unless the site's ``resources.json`` says
+``"allow_log_streaming": false``. What goes wrong in this package is kept from that log, as it may
+hold numbers of rows: it is in ``errors.log`` in the site's own folder.
 """
 
 import json
@@ -14,8 +18,8 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,8 @@ ALLOWED = (
 """Classes that ``class_allow_list`` in the ``resources.json`` of every party must hold."""
 CALL_SECONDS = 600.0
 """A call may last as long as a site compiles."""
+ERRORS = "errors.log"
+"""In a site's folder: what went wrong there."""
 WAIT_SECONDS = 1.0
 """Before a site that could not be called is called again."""
 
@@ -130,10 +136,24 @@ class FlareSite:
 
     @collab.init
     def open(self) -> None:
-        """Open the site, which loads its rows and checks its approval."""
+        """Open the site, which loads its rows and checks its approval.
+
+        Raises
+        ------
+        RuntimeError
+            If that cannot be done; why is in the site's own log of errors alone.
+        """
         self._lock, self._open = threading.Lock(), ExitStack()
-        settings = site_settings(settings_of(collab.site_name), dials=False)
-        self._site = self._open.enter_context(opened_site(*settings))
+        given, base = site_settings(settings_of(collab.site_name), dials=False)
+        errors = base / given["folder"] / ERRORS
+        errors.parent.mkdir(parents=True, exist_ok=True)
+        self._open.enter_context(_logged_alone(errors))
+        try:
+            self._site = self._open.enter_context(opened_site(given, base))
+        except Exception:
+            LOG.exception("%s could not be opened", collab.site_name)
+            self._open.close()
+            raise RuntimeError(f"{collab.site_name} could not be opened: see {errors}.") from None
 
     @collab.publish
     def hello(self) -> bytes:
@@ -156,6 +176,21 @@ class FlareSite:
     def close(self) -> None:
         """Put the site's log on the disk."""
         self._open.close()
+
+
+@contextmanager
+def _logged_alone(path: Path) -> Iterator[None]:
+    """Have this package's log in a file, and nowhere else."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    LOG.addHandler(handler)
+    LOG.propagate = False
+    try:
+        yield
+    finally:
+        LOG.propagate = True
+        LOG.removeHandler(handler)
+        handler.close()
 
 
 def settings_of(party: str) -> Path:

@@ -12,10 +12,13 @@ from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import Moments, check_moments
 from fedmcmc.diagnostics._psis import threshold
 from fedmcmc.diagnostics._weights import check_by_weights
-from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, quadrature_error
+from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, of_few_groups, quadrature_error
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
+"""Draws below which a run does not judge them."""
+FEWEST_OF_A_CHAIN = 4
+"""The same, per chain: halves of shorter chains have no variance."""
 RHAT, ESS = 1.01, 400.0
 BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
@@ -160,6 +163,9 @@ def diagnose(
         if isinstance(terms, MarginalTerms):
             error = quadrature_error(posterior, data, draws)
             findings += _of_quadrature(error, terms)
+    if posterior is not None and data is not None:
+        few = of_few_groups(posterior, int(data.group_mask.sum()), draws)
+        findings += [] if few is None else [few]
     return Diagnosis(found, moments, names, tuple(findings), error)
 
 

@@ -10,8 +10,8 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.gaussian import Mixture
+from fedmcmc.pytrees import named_leaves
 from fedmcmc.random import as_key
-from fedmcmc.records import named_leaves
 
 Fn = Callable[[ArrayTree], ArrayTree]
 

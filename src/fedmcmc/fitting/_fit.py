@@ -16,8 +16,8 @@ from tqdm import tqdm
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior, as_functions
 from fedmcmc.algorithms import fed_ep
-from fedmcmc.data import FederatedData
-from fedmcmc.diagnostics import SamplingWarning, at_rest
+from fedmcmc.data import FederatedData, Grouped
+from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
 from fedmcmc.fitting._fitted import Fitted, reported
@@ -26,11 +26,12 @@ from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._report import Stage
 from fedmcmc.gaussian import Gaussian, moments_of
-from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal
+from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, of_few_groups
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
+from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0
@@ -114,7 +115,8 @@ def fit(
     Warns
     -----
     SamplingWarning
-        If the verdict is not exact and `effort` asked for more than an approximation.
+        If the verdict is not exact and `effort` asked for more than an approximation; if fewer than
+        five groups have effects, so that the prior of their spread matters.
 
     Notes
     -----
@@ -151,8 +153,7 @@ def fit(
     if posterior.local is not None:  # of more numbers than are integrated out
         check_many(posterior, effort, max_rounds)
         fitted = _by_gibbs(posterior, consortium, as_key(rng_key), max_rounds, position, progress)
-        if not fitted.verdict.startswith("exact"):
-            warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=2)
+        _warn(fitted, effort, consortium)
         return fitted
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
@@ -160,9 +161,24 @@ def fit(
         # What the stages find is in the report, and the verdict warns.
         warnings.simplefilter("ignore", SamplingWarning)
         verdict = run.go(effort, max_rounds, latency or 0.0, position)
-    if effort != "approximate" and not verdict.startswith("exact"):
-        warnings.warn(f"fit: {verdict}", SamplingWarning, stacklevel=2)
-    return run.fitted(posterior, verdict)
+    fitted = run.fitted(posterior, verdict)
+    _warn(fitted, effort, consortium)
+    return fitted
+
+
+def _warn(fitted: Fitted, effort: str, consortium: Consortium) -> None:
+    if effort != "approximate" and not fitted.verdict.startswith("exact"):
+        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
+    federation = consortium.federation
+    if isinstance(consortium, SimulatedConsortium):
+        num_groups = int(consortium.data.group_mask.sum())
+    elif isinstance(federation.rows, Grouped):
+        return  # how many there are only their clients know
+    else:
+        num_groups = federation.num_clients
+    few = of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)
+    if few is not None:
+        warnings.warn(few, DiagnosisWarning, stacklevel=3)
 
 
 def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
@@ -644,4 +660,9 @@ def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
         name: np.full(num_chains, sum(getattr(stage, name) for stage in stages) / num_chains)
         for name in COSTS
     }
-    return Samples(draws, info, nothing, totals)
+    done = {
+        f"{number}: {stage.stage}": f"{stage.method}; {stage.rounds} rounds"
+        + f"; {stage.verdict}" * bool(stage.verdict)
+        for number, stage in enumerate(stages, 1)
+    }
+    return Samples(draws, info, nothing, totals, settings=done, versions=versions())

@@ -23,7 +23,8 @@ def refuse_latents(posterior: Posterior) -> None:
         raise ValueError(
             "This posterior has latents of its groups, which are not moved here: "
             "fedmcmc.marginal(posterior) integrates them out at their clients, and the kernels "
-            "fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_gibbs move them along."
+            "fedmcmc.lsd(posterior, refresh=...), fedmcmc.fed_gibbs and fedmcmc.fed_ep move them "
+            "along."
         )
 
 

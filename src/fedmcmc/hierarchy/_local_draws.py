@@ -1,6 +1,7 @@
 """Draws of groups' latents given draws of the shared parameters."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Here, Refresh, independence
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.random import as_key
 
 TRIES = 20
@@ -36,11 +37,39 @@ class LocalDraws(NamedTuple):
         ``[num_clients, max_groups]`` bool, which groups there are.
     acceptance
         ``[num_clients, max_groups]``, the share of proposals that were accepted.
+    labels
+        What the clients are called.
     """
 
     draws: ArrayTree
     mask: np.ndarray
     acceptance: np.ndarray
+    labels: Sequence[Any]
+
+    def to_datatree(self) -> Any:
+        """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain``, ``draw``, ``group``.
+
+        A group is called as its client, with its number behind where clients have several.
+
+        Raises
+        ------
+        ImportError
+            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+        """
+        try:
+            from arviz_base import from_dict
+        except ImportError as error:
+            raise ImportError(
+                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
+            ) from error
+        one_each = self.mask.shape[1] == 1
+        names = [
+            str(self.labels[client]) + ("" if one_each else f", group {group}")
+            for client, group in np.argwhere(self.mask)
+        ]
+        leaves = {name: leaf[:, :, self.mask] for name, leaf in named_leaves(self.draws).items()}
+        dims = {name: ["group"] for name in leaves}
+        return from_dict({"posterior": leaves}, dims=dims, coords={"group": names})
 
 
 def local_draws(
@@ -104,28 +133,64 @@ def local_draws(
     >>> found.draws["effect"].mean((0, 1)).ravel().round(1)
     array([1.1, 3. ], dtype=float32)
     """
+    found = drawn_of_all(posterior, data, draws, rng_key, refresh)
+    warn_of_few_accepted(found, found.mask, data)
+    return found
+
+
+def drawn_of_all(
+    posterior: Posterior,
+    data: FederatedData,
+    draws: ArrayTree,
+    rng_key: Array,
+    refresh: Refresh | None,
+) -> LocalDraws:
+    """Return draws of all groups' latents; see `local_draws`."""
+    check_latents(posterior)
+    refresh = independence(num_tries=TRIES) if refresh is None else refresh
+    lead, flat = in_one_row(draws)
+    found, acceptance = _drawn(as_functions(posterior), data, flat, as_key(rng_key), refresh)
+    found = in_chains(found, lead)
+    return LocalDraws(found, data.group_mask, np.asarray(acceptance), data.labels)
+
+
+def warn_of_few_accepted(found: LocalDraws, groups: np.ndarray, data: FederatedData) -> None:
+    """Warn where draws of one of some `groups`, a mask, are of too few accepted proposals."""
+    if not groups.any() or (least := found.acceptance[groups].min()) >= LEAST_ACCEPTED:
+        return
+    client, group = np.argwhere(groups & (found.acceptance == least))[0]
+    warnings.warn(
+        f"Only {least:.0%} of the proposals for group {group} of client "
+        f"{data.labels[client]!r} were accepted: its draws repeat too often to trust. Give "
+        f"refresh=independence(num_tries=...) more tries.",
+        stacklevel=3,
+    )
+
+
+def check_latents(posterior: Posterior) -> None:
+    """Raise `ValueError` unless the posterior has latents of groups to draw."""
     expect(posterior, Posterior, "posterior")
     if posterior.local is None:
         raise ValueError(
             "This posterior has no latents of groups to draw. Give the one that marginal() took, "
             "not the one that it returned."
         )
-    refresh = independence(num_tries=TRIES) if refresh is None else refresh
+
+
+def in_one_row(draws: ArrayTree) -> tuple[tuple[int, ...], ArrayTree]:
+    """Return numbers of chains and draws, and the draws of all chains, leaves ``[num, ...]``."""
     lead = np.shape(jax.tree.leaves(draws)[0])[:2]
-    flat = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, *np.shape(leaf)[2:])), draws)
-    found, acceptance = _drawn(as_functions(posterior), data, flat, as_key(rng_key), refresh)
-    found = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*lead, *leaf.shape[1:]), found)
-    mask = data.group_mask
-    accepted = np.asarray(acceptance)
-    if (least := accepted[mask].min()) < LEAST_ACCEPTED:
-        client, group = np.argwhere(mask & (accepted == least))[0]
-        warnings.warn(
-            f"Only {least:.0%} of the proposals for group {group} of client "
-            f"{data.labels[client]!r} were accepted: its draws repeat too often to trust. Give "
-            f"refresh=independence(num_tries=...) more tries.",
-            stacklevel=2,
-        )
-    return LocalDraws(found, mask, accepted)
+    return lead, jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, *np.shape(leaf)[2:])), draws)
+
+
+def in_chains(drawn: ArrayTree, lead: tuple[int, ...]) -> ArrayTree:
+    """Return what was drawn per draw of `in_one_row`, leaves ``[chains, draws, ...]``."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*lead, *leaf.shape[1:]), drawn)
+
+
+def late_round(groups: Groups, refresh: Refresh, position: ArrayTree, begin: Array) -> Here:
+    """Return a place to move latents from, far behind the rounds in which settings adapt."""
+    return Here(position, begin, refresh.init(groups, position), jnp.int32(2**31 - 1))
 
 
 @jax.jit
@@ -141,9 +206,7 @@ def _drawn(
         drawn = refresh.prepare(own, groups.num, groups.size)
         like = jax.eval_shape(trees.ravel, local.like.tree)
         begin = jnp.zeros((groups.num, groups.size), like.dtype)
-        # Far behind the rounds in which settings adapt.
-        kept, late = refresh.init(groups, position), jnp.int32(2**31 - 1)
-        moved = refresh.move(groups, drawn, Here(position, begin, kept, late))
+        moved = refresh.move(groups, drawn, late_round(groups, refresh, position, begin))
         latents = jax.vmap(groups.unravel)(moved.flat)
         if local.constrain_fn is not None:
             latents = jax.vmap(lambda latent: local.constrain_fn(position, latent))(latents)

@@ -17,6 +17,7 @@ from fedmcmc.hierarchy._latents import (
     find_modes,
     groups_of,
     log_diagonal,
+    refuse_two_levels,
     solve,
     solve_upper,
 )
@@ -76,7 +77,7 @@ def quadrature_error(
 
     Log likelihoods are computed with four more nodes, too. A difference that all draws share does
     no harm; the largest distance from its mean is by how much logarithms of draws' weights are off.
-    `fedmcmc.diagnose`, which ends every run, warns above 0.1.
+    `fedmcmc.diagnostics.diagnose`, which ends every run, warns above 0.1.
 
     Parameters
     ----------
@@ -161,7 +162,8 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
 
     Each group's integral is taken by Gauss-Hermite quadrature around the mode of its latent, scaled
     by the curvature there (Liu and Pierce 1994). The mode is found anew at every position, and
-    derivatives with respect to the position are exact for the quadrature's value.
+    derivatives with respect to the position are exact for the quadrature's value. A latent with
+    several modes is not for it: the others are not seen.
 
     Parameters
     ----------
@@ -181,8 +183,8 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
     Raises
     ------
     ValueError
-        If the posterior has no latents of groups, a latent has more than three numbers, or `nodes`
-        is even.
+        If the posterior has no latents of groups, a latent has more than three numbers and `nodes`
+        is not one, or `nodes` is even.
 
     References
     ----------
@@ -218,14 +220,16 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
             "This posterior has no latents of groups to integrate out: mark sites of the model "
             "with infer={'local': True}, or name them in from_numpyro(model, local=[...])."
         )
+    refuse_two_levels(local)
     if nodes % 2 == 0:
         raise ValueError(f"nodes must be odd, so that the mode is one of them; got {nodes}.")
     size = trees.num_elements(local.like.tree)
-    if size > MOST_DIMENSIONS:
+    if size > MOST_DIMENSIONS and nodes > 1:
         raise ValueError(
             f"marginal integrates over at most {MOST_DIMENSIONS} numbers per group, and this model "
             f"has {size}: quadrature would take {nodes}**{size} points per group. "
-            f"fedmcmc.fed_gibbs and fedmcmc.lsd(posterior, refresh=...) take any number."
+            f"fedmcmc.fed_gibbs, fedmcmc.lsd(posterior, refresh=...) and fedmcmc.fed_ep take any "
+            f"number, as does Laplace's approximation, nodes=1."
         )
     return posterior._replace(
         loglikelihood_fn=as_functions(MarginalTerms(local, nodes)), local=None, resample_fn=None

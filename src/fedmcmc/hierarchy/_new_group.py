@@ -7,11 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.hierarchy._latents import groups_of, made_up_rows
-from fedmcmc.hierarchy._local_draws import TOGETHER, TRIES
-from fedmcmc.hierarchy._refresh import Here, Refresh, independence
+from fedmcmc.hierarchy._local_draws import (
+    TOGETHER,
+    TRIES,
+    check_latents,
+    in_chains,
+    in_one_row,
+    late_round,
+)
+from fedmcmc.hierarchy._refresh import Refresh, independence
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 
@@ -72,18 +78,11 @@ def new_group(
     >>> new["effect"].shape, bool(abs(new["effect"].mean() - 3) < 0.1)
     ((1, 2000), True)
     """
-    expect(posterior, Posterior, "posterior")
-    if posterior.local is None:
-        raise ValueError(
-            "This posterior has no latents of groups to draw. Give the one that marginal() took, "
-            "not the one that it returned."
-        )
+    check_latents(posterior)
     refresh = independence(num_tries=TRIES) if refresh is None else refresh
     rows = made_up_rows(data.federation.rows, 1, np.random.default_rng(0))
-    lead = np.shape(jax.tree.leaves(draws)[0])[:2]
-    flat = jax.tree.map(lambda leaf: jnp.reshape(leaf, (-1, *np.shape(leaf)[2:])), draws)
-    found = _drawn(as_functions(posterior), rows, flat, as_key(rng_key), refresh)
-    return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*lead, *leaf.shape[1:]), found)
+    lead, flat = in_one_row(draws)
+    return in_chains(_drawn(as_functions(posterior), rows, flat, as_key(rng_key), refresh), lead)
 
 
 @jax.jit
@@ -99,10 +98,8 @@ def _drawn(
         position, number = item
         key = jax.random.fold_in(rng_key, number)
         begin = jnp.zeros((1, nobody.size), jax.eval_shape(trees.ravel, local.like.tree).dtype)
-        # Far behind the rounds in which settings adapt.
-        kept, late = refresh.init(nobody, position), jnp.int32(2**31 - 1)
         randomness = refresh.prepare(key, 1, nobody.size)
-        moved = refresh.move(nobody, randomness, Here(position, begin, kept, late))
+        moved = refresh.move(nobody, randomness, late_round(nobody, refresh, position, begin))
         latent = nobody.unravel(moved.flat[0])
         return latent if local.constrain_fn is None else local.constrain_fn(position, latent)
 

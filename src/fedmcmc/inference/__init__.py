@@ -1,7 +1,7 @@
 """Client inference of expectation propagation: a Gaussian for a likelihood times a cavity.
 
-An inference sees one client and its cavity, and returns a Gaussian. It imports surrogates,
-dynamics, gradients, data and the ground floor, and no kernel.
+An inference sees one client and its cavity, and returns a Gaussian. It imports hierarchy, dynamics,
+gradients, data and the ground floor, and no kernel.
 """
 
 from fedmcmc.inference._exact import exact_gaussian as exact_gaussian
@@ -9,6 +9,8 @@ from fedmcmc.inference._exact import exact_mean as exact_mean
 from fedmcmc.inference._fisher import laplace as laplace
 from fedmcmc.inference._fisher import ngvi as ngvi
 from fedmcmc.inference._importance import importance as importance
+from fedmcmc.inference._latents import LatentInference as LatentInference
+from fedmcmc.inference._latents import mcmc_local as mcmc_local
 from fedmcmc.inference._means import langevin_mean as langevin_mean
 from fedmcmc.inference._means import sgd_mean as sgd_mean
 from fedmcmc.inference._moments import mcmc as mcmc

@@ -12,8 +12,8 @@ from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Client, Federation, Posterior
-from fedmcmc.gaussian import Gaussian, as_dense, from_flat, project
-from fedmcmc.gradients import Target
+from fedmcmc.gaussian import Gaussian, from_flat, project
+from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, Tilted
 from fedmcmc.pytrees import trees
 
@@ -58,7 +58,7 @@ def importance(num_points: int = 512, *, num_steps: int = 6) -> Inference:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Importance(Inference):
     """Weighted points about the tilted mode; see `importance`."""
 
@@ -75,36 +75,13 @@ class Importance(Inference):
         round_: Array,
     ) -> Tilted:
         flat, unravel = ravel_pytree(position)
-        likelihood, dense = Target(posterior, None, unravel), as_dense(cavity)
-        eta, precision = trees.ravel(dense.precision_mean), dense.precision
-
-        def expand(x: Array) -> tuple[Array, Array]:
-            gradient, curvature = likelihood.expand(client, x, dense=True)
-            return gradient + eta - precision @ x, curvature + precision
-
-        def change(x: Array, shift: Array) -> Array:
-            cavity_change = shift @ (eta - precision @ (x + shift / 2))
-            return likelihood.change(client, x, shift) + cavity_change
-
-        def newton(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            # Levenberg and Marquardt: shorter and steeper steps where a plain one does not ascend.
-            x, damping = carry
-            gradient, curvature = expand(x)
-            diagonal = jnp.diag(jnp.abs(jnp.diagonal(curvature)))
-            step = jnp.linalg.solve(curvature + damping * diagonal, gradient)
-            gain = change(x, step)
-            accepted = jnp.isfinite(gain) & (gain >= -1e-3)  # rounding at the mode
-            calmer = jnp.where(damping < 1e-2, 0.0, damping / 10)
-            stronger = jnp.maximum(10 * damping, 1e-1)
-            return jnp.where(accepted, x + step, x), jnp.where(accepted, calmer, stronger)
-
-        start = (flat, jnp.zeros((), flat.dtype))
-        mode, _ = jax.lax.fori_loop(0, self.num_steps, newton, start)
-        _, curvature = expand(mode)
+        density = TiltedDensity.of(posterior, cavity, client, unravel)
+        mode = density.climb(flat, self.num_steps)
+        _, curvature = density.expand(mode)
         root = jnp.linalg.inv(jnp.linalg.cholesky(curvature)).T  # root @ root.T is the inverse
         points = jnp.asarray(standard_points(self.num_points, flat.size), flat.dtype)
         shifts = jnp.matmul(points, root.T, precision="highest")
-        gains = jax.lax.map(lambda shift: change(mode, shift), shifts, batch_size=_TOGETHER)
+        gains = jax.lax.map(lambda shift: density.change(mode, shift), shifts, batch_size=_TOGETHER)
         log_weights = gains + jnp.sum(points**2, axis=1) / 2
         weights = jax.nn.softmax(jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf))
         # In units of the points, so that a covariance of ones is well conditioned.
@@ -116,7 +93,7 @@ class Importance(Inference):
         factor = inverse @ jnp.linalg.cholesky(curvature).T
         mean = unravel(mode + root @ center)
         tilted = from_flat(mean, jnp.matmul(factor.T, factor, precision="highest"), "dense")
-        gradient, _ = expand(flat)
+        gradient, _ = density.expand(flat)
         return Tilted(project(tilted, cavity.structure), jnp.linalg.norm(gradient))
 
     def check(

@@ -1,13 +1,19 @@
 """Which latent sites of a NumPyro model are those of a group, and how they are parametrized."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import jax
+from jax import Array
+from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.interop._numpyro_structure import facts_of
+from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._dependence import Tracer
+from fedmcmc.interop._numpyro_structure import Structure, facts_of, position_shapes
 
 LOCAL_PLATES = ("client", "clients", "group")
 """Plates of size one whose latent sites are those of a group."""
@@ -43,14 +49,50 @@ def local_sites(
     for name in names:
         behind = next((x for x in (name, name + DECENTERED) if x in latent), None)
         if behind is None:
-            kind = "an observed site" if trace.get(name, {}).get("observed") else "no latent site"
             raise ValueError(
-                f"local names {name!r}, which is {kind}; the latent sites are {', '.join(latent)}."
+                f"local names {name!r}, which is {_kind(trace.get(name, {}))}; the latent sites "
+                f"are {', '.join(latent)}."
             )
         if trace[behind]["discrete"]:
             continue  # refused with its own message
         found.append(behind)
     return tuple(dict.fromkeys(found))
+
+
+def _kind(site: dict[str, Any]) -> str:
+    """Return what a site is that is no latent one."""
+    if site.get("observed"):
+        return "an observed site"
+    return "a deterministic site" if site.get("type") == "deterministic" else "no site"
+
+
+LEVELS = ("client", "group")
+"""Of a model of two levels, outer to inner."""
+
+
+def local_sites_of_levels(
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    names: Sequence[str] | Mapping[str, Sequence[str]] | None,
+) -> tuple[tuple[str, ...], int]:
+    """Return the local sites, and how many of them, the first ones, are a client's own.
+
+    Raises
+    ------
+    ValueError
+        As `local_sites`, and where levels are not two, with sites of their own.
+    """
+    if not isinstance(names, Mapping):
+        return local_sites(model, rows, names), 0
+    if set(names) != set(LEVELS) or not all(names.values()):
+        raise ValueError(
+            f"local of two levels has sites for {LEVELS[0]!r} and for {LEVELS[1]!r}; for one level "
+            f"give a list. Got {dict(names)!r}."
+        )
+    own, of_groups = (local_sites(model, rows, names[level]) for level in LEVELS)
+    if both := [name for name in own if name in of_groups]:
+        raise ValueError(f"local names {both[0]!r} for clients and for groups; it can be one's.")
+    return (*own, *of_groups), len(own)
 
 
 def reparametrized(
@@ -85,3 +127,38 @@ def reparametrized(
         return model, local
     names = tuple(name + DECENTERED if name in config else name for name in local)
     return handlers.reparam(model, config=config), names
+
+
+def prior_spread(
+    model: Callable[..., Any], structure: Structure, rows: ArrayTree
+) -> Callable[[Array], dict[str, Array]]:
+    """Return ``rng_key -> dict``, draws of the shared sites on which local sites' spread depends.
+
+    These are what their distributions' parameters depend on, the location left out. `model` and
+    `structure` are of sites as they are written.
+    """
+
+    @cache
+    def names() -> tuple[str, ...]:
+        def parameters(position: ArrayTree) -> list[Any]:
+            trace, found = tracing.trace_at(model, rows, position), []
+            for name in structure.local:
+                fn = trace[name]["fn"]
+                while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+                    fn = fn.base_dist
+                found += [getattr(fn, x) for x in sorted(fn.arg_constraints) if x != "loc"]
+            return found
+
+        shapes = position_shapes(structure.every)
+        closed = jax.make_jaxpr(parameters)(shapes)
+        labels: list[Any] = [(name, frozenset({name})) for name in sorted(shapes)]
+        flags = [node.flags for node in Tracer().outputs(closed, labels)]
+        reached: frozenset = frozenset().union(*flags)
+        return tuple(name for name in structure.shapes if name in reached)
+
+    def draw(rng_key: Array) -> dict[str, Array]:
+        with handlers.trace() as trace:
+            tracing.call_model(handlers.seed(model, rng_key), rows)
+        return {name: trace[name]["value"] for name in names()}
+
+    return draw

@@ -76,8 +76,8 @@ def find_structure(
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     trace = facts_of(model, rows)
     _check_sites(trace)
-    first, second = (_start_at(model, rows, count, num_rows, trace) for count in COUNTS)
-    _check_global(first, second)
+    first, second = (_start_at(model, rows, count, num_rows, trace, local) for count in COUNTS)
+    _check_no_row_axis(first, second, local)
     shapes = {name: site["shape"] for name, site in first.items() if site["latent"]}
     if not shapes:
         raise ValueError("The model has no latent site: there is nothing to sample.")
@@ -187,6 +187,13 @@ def _sort(
         if latent in shapes:
             same &= first.value[latent] == second.value[latent]
             if not same or not _flags(first.value[latent]) <= {_LOCAL}:
+                if latent in local:
+                    raise ValueError(
+                        f"The prior of the local site {latent!r} depends on the rows; it may "
+                        f"depend on latent sites alone. Put the group's covariate in the "
+                        f"likelihood: add its part to the mean of what is observed, in place of "
+                        f"that of {latent!r}."
+                    )
                 raise ValueError(
                     f"The prior of latent site {latent!r} depends on the rows, so every client "
                     f"would have another. Give it numbers that all clients share."
@@ -343,7 +350,12 @@ def _check_sites(trace: Facts) -> None:
 
 
 def _start_at(
-    model: Callable[..., Any], rows: ArrayTree, count: int, num_rows: int, trace: Facts
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    count: int,
+    num_rows: int,
+    trace: Facts,
+    local: tuple[str, ...],
 ) -> Facts:
     try:
         other = _abstract_start(model, _row_shapes(rows, count))
@@ -351,7 +363,7 @@ def _start_at(
         plates = [n for n, site in trace.items() if site.get("size") == num_rows]
         inside = [n for n, s in trace.items() if s["latent"] and set(s["plates"]) & set(plates)]
         if inside:
-            raise _local_latent(inside[0], plates) from error
+            raise _one_per_row(inside[0], plates, local) from error
         raise ValueError(
             f"The model runs on {num_rows} rows but not on {count}. It must run on any number of "
             f"rows, for kernels pass it minibatches and clients of all sizes: take sizes from the "
@@ -366,8 +378,14 @@ def _start_at(
     return other
 
 
-def _local_latent(name: str, plates: list[str]) -> ValueError:
+def _one_per_row(name: str, plates: list[str], local: tuple[str, ...]) -> ValueError:
     where = f"lies in the data plate {plates[0]!r}" if plates else "grows with the number of rows"
+    if name in local:
+        return ValueError(
+            f"The local site {name!r} {where}: it is to have one value per group, not one per row. "
+            f"Put it outside of the plate; the model is written for the rows of one group, and "
+            f"the data say which these are (groups=)."
+        )
     return ValueError(
         f"Latent site {name!r} {where}: it would be one parameter per row, and a client's rows "
         f"never leave it. Make it global (outside of the plate, indexed by a group id per row), "
@@ -375,10 +393,10 @@ def _local_latent(name: str, plates: list[str]) -> ValueError:
     )
 
 
-def _check_global(first: Facts, second: Facts) -> None:
+def _check_no_row_axis(first: Facts, second: Facts, local: tuple[str, ...]) -> None:
     for name, site in first.items():
         if site["latent"]:
             other = second[name]
             plates = [p for p, n in site["plates"].items() if other["plates"].get(p) != n]
             if plates or site["shape"] != other["shape"]:
-                raise _local_latent(name, plates)
+                raise _one_per_row(name, plates, local)

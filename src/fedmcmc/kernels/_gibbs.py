@@ -37,8 +37,10 @@ from fedmcmc._types import (
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
-from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of
-from fedmcmc.kernels._gibbs_rows import first_moves, judge, propose
+from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, refuse_two_levels
+from fedmcmc.kernels._gibbs_interweaving import Rescaling, gone_along, proposed, transported
+from fedmcmc.kernels._gibbs_judging import Judgement
+from fedmcmc.kernels._gibbs_rows import first_moves, propose
 from fedmcmc.kernels._gibbs_sums import (
     Changes,
     Origins,
@@ -51,7 +53,6 @@ from fedmcmc.kernels._gibbs_sums import (
     sums_of,
 )
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
-from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -96,12 +97,6 @@ class _First(NamedTuple):
     of_others: ArrayTree  # the same about the others, which latents go along with
 
 
-class _Judged(NamedTuple):
-    difference: Any
-    gradient: Any
-    one: Any
-
-
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _FirstSums(Phase):
@@ -140,135 +135,6 @@ class _FirstSums(Phase):
             num = trees.num_elements(like.position) - size
             others = jax.ShapeDtypeStruct((num, num), dtype)
         return _First(sums, jax.ShapeDtypeStruct((), dtype), information, others)
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False)
-class _Judgement(Phase):
-    """Asks for log likelihoods at a proposal of the parameters of rows, which the server judges."""
-
-    kernel: Any  # the `FederatedGibbs` that asks
-
-    def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[Exact, ArrayTree, StepInfo]:
-        kernel, position = self.kernel, broadcast.position
-        groups = groups_of(kernel.local, client)
-        flat = groups.as_flat(client_state.latents)
-
-        def difference(place: Array) -> Array:
-            return groups.rows_difference(kernel.placed(position, place), position, flat)
-
-        value, slope = jax.value_and_grad(difference)(broadcast.extra.proposal)
-        possible = jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))
-        dtype = jnp.result_type(float)
-        message = _Judged(
-            jnp.where(possible, value, IMPOSSIBLE).astype(dtype),
-            jnp.where(possible, slope, 0).astype(dtype),
-            jnp.ones((), dtype),
-        )
-        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.proposal)
-        square = trees.squared_norm(message.gradient)
-        info = report(message, square, bits_down=jnp.asarray(down, jnp.int32))
-        return Exact(message), client_state, info
-
-    def message_like(self, like: Broadcast) -> Exact:
-        dtype = jnp.result_type(float)
-        one = jax.ShapeDtypeStruct((), dtype)
-        slope = jax.ShapeDtypeStruct(like.extra.proposal.shape, dtype)
-        return Exact(_Judged(one, slope, one))
-
-    def in_range(self, message: Exact, most: float) -> Exact:
-        said: _Judged = message.value
-        far = jnp.any(jnp.abs(said.gradient) > trees.cast(most, said.gradient))
-        impossible = below_range(said.difference, most) | far
-        lowest = -trees.cast(most, said.difference)
-        return Exact(
-            said._replace(
-                difference=jnp.where(impossible, lowest, said.difference),
-                gradient=jnp.where(impossible, 0, said.gradient),
-            )
-        )
-
-    def from_range(self, total: Exact, most: float) -> Exact:
-        said: _Judged = total.value
-        impossible = impossible_in_sum(said.difference, most)
-        lowest = trees.cast(IMPOSSIBLE, said.difference)
-        return Exact(said._replace(difference=jnp.where(impossible, lowest, said.difference)))
-
-    def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
-        return jax.random.uniform(rng_key, (), jnp.result_type(float))
-
-    def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
-        kernel, position, said = self.kernel, broadcast.position, total.value
-        uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
-        proposal = kernel.placed(position, broadcast.extra.proposal)
-        known = server_state.sums.known(broadcast.extra.origins.now)
-        here = kernel.server_density(position, known)
-        there, gradient = jax.value_and_grad(kernel.server_density)(proposal, known)
-        of_rows = trees.ravel(gradient)[kernel.row_places(position)]
-        possible = (said.difference > BELOW) & jnp.isfinite(there) & trees.all_finite(gradient)
-        accepted, moves = judge(
-            server_state.moves,
-            jnp.where(possible, said.difference + there - here, -jnp.inf),
-            said.gradient + jnp.where(possible, of_rows, 0),
-            said.one == server_state.num_clients,
-            uniform,
-            broadcast.round < kernel.num_adapt,
-        )
-        position = trees.select(accepted, proposal, position)
-        return broadcast._replace(position=position), server_state._replace(moves=moves), ()
-
-
-@register_dataclass
-@dataclass(frozen=True, eq=False)
-class _Rescaling(_Judgement):
-    """Asks for log likelihoods where the population's parameters take the latents along."""
-
-    def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
-    ) -> tuple[Exact, ArrayTree, StepInfo]:
-        kernel, position = self.kernel, broadcast.position
-        groups, latents = groups_of(kernel.local, client), client_state.latents
-        other = kernel.with_others(position, broadcast.extra.rescaled)
-        there = groups.as_flat(kernel.transported(latents, position, other))
-        value = groups.rows_difference(other, position, there, groups.as_flat(latents))
-        dtype = jnp.result_type(float)
-        value = jnp.where(jnp.isfinite(value), value, IMPOSSIBLE).astype(dtype)
-        message = _Judged(value, jnp.zeros(0, dtype), jnp.ones((), dtype))
-        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.rescaled)
-        info = report(message, jnp.zeros(()), bits_down=jnp.asarray(down, jnp.int32))
-        return Exact(message), client_state, info
-
-    def message_like(self, like: Broadcast) -> Exact:
-        one = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        return Exact(_Judged(one, jax.ShapeDtypeStruct((0,), one.dtype), one))
-
-    def aggregate(
-        self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
-    ) -> tuple[Broadcast, _Server, ArrayTree]:
-        kernel, position, said = self.kernel, broadcast.position, total.value
-        uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
-        other = kernel.with_others(position, broadcast.extra.rescaled)
-        # In units of their spread latents have one density wherever the population's parameters
-        # are: these are known by their prior and the rows alone.
-        here, there = (kernel.posterior.logprior_fn(at) for at in (position, other))
-        possible = (said.difference > BELOW) & jnp.isfinite(there)
-        accepted, rescales = judge(
-            server_state.rescales,
-            jnp.where(possible, said.difference + there - here, -jnp.inf),
-            jnp.zeros_like(broadcast.extra.rescaled),
-            said.one == server_state.num_clients,
-            uniform,
-            broadcast.round < kernel.num_adapt,
-        )
-        moved = broadcast._replace(
-            position=trees.select(accepted, other, position),
-            extra=broadcast.extra._replace(came_from=position),
-        )
-        return moved, server_state._replace(rescales=rescales), ()
 
 
 @register_dataclass
@@ -328,12 +194,6 @@ class FederatedGibbs(LatentKernel):
         flat = flat.at[self.other_places(position)].set(place.astype(flat.dtype))
         return trees.cast_like(trees.unravel(flat, position), position)
 
-    def transported(self, latents: ArrayTree, position: ArrayTree, other: ArrayTree) -> ArrayTree:
-        """Return latents, leaves ``[num, *event]``, that went along to another position."""
-        transport_fn = self.population.transport_fn
-        assert transport_fn is not None
-        return jax.vmap(lambda latent: transport_fn(latent, position, other))(latents)
-
     def server_density(self, position: ArrayTree, known: LatentSums) -> Array:
         """Return the log density of the shared parameters given the latents, without rows."""
         prior = self.posterior.logprior_fn(position)
@@ -356,7 +216,7 @@ class FederatedGibbs(LatentKernel):
 
         def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
             other = self.with_others(position, at)
-            moved = self.transported(own, position, other)
+            moved = transported(self, own, position, other)
             return self.local.loglikelihood_fn(other, moved, rows)
 
         return self._information(groups, latents, place, terms_fn)
@@ -376,8 +236,12 @@ class FederatedGibbs(LatentKernel):
 
     @property
     def before(self) -> tuple[Phase, ...]:
-        of_rows = (_Judgement(self),) if self.moves_rows else ()
-        return (*of_rows, _Rescaling(self)) if self.interweave else of_rows
+        of_rows = (Judgement(self),) if self.moves_rows else ()
+        return (*of_rows, Rescaling(self)) if self.interweave else of_rows
+
+    @property
+    def phases_apart(self) -> bool:
+        return not self.interweave
 
     @property
     def takes_late(self) -> bool:
@@ -439,7 +303,7 @@ class FederatedGibbs(LatentKernel):
         groups, before = groups_of(self.local, client), client_state.latents
         begin = groups.as_flat(before)
         if self.interweave:
-            begin = groups.as_flat(self._gone_along(before, broadcast))
+            begin = groups.as_flat(gone_along(self, before, broadcast))
         moved = self.moved(groups, draws, broadcast, begin, client_state.refresh)
         latents, origins = groups.as_latents(moved.flat), broadcast.extra.origins
         changes = changes_of(self.population, groups, before, latents, origins, client_state.kernel)
@@ -463,12 +327,6 @@ class FederatedGibbs(LatentKernel):
         state = Locals(latents, moved.kept, accepted, origins.recount)
         return Exact(message), state, info._replace(bits=_bits(message))
 
-    def _gone_along(self, latents: ArrayTree, broadcast: Broadcast) -> ArrayTree:
-        """Return latents that went along if the population's parameters were rescaled."""
-        old, new = broadcast.extra.came_from, broadcast.position
-        went = jnp.any(trees.ravel(old) != trees.ravel(new))
-        return trees.select(went, self.transported(latents, old, new), latents)
-
     def message_like(self, like: Broadcast) -> Exact:
         sums, number = self.sums_like(like), jax.ShapeDtypeStruct((), jnp.result_type(float))
         changes = Changes(sums, sums, number)
@@ -476,20 +334,6 @@ class FederatedGibbs(LatentKernel):
         if not size:
             return Exact(Statistics(changes))
         return Exact(Statistics(changes, jax.ShapeDtypeStruct((size,), number.dtype), number))
-
-    def _to_rescale(
-        self, rng_key: Array, position: ArrayTree, server: _Server, extra: _Extra
-    ) -> tuple[_Server, _Extra]:
-        """Return them with another proposal of the population's parameters: a random walk."""
-        place = trees.ravel(position)[self.other_places(position)].astype(extra.rescaled.dtype)
-        normal_key, step_key = jax.random.split(rng_key)
-        normals = jax.random.normal(normal_key, place.shape, place.dtype)
-        uniform = jax.random.uniform(step_key, (), place.dtype)
-        none, always = jnp.zeros_like(place), jnp.array(True)
-        moves = propose(server.rescales, none, always, normals, uniform)
-        proposal = place + moves.factor @ moves.shift
-        extra = extra._replace(rescaled=proposal, came_from=position)
-        return server._replace(rescales=moves), extra
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         # How many numbers slices take is not known ahead.
@@ -528,7 +372,8 @@ class FederatedGibbs(LatentKernel):
         server, extra = server_state._replace(sums=sums), extra._replace(origins=origins)
         if self.interweave:
             key = jax.random.fold_in(rng_key, 2)  # beside the two that it was split into
-            server, extra = self._to_rescale(key, position, server, extra)
+            rescales, extra = proposed(self, key, position, server.rescales, extra)
+            server = server._replace(rescales=rescales)
         moved = Broadcast(broadcast.round + 1, position, extra)
         if not self.moves_rows:
             return moved, server, ()
@@ -662,6 +507,7 @@ def fed_gibbs(
     participation = full() if participation is None else participation
     expect_latents(posterior, refresh, participation, "fed_gibbs")
     local: Any = posterior.local
+    refuse_two_levels(local)
     if local.population is None:
         raise ValueError(
             "fed_gibbs needs the population of the latents, the distribution of latents given "

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
@@ -19,7 +18,16 @@ from fedmcmc._types import (
     Participation,
     Posterior,
 )
-from fedmcmc.hierarchy import Accepted, Groups, Here, Locals, Moved, Refresh, groups_of, marginal
+from fedmcmc.hierarchy import (
+    Groups,
+    Here,
+    Locals,
+    Moved,
+    Refresh,
+    first_locals,
+    latents_of,
+    marginal,
+)
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
 from fedmcmc.pytrees import trees
 
@@ -47,10 +55,7 @@ class LatentKernel(FederatedKernel):
 
     @property
     def target(self) -> Posterior | None:
-        # Of the shared parameters, which are what draws are of.
-        if trees.num_elements(self.local.like.tree) > MOST_JUDGED:
-            return self.posterior
-        return marginal(self.posterior)
+        return judged(self.posterior)
 
     @property
     def constrain_fn(self) -> Callable[[ArrayTree], ArrayTree] | None:
@@ -70,18 +75,16 @@ class LatentKernel(FederatedKernel):
         """
         self.participation.check(federation.num_clients)
         position = jax.tree.map(trees.as_float, position)
-        _check_model(self.posterior, position, federation)
+        check_latent_model(self.posterior, position, federation)
         self.refresh.check(self.local, position, federation.rows)
         return position
 
     def client_init(self, broadcast: Broadcast, client: Client) -> Locals:
-        return self.first_locals(groups_of(self.local, client), broadcast.position)
+        return self.first_locals(latents_of(self.local, client), broadcast.position)
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
         """Return where latents begin, given the first position."""
-        flat = self.refresh.begin(groups, position)
-        latents, kept = groups.as_latents(flat), self.refresh.init(groups, position)
-        return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), jnp.ones_like(flat[:, 0])))
+        return first_locals(groups, self.refresh, position)
 
     def moved(
         self, groups: Groups, draws: ArrayTree, broadcast: Broadcast, flat: Array, kept: ArrayTree
@@ -114,7 +117,18 @@ def expect_latents(
         )
 
 
-def _check_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
+def judged(posterior: Posterior) -> Posterior:
+    """Return the posterior of the shared parameters, which are what draws are of, if it is cheap.
+
+    Else the posterior as it is, of which draws without latents are not judged.
+    """
+    local: Any = posterior.local
+    if local.client is not None or trees.num_elements(local.like.tree) > MOST_JUDGED:
+        return posterior
+    return marginal(posterior)
+
+
+def check_latent_model(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the log densities take this position, latents and rows."""
     local: Any = posterior.local
     like, latent = trees.shapes_of(position), local.like.tree
@@ -125,13 +139,17 @@ def _check_model(posterior: Posterior, position: ArrayTree, federation: Federati
         lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
         federation.rows,
     )
-    for name, fn, arguments in (
-        ("logprior_fn", posterior.logprior_fn, (like,)),
-        ("local.logprior_fn", local.logprior_fn, (like, latent)),
-    ):
+    priors: list[tuple] = [("logprior_fn", posterior.logprior_fn, (like,))]
+    place: ArrayTree = like
+    if local.client is not None:
+        own = local.client.like.tree
+        priors.append(("local.client.logprior_fn", local.client.logprior_fn, (like, own)))
+        place = (like, own)
+    priors.append(("local.logprior_fn", local.logprior_fn, (place, latent)))
+    for name, fn, arguments in priors:
         if (shape := shape_of(name, fn, *arguments)) != ():
             raise ValueError(f"{name} must return a scalar, got shape {shape}.")
-    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, like, several, rows)
+    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, place, several, rows)
     if shape != (PROBE_ROWS,):
         raise ValueError(
             f"local.loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "

@@ -41,7 +41,9 @@ from fedmcmc.gaussian import (
     with_mean,
 )
 from fedmcmc.gradients import Target, as_gaussian
-from fedmcmc.inference import Inference
+from fedmcmc.hierarchy import marginal, refuse_two_levels
+from fedmcmc.inference import Inference, LatentInference
+from fedmcmc.kernels._latents import check_latent_model, judged
 from fedmcmc.kernels._prior_site import PriorSite
 from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.participation import full
@@ -54,10 +56,11 @@ CAVITIES = ("site", "average", "power", "global", "none")
 
 
 class _Site(NamedTuple):
-    """What a client keeps: its site, and its optimizer's state."""
+    """What a client keeps: its site, its optimizer's state, and latents of its groups, if any."""
 
     site: Gaussian
     optimizer: ArrayTree
+    locals: ArrayTree = ()
 
 
 class _Approximation(NamedTuple):
@@ -68,7 +71,7 @@ class _Approximation(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Expansions(Phase):
     """Sums the clients' expansions at the start, which are the first sites."""
 
@@ -128,7 +131,14 @@ class Natural(FederatedKernel):
 
     @cached_property
     def setup(self) -> tuple[Phase, ...]:
-        return (_Expansions(self.posterior, self.structure),) if self.expands else ()
+        return (self._expansions,) if self.expands else ()
+
+    @property
+    def _expansions(self) -> _Expansions:
+        posterior = self.posterior
+        if posterior.local is not None:
+            posterior = marginal(posterior, nodes=1)
+        return _Expansions(posterior, self.structure)
 
     @property
     def stateful(self) -> bool:
@@ -146,7 +156,9 @@ class Natural(FederatedKernel):
     @property
     def target(self) -> Posterior | None:
         # A filter counts rows each time that it sees them.
-        return None if self.cavity == "global" else self.posterior
+        if self.cavity == "global":
+            return None
+        return self.posterior if self.posterior.local is None else judged(self.posterior)
 
     @property
     def approximates(self) -> bool:
@@ -165,7 +177,8 @@ class Natural(FederatedKernel):
     ) -> tuple[Broadcast, _Server]:
         self.participation.check(federation.num_clients)
         position = jax.tree.map(trees.as_float, position)
-        check_model(self.posterior, position, federation)
+        check = check_model if self.posterior.local is None else check_latent_model
+        check(self.posterior, position, federation)
         self.inference.check(self.posterior, position, federation, self.structure)
         prior = self.prior.init(self.posterior, rng_key, position)
         sites = self._first_site(position, jnp.asarray(federation.num_rows))
@@ -188,11 +201,12 @@ class Natural(FederatedKernel):
             return ()
         site = self._first_site(broadcast.position, client.size)
         if self.expands:
-            site = site * _Expansions(self.posterior, self.structure).site(
-                broadcast.position, client
-            )
+            site = site * self._expansions.site(broadcast.position, client)
         optimizer = self.client_optimizer
-        return _Site(site, () if optimizer == () else optimizer.init(site))
+        latents: ArrayTree = ()
+        if isinstance(self.inference, LatentInference):
+            latents = self.inference.first_locals(self.posterior, broadcast.position, client)
+        return _Site(site, () if optimizer == () else optimizer.init(site), latents)
 
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
         """Return a site about `position`, of the initial precision per row."""
@@ -235,11 +249,22 @@ class Natural(FederatedKernel):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        site: Any = client_state
         cavity = self._cavity(broadcast.extra, client_state, client)
-        tilted, gradient_norm = self.inference.fit(
-            self.posterior, draws, broadcast.position, cavity, client, broadcast.round
+        given = (
+            self.posterior,
+            draws,
+            broadcast.position,
+            cavity,
+            client,
+            broadcast.round,
         )
-        before = client_state.site if self.cavity == "none" else broadcast.extra[0]
+        if isinstance(self.inference, LatentInference):
+            (tilted, gradient_norm), latents = self.inference.fit_latents(*given, site.locals)
+            client_state = site._replace(locals=latents)
+        else:
+            tilted, gradient_norm = self.inference.fit(*given)
+        before = site.site if self.cavity == "none" else broadcast.extra[0]
         proper = is_proper(tilted)
         change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
         if not trees.is_empty(self.max_norm):
@@ -258,12 +283,11 @@ class Natural(FederatedKernel):
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
             return client_state
+        kept: Any = client_state
         message = symmetric(message)  # as the server reads the sum
         damping = schedules.value(self.damping, broadcast.round)
-        site, state = _ascend(
-            self.client_optimizer, damping, message, client_state.site, client_state.optimizer
-        )
-        return _Site(site, state)
+        site, state = _ascend(self.client_optimizer, damping, message, kept.site, kept.optimizer)
+        return _Site(site, state, kept.locals)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return rng_key  # as it is: the prior's factor draws from it
@@ -319,6 +343,30 @@ def _ascend(
     # Optimizers descend.
     updates, state = trees.descend(optimizer, change ** (-1), state, q)
     return q * updates**damping, state
+
+
+def _check_latents(posterior: Posterior, inference: Inference, cavity: str) -> None:
+    """Raise `ValueError` unless latents are moved where there are some, and kept."""
+    takes = isinstance(inference, LatentInference)
+    if posterior.local is None:
+        if takes:
+            raise ValueError(
+                "mcmc_local moves latents of groups, and this posterior has none: use importance() "
+                "or mcmc(...), or mark sites of the model with infer={'local': True}."
+            )
+        return
+    refuse_two_levels(posterior.local)
+    if not takes:
+        raise ValueError(
+            f"This posterior has latents of its groups, which {type(inference).__name__} does not "
+            f"move: give inference=fedmcmc.inference.mcmc_local(), or integrate them out by "
+            f"fedmcmc.marginal(posterior)."
+        )
+    if cavity not in ("site", "none"):
+        raise ValueError(
+            "Clients that keep no site keep no latents either: use fed_ep, or integrate latents "
+            "out by fedmcmc.marginal(posterior)."
+        )
 
 
 def natural(
@@ -428,6 +476,7 @@ def natural(
             "A client that keeps a site takes part at most once per round: use "
             "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
         )
+    _check_latents(posterior, inference, cavity)
     # With average sites a cohort stands for everyone. A site changes by just what its client
     # sends, and a filter takes in just the rows that it sees.
     if cavity not in ("average", "power"):

@@ -11,4 +11,3 @@ from fedmcmc.records._recorders import Recorder as Recorder
 from fedmcmc.records._recorders import ZarrReader as ZarrReader
 from fedmcmc.records._recorders import ZarrRecorder as ZarrRecorder
 from fedmcmc.records._samples import Samples as Samples
-from fedmcmc.records._samples import named_leaves as named_leaves

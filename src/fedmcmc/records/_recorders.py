@@ -9,8 +9,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.placement import agreed
-from fedmcmc.pytrees import num_bytes
-from fedmcmc.records._samples import named_leaves
+from fedmcmc.pytrees import named_leaves, num_bytes
 from fedmcmc.rounds import RoundRecord
 
 CHUNK_BYTES = 2**22
@@ -165,6 +164,7 @@ class ZarrReader:
 
 
 Recorder = MemoryRecorder | ZarrRecorder | ZarrReader
+"""What takes in draws, or hands out those of a store."""
 
 
 def _stored(dtype: Any) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel
-from fedmcmc.records import named_leaves
+from fedmcmc.pytrees import named_leaves
 
 FAR = 1e6
 """Values that many times larger than where they began (or than one) make a run suspicious."""

@@ -19,8 +19,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
-from fedmcmc.pytrees import is_key, num_bytes, trees
-from fedmcmc.records import named_leaves
+from fedmcmc.pytrees import is_key, named_leaves, num_bytes, trees
 from fedmcmc.rounds import (
     PREPARED_BYTES,
     TOGETHER,

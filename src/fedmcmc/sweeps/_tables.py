@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import worst
-from fedmcmc.records import named_leaves
+from fedmcmc.pytrees import named_leaves
 
 Statistics = Callable[[ArrayTree], Mapping[str, float]]
 

@@ -32,7 +32,7 @@ PerKernel = tuple[ArrayTree, ...]
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Part(WrappedPhase):
     """A phase of kernel number `index` of a sequence."""
 
@@ -126,6 +126,10 @@ class Sequence(WrappedKernel):
     @property
     def clients_apart(self) -> bool:
         return any(kernel.clients_apart for kernel in self.kernels)
+
+    @property
+    def phases_apart(self) -> bool:
+        return all(kernel.phases_apart for kernel in self.kernels)
 
     def check_compressor(self, compressor: Any) -> None:
         for kernel in self.kernels:

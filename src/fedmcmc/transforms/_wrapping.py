@@ -147,6 +147,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.needs_everyone
 
     @property
+    def phases_apart(self) -> bool:
+        return self.kernel.phases_apart
+
+    @property
     def takes_late(self) -> bool:
         return self.kernel.takes_late
 

@@ -1,0 +1,65 @@
+"""The tilted log density of one client, likelihood times cavity, over raveled positions."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedmcmc._types import ArrayTree, Client, Posterior
+from fedmcmc.gaussian import Gaussian, as_dense
+from fedmcmc.gradients import Target
+from fedmcmc.pytrees import trees
+
+
+class TiltedDensity(NamedTuple):
+    """A client's log likelihood plus its cavity's log density, at positions ``[d]``.
+
+    `linear` ``[d]`` and `precision` ``[d, d]`` are the cavity's natural parameters.
+    """
+
+    likelihood: Target
+    linear: Array
+    precision: Array
+    client: Client
+
+    @classmethod
+    def of(
+        cls,
+        posterior: Posterior,
+        cavity: Gaussian,
+        client: Client,
+        unravel: Callable[[Array], ArrayTree],
+    ) -> "TiltedDensity":
+        """Return the density of a client whose cavity this is."""
+        dense, target = as_dense(cavity), Target(posterior, None, unravel)
+        return cls(target, trees.ravel(dense.precision_mean), dense.precision, client)
+
+    def expand(self, flat: Array) -> tuple[Array, Array]:
+        """Return the gradient ``[d]`` and minus the Hessian ``[d, d]``."""
+        gradient, curvature = self.likelihood.expand(self.client, flat, dense=True)
+        return gradient + self.linear - self.precision @ flat, curvature + self.precision
+
+    def change(self, flat: Array, shift: Array) -> Array:
+        """Return the log density at ``flat + shift`` minus that at `flat`."""
+        of_cavity = shift @ (self.linear - self.precision @ (flat + shift / 2))
+        return self.likelihood.change(self.client, flat, shift) + of_cavity
+
+    def climb(self, flat: Array, num_steps: int) -> Array:
+        """Return where Newton steps from `flat` end: at the mode, if they are enough."""
+
+        def newton(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            # Levenberg and Marquardt: shorter and steeper steps where a plain one does not ascend.
+            x, damping = carry
+            gradient, curvature = self.expand(x)
+            diagonal = jnp.diag(jnp.abs(jnp.diagonal(curvature)))
+            step = jnp.linalg.solve(curvature + damping * diagonal, gradient)
+            gain = self.change(x, step)
+            accepted = jnp.isfinite(gain) & (gain >= -1e-3)  # rounding at the mode
+            calmer = jnp.where(damping < 1e-2, 0.0, damping / 10)
+            stronger = jnp.maximum(10 * damping, 1e-1)
+            return jnp.where(accepted, x + step, x), jnp.where(accepted, calmer, stronger)
+
+        start = (flat, jnp.zeros((), flat.dtype))
+        return jax.lax.fori_loop(0, num_steps, newton, start)[0]

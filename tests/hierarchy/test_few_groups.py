@@ -1,0 +1,61 @@
+"""Few groups, which tell little of how much groups differ, are spoken of."""
+
+import jax
+import numpy as np
+import numpyro
+import pytest
+from numpyro import distributions as dist
+
+import fedmcmc
+from fedmcmc import diagnostics, hierarchy
+from tests.hierarchy.models import gaussian, logistic, rows
+
+NUM, LIMIT = 1000, 5.0
+SHARED = {"tau": np.log(np.linspace(0.5, 1.5, NUM))[None], "slope": np.zeros((1, NUM))}
+
+
+def correlated(x, y=None):
+    sds = numpyro.sample("sds", dist.HalfNormal(2).expand([2]).to_event(1))
+    normal = dist.MultivariateNormal(np.zeros(2), scale_tril=jax.numpy.diag(sds))
+    effects = numpyro.sample("effects", normal, infer={"local": True})
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(effects[0] + effects[1] * x, 1.0), obs=y)
+
+
+def posterior(model, **settings):
+    kind = "logistic" if model is logistic else "gaussian"
+    return fedmcmc.from_numpyro(model, example=rows(0, 4, kind), **settings)
+
+
+@pytest.mark.parametrize("centered", [0.0, 1.0])
+def test_what_the_prior_says_is_beside_what_is_left(centered):
+    own = posterior(logistic, centered=centered)
+    told = hierarchy.of_few_groups(own, 4, SHARED)
+    assert told.startswith("4 groups tell little of how much groups differ: the prior of tau")
+    before, after = (float(x.strip("()")) for x in told.split() if x.strip("()")[:2] == "0.")
+    half_normal = np.sqrt(1 - 2 / np.pi)
+    # Of as many draws; a fourth moment of a half-normal below that of a normal.
+    assert abs(before / half_normal - 1) * np.sqrt(2 * NUM) < LIMIT
+    np.testing.assert_allclose(after, np.std(np.exp(SHARED["tau"])), rtol=1e-2)
+    assert hierarchy.of_few_groups(fedmcmc.marginal(own), 4, SHARED) == told
+    assert hierarchy.of_few_groups(own, 5, SHARED) is None
+
+
+def test_a_spread_that_is_no_parameter_is_not_spoken_of():
+    shared = {"mu": np.zeros((1, 400)), "slope": np.zeros((1, 400))}
+    own = posterior(gaussian)
+    assert hierarchy.of_few_groups(own, 2, shared) is None
+    by_hand = own._replace(local=own.local._replace(prior_spread_fn=None))
+    assert "the prior of their spread matters" in hierarchy.of_few_groups(by_hand, 1, shared)
+    assert sorted(posterior(correlated).local.prior_spread_fn(jax.random.key(0))) == ["sds"]
+
+
+@pytest.mark.slow
+def test_a_fit_and_a_run_of_few_groups_warn():
+    data = fedmcmc.FederatedData.from_clients([rows(i, 9, "logistic") for i in range(3)])
+    with pytest.warns(fedmcmc.SamplingWarning, match="3 groups tell little.*prior of tau"):
+        fitted = fedmcmc.fit(
+            logistic, data, rng_key=jax.random.key(0), effort="approximate", progress=False
+        )
+    found = diagnostics.diagnose(fitted.samples.draws, fitted.posterior, data)
+    assert "3 groups tell little" in found.findings[-1]
