@@ -12,13 +12,15 @@ NPROC ?= 2
 PART ?=
 SITE ?=
 ARGS ?=
-# Compiled programs are kept between runs.
+# Compiled programs are kept between runs. XLA calls each program that it finds there one of another
+# machine, because of two hints of its own compiler that are no features of any machine.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 # Two workers, each with whole files, so that a worker compiles a kernel once; small programs are
 # kept as well, for the other worker and for the next time.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
-TESTING = check test test-slow test-experiments test-site doctest
+TESTING = check test test-slow test-experiments test-site doctest examples
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
@@ -26,7 +28,7 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # lane runs compiled as users compile.
 test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
-.PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
+.PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest examples test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 18
@@ -63,6 +65,9 @@ test-slow: $(STAMP) ## every test, those of the fast lane too: all, or one folde
 
 doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
 	$(PYTEST) --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
+
+examples: $(STAMP) ## run the examples, two at a time
+	$(PYTEST) --dist load tests/examples --durations 0 $(ARGS)
 
 test-nvflare: ## sites over NVFlare, in an environment of its own
 	test -x $(NVFLARE_VENV)/bin/python || $(PYTHON) -m venv $(NVFLARE_VENV)
@@ -105,6 +110,7 @@ docs: $(STAMP) ## write docs/results from its records and from new runs in resul
 	$(BIN)/python -m experiments.report $(ARGS)
 
 docs-site: $(DOCS_STAMP) ## build the documentation's site in build/site, without a network
+	rm -rf build/site
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -d build/doctrees -c docs . build/site $(SITE)
 
 dist: $(STAMP) ## build sdist and wheel in dist

@@ -21,7 +21,7 @@ SOURCE = Path(fedmcmc.__path__[0])
 COMMANDS = ("__main__", "launch", "server", "site")
 GROUPS = {
     "Models and data": ("interop", "data", "hierarchy", "_types"),
-    "Answers in one call": ("fitting", "exact", "criticism"),
+    "Answers in one call": ("fitting", "exact", "criticism", "reports"),
     "Kernels": ("algorithms", "kernels", "transforms"),
     "Parts of kernels": (
         "participation",

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import fedmcmc
-
 pytestmark = pytest.mark.check
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -82,7 +80,9 @@ def test_a_form_for_issues_has_what_the_host_asks_for(path):
 
 def test_one_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert fedmcmc.__version__ == PROJECT["version"] == str(citation["version"])
+    changes = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert str(citation["version"]) == PROJECT["version"]
+    assert changes[0] == "Unreleased"
     assert citation["license"] == PROJECT["license"]
     assert citation["repository-code"] == PROJECT["urls"]["Repository"]
 

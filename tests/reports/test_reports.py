@@ -151,7 +151,15 @@ def test_draws_that_are_not_finite(samples, tmp_path):
 
 def test_one_short_chain(tmp_path):
     page = read(run(num_chains=1, num_rounds=9).report(tmp_path / "report.html"))
-    assert "From 9 draws of one chain." in page.text and "Fewer than 400 draws" in page.words
+    assert (
+        "From 9 draws of one chain." in page.text
+        and "Too few to judge (fewer than 400)." in page.text
+    )
+
+
+def test_many_chains_of_one_draw_are_not_judged():
+    samples = run(num_chains=500, num_rounds=20, num_burnin=19)
+    assert samples.warnings == () and samples.diagnosis is None
 
 
 @pytest.mark.parametrize("num", [0, 1, 2])

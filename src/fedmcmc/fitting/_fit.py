@@ -30,8 +30,8 @@ from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, of_few_groups
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.reports import versions
 from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
+from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0

@@ -9,7 +9,8 @@ from fedmcmc.exact import Corrected
 from fedmcmc.fitting._report import Report, Stage
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.records import Samples
-from fedmcmc.reports import Figure, figures_of, histogram, summarized, versions
+from fedmcmc.reports import Figure, figures_of, histogram, summarized
+from fedmcmc.storage import versions
 
 
 @dataclass(frozen=True, repr=False)

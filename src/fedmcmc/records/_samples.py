@@ -68,8 +68,13 @@ class Samples:
         ``(position, latents)`` to the user's parameters of one client's groups.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
-        draws, of kernels that do not sample, where `collect` kept something else, and where its
-        warnings are ignored. ``print(samples)`` shows it.
+        draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept
+        something else, and where its warnings are ignored. ``print(samples)`` shows it.
+    warnings
+        What the run warned of, in its words.
+    settings, versions
+        What was run, in words and numbers, and with which software. Keys of random numbers are not
+        there: whoever has a run's key can take its noise out of the draws.
     """
 
     draws: ArrayTree
@@ -259,16 +264,13 @@ class Samples:
         True
         """
         draws, notes = self._reported()
-        few = self.num_chains * self.num_draws < FEWEST_DRAWS
         facts = RunFacts(
             draws,
             {name: np.asarray(values) for name, values in self.info.items()},
             self.totals,
             warnings=self.warnings,
             diagnosis=self.diagnosis,
-            not_judged=f"Fewer than {FEWEST_DRAWS} draws were kept, too few to judge."
-            if few
-            else "What was kept are not draws of a posterior, or its warnings were switched off.",
+            not_judged=str(self).splitlines()[-1].capitalize() + ".",
             verdict=self.stopped.get("verdict", ""),
             stopped=self.stopped,
             settings=self.settings,

@@ -15,4 +15,3 @@ from fedmcmc.reports._figures import histogram as histogram
 from fedmcmc.reports._page import Page as Page
 from fedmcmc.reports._runs import RunFacts as RunFacts
 from fedmcmc.reports._runs import run_page as run_page
-from fedmcmc.reports._versions import versions as versions

@@ -23,7 +23,6 @@ from fedmcmc.records import (
     ZarrReader,
     ZarrRecorder,
 )
-from fedmcmc.reports import versions
 from fedmcmc.rounds import (
     Plan,
     RoundRecord,
@@ -42,7 +41,7 @@ from fedmcmc.runs._watch import (
     warn_rejected,
     warn_unreached,
 )
-from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint
+from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint, versions
 
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
