@@ -97,6 +97,23 @@ class _First(NamedTuple):
     of_others: ArrayTree  # the same about the others, which latents go along with
 
 
+@jax.jit  # a start computes it outside of any program, which takes longer operation by operation
+def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
+    """Return what a client says of its groups' first latents."""
+    groups = groups_of(kernel.local, client)
+    position = jax.tree.map(trees.as_float, position)
+    first, population = kernel.first_locals(groups, position), kernel.population
+    sums = sums_of(population, groups, first.latents, origin_of(population, position))
+    num = jnp.sum(groups.present).astype(jnp.result_type(float))
+    information: ArrayTree = ()
+    if kernel.moves_rows:
+        information = kernel.information(groups, position, first.latents)
+    of_others: ArrayTree = ()
+    if kernel.interweave:
+        of_others = kernel.information_of_others(groups, position, first.latents)
+    return _First(sums, num, information, of_others)
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _FirstSums(Phase):
@@ -111,19 +128,8 @@ class _FirstSums(Phase):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[_First, ArrayTree, StepInfo]:
-        groups = groups_of(self.kernel.local, client)
-        position = jax.tree.map(trees.as_float, broadcast.position)
-        first, population = self.kernel.first_locals(groups, position), self.kernel.population
-        sums = sums_of(population, groups, first.latents, origin_of(population, position))
-        num = jnp.sum(groups.present).astype(jnp.result_type(float))
-        information: ArrayTree = ()
-        if self.kernel.moves_rows:
-            information = self.kernel.information(groups, position, first.latents)
-        of_others: ArrayTree = ()
-        if self.kernel.interweave:
-            of_others = self.kernel.information_of_others(groups, position, first.latents)
-        message = _First(sums, num, information, of_others)
-        return message, (), report(message, trees.squared_norm(sums))
+        message = _first_sums(self.kernel, broadcast.position, client)
+        return message, (), report(message, trees.squared_norm(message.sums))
 
     def message_like(self, like: Broadcast) -> _First:
         dtype = jnp.result_type(float)
