@@ -161,7 +161,7 @@ def test_a_plate_of_a_size_of_its_own_is_an_event():
         (on_rows, {"centered": 1.0}, "prior of the local site 'u' depends on the rows"),
         (wrong_way, {"local": ["u"]}, "'mu' depends on a local one"),
         (marked, {"centered": {"tau": 0.5}}, "centered names 'tau'"),
-        (marked, {"centered": "auto"}, "'auto' for site 'u'"),
+        (marked, {"centered": "auto"}, r"centered=fedmcmc.interop.numpyro.centering\(posterior"),
         (marked, {"centered": 1.5}, r"\[0, 1\], got 1.5"),
     ],
 )
