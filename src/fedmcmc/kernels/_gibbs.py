@@ -26,6 +26,7 @@ from fedmcmc._types import (
     FederatedKernel,
     Federation,
     LatentSums,
+    Local,
     Participation,
     Phase,
     Population,
@@ -407,6 +408,25 @@ def _bits(message: ArrayTree) -> Array:
     return jnp.asarray(trees.num_bits(message), jnp.int32)
 
 
+def _no_population(local: Local) -> str:
+    """Return what is wrong where latents have no sums of statistics that the server can draw by."""
+    sites = list(local.like.tree) if isinstance(local.like.tree, dict) else []
+    shifted = [name for name in sites if name.endswith("_decentered")]
+    if shifted:
+        return (
+            f"fed_gibbs draws given sums of statistics of the latents, and site "
+            f"{shifted[0].removesuffix('_decentered')!r} is written as a standard variable that is "
+            f"shifted and scaled, of which shared parameters have none: give it the posterior of "
+            f"from_numpyro(model, centered=1.0)."
+        )
+    named = f" {', '.join(map(repr, sites))}" if sites else ""
+    return (
+        f"fed_gibbs needs the population of the latents{named}, their distribution given shared "
+        f"parameters by sums of statistics: local sites that are Normal or MultivariateNormal "
+        f"given shared sites, in from_numpyro(model, centered=1.0), or fedmcmc.Population by hand."
+    )
+
+
 def fed_gibbs(
     posterior: Posterior,
     *,
@@ -514,13 +534,7 @@ def fed_gibbs(
     expect_latents(posterior, refresh, participation, "fed_gibbs")
     local: Any = posterior.local
     if local.population is None:
-        raise ValueError(
-            "fed_gibbs needs the population of the latents, the distribution of latents given "
-            "shared parameters by sums of statistics: local sites that are Normal or "
-            "MultivariateNormal given shared sites, in from_numpyro(model, centered=1.0) (of "
-            "standard normals that are shifted and scaled, shared parameters are those of rows), "
-            "or fedmcmc.Population by hand."
-        )
+        raise ValueError(_no_population(local))
     if not refresh.exact:
         raise ValueError(
             "fed_gibbs needs a refresh that is exact, as fedmcmc.hierarchy.independence(): the "
