@@ -5,18 +5,22 @@ VENV ?= .venv
 NVFLARE_VENV ?= .venv-nvflare
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 CONFIG ?= fsgld/gaussian_small
 SWEEP ?=
 NPROC ?= 2
 PART ?=
+SITE ?=
 ARGS ?=
-# Compiled programs are kept between runs.
+# Compiled programs are kept between runs. XLA calls each program that it finds there one of another
+# machine, because of two hints of its own compiler that are no features of any machine.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 # Two workers, each with whole files, so that a worker compiles a kernel once; small programs are
 # kept as well, for the other worker and for the next time.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
-TESTING = check test test-slow test-experiments doctest
+TESTING = check test test-slow test-experiments test-site doctest examples
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
@@ -24,7 +28,7 @@ $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 # lane runs compiled as users compile.
 test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
-.PHONY: help setup demo deploy-demo check test test-slow test-experiments doctest test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs clean
+.PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest examples test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 18
@@ -37,6 +41,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $(STAMP)
 
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $(DOCS_STAMP)
+
 demo: $(STAMP) ## sample a real four-hospital trial and compare with pooled NUTS
 	$(BIN)/python -m experiments.demo $(ARGS)
 
@@ -47,7 +55,7 @@ check: lint type ## lint, types, and the tests that fail first: for every change
 	$(PYTEST) -m check tests $(ARGS)
 
 test: $(STAMP) ## the fast lane of the tests; pages run in doctest
-	$(PYTEST) -m "not slow and not data" tests --ignore tests/experiments --ignore tests/docs/test_pages.py $(ARGS)
+	$(PYTEST) -m "not slow and not data" tests --ignore tests/experiments --ignore tests/site --ignore tests/docs/test_pages.py $(ARGS)
 
 test-experiments: $(STAMP) ## the fast lane of the experiments' tests
 	$(PYTEST) -m "not slow and not data" tests/experiments $(ARGS)
@@ -58,10 +66,16 @@ test-slow: $(STAMP) ## every test, those of the fast lane too: all, or one folde
 doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
 	$(PYTEST) --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
 
+examples: $(STAMP) ## run the examples, two at a time
+	$(PYTEST) --dist load tests/examples --durations 0 $(ARGS)
+
 test-nvflare: ## sites over NVFlare, in an environment of its own
 	test -x $(NVFLARE_VENV)/bin/python || $(PYTHON) -m venv $(NVFLARE_VENV)
 	$(NVFLARE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[nvflare,test]'
 	$(NVFLARE_VENV)/bin/python -m pytest tests/deploy/test_nvflare.py $(ARGS)
+
+test-site: docs-site ## the site's pages in a browser, where there is a Chromium
+	$(BIN)/python -m pytest tests/site $(ARGS)
 
 lint: $(STAMP) ## style, also of docstrings
 	$(BIN)/ruff check .
@@ -95,5 +109,12 @@ sweep-tpu: $(STAMP) ## the same on a TPU (needs a jaxlib for it)
 docs: $(STAMP) ## write docs/results from its records and from new runs in results/
 	$(BIN)/python -m experiments.report $(ARGS)
 
+docs-site: $(DOCS_STAMP) ## build the documentation's site in build/site, without a network
+	rm -rf build/site
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -d build/doctrees -c docs . build/site $(SITE)
+
+dist: $(STAMP) ## build sdist and wheel in dist
+	$(BIN)/python -m hatchling build
+
 clean: ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .jax_cache build dist docs/api

@@ -18,11 +18,18 @@ __all__ = [
     "REPRODUCED",
     "UNTESTABLE",
     "Claim",
+    "Given",
+    "Rows",
     "Verdict",
     "first_that_holds",
     "on_other_data",
     "paired",
+    "rows_of",
 ]
+
+Given = Mapping[str, Any]
+"""The metrics of a run, or its settings."""
+Rows = list[dict[str, Any]]
 
 REPRODUCED = "reproduced"
 PARTLY = "partly"
@@ -64,9 +71,20 @@ class Claim:
     where: str
     text: str
     experiment: str | None = None
-    judge: Callable[[Mapping[str, Any], Mapping[str, Any]], Verdict] | None = None
+    judge: Callable[[Given, Given], Verdict] | None = None
     figure: str | None = None
     runs: tuple[str, ...] = ()
+
+
+def rows_of(metrics: Given, column: str, start: str) -> Rows:
+    """Return the rows of a run's table whose `column` starts with `start`.
+
+    Examples
+    --------
+    >>> rows_of({"table": [{"method": "QLSD, 4 bits"}, {"method": "LSD"}]}, "method", "QLSD")
+    [{'method': 'QLSD, 4 bits'}]
+    """
+    return [row for row in metrics["table"] if row[column].startswith(start)]
 
 
 def first_that_holds(*cases: tuple[bool, str], otherwise: str) -> str:

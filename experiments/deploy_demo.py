@@ -232,7 +232,7 @@ def compare(drawn: dict[str, dict[str, np.ndarray]]) -> list[dict[str, Any]]:
 
 def main(arguments: list[str]) -> None:
     """Run the deployed demo and print its table."""
-    config, begun = demo.parse(arguments, Config), time.perf_counter()
+    config, begun = demo.settings_of(Config, arguments), time.perf_counter()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("The demo was ended."))  # by ending all
 
     def say(text: str) -> None:

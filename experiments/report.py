@@ -258,9 +258,10 @@ def _folded(table: str, columns: int) -> str:
 def full_name(name: str) -> str:
     """Return the settings file that `name` is a smaller or another variant of.
 
-    The one without ``_small`` and what follows, if there is such a file; else the paper's own.
+    The one without ``_small`` or ``_gpu`` and what follows, if there is such a file; else the
+    paper's own.
     """
-    plain = re.sub(r"_small.*$", "", name)
+    plain = re.sub(r"_(small|gpu).*$", "", name)
     if plain != name and plain in run.available():
         return plain
     text = (run.CONFIGS / "experiment" / f"{name}.yaml").read_text()

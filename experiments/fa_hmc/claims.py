@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from experiments.claims import (
@@ -12,6 +11,7 @@ from experiments.claims import (
     TIMES,
     UNTESTABLE,
     Claim,
+    Given,
     Verdict,
     first_that_holds,
 )
@@ -23,7 +23,6 @@ from experiments.fa_hmc.logistic_findings import best, gain
 
 __all__ = ["CLAIMS"]
 
-Given = Mapping[str, Any]
 LONG = 200  # rounds, below which the scores are those of chains on their way
 HIGH = ("fa_hmc/logistic", "fa_hmc/logistic_small")
 LOW = ("fa_hmc/logistic_low", "fa_hmc/logistic_low_small")

@@ -1,6 +1,5 @@
 """The claims of Guo et al. (2023), in the paper's order."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,21 +8,21 @@ from experiments.claims import (
     CONTRADICTED,
     PARTLY,
     REPRODUCED,
-    TIMES,
     UNTESTABLE,
     Claim,
+    Given,
     Verdict,
     first_that_holds,
     on_other_data,
 )
+from experiments.fed_ep.findings import difference_noise
 from experiments.fed_ep.hyperparameters import best, groups
 from experiments.fed_ep.image_figures import smooth
 
 __all__ = ["CLAIMS"]
 
-Given = Mapping[str, Any]
 FEW_POINTS = 1.0  # of accuracy, beyond which noise hides what the paper's curves show
-CIFAR = ("fed_ep/cifar", "fed_ep/cifar10_small")
+CIFAR = ("fed_ep/cifar", "fed_ep/cifar10_gpu", "fed_ep/cifar10_small")
 GRIDS = ("fed_ep/hyperparameters", "fed_ep/hyperparameters_cifar10_small")
 SMALL = ("fed_ep/linear", "fed_ep/cifar10_components_small")
 LARGE = ("fed_ep/linear_pixels", "fed_ep/cifar10_pixels_small")
@@ -51,13 +50,6 @@ def _identity(metrics: Given, config: Given) -> Verdict:
     )
 
 
-def _noise(metrics: Given, *rates: float) -> float:
-    """Return two standard errors of a difference of accuracies on two independent test sets."""
-    shares = np.array(rates) / 100
-    num = metrics["settings"]["num_test"]
-    return float(TIMES * 100 * np.sqrt((shares * (1 - shares)).sum() / num))
-
-
 def _best(metrics: Given) -> dict[str, float]:
     column = f"accuracy in {metrics['settings']['checkpoints'][-1]} rounds"
     return {row["method"]: row[column] for row in metrics["table"] if row[column] is not None}
@@ -72,8 +64,8 @@ def _ahead(family: str, papers: str) -> Any:
         best = _best(metrics)
         base = max(best["FedAvg"], best["FedPA"])
         gains = {n: v - base for n, v in best.items() if n.startswith(f"{family} ")}
-        beyond = [g > _noise(metrics, base, base + g) for g in gains.values()]
-        behind = [g < -_noise(metrics, base, base + g) for g in gains.values()]
+        beyond = [g > difference_noise(metrics, base, base + g) for g in gains.values()]
+        behind = [g < -difference_noise(metrics, base, base + g) for g in gains.values()]
         word = first_that_holds(
             (all(beyond), REPRODUCED),
             (all(behind), CONTRADICTED),
@@ -98,7 +90,7 @@ def _seeds(config: Given) -> str:
 def _plain_is_enough(metrics: Given, config: Given) -> Verdict:
     best = {n: v for n, v in _best(metrics).items() if n.startswith("FedEP ")}
     gap = max(best.values()) - best["FedEP (I)"]
-    near = gap < _noise(metrics, best["FedEP (I)"], best["FedEP (I)"] + gap)
+    near = gap < difference_noise(metrics, best["FedEP (I)"], best["FedEP (I)"] + gap)
     return Verdict(
         on_other_data(REPRODUCED if near else CONTRADICTED, config["dataset"] != "cifar100"),
         f"{gap:.1f} points behind the best, {max(best, key=lambda n: best[n])}; "
@@ -113,7 +105,7 @@ def _stateless(metrics: Given, config: Given) -> Verdict:
         for x in "IMLV"
         if f"FedSEP ({x})" in best and f"FedEP ({x})" in best
     }
-    noise = _noise(metrics, best["FedEP (I)"], best["FedEP (I)"])
+    noise = difference_noise(metrics, best["FedEP (I)"], best["FedEP (I)"])
     near = all(gap > -max(noise, 2.0) for gap in gaps.values())
     listed = ", ".join(f"{x} {gap:+.1f}" for x, gap in gaps.items())
     return Verdict(
@@ -167,7 +159,7 @@ def _inference(faster: bool) -> Any:
         curves = {x: smooth(metrics["by_round"][f"FedEP ({x})"], window) for x in "IV"}
         early = float(curves["V"][first] - curves["I"][first])
         last = float(curves["V"].max() - curves["I"].max())
-        noise = _noise(metrics, curves["I"][first], curves["V"][first])
+        noise = difference_noise(metrics, curves["I"][first], curves["V"][first])
         word = first_that_holds(
             (early > noise, REPRODUCED if faster else CONTRADICTED),
             # What is not seen is not told from what the test images are too few to show.
@@ -189,7 +181,10 @@ def _settings(metrics: Given, config: Given) -> Verdict:
     spreads = {}
     for name, of in groups(metrics).items():
         values = [best(metrics, row) for row in of.values()]
-        spreads[name] = (max(values) - min(values), _noise(metrics, min(values), max(values)))
+        spreads[name] = (
+            max(values) - min(values),
+            difference_noise(metrics, min(values), max(values)),
+        )
     within = [spread <= noise for spread, noise in spreads.values()]
     word = first_that_holds(
         (all(within), REPRODUCED), (any(within), PARTLY), otherwise=CONTRADICTED
@@ -210,7 +205,7 @@ def _more_epochs(metrics: Given, config: Given) -> Verdict:
     if len(values) < 2:
         return Verdict(UNTESTABLE, "fewer than two numbers of epochs were run")
     few, many = min(values), max(values)
-    gain, noise = values[many] - values[few], _noise(metrics, values[few], values[many])
+    gain, noise = values[many] - values[few], difference_noise(metrics, values[few], values[many])
     word = first_that_holds(
         (gain > noise, REPRODUCED), (gain < -noise, CONTRADICTED), otherwise=UNTESTABLE
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments import output
 
-__all__ = ["introduction", "number", "seeds", "tables", "trouble"]
+__all__ = ["difference_noise", "introduction", "number", "seeds", "tables", "trouble"]
 
 TIMES = 2.0
 STILL = 0.15
@@ -60,6 +60,17 @@ def seeds(settings: Mapping[str, Any]) -> str:
     """Return how many independent runs there were."""
     num = settings["num_seeds"]
     return f"{num} seed{'s' if num > 1 else ''}"
+
+
+def difference_noise(metrics: Mapping[str, Any], *rates: float) -> float:
+    """Return two standard errors of a difference of accuracies on two independent test sets.
+
+    Of accuracies in percent; one stands for both.
+    """
+    shares = np.array(rates if len(rates) > 1 else 2 * rates) / 100
+    return float(
+        TIMES * 100 * np.sqrt((shares * (1 - shares)).sum() / metrics["settings"]["num_test"])
+    )
 
 
 def _reached(row: Mapping[str, Any], name: str, num_seeds: int) -> str:

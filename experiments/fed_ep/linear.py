@@ -89,4 +89,10 @@ def _verdict(metrics: dict[str, Any]) -> str:
         f"V over I, in points of accuracy: {told[0]} in the first {window} rounds after the "
         f"burn-in, {told[1]} at their best. Noise: {findings.TIMES:g} standard errors that "
         "independent test sets of this size would give such a difference."
+        + (
+            " Why natural gradients have no lead is unexplained; whether more of their epochs give "
+            "them one is tried under Figure 6."
+            if abs(lead[0]) <= findings.TIMES * noise[0]
+            else ""
+        )
     )

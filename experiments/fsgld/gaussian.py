@@ -194,7 +194,7 @@ def sample(
         step_size=config.step_size,
         batch_size=config.batch_size,
         num_local_steps=num,
-        conducive=method == "fsgld",
+        alpha=1.0 if method == "fsgld" else 0.0,
     )
     return Result(method, num, draws, visit, law)
 

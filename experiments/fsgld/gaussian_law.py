@@ -119,9 +119,10 @@ def relay_law(
     step_size: float,
     batch_size: int,
     num_local_steps: int,
-    conducive: bool,
+    alpha: float,
+    surrogate_means: np.ndarray | None = None,
 ) -> RelayLaw:
-    """Return the law of DSGLD or (with exact surrogates) FSGLD on ``N(theta, I)`` rows.
+    """Return the law of DSGLD or FSGLD on ``N(theta, I)`` rows.
 
     Parameters
     ----------
@@ -129,15 +130,18 @@ def relay_law(
         ``[num_clients, rows, d]``, visited equally often; the prior is ``N(0, I)``.
     step_size, batch_size, num_local_steps
         Of the sampler; minibatches are drawn with replacement.
-    conducive
-        Whether conducive gradients with surrogates equal to the likelihoods are added.
+    alpha
+        Multiple of the conducive gradients; zero for DSGLD.
+    surrogate_means
+        ``[num_clients, d]``, by default those of the likelihoods, whose precisions the surrogates
+        have.
     """
     num_clients, rows, dim = shards.shape
     means = shards.mean(axis=1)
     frequency = np.full(num_clients, 1 / num_clients)
     pull = rows * means / frequency[:, None]
-    if conducive:
-        pull = np.broadcast_to(rows * means.sum(axis=0), pull.shape)
+    q = rows * (means if surrogate_means is None else surrogate_means)
+    pull = pull + alpha * (q.sum(axis=0) - q / frequency[:, None])
     curvature = 1 + rows * num_clients  # the same with and without, as the shards are alike
     centred = shards - means[:, None]
     gradient_noise = rows / batch_size * np.einsum("sni,snj->sij", centred, centred)

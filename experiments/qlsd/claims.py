@@ -1,8 +1,5 @@
 """The claims of Vono et al. (2022), in the paper's order."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from experiments.claims import (
@@ -12,8 +9,11 @@ from experiments.claims import (
     TIMES,
     UNTESTABLE,
     Claim,
+    Given,
+    Rows,
     Verdict,
     first_that_holds,
+    rows_of,
 )
 from experiments.qlsd.cifar10_findings import MIXED
 from experiments.qlsd.consistency import power
@@ -21,12 +21,9 @@ from experiments.qlsd.digits_findings import PUBLISHED
 
 __all__ = ["CLAIMS"]
 
-Given = Mapping[str, Any]
-Rows = list[dict[str, Any]]
-
 
 def _named(metrics: Given, start: str) -> Rows:
-    return [row for row in metrics["table"] if row["algorithm"].startswith(start)]
+    return rows_of(metrics, "algorithm", start)
 
 
 def _bits(metrics: Given, config: Given) -> Verdict:

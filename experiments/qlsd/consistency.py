@@ -68,23 +68,27 @@ class Config:
             require(increase, f"{name} must be two or more that increase", values)
 
 
-def squared_bias(
-    config: Config,
-    centred: bool,
-    *,
-    rows: int = 1,
-    step: float = 1.0,
-    levels: int = 1,
-    spread: float = 5.0,
-) -> tuple[float, float]:
+@dataclass(frozen=True)
+class Point:
+    """A setting of the law: multiples of rows, step size and levels, and the clients' spread."""
+
+    rows: int = 1
+    step: float = 1.0
+    levels: int = 1
+    spread: float = 5.0
+
+
+def squared_bias(config: Config, centred: bool, at: Point) -> tuple[float, float]:
     """Return the squared distance from the posterior, and the posterior's mean squared length."""
-    federation = federations.gaussian(config.num_clients, config.dim, spread=spread, times=rows)
+    federation = federations.gaussian(
+        config.num_clients, config.dim, spread=at.spread, times=at.rows
+    )
     variance = stationary_variance(
         federation,
-        step_size=step * config.step_size_factor / federation.precision,
+        step_size=at.step * config.step_size_factor / federation.precision,
         batch_fraction=1.0,
         batch_rows=config.batch_rows,
-        num_levels=config.levels * levels,
+        num_levels=config.levels * at.levels,
         centred=centred,
         seed=config.seed,
     )
@@ -95,17 +99,17 @@ def squared_bias(
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Compute the laws; write the figure."""
     varied = {
-        "rows": config.row_factors,
-        "step": config.step_factors,
-        "levels": config.level_factors,
-        "spread": config.spreads,
+        "rows": [Point(rows=value) for value in config.row_factors],
+        "step": [Point(step=value) for value in config.step_factors],
+        "levels": [Point(levels=value) for value in config.level_factors],
+        "spread": [Point(spread=value) for value in config.spreads],
     }
     table = []
-    for name, values in varied.items():
-        for value in values:
-            row: dict[str, Any] = {"varied": name, "value": float(value)}
+    for name, points in varied.items():
+        for point in points:
+            row: dict[str, Any] = {"varied": name, "value": float(getattr(point, name))}
             for algorithm, centred in ALGORITHMS.items():
-                found, scale = squared_bias(config, centred, **{name: value})  # type: ignore[arg-type]
+                found, scale = squared_bias(config, centred, point)
                 row[algorithm] = found
                 row[f"{algorithm}, relative"] = found / scale
             table.append(row)

@@ -1,5 +1,8 @@
 """Bayesian federated learning by sampling: composable kernels for JAX."""
 
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+
 from fedmcmc import compression as compression
 from fedmcmc import criticism as criticism
 from fedmcmc import deploy as deploy
@@ -145,4 +148,7 @@ from fedmcmc.tuning import predict_bias as predict_bias
 from fedmcmc.tuning import suggest_step_size as suggest_step_size
 from fedmcmc.tuning import tune as tune
 
-__version__ = "0.1.0"
+try:
+    __version__ = _version("fedmcmc")
+except _PackageNotFoundError:  # run from a source tree
+    __version__ = "not installed"

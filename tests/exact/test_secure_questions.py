@@ -11,7 +11,7 @@ import fedmcmc
 from fedmcmc._types import Exact
 from fedmcmc.criticism._others import Others
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
-from fedmcmc.kernels._gibbs import _Judged, _Judgement
+from fedmcmc.kernels._gibbs_judging import Judged, Judgement
 from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA, KEY, POSTERIOR
@@ -107,10 +107,10 @@ def test_a_question_without_a_client_has_the_range_of_the_question():
 
 def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
     """Of `fed_gibbs`; three clients say what is sent as a sum of words."""
-    judgement, most = _Judgement(None), 2.0**20
+    judgement, most = Judgement(None), 2.0**20
     for value, steep in ((-jnp.inf, 1.0), (IMPOSSIBLE, 1.0), (-3.0, 2.0**21)):
         said = [
-            _Judged(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
+            Judged(jnp.float32(difference), jnp.array([slope, 1.0]), jnp.float32(1))
             for difference, slope in ((2.5, 1.0), (value, steep), (70.0, -2.0))
         ]
         sent = [judgement.in_range(Exact(each), most) for each in said]

@@ -142,6 +142,18 @@ def test_falling_steps_are_judged_by_what_they_save_more_and_more(saved, word):
     assert judge(fa_hmc, "Proposition 4.5", {"schedules": rows}).startswith(word)
 
 
+@pytest.mark.parametrize(
+    ("best", "word"), [((1.0, 0.9, 0.5), "reproduced"), ((0.5, 0.9, 1.0), "contradicted")]
+)
+def test_multiples_of_the_conducive_gradient_are_judged_by_the_surrogates_errors(best, word):
+    table = [
+        {"error of surrogates": error, "alpha": a, "variance over the posterior's": 1 + abs(a - b)}
+        for error, b in zip((0.0, 0.3, 1.0), best, strict=True)
+        for a in (0.5, 0.9, 1.0)
+    ]
+    assert judge(fsgld, "Remark 1", {"table": table}) == word
+
+
 def scored(rounds, mean, sd=0.01):
     scores = {name: {"mean": mean, "sd": sd} for name in fa_hmc.ALL}
     for name in ("brier", "ece", "nnll"):

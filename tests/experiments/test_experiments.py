@@ -11,8 +11,8 @@ hydra = pytest.importorskip("hydra")
 
 from hydra.errors import ConfigCompositionException  # noqa: E402
 
-from experiments import output, report, run, schemas  # noqa: E402
-from experiments.fsgld import metric_scores  # noqa: E402
+from experiments import demo, output, report, run, schemas  # noqa: E402
+from experiments.fsgld import alpha, metric_scores  # noqa: E402
 from tests.support.tiny_experiments import TINY, compose  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +114,7 @@ def test_exact_law_of_averages_matches_a_simulated_relay():
 
     rng = np.random.default_rng(0)
     shards = rng.uniform(-2, 2, (3, 1, 2)) + rng.standard_normal((3, 20, 2))
-    settings = dict(step_size=2e-3, batch_size=5, num_local_steps=4, conducive=False)
+    settings = dict(step_size=2e-3, batch_size=5, num_local_steps=4, alpha=0.0)
     law = relay_law(shards, **settings)
     root = np.linalg.cholesky(law.noise)
     num, times = 100_000, (2, 4)
@@ -136,6 +136,19 @@ def test_exact_law_of_averages_matches_a_simulated_relay():
         assert np.abs(z).max() < 5
         ratio = average.var(axis=0) / deviation**2 - 1
         assert np.abs(ratio).max() < 5 * np.sqrt(2 / num)
+
+
+def test_multiples_of_the_conducive_gradient_have_their_law(tmp_path):
+    config = alpha.Config(alphas=(0.0, 0.5, 1.0), errors=(0.0, 1.0), num_rounds=300)
+    metrics = alpha.run(config, tmp_path)
+    assert (tmp_path / "alpha.png").is_file()
+    name, rows = "variance over the posterior's", metrics["table"]
+    for row in rows[3:]:
+        assert abs(row["measured"] - row[name]) < 5 * row["s.e."]
+    # Right surrogates leave the noise of minibatches alone, and none the scatter of the shards.
+    assert rows[0][name] == rows[3][name] > 100 * rows[2][name]
+    assert [row["alpha"] for row in alpha.best(metrics).values()] == [1.0, 0.5]
+    assert "standard errors from the law" in alpha.commentary(metrics)
 
 
 def test_report_lists_what_was_not_run(modules, tmp_path):
@@ -285,3 +298,12 @@ def test_command_line(tmp_path):
 def test_a_bar_in_a_name_does_not_end_a_column_of_a_table():
     lines = output.markdown_table([{"error / |variances|": 0.5, "name": "a|b"}]).splitlines()
     assert lines == [r"| error / \|variances\| | name |", "|---|---|", r"| 0.5 | a\|b |"]
+
+
+def test_settings_of_a_program_that_is_no_experiment():
+    found = schemas.from_arguments(demo.Config, ["seed=3", "step_size=1e-2", "out=here"])
+    assert (found.seed, found.step_size, found.out) == (3, 0.01, "here")
+    assert found.num_chains == demo.Config.num_chains
+    for wrong, told in ((["sed=3"], "Key 'sed'"), (["seed=x"], "Value 'x'"), (["seed"], "'int'")):
+        with pytest.raises(schemas.SettingsError, match=f"{told}.*settings are seed, num_chains"):
+            schemas.from_arguments(demo.Config, wrong)

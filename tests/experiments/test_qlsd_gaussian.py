@@ -133,7 +133,7 @@ def test_a_budget_pays_for_as_many_rounds_as_real_messages_allow(tiny):
 def test_the_bias_by_rows_and_clients_follows_from_the_noise_at_the_mode(tmp_path):
     """Full messages of single rows: the variance that the recursion has, by hand."""
     config = consistency.Config(num_clients=3, dim=4, levels=2**20, row_factors=(1, 4))
-    found, size = consistency.squared_bias(config, False)
+    found, size = consistency.squared_bias(config, False, consistency.Point())
     federation = federations.gaussian(3, 4)
     noise = fedmcmc.tuning.noise_at_mode(
         gaussian.posterior(),

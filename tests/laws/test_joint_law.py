@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc import hierarchy
 from fedmcmc.hierarchy import conjugate, independence, ula
+from tests.oracles import federations_two_levels as two
 from tests.oracles import laws_joint
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_joint import (
@@ -74,4 +76,38 @@ def test_law_of_every_round(case):
     )
     for round_ in ROUNDS:
         z = worst_z(samples.draws[:, round_ - 1], expected(case)[round_])
+        assert z < LIMIT, f"after {round_} rounds"
+
+
+LEVELS = hierarchy.two_levels(conjugate(), conjugate())
+
+
+@pytest.mark.slow
+def test_law_of_latents_of_clients_and_their_groups():
+    """Groups' latents are drawn given their client's, then that given theirs, then phi moves."""
+    size, n = two.D, two.D + len(two.SIZES) + two.NUM_GROUPS
+    joint = laws_joint.quadratic(list(two.factors()))
+    own = np.arange(size, size + len(two.SIZES))
+    blocks = [np.arange(own[-1] + 1, n), own]
+    affine = laws_joint.langevin_round_of_blocks(joint, blocks, size, STEP)
+    kernel = fedmcmc.lsd(two.POSTERIOR, step_size=STEP, refresh=LEVELS)
+    samples = fedmcmc.sample(
+        jax.random.key(6),
+        kernel,
+        two.DATA,
+        two.START,
+        num_rounds=max(ROUNDS),
+        num_chains=NUM_CHAINS,
+        collect=two.joint_vector,
+        progress=False,
+    )
+    # What latents begin at is forgotten in the first round but for the clients' own.
+    first = np.zeros(n)
+    first[:size] = two.START
+    first[own] = np.asarray(
+        kernel.init(jax.random.key(0), two.START, two.DATA).clients.latents["client"]
+    )
+    laws = laws_joint.laws_of([(1.0, affine)], first, max(ROUNDS))
+    for round_ in ROUNDS:
+        z = worst_z(samples.draws[:, round_ - 1], laws[round_])
         assert z < LIMIT, f"after {round_} rounds"

@@ -8,6 +8,8 @@ Values lie in one file, base classes of kernels' parts in another, phases and ke
 This room imports no other.
 """
 
+from fedmcmc._types._describing import Described as Described
+from fedmcmc._types._describing import described as described
 from fedmcmc._types._kernels import FederatedKernel as FederatedKernel
 from fedmcmc._types._kernels import Phase as Phase
 from fedmcmc._types._parts import GradientEstimator as GradientEstimator
@@ -19,6 +21,7 @@ from fedmcmc._types._values import Arrivals as Arrivals
 from fedmcmc._types._values import Broadcast as Broadcast
 from fedmcmc._types._values import Cached as Cached
 from fedmcmc._types._values import Client as Client
+from fedmcmc._types._values import ClientLatent as ClientLatent
 from fedmcmc._types._values import ClientTerms as ClientTerms
 from fedmcmc._types._values import Cohort as Cohort
 from fedmcmc._types._values import Counts as Counts

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedmcmc._types._describing import Described
 from fedmcmc._types._parts import Participation
 from fedmcmc._types._values import (
     ArrayTree,
@@ -22,7 +23,7 @@ from fedmcmc._types._values import (
 )
 
 
-class Phase:
+class Phase(Described):
     """One exchange of messages in a round: what clients compute and send, what the server makes.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
@@ -295,10 +296,3 @@ class FederatedKernel(Phase):
         the server's state alone: a deployed server has no other.
         """
         return state.broadcast.position
-
-    def __repr__(self) -> str:
-        """Name the class; the numbers and functions within would fill screens."""
-        size = self.participation.cohort_size
-        numbers = sum(getattr(leaf, "size", 1) for leaf in jax.tree.leaves(self))
-        cohort = "all clients" if size is None else f"cohorts of {size}"
-        return f"<{type(self).__name__}: {cohort}, {numbers} numbers>"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from jax import Array
 
+from fedmcmc._types._describing import Described
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -15,8 +16,8 @@ from fedmcmc._types._values import (
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Participation:
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Participation(Described):
     """Who takes part in a round, and with which weights.
 
     A subclass is a frozen dataclass registered as a pytree, whose own fields hold numbers (leaves)
@@ -42,12 +43,12 @@ class Participation:
     """
 
     cohort_size: int | None = field(default=None, metadata={"static": True})
-    weighted: bool = field(default=True, metadata={"static": True})
-    pooled: bool = field(default=False, metadata={"static": True})
-    silent: bool = field(default=False, metadata={"static": True})
-    drops: bool = field(default=True, metadata={"static": True})
-    repeats: bool = field(default=False, metadata={"static": True})
-    guards: bool = field(default=False, metadata={"static": True})
+    weighted: bool = field(default=True, repr=False, metadata={"static": True})
+    pooled: bool = field(default=False, repr=False, metadata={"static": True})
+    silent: bool = field(default=False, repr=False, metadata={"static": True})
+    drops: bool = field(default=True, repr=False, metadata={"static": True})
+    repeats: bool = field(default=False, repr=False, metadata={"static": True})
+    guards: bool = field(default=False, repr=False, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Return who takes part."""
@@ -80,7 +81,7 @@ class Reference:
         raise NotImplementedError
 
 
-class GradientEstimator:
+class GradientEstimator(Described):
     """An estimate of the gradient of one client's log likelihood (a sum over its rows).
 
     Summed over clients, its expectation is the gradient of the whole log likelihood.

@@ -183,6 +183,24 @@ class Population(NamedTuple):
     transport_fn: Callable[[ArrayTree, ArrayTree, ArrayTree], ArrayTree] | None = None
 
 
+class ClientLatent(NamedTuple):
+    """The latent of a client itself, in a model that has latents of its groups besides.
+
+    Attributes
+    ----------
+    logprior_fn
+        ``(position, latent) -> []``, log density of a client's latent given the shared position.
+    like
+        Shapes of one client's latent, unconstrained.
+    constrain_fn
+        ``(position, latent)`` to the user's parameters of one client.
+    """
+
+    logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
+    like: Shapes
+    constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
+
+
 class Local(NamedTuple):
     """The part of a model that belongs to one group of rows, and never leaves their owner.
 
@@ -201,6 +219,9 @@ class Local(NamedTuple):
         ``(position, latent)`` to the user's parameters of one group.
     population
         What `fedmcmc.fed_gibbs` needs; ``None`` where latents have no sufficient statistic.
+    client
+        The latent of the client itself, if there is one. The position that all functions above take
+        is then a pair of the shared position and that latent.
     prior_spread_fn
         ``rng_key -> dict``, a draw from the prior of the shared parameters on which it depends how
         much latents differ, in the user's space; ``None`` where that is not known.
@@ -211,6 +232,7 @@ class Local(NamedTuple):
     like: Shapes
     constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
     population: Population | None = None
+    client: ClientLatent | None = None
     prior_spread_fn: Callable[[Array], dict[str, Array]] | None = None
 
 

@@ -44,7 +44,7 @@ def chain(*compressors: Compressor) -> Compressor:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Chain(Compressor):
     """Compressors in turn; see `chain`."""
 

@@ -42,7 +42,7 @@ def clip(norm: float | Array) -> Compressor:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clip(Compressor):
     """Messages scaled down to a norm; see `clip`."""
 

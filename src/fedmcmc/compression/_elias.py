@@ -17,8 +17,8 @@ from fedmcmc.pytrees import trees
 
 NORM_BITS = 32
 FLAG_BITS = 1
-# Smaller norms are subnormal numbers, which some backends take for zero and others do not.
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)
+"""Smaller norms are subnormal numbers, which some backends take for zero and others do not."""
 WORD = 32
 # What a coordinate can cost at most: the gap 1, a sign and 35 bits of a level up to 2**23.
 MAX_LEVEL_BITS = 37

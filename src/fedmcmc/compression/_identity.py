@@ -22,7 +22,7 @@ def identity() -> Compressor:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Identity(Compressor):
     """Every number as it is; see `identity`."""
 

@@ -84,7 +84,7 @@ def memory(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Memory(Compressor):
     """Differences to a memory that both sides move by its rate; see `memory`."""
 

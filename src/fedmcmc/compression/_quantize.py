@@ -60,7 +60,7 @@ def quantize(num_levels: int | Array, *, per_leaf: bool = False) -> Compressor:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Quantize(Compressor):
     """Levels of a norm; see `quantize`."""
 

@@ -51,7 +51,7 @@ def fraction_of(fraction: float | Array) -> Any:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sparsify(Compressor):
     """Numbers that are sent at random; see `sparsify`."""
 

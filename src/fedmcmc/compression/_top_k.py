@@ -50,7 +50,7 @@ def top_k(fraction: float, *, error_feedback: bool = True) -> Compressor:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TopK(Compressor):
     """The largest numbers; see `top_k`."""
 

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Sender
+from fedmcmc._types import ArrayTree, Client, Described, Sender
 
 
-class Compressor:
+class Compressor(Described):
     """A way to write a message in fewer bits.
 
     ``C(v) = decode(encode(v))`` obeys ``E |C(v) - v|^2 <= omega |v|^2`` and, if `unbiased`,

@@ -20,6 +20,7 @@ from fedmcmc._types import ArrayTree
 MOST_TERMS = 2**16
 """Terms of a sum at most: so many 16-bit limbs add up in 32 bits."""
 WORD_BITS = 64
+"""Bits of a number of a secure sum."""
 FLOAT_BITS = 54
 """A float32 below ``2**54`` splits into parts that 32-bit integers hold."""
 EXTREME = 100

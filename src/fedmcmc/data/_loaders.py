@@ -12,7 +12,7 @@ from fedmcmc.data._federated import FederatedData, from_sorted
 from fedmcmc.data._rows import count_rows, joined, starts_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientLoader:
     """Clients of known sizes, and a function that loads the rows of one.
 
@@ -61,6 +61,15 @@ class ClientLoader:
             raise ValueError(f"sizes must not be negative, got {sizes.min()}.")
         starts_of(sizes)
         object.__setattr__(self, "sizes", sizes)
+
+    def __repr__(self) -> str:
+        """Return sizes; no row is loaded."""
+        sizes = np.asarray(self.sizes)
+        least, most = int(sizes.min()), int(sizes.max())
+        return (
+            f"ClientLoader({self.num_clients} clients, {int(sizes.sum())} rows, {least} to {most} "
+            f"per client)"
+        )
 
     @property
     def num_clients(self) -> int:

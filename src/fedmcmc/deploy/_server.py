@@ -51,8 +51,8 @@ class Sites:
     on_missing
         What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
         for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
-        as with `fedmcmc.faults(kernel, drop=..., rescale=False)`; for sites that are not connected
-        it does not wait.
+        as with ``fedmcmc.faults(kernel, drop=..., rescale=False)``; for sites that are not
+        connected it does not wait.
     timeout
         Seconds.
 
@@ -87,6 +87,10 @@ class Sites:
         self._links = Links(study, transport, timeout)
         self._asked = 0
         self.num_missed: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        """Name the study and its sites."""
+        return f"Sites({self.study!r}, on_missing={self.on_missing!r})"
 
     @property
     def federation(self) -> Federation:

@@ -92,6 +92,13 @@ class Study:
     secure: Mapping[str, Any] = field(default_factory=dict)
     folder: str | Path = "."
 
+    def __repr__(self) -> str:
+        """Name the study, its sites and what runs there."""
+        runs = ", ".join([*self.kernels, *self.asks]) or "nothing"
+        sites = ", ".join(f"{name} {num}" for name, num in self.sites.items())
+        masks = ", under masks" * bool(self.secure)
+        return f"Study({self.name!r}; rows per site: {sites}; runs {runs}{masks})"
+
     def __post_init__(self) -> None:
         if not self.sites or not all(
             isinstance(n, int) and n > 0 and name for name, n in self.sites.items()

@@ -15,8 +15,10 @@ from fedmcmc.diagnostics._weights import check_by_weights
 from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, of_few_groups, quadrature_error
 from fedmcmc.pytrees import trees
 
-FEWEST_DRAWS, FEWEST_OF_A_CHAIN = 400, 4
-"""Below these nothing is judged: halves of shorter chains have no variance."""
+FEWEST_DRAWS = 400
+"""Draws below which a run does not judge them."""
+FEWEST_OF_A_CHAIN = 4
+"""The same, per chain: halves of shorter chains have no variance."""
 RHAT, ESS = 1.01, 400.0
 BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""

@@ -15,7 +15,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Described
 from fedmcmc.dynamics._metrics import IDENTITY, Metric
 from fedmcmc.pytrees import trees
 
@@ -64,7 +64,7 @@ def overdamped_langevin(
     )
 
 
-class Integrator:
+class Integrator(Described):
     """How a trajectory moves.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
@@ -96,7 +96,7 @@ class Integrator:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EulerMaruyama(Integrator):
     """One step of overdamped Langevin dynamics; see `euler_maruyama`."""
 
@@ -130,7 +130,7 @@ def euler_maruyama(metric: ArrayTree | None = None) -> Integrator:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Leapfrog(Integrator):
     """Steps of Hamiltonian dynamics, up to the last drift; see `leapfrog`."""
 

@@ -8,13 +8,13 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Described
 from fedmcmc.pytrees import trees
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
-class Metric:
+@dataclass(frozen=True, eq=False, repr=False)
+class Metric(Described):
     """A positive definite matrix ``B`` and a root ``C`` of it, ``B = C C'``; ``()`` for ones.
 
     A diagonal is a pytree shaped as a position; a dense matrix is ``[d, d]`` over the raveled
@@ -77,6 +77,7 @@ class Metric:
 
 
 IDENTITY = Metric((), (), ())
+"""The metric that changes nothing."""
 
 
 def _times(matrix: ArrayTree, vector: ArrayTree) -> ArrayTree:

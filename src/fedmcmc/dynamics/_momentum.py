@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Number
+from fedmcmc._types import ArrayTree, Described, Number
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
-class Momentum:
+@dataclass(frozen=True, eq=False, repr=False)
+class Momentum(Described):
     """How clients draw their momenta; see `shared_momentum`."""
 
     rho: Any

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Federation
+from fedmcmc._types import ArrayTree, Described, Federation
 from fedmcmc.pytrees import schedules, trees
 
 
-class Preconditioner:
+class Preconditioner(Described):
     """A positive scale for each coordinate of a Langevin step.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
@@ -42,7 +42,7 @@ class _State(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rms(Preconditioner):
     """One over the root of a running mean of squared gradients; see `rms`."""
 

@@ -18,7 +18,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect_optimizer
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, Number, as_functions
+from fedmcmc._types import ArrayTree, Client, Described, GradientEstimator, Number, as_functions
 from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
 from fedmcmc.pytrees import schedules, trees
 
@@ -76,7 +76,7 @@ class Training:
     length: Length = field(metadata={"static": True})
 
 
-class Visitor:
+class Visitor(Described):
     """What is kept of an optimizer's path: nothing, unless a subclass says otherwise.
 
     A visitor is made within a round and lives no longer.

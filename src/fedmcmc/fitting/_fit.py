@@ -31,6 +31,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
+from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0
@@ -633,4 +634,9 @@ def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
         name: np.full(num_chains, sum(getattr(stage, name) for stage in stages) / num_chains)
         for name in COSTS
     }
-    return Samples(draws, info, nothing, totals)
+    done = {
+        f"{number}: {stage.stage}": f"{stage.method}; {stage.rounds} rounds"
+        + f"; {stage.verdict}" * bool(stage.verdict)
+        for number, stage in enumerate(stages, 1)
+    }
+    return Samples(draws, info, nothing, totals, settings=done, versions=versions())

@@ -1,12 +1,13 @@
 """What a fit did and cost, stage by stage: as text, as a dictionary, as one page."""
 
-import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedmcmc.reports import Figure, Page, advice, table_of_rows
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Report:
     verdict: str
     summary: dict[str, dict[str, float]]
     about: dict[str, Any] = field(default_factory=dict)
-    draw_figures: Callable[[], dict[str, str]] | None = field(default=None, repr=False)
+    draw_figures: Callable[[], list[Figure]] | None = field(default=None, repr=False)
 
     @property
     def rounds(self) -> int:
@@ -115,13 +116,13 @@ class Report:
         Raises
         ------
         ImportError
-            If matplotlib is not installed (``pip install "fedmcmc[plots]"``).
+            If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
         """
-        figures = {} if self.draw_figures is None else self.draw_figures()
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_page(self, figures), encoding="utf-8")
-        return path
+        return self.page([] if self.draw_figures is None else self.draw_figures()).save(path)
+
+    def page(self, figures: Sequence[Figure] = ()) -> Page:
+        """Return the page that `save` writes, with these figures."""
+        return _page(self, figures)
 
 
 HEADER = ("stage", "method", "rounds", "Mbit", "k-hat", "R-hat", "ESS", "seconds", "verdict")
@@ -142,20 +143,6 @@ def _cells(stage: Stage) -> tuple[str, ...]:
         f"{stage.seconds:.1f}",
         stage.verdict,
     )
-
-
-ADVICE = {
-    "exact": "These results can be used. They were computed without pooling rows, and they say "
-    "nothing about whether the model is right.",
-    "doubtful": "Use these results with care: they look right, and nothing shows that they are.",
-    "approximate": "Do not report these numbers as the posterior: they are those of a Gaussian "
-    "approximation, and may be far off.",
-    "failed": "Do not use these numbers.",
-}
-
-
-def _advice(verdict: str) -> str:
-    return ADVICE[verdict.split(" ")[0].rstrip(":")]
 
 
 WORDS = (
@@ -205,53 +192,22 @@ WORDS = (
     ),
 )
 
-STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;text-align:right;
-border-bottom:1px solid #ddd}td:first-child,th:first-child,td.text{text-align:left}
-.verdict{padding:1rem;border-left:.5rem solid #888;background:#f6f6f6}.good{border-color:#0072b2}
-.poor{border-color:#d55e00}svg{max-width:100%;height:auto}dt{font-weight:600}
-""".strip()
 
-
-def _page(report: Report, figures: dict[str, str]) -> str:
-    """Return the page; `figures` are titles and SVG elements."""
-    good = "good" if report.verdict.startswith("exact") else "poor"
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>fedmcmc: report of a fit</title><style>{STYLE}</style></head><body>",
-        "<h1>Report of a fit</h1>",
-        f"<p class='verdict {good}'><strong>{html.escape(_advice(report.verdict))}</strong><br>"
-        f"{html.escape(report.verdict)}</p>",
-        "<h2>Parameters</h2>",
-        _table(
-            ("parameter", "mean", "sd", "5 %", "50 %", "95 %"),
-            [
-                (name, *(f"{row[key]:.4g}" for key in ("mean", "sd", "5 %", "50 %", "95 %")))
-                for name, row in report.summary.items()
-            ],
-        ),
-    ]
-    for title, svg in figures.items():
-        parts.append(f"<h2>{html.escape(title)}</h2>{svg}")
+def _page(report: Report, figures: Sequence[Figure]) -> Page:
+    page = Page("Report of a fit")
+    good = report.verdict.startswith("exact")
+    page.verdict(advice(report.verdict), report.verdict, tone="good" if good else "poor")
+    page.heading("Parameters")
+    page.table(*table_of_rows(report.summary))
+    for figure in figures:
+        page.heading(figure.title)
+        page.figure(figure.svg, figure.about)
+    page.heading("What was done")
     rows = [(*_cells(stage), stage.why) for stage in report.stages]
-    parts += [
-        "<h2>What was done</h2>",
-        _table((*HEADER, "why"), [*rows, (*report._sum(), "")]),
-        "<h2>Words</h2><dl>",
-        *(f"<dt>{html.escape(w)}</dt><dd>{html.escape(text)}</dd>" for w, text in WORDS),
-        "</dl>",
-        "<h2>About this run</h2>",
-        _table(("what", "value"), [(k, str(v)) for k, v in report.about.items()]),
-        "</body></html>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    page.table((*HEADER, "why"), [*rows, (*report._sum(), "")], texts=("method", "verdict", "why"))
+    page.heading("Words")
+    page.words(WORDS)
+    page.heading("About this run")
+    rows = [(name, str(value)) for name, value in report.about.items()]
+    page.table(("what", "value"), rows, texts=("value",))
+    return page

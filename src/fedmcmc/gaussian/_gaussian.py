@@ -20,16 +20,17 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, Described
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 
 STRUCTURES = ("scaled_identity", "diagonal", "dense")
+"""What a precision may be: one number, one per coordinate, a matrix."""
 
 
 @register_dataclass
-@dataclass(frozen=True)
-class Gaussian:
+@dataclass(frozen=True, repr=False)
+class Gaussian(Described):
     """A Gaussian, or one per client where every leaf has a leading client axis.
 
     Attributes

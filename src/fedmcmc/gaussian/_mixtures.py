@@ -13,6 +13,7 @@ from jax.tree_util import register_dataclass
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
+from fedmcmc._types import Described
 from fedmcmc.gaussian._gaussian import Gaussian, flat_precision
 from fedmcmc.pytrees import trees
 
@@ -36,11 +37,12 @@ WHOLE = (
     "It must be of the whole posterior: surrogates.sum() times the prior's Gaussian, or "
     "samples.state.server.approximation.gaussian of fed_ep, of one chain."
 )
+"""What errors say of an approximation that is not of the whole posterior."""
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
-class Mixture:
+@dataclass(frozen=True, eq=False, repr=False)
+class Mixture(Described):
     """A mixture of multivariate t distributions over raveled positions.
 
     Attributes

@@ -122,13 +122,13 @@ class ZeroSum(Derived):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Conducive(ZeroSum):
     """Corrections from surrogates of the clients' likelihoods; see `conducive`."""
 
     estimator: GradientEstimator
     surrogates: PerClient  # of Gaussian
-    product: Gaussian
+    product: Gaussian = field(repr=False)
     alpha: Any
     shares: PerClient | None
 
@@ -209,7 +209,7 @@ def as_surrogates(surrogates: Gaussian) -> Gaussian:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scaffold(ZeroSum):
     """Corrections from all clients' gradients at the round's start; see `scaffold`."""
 
@@ -276,7 +276,7 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FixedPoint(ZeroSum):
     """Differences to the gradient at a fixed point; see `fixed_point`."""
 
@@ -373,7 +373,7 @@ class _Memory(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Svrg(ZeroSum):
     """Differences to the gradient at a snapshot; see `svrg`."""
 

@@ -87,7 +87,7 @@ def next_broadcast(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FullGradient(GradientEstimator):
     """The sum over all rows of the client; see `full_gradient`."""
 
@@ -145,7 +145,7 @@ class Derived(GradientEstimator):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Noisy(Derived):
     """An estimate plus Gaussian noise; see `noisy`."""
 

@@ -35,7 +35,7 @@ class _Randomness(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Minibatch(GradientEstimator):
     """The sum over random rows, scaled to all; see `minibatch`."""
 
@@ -147,7 +147,7 @@ def for_batch_size(batch_size: int | float | None, *, replace: bool = True) -> G
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Epochs(GradientEstimator):
     """Passes over the client's rows; see `epochs`."""
 

@@ -15,6 +15,7 @@ from fedmcmc.hierarchy._latents import groups_of as groups_of
 from fedmcmc.hierarchy._latents import locals_in as locals_in
 from fedmcmc.hierarchy._latents import made_up_rows as made_up_rows
 from fedmcmc.hierarchy._latents import missing_information as missing_information
+from fedmcmc.hierarchy._latents import refuse_two_levels as refuse_two_levels
 from fedmcmc.hierarchy._local_draws import LocalDraws as LocalDraws
 from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES
@@ -34,5 +35,9 @@ from fedmcmc.hierarchy._refresh import independence as independence
 from fedmcmc.hierarchy._trajectories import Trajectories as Trajectories
 from fedmcmc.hierarchy._trajectories import hmc as hmc
 from fedmcmc.hierarchy._trajectories import mala as mala
+from fedmcmc.hierarchy._two_levels import TwoLevels as TwoLevels
+from fedmcmc.hierarchy._two_levels import constrain_client as constrain_client
+from fedmcmc.hierarchy._two_levels import latents_of as latents_of
+from fedmcmc.hierarchy._two_levels import two_levels as two_levels
 from fedmcmc.hierarchy._unpooled import forest as forest
 from fedmcmc.hierarchy._unpooled import unpooled as unpooled

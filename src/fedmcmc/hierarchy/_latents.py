@@ -37,12 +37,16 @@ class Groups(NamedTuple):
         Rows, mask and groups of rows, read once, where one chunk holds them; else ``()``.
     present
         ``[G]`` bool, which groups the client has.
+    together
+        Whether all rows are those of one latent, the client's; rows are then pairs of rows and
+        their groups.
     """
 
     local: Local
     client: Client
     kept: ArrayTree
     present: Array
+    together: bool = False
 
     @property
     def num(self) -> int:
@@ -69,13 +73,13 @@ class Groups(NamedTuple):
     def fold(self, fn: Callable[[ArrayTree, Array, Array], Array]) -> Array:
         """Return the sum of ``fn(rows, mask, groups)`` over chunks of the client's rows."""
         if self.kept:
-            return fn(*self.kept)
+            return fn(*self._read(*self.kept))
         # Of static length, so that it can be differentiated.
         num = -(-self.client.max_size // CHUNK_ROWS)
 
         @jax.checkpoint
         def chunk(i: Array) -> Array:
-            return fn(*own_rows_in_groups(self.client, i * CHUNK_ROWS))
+            return fn(*self._read(*own_rows_in_groups(self.client, i * CHUNK_ROWS)))
 
         def body(total: Array, i: Array) -> tuple[Array, None]:
             return total + chunk(i), None
@@ -83,6 +87,11 @@ class Groups(NamedTuple):
         shape = jax.eval_shape(chunk, jax.ShapeDtypeStruct((), jnp.int32))
         zero = jnp.zeros(shape.shape, shape.dtype)
         return jax.lax.scan(body, zero, jnp.arange(num, dtype=jnp.int32))[0]
+
+    def _read(self, rows: ArrayTree, mask: Array, group: Array) -> tuple[ArrayTree, Array, Array]:
+        return (
+            ((rows, group), mask, jnp.zeros_like(group)) if self.together else (rows, mask, group)
+        )
 
     def log_density(self, position: ArrayTree, flat: Array) -> Array:
         """Return the log density of each group's latent and rows, ``[G]``, at ``[G, k]``."""
@@ -133,8 +142,18 @@ class Groups(NamedTuple):
         return slope_fn(flat), (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
 
 
+def refuse_two_levels(local: Local | None) -> None:
+    """Raise `ValueError` where a client has a latent besides those of its groups."""
+    if local is not None and local.client is not None:
+        raise ValueError(
+            "This model has latents of clients and of their groups, which "
+            "fedmcmc.lsd(posterior, refresh=fedmcmc.hierarchy.two_levels(...)) alone moves."
+        )
+
+
 def groups_of(local: Local, client: Client) -> Groups:
-    """Return the groups of a client."""
+    """Return the groups of a client, of a model without a latent of the client itself."""
+    refuse_two_levels(local)
     num = max_groups(client)
     kept = own_rows_in_groups(client) if single_chunk(client) else ()
     groups = Groups(local, client, kept, jnp.ones(num, bool))

@@ -17,6 +17,7 @@ from fedmcmc.hierarchy._latents import (
     find_modes,
     groups_of,
     log_diagonal,
+    refuse_two_levels,
     solve,
     solve_upper,
 )
@@ -219,6 +220,7 @@ def marginal(posterior: Posterior, nodes: int = 5) -> Posterior:
             "This posterior has no latents of groups to integrate out: mark sites of the model "
             "with infer={'local': True}, or name them in from_numpyro(model, local=[...])."
         )
+    refuse_two_levels(local)
     if nodes % 2 == 0:
         raise ValueError(f"nodes must be odd, so that the mode is one of them; got {nodes}.")
     size = trees.num_elements(local.like.tree)

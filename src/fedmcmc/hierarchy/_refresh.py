@@ -14,7 +14,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Local
+from fedmcmc._types import ArrayTree, Described, Local
 from fedmcmc.hierarchy._latents import (
     Accepted,
     Groups,
@@ -23,6 +23,7 @@ from fedmcmc.hierarchy._latents import (
     modes_and_factors,
     solve_upper,
 )
+from fedmcmc.pytrees import trees
 
 
 class Here(NamedTuple):
@@ -50,7 +51,7 @@ class Moved(NamedTuple):
     kept: ArrayTree = ()
 
 
-class Refresh:
+class Refresh(Described):
     """A transition of the groups' latents at a fixed position.
 
     A subclass is a frozen dataclass registered as a pytree; its methods are pure.
@@ -79,6 +80,10 @@ class Refresh:
         """Return all that is random in a move, leaves ``[num_groups, ...]``."""
         raise NotImplementedError
 
+    def randomness(self, rng_key: Array, local: Local, num_groups: int) -> ArrayTree:
+        """Return all that is random in a move of a model's latents."""
+        return self.prepare(rng_key, num_groups, trees.num_elements(local.like.tree))
+
     def move(self, groups: Groups, draws: ArrayTree, here: Here) -> Moved:
         """Return latents moved; deterministic."""
         raise NotImplementedError
@@ -88,7 +93,8 @@ def first_locals(groups: Groups, refresh: Refresh, position: ArrayTree) -> Local
     """Return where latents begin that a refresh is to move, given the first position."""
     flat = refresh.begin(groups, position)
     latents, kept = groups.as_latents(flat), refresh.init(groups, position)
-    return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), jnp.ones_like(flat[:, 0])))
+    all_ = jnp.ones(groups.present.shape, jnp.result_type(float))
+    return Locals(latents, kept, Accepted(jnp.zeros((), jnp.int32), all_))
 
 
 def per_group(rng_key: Array, num_groups: int, draw: Callable[[Array], ArrayTree]) -> ArrayTree:

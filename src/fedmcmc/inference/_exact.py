@@ -34,7 +34,7 @@ def exact_gaussian() -> Inference:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExactGaussian(Inference):
     """Likelihood times cavity; see `exact_gaussian`."""
 
@@ -67,7 +67,7 @@ def exact_mean() -> Mean:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExactMean(Mean):
     """Exact moments; see `exact_mean`."""
 

@@ -24,7 +24,7 @@ _BUDGET = 2**22  # numbers that the gradients of rows treated together may take
 _MOST_ROWS = 256
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FisherInference(MeanFirst):
     """A mean, and the cavity's precision plus an information at or about it."""
 
@@ -158,7 +158,7 @@ def laplace(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Laplace(FisherInference):
     """Information at the mean; see `laplace`."""
 
@@ -256,7 +256,7 @@ class _Keys(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ngvi(FisherInference):
     """Information averaged over the tilted distribution; see `ngvi`."""
 

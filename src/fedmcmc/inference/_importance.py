@@ -58,7 +58,7 @@ def importance(num_points: int = 512, *, num_steps: int = 6) -> Inference:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Importance(Inference):
     """Weighted points about the tilted mode; see `importance`."""
 

@@ -36,7 +36,7 @@ class _Randomness(NamedTuple):
     noise: ArrayTree  # of a chain's steps, else ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SampleMean(Mean):
     """Moments of the iterates at the ends of a training's windows, which are the samples."""
 
@@ -90,7 +90,7 @@ class _Scatter(NamedTuple):
     scatter: ArrayTree  # (), shaped as the mean, or [d, d]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Welford(Visitor):
     """Keeps mean and scatter of the windows' last iterates (Welford's recursion)."""
 
@@ -181,7 +181,7 @@ def sgd_mean(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SgdMean(SampleMean):
     """Iterates of an optimizer; see `sgd_mean`."""
 
@@ -255,7 +255,7 @@ def langevin_mean(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LangevinMean(SampleMean):
     """Samples of a Langevin chain; see `langevin_mean`."""
 

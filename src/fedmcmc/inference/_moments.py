@@ -58,7 +58,7 @@ def scaled_identity(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScaledIdentity(MeanFirst):
     """A mean, and a given covariance; see `scaled_identity`."""
 
@@ -118,7 +118,7 @@ def mcmc(
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mcmc(MeanFirst):
     """Moments of samples; see `mcmc`."""
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Described, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat
 
 
@@ -15,7 +15,7 @@ class Tilted(NamedTuple):
     gradient_norm: Array
 
 
-class Inference:
+class Inference(Described):
     """A client's approximation of its likelihood times its cavity.
 
     A subclass is a frozen dataclass registered as a pytree, whose fields hold numbers (leaves) and
@@ -56,7 +56,7 @@ class Moments(NamedTuple):
     gradient_norm: Array
 
 
-class Mean:
+class Mean(Described):
     """A way to the tilted distribution's mean, and to what it sees of its covariance on that way.
 
     A subclass is as one of `Inference`.

@@ -66,6 +66,35 @@ def _kind(site: dict[str, Any]) -> str:
     return "a deterministic site" if site.get("type") == "deterministic" else "no site"
 
 
+LEVELS = ("client", "group")
+"""Of a model of two levels, outer to inner."""
+
+
+def local_sites_of_levels(
+    model: Callable[..., Any],
+    rows: ArrayTree,
+    names: Sequence[str] | Mapping[str, Sequence[str]] | None,
+) -> tuple[tuple[str, ...], int]:
+    """Return the local sites, and how many of them, the first ones, are a client's own.
+
+    Raises
+    ------
+    ValueError
+        As `local_sites`, and where levels are not two, with sites of their own.
+    """
+    if not isinstance(names, Mapping):
+        return local_sites(model, rows, names), 0
+    if set(names) != set(LEVELS) or not all(names.values()):
+        raise ValueError(
+            f"local of two levels has sites for {LEVELS[0]!r} and for {LEVELS[1]!r}; for one level "
+            f"give a list. Got {dict(names)!r}."
+        )
+    own, of_groups = (local_sites(model, rows, names[level]) for level in LEVELS)
+    if both := [name for name in own if name in of_groups]:
+        raise ValueError(f"local names {both[0]!r} for clients and for groups; it can be one's.")
+    return (*own, *of_groups), len(own)
+
+
 def reparametrized(
     model: Callable[..., Any],
     rows: ArrayTree,

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Local, Posterior, Shapes
+from fedmcmc._types import ArrayTree, ClientLatent, Local, Posterior, Shapes
 from fedmcmc.data import FederatedData, values_of
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_checks import (
@@ -19,7 +19,7 @@ from fedmcmc.interop._numpyro_checks import (
 )
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
-    local_sites,
+    local_sites_of_levels,
     prior_spread,
     reparametrized,
 )
@@ -39,7 +39,7 @@ def from_numpyro(
     model: Callable[..., Any],
     *,
     example: ArrayTree | FederatedData,
-    local: Sequence[str] | None = None,
+    local: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     centered: float | Mapping[str, float] = 0.0,
     init_radius: float = 2.0,
     check_rows: bool = True,
@@ -59,6 +59,8 @@ def from_numpyro(
         stays with its owner. A group is a client, or what the data's ``groups=`` say; the model is
         then written for the rows of one group. By default the sites with ``infer={"local": True}``
         and those in a plate of size one named `client`, `clients` or `group`.
+        ``{"client": [...], "group": [...]}`` for two levels: sites that a client has one of, and
+        those that each of its groups has; the latter's priors may depend on the former.
     centered
         How local sites of a location and a scale are parametrized, from 0 (standard normals, say,
         that are shifted and scaled) to 1 (as written); a number for all, or by site.
@@ -142,13 +144,14 @@ def from_numpyro(
     rows = checked_rows(client_rows(example), "one client's rows")
     absent = check_arguments(model, rows)
     try:
-        sites = local_sites(model, rows, local)
+        sites, num_own = local_sites_of_levels(model, rows, local)
         # As it is written first: what does not fit is said of the user's own sites.
-        structure = find_structure(model, rows, sites)
+        structure, inner = _structures(model, rows, sites, num_own)
         spread_fn = prior_spread(model, structure, jax.tree.map(lambda leaf: leaf[:1], rows))
         shifted, sites = reparametrized(model, rows, sites, centered)
         if shifted is not model:
-            model, structure = shifted, find_structure(shifted, rows, sites)
+            model = shifted
+            structure, inner = _structures(model, rows, sites, num_own)
     except (TypeError, jax.errors.JAXTypeError) as error:
         error.add_note(f"from_numpyro called the model with {_call(rows)}, traced by JAX.")
         raise
@@ -157,7 +160,7 @@ def from_numpyro(
             if f"site {name!r}" in str(error):
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
-    posterior, row_terms = _build(model, structure, rows, float(init_radius))
+    posterior, row_terms = _build(model, structure, inner, rows, float(init_radius))
     if posterior.local is not None:
         posterior = posterior._replace(local=posterior.local._replace(prior_spread_fn=spread_fn))
     if check_rows:
@@ -169,6 +172,14 @@ def from_numpyro(
     return posterior
 
 
+def _structures(
+    model: Callable[..., Any], rows: ArrayTree, sites: tuple[str, ...], num_own: int
+) -> tuple[Structure, Structure | None]:
+    """Return the structure, and of two levels that with the client's own sites for shared ones."""
+    structure = find_structure(model, rows, sites)
+    return structure, find_structure(model, rows, sites[num_own:]) if num_own else None
+
+
 def _call(rows: ArrayTree) -> str:
     if isinstance(rows, dict):
         return f"keyword arguments {list(rows)}"
@@ -178,9 +189,16 @@ def _call(rows: ArrayTree) -> str:
 
 
 def _build(
-    model: Callable[..., Any], structure: Structure, rows: ArrayTree, radius: float
+    model: Callable[..., Any],
+    structure: Structure,
+    inner: Structure | None,
+    rows: ArrayTree,
+    radius: float,
 ) -> tuple[Posterior, Callable[[Position, Position, ArrayTree], Array]]:
-    """Return the posterior, and the terms of rows that share one latent."""
+    """Return the posterior, and the terms of rows that share one latent.
+
+    `inner` is the structure with sites of clients for shared ones, of a model of two levels.
+    """
     # The prior and the transformations do not depend on rows, yet the model wants some.
     any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
     start_rows = jax.tree.map(lambda leaf: leaf[:START_ROWS], rows)
@@ -228,22 +246,6 @@ def _build(
     def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
         return row_terms(position, {}, batch)
 
-    def local_logprior_fn(position: Position, latent: Position) -> Array:
-        return total(trace(position, any_row, latent), structure.local_prior)
-
-    local_logprior_fn.sites = _listed(structure.local)  # type: ignore[attr-defined]
-
-    def local_loglikelihood_fn(position: Position, latents: Position, batch: ArrayTree) -> Array:
-        def one(latent: Position, row: ArrayTree) -> Array:
-            return row_terms(position, latent, jax.tree.map(lambda leaf: leaf[None], row))[0]
-
-        return jax.vmap(one)(latents, batch)
-
-    def local_constrain_fn(position: Position, latent: Position) -> dict[str, Any]:
-        sites = trace(position, any_row, latent)
-        own = [name for name in structure.local if not name.endswith(DECENTERED)]
-        return {name: sites[name]["value"] for name in (*own, *structure.local_deterministic)}
-
     def resample_fn(rng_key: Array, position: Position, batch: ArrayTree) -> ArrayTree:
         leaves, treedef = jax.tree.flatten(batch)
         for i, (name, leaf) in enumerate(structure.outcomes or ()):
@@ -260,15 +262,67 @@ def _build(
     def log_density(position: Position) -> Array:
         return logprior_fn(position) + jnp.sum(row_terms(position, anywhere, start_rows))
 
+    def local_of(
+        local: Structure, split: Callable[[ArrayTree], tuple[Position, Position]]
+    ) -> Local:
+        """Return what belongs to a group; `split` makes shared sites and others of a position."""
+
+        def local_trace(position: ArrayTree, latent: Position) -> tracing.Trace:
+            shared, own = split(position)
+            return trace(shared, any_row, {**own, **latent})
+
+        def local_logprior_fn(position: ArrayTree, latent: Position) -> Array:
+            return total(local_trace(position, latent), local.local_prior)
+
+        local_logprior_fn.sites = _listed(local.local)  # type: ignore[attr-defined]
+
+        def local_loglikelihood_fn(
+            position: ArrayTree, latents: Position, batch: ArrayTree
+        ) -> Array:
+            shared, own = split(position)
+
+            def one(latent: Position, row: ArrayTree) -> Array:
+                alone = jax.tree.map(lambda leaf: leaf[None], row)
+                return row_terms(shared, {**own, **latent}, alone)[0]
+
+            return jax.vmap(one)(latents, batch)
+
+        def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
+            sites = local_trace(position, latent)
+            return {name: sites[name]["value"] for name in _own_sites(local)}
+
+        like = Shapes(position_shapes(local.local))
+        return Local(local_logprior_fn, local_loglikelihood_fn, like, local_constrain_fn)
+
+    def client_of(inner: Structure) -> ClientLatent:
+        """Return what belongs to a client itself: the local sites that are no group's."""
+        shapes = {name: x for name, x in structure.local.items() if name not in inner.local}
+        of_groups = {name: anywhere[name] for name in inner.local}
+        names = tuple(name for name in structure.local_prior if name not in inner.local_prior)
+        shown = tuple(name for name in _own_sites(structure) if name not in _own_sites(inner))
+
+        def client_logprior_fn(position: Position, own: Position) -> Array:
+            return total(trace(position, any_row, {**of_groups, **own}), names)
+
+        client_logprior_fn.sites = _listed(shapes)  # type: ignore[attr-defined]
+
+        def client_constrain_fn(position: Position, own: Position) -> dict[str, Any]:
+            sites = trace(position, any_row, {**of_groups, **own})
+            return {name: sites[name]["value"] for name in shown}
+
+        return ClientLatent(
+            client_logprior_fn, Shapes(position_shapes(shapes)), client_constrain_fn
+        )
+
     local = None
-    if structure.local:
-        like = Shapes(position_shapes(structure.local))
+    if inner is not None:
+        local = local_of(inner, lambda pair: pair)._replace(client=client_of(inner))
+    elif structure.local:
         population = population_of(
             lambda position, latent: trace(position, any_row, latent), row_terms, any_row, structure
         )
-        local = Local(
-            local_logprior_fn, local_loglikelihood_fn, like, local_constrain_fn, population
-        )
+        local = local_of(structure, lambda position: (position, {}))
+        local = local._replace(population=population)
     posterior = Posterior(
         logprior_fn,
         loglikelihood_fn if local is None else None,
@@ -278,6 +332,12 @@ def _build(
         local=local,
     )
     return posterior, row_terms
+
+
+def _own_sites(structure: Structure) -> tuple[str, ...]:
+    """Return names of the local sites as the user knows them, deterministic ones among them."""
+    own = [name for name in structure.local if not name.endswith(DECENTERED)]
+    return (*own, *structure.local_deterministic)
 
 
 def _listed(shapes: dict[str, tuple[int, ...]]) -> str:

@@ -38,7 +38,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
-from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of
+from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, refuse_two_levels
 from fedmcmc.kernels._gibbs_interweaving import Rescaling, gone_along, proposed, transported
 from fedmcmc.kernels._gibbs_judging import Judgement
 from fedmcmc.kernels._gibbs_rows import first_moves, propose
@@ -533,6 +533,7 @@ def fed_gibbs(
     participation = full() if participation is None else participation
     expect_latents(posterior, refresh, participation, "fed_gibbs")
     local: Any = posterior.local
+    refuse_two_levels(local)
     if local.population is None:
         raise ValueError(_no_population(local))
     if not refresh.exact:

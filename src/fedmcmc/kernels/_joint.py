@@ -30,7 +30,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Memory
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import Metric, overdamped_langevin
-from fedmcmc.hierarchy import Locals, Refresh, groups_of
+from fedmcmc.hierarchy import Locals, Refresh, TwoLevels, latents_of
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
@@ -70,14 +70,13 @@ class JointLangevin(LatentKernel):
         return Broadcast(jnp.zeros((), jnp.int32), position), ()
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        size = trees.num_elements(self.local.like.tree)
-        keys = jax.random.split(rng_key, self.num_draws)
-        return jax.vmap(lambda key: self.refresh.prepare(key, max_groups(client), size))(keys)
+        keys, num = jax.random.split(rng_key, self.num_draws), max_groups(client)
+        return jax.vmap(lambda key: self.refresh.randomness(key, self.local, num))(keys)
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[ArrayTree, Locals, StepInfo]:
-        groups, position = groups_of(self.local, client), broadcast.position
+        groups, position = latents_of(self.local, client), broadcast.position
         slope_fn = jax.grad(groups.total)
 
         def one(carry: tuple[Array, ArrayTree, ArrayTree], drawn: ArrayTree) -> Any:
@@ -155,6 +154,12 @@ def joint(
     """
     participation = full() if participation is None else participation
     expect_latents(posterior, refresh, participation, "lsd(refresh=...)")
+    local = posterior.local
+    if (local is not None and local.client is not None) != isinstance(refresh, TwoLevels):
+        raise ValueError(
+            "A model with latents of clients and of their groups takes "
+            "refresh=hierarchy.two_levels(client=..., group=...), and no other model does."
+        )
     if order not in ("refresh_first", "gradient_first"):
         raise ValueError(f'order must be "refresh_first" or "gradient_first", got {order!r}.')
     return as_functions(

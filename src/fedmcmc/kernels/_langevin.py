@@ -36,7 +36,7 @@ from fedmcmc.random import realize_normals
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _GradientsAt(Phase):
     """Sums the gradients of the clients' log likelihoods at a point."""
 

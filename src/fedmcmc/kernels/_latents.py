@@ -25,7 +25,7 @@ from fedmcmc.hierarchy import (
     Moved,
     Refresh,
     first_locals,
-    groups_of,
+    latents_of,
     marginal,
 )
 from fedmcmc.kernels._shared import PROBE_ROWS, shape_of
@@ -96,7 +96,7 @@ class LatentKernel(FederatedKernel):
 
 @jax.jit  # a start computes it outside of any program, which takes longer operation by operation
 def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> Locals:
-    return kernel.first_locals(groups_of(kernel.local, client), position)
+    return kernel.first_locals(latents_of(kernel.local, client), position)
 
 
 def expect_latents(
@@ -128,7 +128,7 @@ def judged(posterior: Posterior) -> Posterior:
     Else the posterior as it is, of which draws without latents are not judged.
     """
     local: Any = posterior.local
-    if trees.num_elements(local.like.tree) > MOST_JUDGED:
+    if local.client is not None or trees.num_elements(local.like.tree) > MOST_JUDGED:
         return posterior
     return marginal(posterior)
 
@@ -144,13 +144,17 @@ def check_latent_model(posterior: Posterior, position: ArrayTree, federation: Fe
         lambda leaf: jax.ShapeDtypeStruct((PROBE_ROWS, *leaf.shape[1:]), leaf.dtype),
         federation.rows,
     )
-    for name, fn, arguments in (
-        ("logprior_fn", posterior.logprior_fn, (like,)),
-        ("local.logprior_fn", local.logprior_fn, (like, latent)),
-    ):
+    priors: list[tuple] = [("logprior_fn", posterior.logprior_fn, (like,))]
+    place: ArrayTree = like
+    if local.client is not None:
+        own = local.client.like.tree
+        priors.append(("local.client.logprior_fn", local.client.logprior_fn, (like, own)))
+        place = (like, own)
+    priors.append(("local.logprior_fn", local.logprior_fn, (place, latent)))
+    for name, fn, arguments in priors:
         if (shape := shape_of(name, fn, *arguments)) != ():
             raise ValueError(f"{name} must return a scalar, got shape {shape}.")
-    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, like, several, rows)
+    shape = shape_of("local.loglikelihood_fn", local.loglikelihood_fn, place, several, rows)
     if shape != (PROBE_ROWS,):
         raise ValueError(
             f"local.loglikelihood_fn must return one term per row, shape ({PROBE_ROWS},) for "

@@ -41,7 +41,7 @@ from fedmcmc.gaussian import (
     with_mean,
 )
 from fedmcmc.gradients import Target, as_gaussian
-from fedmcmc.hierarchy import marginal
+from fedmcmc.hierarchy import marginal, refuse_two_levels
 from fedmcmc.inference import Inference, LatentInference
 from fedmcmc.kernels._latents import check_latent_model, judged
 from fedmcmc.kernels._prior_site import PriorSite
@@ -71,7 +71,7 @@ class _Approximation(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Expansions(Phase):
     """Sums the clients' expansions at the start, which are the first sites."""
 
@@ -355,6 +355,7 @@ def _check_latents(posterior: Posterior, inference: Inference, cavity: str) -> N
                 "or mcmc(...), or mark sites of the model with infer={'local': True}."
             )
         return
+    refuse_two_levels(posterior.local)
     if not takes:
         raise ValueError(
             f"This posterior has latents of its groups, which {type(inference).__name__} does not "

@@ -108,7 +108,7 @@ def _add_sample(fit: _Fit, index: Array, sample: Array, theta: Array) -> _Fit:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Samples(Visitor):
     num_samples: int
     theta: Array  # [d], where training starts

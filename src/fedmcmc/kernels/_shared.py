@@ -139,7 +139,7 @@ class EstimatorKernel(FederatedKernel):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SumOverClients(Phase):
     """A phase that sums over clients what an estimator needs summed, into `Broadcast.summed`."""
 

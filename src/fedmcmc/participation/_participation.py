@@ -153,7 +153,7 @@ def _edges(p: Array) -> Array:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Full(Participation):
     """Everyone; see `full`."""
 
@@ -167,7 +167,7 @@ class Full(Participation):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bernoulli(Participation):
     """Each client by itself; see `bernoulli`."""
 
@@ -188,7 +188,7 @@ class Bernoulli(Participation):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Realised(Bernoulli):
     """Each client by itself, weighted by the number that takes part; see `bernoulli`."""
 
@@ -224,7 +224,7 @@ class Realised(Bernoulli):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Uniform(Participation):
     """Distinct clients; see `uniform`."""
 
@@ -250,12 +250,13 @@ class Uniform(Participation):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Categorical(Participation):
     """Draws with replacement; see `categorical`."""
 
     probabilities: Any = ()  # [num_clients], or () where all are the same
-    edges: Any = ()  # [num_clients - 1], where one client's words end and the next one's begin
+    # [num_clients - 1], where one client's words end and the next one's begin
+    edges: Any = field(default=(), repr=False)
     cohort_size: int = field(kw_only=True, metadata={"static": True})
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:

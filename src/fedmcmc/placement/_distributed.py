@@ -23,6 +23,7 @@ from fedmcmc.rounds import AXIS, CHAINS
 CONNECTION = {"coordinator_address", "num_processes", "process_id", "cluster_detection_method"}
 """Settings that say how to find the other processes, or that there are some."""
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""Environment variables by which `fedmcmc.launch` tells processes of each other."""
 
 
 def initialize(**settings: Any) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 
 WARDEN = __file__
+"""The program that ends the processes of a run whose launcher is gone."""
 KILL = 9  # SIGKILL, a name that Windows lacks; there any number ends a process
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Number
+from fedmcmc._types import ArrayTree, Number, described
 
 
 class Range(NamedTuple):
@@ -38,12 +38,16 @@ class Range(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scheduled:
     """A schedule as the user gave it, ``round -> []``, and the range its values must lie in."""
 
     fn: Callable[[Array], Array] = field(metadata={"static": True})
     range: Range = field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        """Name the user's function."""
+        return described(self.fn)
 
 
 @register_dataclass

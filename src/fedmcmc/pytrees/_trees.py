@@ -1,7 +1,7 @@
 """Leafwise arithmetic on pytrees; scalars take the dtype of the leaf they meet."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -238,8 +238,10 @@ def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
     return named
 
 
-def element_names(tree: ArrayTree) -> list[str]:
+def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -> list[str]:
     """Return a name for each number of the raveled tree.
+
+    `places` are, for each leaf, those of its raveled numbers that are to be named; by default all.
 
     Examples
     --------
@@ -247,11 +249,14 @@ def element_names(tree: ArrayTree) -> list[str]:
     (['a', 'b[0]', 'b[1]'], ['coordinate 0'])
     """
     names = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         stem = jax.tree_util.keystr(path, simple=True, separator=".")
-        for index in np.ndindex(leaf.shape):
-            inside = f"[{', '.join(map(str, index))}]" if index else ""
-            plain = f"coordinate {', '.join(map(str, index))}" if index else "the coordinate"
+        own = np.arange(math.prod(leaf.shape)) if places is None else places[i]
+        shape = leaf.shape or (1,)
+        for indices in np.stack(np.unravel_index(own, shape), axis=-1).tolist():
+            index = ", ".join(map(str, indices)) if leaf.shape else ""
+            inside = f"[{index}]" if index else ""
+            plain = f"coordinate {index}" if index else "the coordinate"
             names.append(stem + inside if stem else plain)
     return names
 

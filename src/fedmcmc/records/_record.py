@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedmcmc._types import Described
 from fedmcmc.streaming import Accumulator
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(frozen=True, repr=False)
+class Record(Described):
     """What `fedmcmc.sample` keeps of a run, and where.
 
     By default draws and ``info`` are kept in memory.

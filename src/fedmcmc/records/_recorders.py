@@ -164,6 +164,7 @@ class ZarrReader:
 
 
 Recorder = MemoryRecorder | ZarrRecorder | ZarrReader
+"""What takes in draws, or hands out those of a store."""
 
 
 def _stored(dtype: Any) -> Any:

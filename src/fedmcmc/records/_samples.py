@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +12,13 @@ from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees
+from fedmcmc.reports import Page, RunFacts, run_page, table_of
 
 ONE_DEVICE = Placement()
+FEW = 10
+"""Parameters that a notebook shows."""
+MOST_REPORTED = 2**30
+"""Bytes of draws that a report reads."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,11 +65,16 @@ class Samples:
     local_mask
         ``[num_clients, max_groups]`` bool, which groups there are.
     constrain_local_fn
-        ``(position, latent)`` to the user's parameters of one group.
+        ``(position, latents)`` to the user's parameters of one client's groups.
     diagnosis
         What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
-        draws, of kernels that do not sample, where `collect` kept something else, and where its
-        warnings are ignored. ``print(samples)`` shows it.
+        draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept
+        something else, and where its warnings are ignored. ``print(samples)`` shows it.
+    warnings
+        What the run warned of, in its words.
+    settings, versions
+        What was run, in words and numbers, and with which software. Keys of random numbers are not
+        there: whoever has a run's key can take its noise out of the draws.
     """
 
     draws: ArrayTree
@@ -81,6 +92,9 @@ class Samples:
     constrain_local_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = field(
         default=None, repr=False
     )
+    warnings: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Say how many draws of what there are, and what they say of themselves."""
@@ -99,6 +113,14 @@ class Samples:
         else:
             told = self.stopped.get("verdict", "not judged")
         return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{told}"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks, with a table of the first parameters."""
+        page = Page("")
+        page.verdict("Samples", str(self))
+        if self.num_draws:
+            page.table(*table_of(self._reported()[0], FEW))
+        return page.body
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the mesh, whose devices no other process has."""
@@ -146,9 +168,9 @@ class Samples:
             raise ValueError("No latents were kept: give sample record=Record(local=True).")
         if self.constrain_local_fn is None:
             return self.local
-        # Of groups and clients at one draw, then of draws and chains.
+        # Of clients at one draw, then of draws and chains.
         mapped: Any = self.constrain_local_fn
-        for axes in ((None, 0), (None, 0), 0, 0):
+        for axes in ((None, 0), 0, 0):
             mapped = jax.vmap(mapped, in_axes=axes)
         given = jax.tree.map(np.asarray, (self.draws, self.local))
         return jax.tree.map(np.asarray, jax.jit(mapped)(*given))
@@ -202,3 +224,75 @@ class Samples:
             groups["posterior"] |= named_leaves(jax.tree.map(np.asarray, latents), "latent")
         groups[stats] = info
         return from_dict(groups, **kwargs)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML page, for readers who have not seen the code.
+
+        It has the warnings, a table of parameters with R-hat and effective draws, a forest plot,
+        traces, rounds and bits, what was run with which versions, and what each word means. Of more
+        than 40 parameters some are shown, small groups of them whole. Latents of clients' groups
+        are not shown.
+
+        Parameters
+        ----------
+        path
+            Where; folders are made.
+
+        Returns
+        -------
+        Path
+            The same.
+
+        Raises
+        ------
+        ImportError
+            If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import fedmcmc
+        >>> posterior = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+        >>> data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+        >>> kernel = fedmcmc.lsd(posterior, step_size=0.02)
+        >>> samples = fedmcmc.sample(
+        ...     jax.random.key(0), kernel, data, 0.0, num_rounds=50, progress=False
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = samples.report(folder + "/report.html").read_text()
+        >>> "<h1>Report of a run</h1>" in page
+        True
+        """
+        draws, notes = self._reported()
+        facts = RunFacts(
+            draws,
+            {name: np.asarray(values) for name, values in self.info.items()},
+            self.totals,
+            warnings=self.warnings,
+            diagnosis=self.diagnosis,
+            not_judged=str(self).splitlines()[-1].capitalize() + ".",
+            verdict=self.stopped.get("verdict", ""),
+            stopped=self.stopped,
+            settings=self.settings,
+            versions=self.versions,
+            notes=notes,
+        )
+        return run_page(facts).save(path)
+
+    def _reported(self) -> tuple[ArrayTree, tuple[str, ...]]:
+        """Return the draws of a report, in the user's parameters, and what it says of them."""
+        last = self.final_draws is not None
+        whole = self.final_draws if last else self.draws
+        notes = ["Draws are of the last approximation."] if last else []
+        every = max(1, -(-trees.num_bytes(whole) // MOST_REPORTED))
+        if every > 1:
+            notes.append(f"One draw in {every} was read, as all take much memory.")
+        if self.local is not None:
+            notes.append("The clients' own parameters (latents) were kept, and are not shown.")
+        part = replace(
+            self, draws=jax.tree.map(lambda leaf: leaf[:, ::every], whole), final_draws=None
+        )
+        try:
+            return part.constrained, tuple(notes)
+        except ValueError:  # what was collected are not positions
+            return part.draws, (*notes, "What is shown was collected by a function of the user's.")

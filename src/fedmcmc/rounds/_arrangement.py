@@ -13,6 +13,7 @@ from fedmcmc._types import FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData
 
 AXIS, CHAINS = "clients", "chains"
+"""The names of a mesh's axes."""
 
 
 @register_dataclass

@@ -46,7 +46,9 @@ MAX_BLOCK = 1024
 """Rounds prepared ahead at most."""
 
 Collect = Callable[[FederatedState, RoundInfo], ArrayTree]
+"""What is kept of a round, beside draws: a function of its state and its counts."""
 Accumulators = dict[str, Accumulator]
+"""What takes in the draws of a run on the device, by name."""
 
 
 class Plan(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.hierarchy import constrain_client
 from fedmcmc.placement import Placement, agreed, all_equal, is_first
 from fedmcmc.pytrees import num_bytes, schedules
 from fedmcmc.records import (
@@ -40,7 +41,7 @@ from fedmcmc.runs._watch import (
     warn_rejected,
     warn_unreached,
 )
-from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint
+from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint, versions
 
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
@@ -58,6 +59,8 @@ class Settings(NamedTuple):
     checkpoint: Checkpoint | None
     replaces_files: bool  # of an attempt that died
     hands_on_interrupts: bool  # to the program, where others end at what was kept
+    description: dict[str, Any]  # of all that was asked for, in words, for a report
+    warnings: tuple[str, ...]  # of what was seen before the run
 
 
 class Run:
@@ -81,6 +84,7 @@ class Run:
         self, executor: Executor, state: Any, rows: str, keys: Array, settings: Settings
     ) -> None:
         self.executor, self.rows, self.keys, self.settings = executor, rows, keys, settings
+        self.begun = time.perf_counter()
         self.kernel, self.collect = executor.plain.kernel, executor.plain.collect
         self.accumulators = dict(settings.record.streams)
         # Tabulated, so that another schedule is not traced again for the same shapes; no value is
@@ -153,8 +157,9 @@ class Run:
     def _finished(self, *, interrupted: bool) -> Samples:
         """Return what was kept, and warn of what a user might not see in it."""
         until, progress = self.settings.until, self.progress
+        messages = self.settings.warnings
         if interrupted:
-            warn(
+            messages += warn(
                 f"Interrupted in or after round {progress.round}; returning what was kept before. "
                 "Go on with sample(..., state=samples.state).",
                 depth=5,
@@ -163,13 +168,12 @@ class Run:
             rounds = progress.round - self.first
             stopped = {"rule": until.name, "reached": False, "rounds": rounds} | progress.stopped
             self.progress = progress._replace(stopped=stopped)
-            warn_unreached(stopped)
+            messages += warn_unreached(stopped)
         samples = self.samples()
         if self.settings.record.draws_to is None:
-            warn_lost(samples.info)
-            warn_excluded(samples.info)
-            warn_rejected(samples.info)
-        return samples
+            for warn_of in (warn_lost, warn_excluded, warn_rejected):
+                messages += warn_of(samples.info)
+        return replace(samples, warnings=messages)
 
     def _resume(self, end: int) -> None:
         """Go back to where the checkpoint is, if there is one."""
@@ -372,6 +376,12 @@ class Run:
             progress.stopped,
             results,
             self.chosen_placement(),
+            settings=self.settings.description
+            | {
+                "where": str(self.chosen_placement()),
+                "seconds": f"{time.perf_counter() - self.begun:.1f}",
+            },
+            versions=versions(),
             local=kept.latents if self.settings.record.local else None,
-            constrain_local_fn=None if own is None else own.constrain_fn,
+            constrain_local_fn=None if own is None else constrain_client(own),
         )

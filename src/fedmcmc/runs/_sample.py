@@ -191,7 +191,7 @@ def sample(
             and is_first()
             and checkpoint.claims(record.draws_to, store_directory)
         )
-        executor, first, rows = begin(
+        executor, first, rows, messages = begin(
             kernel,
             data,
             keys,
@@ -214,6 +214,19 @@ def sample(
             checkpoint=checkpoint,
             replaces_files=replaces_files,
             hands_on_interrupts=hands_on_interrupts(checkpoint),
+            description={
+                "kernel": str(kernel),
+                "data": str(data),
+                "chains": num_chains,
+                "rounds": f"{most:,}" if until is None else f"at most {most:,}",
+                "rounds not kept at the beginning (burn-in)": f"{num_burnin:,}",
+                "one draw is kept of so many rounds (thinning)": thinning,
+                "begins": "anew" if state is None else "where an earlier run ended",
+                "ends": "after these rounds" if until is None else f"when {until.name}",
+                "record": str(record),
+                "checkpoints": "none" if checkpoint is None else "written",
+            },
+            warnings=messages,
         )
         run = Run(executor, first, rows, keys, settings)
         where = str(run.chosen_placement())

@@ -16,7 +16,7 @@ from fedmcmc.pytrees import trees
 from fedmcmc.random import init_key, start_key
 from fedmcmc.rounds import TOGETHER, Arrangement, Collect, Program, initialize
 from fedmcmc.runs._executors import Elsewhere, Executor, MeshDevices, OneDevice, StoredClients
-from fedmcmc.runs._watch import warn
+from fedmcmc.runs._watch import Messages, warn
 from fedmcmc.storage import digest_of_rows
 from fedmcmc.tuning import predict_bias
 
@@ -160,20 +160,24 @@ def begin(
     surrogates: Gaussian | None,
     has_checkpoint: bool,
     replaces_files: bool,
-) -> tuple[Executor, Any, str]:
+) -> tuple[Executor, Any, str, Messages]:
     """Return the executor of a run, the first state there, and the digest of the rows if needed.
+
+    Last, what it warned of.
 
     Raises
     ------
     ValueError
         If surrogates are to predict from rows that no process has whole.
     """
+    messages: Messages = ()
+    executor: Executor
     if isinstance(data, Elsewhere):
         _check_elsewhere(placement, collect, keeps_latents)
-        begun = data.begin(kernel, keys, position, state)
+        executor, state, digest = data.begin(kernel, keys, position, state)
         if surrogates is not None:
-            _warn_of_bias(kernel, data, begun[1], surrogates)
-        return begun
+            messages = _warn_of_bias(kernel, data, state, surrogates)
+        return executor, state, digest, messages
     mesh, store, by_client = placement.mesh, placement.client_store, isinstance(data, ClientLoader)
     if keeps_latents:
         _check_latents(kernel, placement)
@@ -208,27 +212,26 @@ def begin(
             replace_files=replaces_files,
         )
     if surrogates is not None and isinstance(data, FederatedData) and is_first():
-        _warn_of_bias(kernel, data, state, surrogates)
+        messages = _warn_of_bias(kernel, data, state, surrogates)
     starts, on_many = state.broadcast.position, mesh is not None and mesh.size > 1
     arrangement = chosen(kernel, rows, arrangement, keys, starts, on_many=on_many)
     program = Program(kernel, rows, arrangement, collect, keeps_latents)
     state = jax.tree.map(trees.strong, state)
     if mesh is not None:
         mesh_devices = MeshDevices(placed, program, keys, state)
-        return mesh_devices, mesh_devices.lay_out(state, ids), digest
-    executor: Executor = OneDevice(program, keys, state)
+        return mesh_devices, mesh_devices.lay_out(state, ids), digest, messages
+    executor = OneDevice(program, keys, state)
     if store is not None and not trees.is_empty(state.clients):
         executor = StoredClients(program, keys, state, store)
-    return executor, executor.lay_out(state), digest
+    return executor, executor.lay_out(state), digest, messages
 
 
 def _warn_of_bias(
     kernel: FederatedKernel, data: Any, state: FederatedState, surrogates: Gaussian
-) -> None:
+) -> Messages:
     round_ = int(np.asarray(state.broadcast.round)[0])
     predicted = predict_bias(kernel, data, surrogates, round_=round_)
-    if predicted.is_off:
-        warn(str(predicted), depth=5)
+    return warn(str(predicted), depth=5) if predicted.is_off else ()
 
 
 def _check_latents(kernel: FederatedKernel, placement: Placement) -> None:

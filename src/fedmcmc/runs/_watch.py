@@ -69,12 +69,17 @@ class NonFiniteError(FloatingPointError):
         return type(self), (self.args[0], self.samples, self.round, self.chains)
 
 
-def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> None:
-    """Warn, attributing the warning to the user's line `depth` frames up.
+Messages = tuple[str, ...]
+"""What was warned of, for `Samples.warnings`."""
+
+
+def warn(message: str, *, depth: int = 6, category: type = SamplingWarning) -> Messages:
+    """Warn, attributing the warning to the user's line `depth` frames up; return what was said.
 
     The default is that of a call of `sample` where `Run.go` ends.
     """
     warnings.warn(message, category, stacklevel=depth)
+    return (message,)
 
 
 def with_final_draws(
@@ -107,14 +112,14 @@ def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, num: int)
     return jax.vmap(over_draws, in_axes=(0, None, 0))(keys, jnp.arange(num), state)
 
 
-def warn_restless(samples: Samples) -> None:
+def warn_restless(samples: Samples) -> Messages:
     """Warn where an approximation still moves at the end of a run, or is none."""
     shift = samples.info.get("shift")
     if shift is None or not shift.size:
-        return
+        return ()
     last = shift[:, -3:].max()
     if not np.isfinite(last):
-        warn(
+        return warn(
             "The approximation is not proper at the end of the run (the product of all sites is no "
             "density), so that draws are of an earlier one: start at the mode "
             "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
@@ -122,29 +127,30 @@ def warn_restless(samples: Samples) -> None:
             depth=5,
             category=DiagnosisWarning,
         )
-    elif last > RESTLESS:
-        warn(
+    if last > RESTLESS:
+        return warn(
             f"The approximation still moves by {last:.2g} of its sds per round at the end of the "
             f"run: go on with sample(..., state=samples.state) or until=fedmcmc.at_rest(). If it "
             f"goes to and fro, damp changes more, or make the clients' inference less random.",
             depth=5,
             category=DiagnosisWarning,
         )
+    return ()
 
 
-def warn_stuck(samples: Samples, data: Any) -> None:
+def warn_stuck(samples: Samples, data: Any) -> Messages:
     """Warn where the latents of some group hardly moved at the end of a run."""
     found = locals_in(samples.state.clients)
     if found is None:
-        return
+        return ()
     accepted = np.where(
         np.asarray(found.accepted.num)[..., None] < FEWEST_MOVES, 1, found.accepted.mean
     ).mean(0)
     if (least := accepted.min()) >= LEAST_MOVED:
-        return
+        return ()
     client, group = np.unravel_index(accepted.argmin(), accepted.shape)
     name = repr(data.labels[client]) if isinstance(data, FederatedData) else str(client)
-    warn(
+    return warn(
         f"Of the proposals for the latents of group {group} of client {name} {least:.0%} were "
         f"accepted lately: they hardly move, and shared parameters wait for them. What may help: "
         f"more num_tries= of hierarchy.independence, for more than about eight numbers per group "
@@ -153,22 +159,23 @@ def warn_stuck(samples: Samples, data: Any) -> None:
     )
 
 
-def warn_adapting(samples: Samples, kernel: FederatedKernel) -> None:
+def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
     """Warn where draws were kept of rounds in which step sizes of latents still adapted."""
     is_path: Callable[[Any], bool] = lambda node: isinstance(node, Trajectories)  # noqa: E731
     found = [node for node in jax.tree.leaves(kernel, is_leaf=is_path) if is_path(node)]
     rounds = samples.info.get("round", np.zeros(0))
     if not found or rounds.size < FEWEST_DRAWS:
-        return
+        return ()
     num_adapt = int(np.max([path.num_adapt for path in found]))
     early = int(np.sum(rounds < num_adapt))
     if early:
-        warn(
+        return warn(
             f"{early} of {rounds.size} kept draws are of rounds in which step sizes of latents "
             f"still adapted, and are not exact: give num_burnin={num_adapt}, or a smaller "
             f"num_adapt= of the refresh.",
             depth=5,
         )
+    return ()
 
 
 def finished(
@@ -188,13 +195,17 @@ def finished(
     goes on from its checkpoints. Of a run that went far away only that is said: what is wrong with
     its draws follows from it, and more rounds are no remedy.
     """
-    warn_restless(samples)
-    warn_stuck(samples, data)
-    warn_adapting(samples, kernel)
+    messages = (
+        *samples.warnings,
+        *warn_restless(samples),
+        *warn_stuck(samples, data),
+        *warn_adapting(samples, kernel),
+    )
     try:
         grown = warn_grown(kernel, start, samples.state.broadcast)
+        messages += grown
         if not positions:
-            return samples
+            return replace(samples, warnings=messages)
         weighed = isinstance(data, FederatedData) and not silenced()
         samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
         draws = samples.draws if samples.final_draws is None else samples.final_draws
@@ -204,11 +215,11 @@ def finished(
     except (Exception, KeyboardInterrupt) as error:
         if hands_on_interrupts and isinstance(error, KeyboardInterrupt):
             raise
-        warn(not_judged(error), depth=4, category=DiagnosisWarning)
-        return samples
+        messages += warn(not_judged(error), depth=4, category=DiagnosisWarning)
+        return replace(samples, warnings=messages)
     for finding in () if found is None or grown else found.findings:
-        warn(finding, depth=4, category=DiagnosisWarning)
-    return replace(samples, diagnosis=found)
+        messages += warn(finding, depth=4, category=DiagnosisWarning)
+    return replace(samples, diagnosis=found, warnings=messages)
 
 
 def not_judged(error: BaseException) -> str:
@@ -240,68 +251,70 @@ def judge(
     )
 
 
-def warn_lost(info: dict[str, np.ndarray]) -> None:
+def warn_lost(info: dict[str, np.ndarray]) -> Messages:
     """Warn where most clients sent nothing, which draws and positions need not show."""
     lost, active = info.get("num_lost", np.zeros(0)).sum(), info["num_active"].sum()
     if lost > MOST_LOST * active:
-        warn(
+        return warn(
             f"{lost / active:.0%} of the clients' results in the kept rounds were of no use (a "
             "Gaussian that is not proper, or numbers that are not finite), so that these clients "
             "changed nothing: see samples.info['num_lost']. What may help: smaller local steps "
             "(for clients with few rows inference.sgd_mean has row_curvature=), more samples or "
             "shrinkage= in inference.mcmc, a positive initial_precision, a damping nearer to zero.",
         )
+    return ()
 
 
-def warn_excluded(info: dict[str, np.ndarray]) -> None:
+def warn_excluded(info: dict[str, np.ndarray]) -> Messages:
     """Warn where most messages were left out: the run then moves little, or without clients."""
     excluded = info.get("num_excluded", np.zeros(0)).sum()
     sent = excluded + info["num_active"].sum()
     if excluded > MOST_LOST * sent:
-        warn(
+        return warn(
             f"{excluded / sent:.0%} of the messages of the kept rounds were left out because they "
             "were not finite: see samples.info['num_excluded']. Unless faults were asked for, the "
             "step size is too large for this posterior, or a log density or gradient is not finite "
             "there.",
         )
+    return ()
 
 
-def warn_rejected(info: dict[str, np.ndarray]) -> None:
+def warn_rejected(info: dict[str, np.ndarray]) -> Messages:
     """Warn where hardly any proposal was accepted: draws then repeat where a chain began."""
     acceptance = info.get("acceptance", np.zeros(0))
     if acceptance.size >= FEWEST_PROPOSALS and acceptance.mean() < LEAST_ACCEPTED:
-        warn(
+        return warn(
             f"Proposals of the kept rounds were accepted with a probability of "
             f"{acceptance.mean():.2g}, so that the chains hardly moved: see "
             "samples.info['acceptance']. What may help: a metric= (or whitened coordinates, "
             "fedmcmc.whiten), a smaller step_size, a better approximation; and a center at which "
             "the log likelihood is finite.",
         )
+    return ()
 
 
-def warn_unreached(stopped: dict[str, Any]) -> None:
+def warn_unreached(stopped: dict[str, Any]) -> Messages:
     """Warn that a run ended without what its rule asked for."""
     figures = {k: v for k, v in stopped.items() if isinstance(v, float)}
     found = ", ".join(f"{k} {v:.4g}" for k, v in figures.items()) or "too few draws to tell"
-    warn(
+    return warn(
         f"Stopped after {stopped['rounds']} rounds without {stopped['rule']} ({found}). Go on with "
         f"sample(..., state=samples.state).",
     )
 
 
-def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> bool:
-    """Warn where a run ended far away without a number that is not finite; return whether."""
+def warn_grown(kernel: FederatedKernel, start: Start, end: Broadcast) -> Messages:
+    """Warn where a run ended far away without a number that is not finite."""
     went = growth(kernel, start, end)
     if went is None:
-        return False
-    warn(
+        return ()
+    return warn(
         f"{went} at the start of this run. Unless parameters of this model are of that size, steps "
         f"are too large for it and the draws are of no use: use a smaller step size or learning "
         f"rate (for inference.sgd_mean with few rows per client also row_curvature=)."
         f"{kernel.caution and ' ' + kernel.caution}",
         depth=5,
     )
-    return True
 
 
 def non_finite(
@@ -316,7 +329,7 @@ def non_finite(
     counts = counts_of(server_state)
     if counts is not None and np.any(counts.saturated):
         kept = f"The {samples.num_draws} draws per chain from the rounds before are in"
-        return NonFiniteError(
+        return _ended(
             f"A message of chain {chains[0]} in round {round_} held a number beyond the range of "
             f"its secure sum, or one that is not finite ({np.sum(counts.saturated)} messages by "
             f"the end of the segment). Give secure_sum a larger most=, with a coarser resolution= "
@@ -327,7 +340,7 @@ def non_finite(
             chains,
         )
     hint = " At the start of a run also try a position nearer to the mode." * (round_ == 0)
-    return NonFiniteError(
+    return _ended(
         f"Chain {chains[0]} turned non-finite in round {round_} ({len(chains)} of "
         f"{len(first_bad)} chains did by the end of the segment). The step size is too large "
         f"for this posterior, or a log density or gradient is not finite there.{hint}"
@@ -337,3 +350,8 @@ def non_finite(
         round_,
         chains,
     )
+
+
+def _ended(message: str, samples: Samples, round_: int, chains: list[int]) -> NonFiniteError:
+    """Return the error, whose samples say in their report, too, how the run ended."""
+    return NonFiniteError(message, replace(samples, warnings=(message,)), round_, chains)

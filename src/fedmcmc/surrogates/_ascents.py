@@ -32,6 +32,7 @@ ROUNDING = 1e-6
 STEEP, MOST_TRIES = 0.9, 20
 """Of a slope, what may be left at a step's end; and places that are tried along it."""
 Structure = Literal["dense", "diagonal", "none"]
+"""What of a curvature is used: all of it, its diagonal, or nothing."""
 
 
 class Stopped(Exception):

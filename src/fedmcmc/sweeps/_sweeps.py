@@ -278,7 +278,7 @@ def _named(point: Mapping[str, Any]) -> Iterator[None]:
         raise kind(f"At {_describe(point)}: {error}") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep:
     """What a sweep kept; made by `sweep`.
 
@@ -295,6 +295,16 @@ class Sweep:
     modes: tuple[str, ...]
     _constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None, repr=False)
     diagnoses: tuple[Diagnosis | None, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        """Say which settings were run, how often, and how."""
+        results = self._results
+        grid = ", ".join(f"{name} of {len(values)}" for name, values in results.grid.items())
+        _, num_seeds, num_chains = results.first_bad.shape
+        return (
+            f"Sweep({grid or 'one setting'}; {num_seeds} seeds, {num_chains} chains, "
+            f"{len(results.kept_rounds):,} draws each; {', '.join(self.modes)})"
+        )
 
     @cached_property
     def dataset(self) -> Any:

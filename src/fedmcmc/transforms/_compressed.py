@@ -69,7 +69,7 @@ class _Pooled(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Coded(WrappedPhase):
     """Phase `number` of a kernel, with compressed messages."""
 
@@ -185,9 +185,9 @@ class Compressed(WrappedKernel):
 
     kernel: FederatedKernel
     compressor: Compressor
-    participation: Participation
-    pooled_memory: bool = field(metadata={"static": True})
-    depth: int = field(metadata={"static": True})  # compressions of the kernel itself
+    participation: Participation = field(repr=False)
+    pooled_memory: bool = field(repr=False, metadata={"static": True})
+    depth: int = field(repr=False, metadata={"static": True})  # compressions of the kernel itself
 
     @cached_property
     def wrapped(self) -> tuple[_Coded, ...]:

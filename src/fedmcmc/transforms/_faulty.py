@@ -40,7 +40,7 @@ class _Rates(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FaultyParticipation(Participation):
     """A participation over a network with faults, whose server checks what arrives."""
 
@@ -111,7 +111,7 @@ class _Server(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Waiting(WrappedPhase):
     """A phase of a kernel whose server keeps the late messages of the round before."""
 

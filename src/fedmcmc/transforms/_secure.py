@@ -74,7 +74,7 @@ class _Server(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Summed(WrappedPhase):
     """A phase of a kernel whose messages are words."""
 
@@ -178,7 +178,7 @@ class Secured(WrappedKernel):
     """A kernel whose messages are integers that masks can hide; see `secure_sum`."""
 
     kernel: FederatedKernel
-    participation: Participation
+    participation: Participation = field(repr=False)
     grid: Grid
 
     @cached_property

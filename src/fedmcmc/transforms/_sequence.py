@@ -32,7 +32,7 @@ PerKernel = tuple[ArrayTree, ...]
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Part(WrappedPhase):
     """A phase of kernel number `index` of a sequence."""
 

@@ -42,7 +42,7 @@ from fedmcmc.gradients import (
     client_gradient,
     full_gradient,
 )
-from fedmcmc.hierarchy import Refresh, conjugate, missing_information
+from fedmcmc.hierarchy import Refresh, conjugate, missing_information, refuse_two_levels
 from fedmcmc.kernels import JointLangevin
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
@@ -115,6 +115,7 @@ def on_gaussian_clients(
     )
     latents = ""
     if kernel.local is not None:
+        refuse_two_levels(kernel.local)
         model = _with_latents(model, _missing(kernel, data, mode), mode)
         latents = ", latents drawn anew in every move"
         if not all(node.exact for node in nodes_of(kernel, Refresh)):
@@ -213,7 +214,7 @@ def with_nodes(kernel: FederatedKernel, kind: Any, other: Any) -> FederatedKerne
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _NoisyAsMinibatches(GradientEstimator):
     """The gradient of all rows, plus normal noise with the covariance of a minibatch's."""
 

@@ -63,7 +63,7 @@ class _Read(NamedTuple):
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Alone(Participation):
     """One client per round, whom the caller names."""
 

@@ -1,0 +1,146 @@
+"""Settings of the documentation's site, which ``make docs-site`` builds without a network.
+
+Pages link to each other, to the README and to other files as they do on GitHub, so Sphinx reads
+them from the repository's root. What the bar at the side holds is read from the lists of links in
+``index.md``. `reference.py` writes the pages of ``api/``.
+"""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+from sphinx.addnodes import pending_xref
+from sphinx.domains.python import PyObject
+from sphinx.util.nodes import make_refnode
+
+import fedmcmc
+
+sys.path.append(str(Path(__file__).parent))
+import reference
+
+ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/fedmcmc/fedmcmc"
+
+project = "fedmcmc"
+release = version = fedmcmc.__version__
+project_copyright = "the fedmcmc authors"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+root_doc = "docs/index"
+include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
+exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "results", "src", "tests"]
+default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
+nitpicky = True
+# Arguments, names of other packages, and annotations by the module that something is written in.
+nitpick_ignore_regex = [("py:.*", r"(?!fedmcmc\.).*|fedmcmc\.\w+\._.*")]
+
+myst_heading_anchors = 4
+myst_fence_as_directive = ["math"]  # formulas are written as GitHub knows them
+nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_execution_mode = "cache"  # an example runs again when it changes
+nb_execution_cache_path = str(ROOT / "build" / "examples")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say types and shapes
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_title = f"fedmcmc {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
+html_show_sphinx = False
+html_use_index = html_domain_indices = False  # the search finds names
+html_copy_source = False
+html_math_renderer = "mathml"  # which browsers show by themselves: no script and no network
+
+
+def write_reference(app: Any) -> None:
+    """Write the pages of ``api/``."""
+    reference.write(Path(app.confdir) / "api")
+
+
+def add_toctrees(app: Any, page: str, source: list[str]) -> None:
+    """Add to an index what Sphinx makes the bar at the side of: the pages of each list of links."""
+    if page not in ("docs/index", "docs/api/index", "examples/README"):
+        return
+    for section in re.split(r"^(?=##? )", source[0], flags=re.MULTILINE):
+        links = re.findall(r"^- \[(.*?)\]\(([^:)#]+)\.(?:md|rst|py)\)", section, re.MULTILINE)
+        caption = re.match(r"#+ (.*)", section)
+        if links and caption:
+            pages = "\n".join(f"{title} <{page}>" for title, page in links)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption[1]}\n\n{pages}\n```\n"
+
+
+def link_repository(app: Any, document: nodes.document) -> None:
+    """Have links to folders and programs, which have no page, lead to the repository."""
+    for link in list(document.findall(pending_xref)):
+        path = (ROOT / app.env.docname).parent / link["reftarget"]
+        if link["refdomain"] == "doc" and link["reftarget"] not in app.env.found_docs:
+            path = ROOT / f"{link['reftarget']}.py"
+        elif not path.is_dir():
+            continue
+        address = f"{REPOSITORY}/tree/main/{path.resolve().relative_to(ROOT)}"
+        link.replace_self(nodes.reference("", "", *link.children, refuri=address))
+
+
+def find_name(app: Any, env: Any, link: Any, shown: nodes.Element) -> nodes.reference | None:
+    """Return the link for a name in a docstring that lacks its room, or is a field."""
+    if link.get("refdomain") != "py":
+        return None
+    name = reference.find(link["reftarget"], link["refdoc"].rpartition("/")[2])
+    entry = env.domains["py"].objects.get(name)
+    if entry is None:
+        return None
+    return make_refnode(app.builder, link["refdoc"], entry.docname, entry.node_id, shown, name)
+
+
+def skip_field(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out fields of named tuples, which their class describes."""
+    return True if (inspect.getdoc(thing) or "").startswith("Alias for field number") else None
+
+
+def join_fields(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Have fields that one sentence describes stand together, as Sphinx splits them at spaces."""
+    for place, line in enumerate(lines):
+        if found := re.match(r":ivar ([\w, ]+):", line):
+            lines[place] = line.replace(found[1], found[1].replace(" ", ""), 1)
+
+
+def redirect(app: Any, error: Exception | None) -> None:
+    """Have the site's own address lead to its home page."""
+    page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html"><title>fedmcmc</title>'
+    (Path(app.outdir) / "index.html").write_text(f"<!doctype html>{page}")
+
+
+def visit_math(self: Any, node: nodes.Element) -> None:
+    """Write a formula as MathML."""
+    as_block = isinstance(node, nodes.math_block)
+    self.body.append(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
+    """Register the functions above."""
+    app.connect("builder-inited", write_reference)
+    app.connect("source-read", add_toctrees)
+    app.connect("doctree-read", link_repository)
+    app.connect("missing-reference", find_name)
+    app.connect("autodoc-skip-member", skip_field)
+    app.connect("autodoc-process-docstring", join_fields, priority=900)  # after napoleon
+    app.connect("build-finished", redirect)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.rolename = ""  # fields are described there, and link to nothing

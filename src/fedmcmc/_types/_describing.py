@@ -1,0 +1,105 @@
+"""What a block says of itself: its name and its settings, in a line."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import Partial
+
+from fedmcmc._types._values import PerClient, Posterior, Static
+
+
+class Described:
+    """Base of dataclasses that print as a name with settings; large arrays as their shapes.
+
+    A subclass is declared with ``repr=False``. A field is left out if it holds its default or the
+    model, if it is empty, or if it is declared with ``repr=False`` itself.
+    """
+
+    def __repr__(self) -> str:
+        """Return the name of the class and the settings that are not defaults."""
+        return described(self)
+
+
+def described(value: Any) -> str:
+    """Return a line about a setting or a block: it never shows an array of more than one number.
+
+    Examples
+    --------
+    >>> described({"step": np.float32(0.5), "weights": np.zeros((3, 2))})
+    '{step: 0.5, weights: float64[3, 2]}'
+    """
+    if isinstance(value, jax.core.Tracer):
+        return "traced"
+    if isinstance(value, float | np.generic):
+        return f"{value:g}" if np.issubdtype(type(value), np.floating) else str(value)
+    if isinstance(value, np.ndarray | jax.Array):
+        return _of_array(value)
+    if isinstance(value, Partial) or (callable(value) and hasattr(value, "__name__")):
+        name = getattr(value.func if isinstance(value, Partial) else value, "__name__", "")
+        return name if name.isidentifier() else "a function"
+    if isinstance(value, Static):
+        return described(value.value)
+    if isinstance(value, PerClient):
+        return f"{described(value.values)} per client"
+    if is_dataclass(value) and not isinstance(value, type) and _prints_fields(value):
+        return _of_dataclass(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {described(part)}' for key, part in value.items())}}}"
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _of_named_tuple(value)
+    if type(value) in (tuple, list):
+        return f"({', '.join(described(part) for part in value)})"
+    return repr(value)
+
+
+def _of_array(value: Any) -> str:
+    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return "a key"
+    if value.size == 1 and getattr(value, "is_fully_addressable", True):
+        number = np.asarray(value).reshape(())
+        return (
+            f"{float(number):g}"
+            if jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+            else str(number)
+        )
+    return f"{value.dtype}{list(value.shape)}"
+
+
+def _prints_fields(value: Any) -> bool:
+    """Return whether a dataclass has no way of its own to say what it is."""
+    own: Any = type(value).__repr__
+    return own is Described.__repr__ or getattr(own, "__wrapped__", None) is not None
+
+
+def _of_dataclass(value: Any) -> str:
+    held = ((field, getattr(value, field.name)) for field in fields(value) if field.repr)
+    return _named(value, [(f.name, x) for f, x in held if not _is_default(x, f.default)])
+
+
+def _of_named_tuple(value: Any) -> str:
+    if type(value).__repr__.__module__ != "collections":  # one of its own
+        return repr(value)
+    parts = zip(value._fields, value, strict=True)
+    defaults = value._field_defaults
+    shown = [
+        (name, part)
+        for name, part in parts
+        if not callable(part) and not _is_default(part, defaults.get(name, MISSING))
+    ]
+    return _named(value, shown)
+
+
+def _named(value: Any, parts: list[tuple[str, Any]]) -> str:
+    settings = ", ".join(f"{name}={described(part)}" for name, part in parts)
+    return f"{type(value).__name__}({settings})"
+
+
+def _is_default(held: Any, default: Any) -> bool:
+    empty = isinstance(held, tuple | dict) and not held
+    if held is None or held is default or empty or isinstance(held, Posterior):
+        return True
+    plain = int | float | str | bool
+    return default is not MISSING and isinstance(held, plain) and held == default

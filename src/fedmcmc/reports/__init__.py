@@ -1,0 +1,17 @@
+"""Pages about runs and fits: one HTML file each, with its figures inside and no address in it.
+
+A page says in words what each number means, for readers who have not seen the code. The room takes
+draws and what was found of them, and imports pytrees and diagnostics.
+"""
+
+from fedmcmc.reports._advice import advice as advice
+from fedmcmc.reports._draws import summarized as summarized
+from fedmcmc.reports._draws import table_of as table_of
+from fedmcmc.reports._draws import table_of_rows as table_of_rows
+from fedmcmc.reports._figures import Figure as Figure
+from fedmcmc.reports._figures import can_draw as can_draw
+from fedmcmc.reports._figures import figures_of as figures_of
+from fedmcmc.reports._figures import histogram as histogram
+from fedmcmc.reports._page import Page as Page
+from fedmcmc.reports._runs import RunFacts as RunFacts
+from fedmcmc.reports._runs import run_page as run_page

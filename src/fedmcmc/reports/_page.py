@@ -1,0 +1,105 @@
+"""A self-contained HTML page, put together part by part; all text given to it is escaped."""
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
+div{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;
+text-align:right;border-bottom:1px solid #ddd;vertical-align:top}td.text,th.text{text-align:left}
+.verdict{padding:1rem;border-left:.5rem solid #888;background:#f6f6f6}.good{border-color:#0072b2}
+.poor{border-color:#d55e00}svg{max-width:100%;height:auto}dt{font-weight:600}
+li{margin:.5rem 0}
+""".strip()
+
+
+class Page:
+    """One page; parts are added in their order.
+
+    Parameters
+    ----------
+    title
+        Of the page and of its first heading.
+
+    Examples
+    --------
+    >>> page = Page("A run")
+    >>> page.paragraph("5 < 6")
+    >>> "<p>5 &lt; 6</p>" in str(page)
+    True
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.parts: list[str] = []
+
+    def heading(self, text: str) -> None:
+        """Begin a section."""
+        self.parts.append(f"<h2>{html.escape(text)}</h2>")
+
+    def paragraph(self, text: str) -> None:
+        """Add a paragraph."""
+        self.parts.append(f"<p>{html.escape(text)}</p>")
+
+    def verdict(self, advice: str, details: str = "", *, tone: str = "") -> None:
+        """Add a box: advice in bold, details; `tone` is ``"good"``, ``"poor"`` or neither."""
+        lines = [f"<strong>{html.escape(advice)}</strong>"]
+        lines += [html.escape(line) for line in details.splitlines()]
+        self.parts.append(f"<p class='verdict {tone}'>{'<br>'.join(lines)}</p>")
+
+    def items(self, texts: Iterable[str]) -> None:
+        """Add a list of texts."""
+        self.parts.append("<ul>" + "".join(f"<li>{html.escape(x)}</li>" for x in texts) + "</ul>")
+
+    def words(self, meanings: Iterable[tuple[str, str]]) -> None:
+        """Add words with what they mean."""
+        inside = (f"<dt>{html.escape(w)}</dt><dd>{html.escape(text)}</dd>" for w, text in meanings)
+        self.parts.append(f"<dl>{''.join(inside)}</dl>")
+
+    def table(
+        self, header: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Sequence[str] = ()
+    ) -> None:
+        """Add a table; its first column, and those whose headers are in `texts`, hold text."""
+        kinds = [" class='text'" * (i == 0 or name in texts) for i, name in enumerate(header)]
+
+        def row(tag: str, cells: Sequence[str]) -> str:
+            pairs = zip(kinds, cells, strict=True)
+            inside = "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in pairs)
+            return f"<tr>{inside}</tr>"
+
+        body = "".join(row("td", cells) for cells in rows)
+        self.parts.append(
+            f"<div><table><thead>{row('th', header)}</thead><tbody>{body}</tbody></table></div>"
+        )
+
+    def figure(self, svg: str, about: str = "") -> None:
+        """Add an SVG element, which is not escaped, and a sentence about it."""
+        told = f"<figcaption>{html.escape(about)}</figcaption>" * bool(about)
+        self.parts.append(f"<figure>{svg}{told}</figure>")
+
+    @property
+    def body(self) -> str:
+        """What is between the page's heading and its end, for a notebook."""
+        return "\n".join(self.parts)
+
+    def __str__(self) -> str:
+        """Return the whole page."""
+        title = html.escape(self.title)
+        return "\n".join(
+            [
+                "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+                "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+                f"<title>fedmcmc: {title}</title><style>{STYLE}</style></head><body>",
+                f"<h1>{title}</h1>",
+                self.body,
+                "</body></html>\n",
+            ]
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, and the folders above it; return where it is."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(self), encoding="utf-8")
+        return path

@@ -1,0 +1,1 @@
+"""What is published: distributions, extras, and the files around the code."""

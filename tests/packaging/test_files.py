@@ -1,0 +1,119 @@
+"""The files around the code agree with each other: Makefile, workflows, metadata, pages."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.check
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.md")]
+EXTRAS = PROJECT["optional-dependencies"]
+INSTALLED = {"grpc": "grpcio"}
+LATE = {"fedmcmc/deploy/_sums.py", "fedmcmc/deploy/nvflare.py"}
+"""Modules that import an extra's package at once; nothing imports them before they are used."""
+
+
+def by_name(path):
+    return path.name
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=by_name)
+def test_a_workflow_calls_targets_that_exist_and_nothing_else(path):
+    workflow = yaml.safe_load(path.read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    lines = [step["run"] for step in steps if "run" in step]
+    assert lines
+    for line in lines:
+        program, target, *_ = line.split()
+        assert program == "make" and target in TARGETS, line
+    assert all(
+        re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/x@v1")) for step in steps
+    )
+    assert all(job["runs-on"] == "ubuntu-latest" for job in workflow["jobs"].values())
+
+
+def test_the_slow_workflow_runs_every_folder_of_tests():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "slow.yml").read_text())
+    parts = workflow["jobs"]["test-slow"]["strategy"]["matrix"]["part"]
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert set(parts) == folders - {"site"}  # of which docs.yml has a job
+    assert parts == sorted(parts)
+
+
+def test_hooks_and_the_own_run_call_targets_that_exist():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for repo in hooks["repos"] for hook in repo["hooks"]]
+    entries += re.findall(r"^make .*$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert len(entries) > 2
+    assert {entry.split()[1] for entry in entries} <= TARGETS
+
+
+def test_every_target_is_phony_and_listed_by_help():
+    text = (ROOT / "Makefile").read_text()
+    assert set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split()) == TARGETS
+    assert set(re.findall(r"^([a-z-]+):.*##", text, re.MULTILINE)) == TARGETS
+
+
+@pytest.mark.parametrize("path", PAGES, ids=by_name)
+def test_a_page_names_targets_that_exist(path):
+    assert set(re.findall(r"`make ([a-z-]+)", path.read_text())) <= TARGETS
+
+
+@pytest.mark.parametrize("path", FORMS, ids=by_name)
+def test_a_form_for_issues_has_what_the_host_asks_for(path):
+    form = yaml.safe_load(path.read_text())
+    assert form["name"] and form["description"]
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    assert all(field["attributes"]["label"] for field in asked)
+    names = [field["id"] for field in asked]
+    assert len(set(names)) == len(names) > 0
+
+
+def test_one_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changes = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert str(citation["version"]) == PROJECT["version"]
+    assert changes[0] == "Unreleased"
+    assert citation["license"] == PROJECT["license"]
+    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
+
+
+def imported(nodes):
+    """Return the packages that some lines import, as they are installed."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.partition(".")[0])
+    names = {
+        INSTALLED.get(name, name.replace("_", "-")) for name in found - sys.stdlib_module_names
+    }
+    return names - {"fedmcmc"}
+
+
+def asked_for(requirements):
+    return {re.split(r"[^\w.-]", requirement)[0] for requirement in requirements}
+
+
+def test_what_is_imported_is_asked_for():
+    """At once by the package itself, in functions by an extra, and not by chance through others."""
+    always = asked_for(PROJECT["dependencies"])
+    sometimes = always.union(
+        *(asked_for(needed) for extra, needed in EXTRAS.items() if extra not in ("docs", "test"))
+    )
+    for path in (ROOT / "src").rglob("*.py"):
+        module = path.relative_to(ROOT / "src").as_posix()
+        tree = ast.parse(path.read_text())
+        at_once = imported(tree.body)
+        assert at_once <= (sometimes if module in LATE else always), module
+        assert imported(ast.walk(tree)) <= sometimes, module

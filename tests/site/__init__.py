@@ -1,0 +1,1 @@
+"""The documentation's site as a browser shows it."""
