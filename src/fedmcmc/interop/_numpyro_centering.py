@@ -83,12 +83,12 @@ def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str,
     sites: Any = {} if local is None else local.like.tree
     named = isinstance(sites, dict)
     shifted = [name for name in sites if name.endswith(DECENTERED)] if named else []
-    if not shifted:
+    position = jax.tree.map(trees.as_float, position)
+    if not shifted or (len(shifted) == len(sites) and not _is_standard(local, position)):
         raise ValueError(
             "centering looks at local sites of a location and a scale, written as standard "
             "variables: give the posterior of from_numpyro(model, centered=0.0)."
         )
-    position = jax.tree.map(trees.as_float, position)
     question = as_functions(Spreads(posterior))
     total, num = as_consortium(data).ask(question, position).value
     # Of a standard variable the population's variance is one.
@@ -101,6 +101,13 @@ def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str,
         site: float(np.mean(_least_dependent(shares[name], high[site] - low[site])))
         for name, site in names.items()
     }
+
+
+def _is_standard(local: Any, position: ArrayTree) -> bool:
+    """Return whether the latents' prior is the same wherever shared parameters are."""
+    latent = jax.tree.map(lambda like: jnp.ones(like.shape, like.dtype), local.like.tree)
+    slope = jax.grad(lambda at: local.logprior_fn(at, latent))(position)
+    return not any(np.any(leaf) for leaf in jax.tree.leaves(slope))
 
 
 def _shown(posterior: Posterior, position: ArrayTree, flat: Array) -> ArrayTree:
