@@ -38,9 +38,21 @@ def pytest_collection_finish():
     gc.set_threshold(200_000, 50, 100)
 
 
+def num_maps() -> int:
+    return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
+
+
 @pytest.fixture(autouse=True, scope="module")
 def programs_kept_in_bounds():
     """Drop compiled programs after a module where the process holds many."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+    if num_maps() > MOST_MAPS:
+        jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def programs_kept_in_bounds_within_a_module(request):
+    """The same after a slow test where it holds very many: a module has up to a hundred of them."""
+    yield
+    if request.node.get_closest_marker("slow") and num_maps() > 1.5 * MOST_MAPS:
         jax.clear_caches()
