@@ -42,7 +42,7 @@ myst_fence_as_directive = ["math"]  # formulas are written as GitHub knows them
 nb_custom_formats = {".py": "reference.example"}
 nb_execution_mode = "cache"  # an example runs again when it changes
 nb_execution_cache_path = str(ROOT / "build" / "examples")
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # seconds per cell, on a busy machine too
 nb_execution_raise_on_error = True
 
 autodoc_member_order = "bysource"
