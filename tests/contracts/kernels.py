@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import inference, preconditioners
-from fedmcmc._types import Local, Shapes, Static
+from fedmcmc._types import ClientLatent, Local, Shapes, Static
 from fedmcmc.pytrees import trees
 from tests.contracts.model import LEVELS, RATES, P, surrogates
 
@@ -470,6 +470,35 @@ def build_joint(position, given):
     )
 
 
+@cache
+def with_two_levels(posterior):
+    """Return the same with a number per client, too, around which those of its groups lie."""
+    posterior = with_latents(posterior)
+    local = posterior.local
+
+    def logprior_fn(place, latent):
+        position, own = place
+        return local.logprior_fn(position, latent - own)
+
+    def loglikelihood_fn(place, latents, rows):
+        return local.loglikelihood_fn(place[0], latents, rows)
+
+    client = ClientLatent(local.logprior_fn, local.like)
+    two = Local(logprior_fn, loglikelihood_fn, local.like, client=client)
+    return posterior._replace(local=two)
+
+
+def build_two_levels(position, given):
+    del position
+    block = fedmcmc.hierarchy.ula(0.2 * given.scale)
+    return fedmcmc.lsd(
+        with_two_levels(given.posterior),
+        step_size=given.step_size,
+        refresh=fedmcmc.hierarchy.two_levels(block, block),
+        participation=fedmcmc.bernoulli(given.table(P)),
+    )
+
+
 def build_gibbs(position, given):
     none = (False,) * len(jax.tree.leaves(position))
     return fedmcmc.fed_gibbs(
@@ -501,6 +530,7 @@ PLAIN = {
     "langevin": build_langevin,
     "lsd": build_lsd,
     "lsd: latents": build_joint,
+    "lsd: two levels": build_two_levels,
     "qlsd": build_qlsd,
     "lsd_star": build_lsd_star,
     "qlsd_star": build_qlsd_star,

@@ -44,6 +44,7 @@ COMPRESSED = (
     ("langevin", "clip"),
     ("lsd", "memory"),
     ("lsd: latents", "quantize"),
+    ("lsd: two levels", "identity"),
     ("qlsd", "top_k: no feedback"),
     ("lsd_star", "quantize: per client"),
     ("qlsd_star", "chain"),

@@ -373,8 +373,8 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     close(state, jax.tree.map(lambda leaf: leaf[1], first.state))
 
 
-# Newton's method within Newton's method takes long to trace.
-TRACED = {*PLAIN, *SPOKEN} - {"fed_ep: latents"}
+# Newton's method within another loop takes long to trace.
+TRACED = {*PLAIN, *SPOKEN} - {"fed_ep: latents", "lsd: two levels"}
 
 
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, TRACED))

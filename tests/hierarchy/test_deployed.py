@@ -41,7 +41,8 @@ def joint(posterior, settings):
 
 
 def gibbs(posterior, settings):
-    return fedmcmc.fed_gibbs(posterior, refresh=hierarchy.independence(num_tries=2))
+    refresh = hierarchy.with_moments(hierarchy.independence(num_tries=2), num_burnin=2)
+    return fedmcmc.fed_gibbs(posterior, refresh=refresh)
 
 
 def interwoven(posterior, settings):
@@ -111,9 +112,11 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
         kernels={"main": f"{HERE}:{name}"},
         settings={},
     )
-    local = deploy.Local()
+    local, sites = deploy.Local(), []
     for site, own_rows in zip(NAMES, rows, strict=True):
-        local.join(deploy.Site(study, site, own_rows, folder=tmp_path / site))
+        sites.append(deploy.Site(study, site, own_rows, folder=tmp_path / site))
+        local.join(sites[-1])
+    assert sites[0].state is None
     key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
     settings = dict(num_rounds=6, progress=False)
     deployed = deploy.run(study, key, "main", transport=local, position=start, **settings)
@@ -124,6 +127,20 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
         # A compiler fuses what a site computes of few rows in other ways: without that, contracts
         # are tested to the last bit.
         np.testing.assert_allclose(deployed.draws[site], simulated.draws[site], rtol=1e-5)
+    everyone = hierarchy.locals_in(simulated.state.clients)
+    for index, site in enumerate(sites):
+        found = hierarchy.locals_in(site.state)
+        np.testing.assert_allclose(found.accepted.mean[:, 0], everyone.accepted.mean[:, index])
+    if name == "joint":
+        return
+    with pytest.raises(ValueError, match="each site has its own"):
+        hierarchy.local_moments(deployed.state.clients)
+    every = hierarchy.local_moments(simulated.state.clients)
+    for index, site in enumerate(sites):
+        own_moments = hierarchy.local_moments(site.state)
+        np.testing.assert_array_equal(own_moments.num[0], every.num[index])
+        mean = own_moments.mean["effect"][0]
+        np.testing.assert_allclose(mean, every.mean["effect"][index], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -7,6 +7,9 @@ SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
 LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
 NEW = "hierarchy/test_new_group.py::test_a_new_group_is_drawn_from_the_population[0.0]"
 ALONE = "hierarchy/test_unpooled.py::test_draws_are_those_of_the_groups_own_rows"
+CENTERED = (
+    "interop/test_numpyro_centering.py::test_the_location_does_not_depend_on_the_latents[30.0-0-1]"
+)
 FITTED = "fitting/test_gibbs.py::test_chains_that_are_too_short_are_not_called_exact"
 JOINT = "laws/test_joint_law.py::test_law_of_every_round"
 STEPS = f"{JOINT}[three steps, gradient first]"
@@ -14,6 +17,8 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
+LEVELS = "laws/test_joint_law.py::test_law_of_latents_of_clients_and_their_groups"
+TWO = "hierarchy/_two_levels.py"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
 RESCALED = "laws/test_gibbs_law.py::test_parameters_that_take_latents_along_have_the_posterior"
@@ -28,7 +33,8 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, FITTED]
+TESTS += [LEVELS, SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, CENTERED]
+TESTS += [FITTED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -66,6 +72,12 @@ MUTATIONS = {
         "Client(rows, zero, zero, zero, one, one, 1)",
         "Client(rows, zero, zero + 1, zero, one, one, 1)",
         NEW,
+    ),
+    "sites are centered as if groups differed by one": (
+        "interop/_numpyro_centering.py",
+        "share * spread ** (middle - 1) < middle",
+        "share < middle",
+        CENTERED,
     ),
     "what rows alone say of a group has the population's prior": (
         "hierarchy/_unpooled.py",
@@ -258,5 +270,23 @@ MUTATIONS = {
         "jnp.sum(begin[1] ** 2 - momentum**2, -1)",
         "jnp.sum(begin[1] ** 2 - begin[1] ** 2, -1)",
         PATHS,
+    ),
+    "a client's latent moves as if its groups said nothing": (
+        TWO,
+        "return upper.logprior_fn(position, own) + of_groups",
+        "return upper.logprior_fn(position, own)",
+        LEVELS,
+    ),
+    "groups move as if their client's latent were zero": (
+        TWO,
+        'pair = (here.position, groups.own(flat["client"]))',
+        'pair = (here.position, groups.own(0 * flat["client"]))',
+        LEVELS,
+    ),
+    "a gradient without the prior of the client's latent": (
+        TWO,
+        "return self.upper.logprior_fn(position, own) + of_groups",
+        "return of_groups",
+        LEVELS,
     ),
 }

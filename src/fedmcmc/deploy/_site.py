@@ -171,6 +171,17 @@ class Site:
         if given:
             raise Refused(f"{self.name} does not let the columns {given} be used.")
 
+    @property
+    def state(self) -> ArrayTree:
+        """What this site keeps of the run that it answers, leaves ``[num_chains, 1, ...]``.
+
+        Latents of its groups, for one, which it tells nobody. ``None`` before a run.
+        """
+        run = self._run
+        if run is None or run.pending is None:
+            return None
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], run.pending)
+
     def hello(self) -> bytes:
         """Return what the site says of itself when it joins."""
         study = self.study

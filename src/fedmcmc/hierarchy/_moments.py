@@ -165,7 +165,7 @@ def local_moments(states: ArrayTree) -> LocalMoments:
     Parameters
     ----------
     states
-        Of a run's clients, ``samples.state.clients``.
+        Of a run's clients, ``samples.state.clients``; at a real site ``site.state``.
 
     Raises
     ------
@@ -180,7 +180,8 @@ def local_moments(states: ArrayTree) -> LocalMoments:
     if kept is None:
         raise ValueError(
             "These states hold no moments of latents: give the kernel "
-            "refresh=hierarchy.with_moments(..., num_burnin=...)."
+            "refresh=hierarchy.with_moments(..., num_burnin=...). Of a run at real sites each site "
+            "has its own: give its deploy.Site's state."
         )
     num = np.asarray(kept.num)  # [chains, clients, groups]
     total = num.sum(0, dtype=np.int64)

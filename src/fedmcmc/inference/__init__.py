@@ -9,13 +9,13 @@ from fedmcmc.inference._exact import exact_mean as exact_mean
 from fedmcmc.inference._fisher import laplace as laplace
 from fedmcmc.inference._fisher import ngvi as ngvi
 from fedmcmc.inference._importance import importance as importance
-from fedmcmc.inference._latents import LatentInference as LatentInference
 from fedmcmc.inference._latents import mcmc_local as mcmc_local
 from fedmcmc.inference._means import langevin_mean as langevin_mean
 from fedmcmc.inference._means import sgd_mean as sgd_mean
 from fedmcmc.inference._moments import mcmc as mcmc
 from fedmcmc.inference._moments import scaled_identity as scaled_identity
 from fedmcmc.inference._types import Inference as Inference
+from fedmcmc.inference._types import LatentInference as LatentInference
 from fedmcmc.inference._types import Mean as Mean
 from fedmcmc.inference._types import Moments as Moments
 from fedmcmc.inference._types import Tilted as Tilted

@@ -34,7 +34,7 @@ from fedmcmc.hierarchy import (
     marginal,
 )
 from fedmcmc.inference._tilted import TiltedDensity
-from fedmcmc.inference._types import Inference, Tilted
+from fedmcmc.inference._types import Inference, LatentInference, Tilted
 from fedmcmc.pytrees import trees
 
 NEWTON_STEPS = 6
@@ -46,27 +46,6 @@ JITTER = 0.2
 """Share by which the length varies, so that no period of any direction fits it."""
 PER_DIMENSION = 10
 """Samples at least."""
-
-
-class LatentInference(Inference):
-    """An inference that moves latents of groups along, which their client keeps."""
-
-    def first_locals(self, posterior: Posterior, position: ArrayTree, client: Client) -> Locals:
-        """Return where the client's latents begin."""
-        raise NotImplementedError
-
-    def fit_latents(
-        self,
-        posterior: Posterior,
-        draws: ArrayTree,
-        position: ArrayTree,
-        cavity: Gaussian,
-        client: Client,
-        round_: Array,
-        kept: Locals,
-    ) -> tuple[Tilted, Locals]:
-        """Return the fit of the shared position as `Inference.fit`, and the latents moved."""
-        raise NotImplementedError
 
 
 class _Now(NamedTuple):
@@ -290,8 +269,9 @@ def mcmc_local(
     Parameters
     ----------
     refresh
-        How latents move, by default `fedmcmc.hierarchy.independence`. Those of
-        `fedmcmc.hierarchy.with_moments` are moments of the tilted distribution.
+        How latents move, by default `fedmcmc.hierarchy.independence`. Moments of
+        `fedmcmc.hierarchy.with_moments` are those of the tilted distribution. Of `hmc` and `mala`
+        ``num_adapt`` counts rounds, of which one has many moves: a few are enough.
     num_samples
         Per round, at least ten per dimension of the position.
     num_burnin
@@ -319,7 +299,7 @@ def mcmc_local(
 
     Examples
     --------
-    >>> import fedmcmc, jax, numpy as np, numpyro
+    >>> import fedmcmc, numpy as np, numpyro
     >>> import numpyro.distributions as dist
     >>> def model(y):
     ...     mu = numpyro.sample("mu", dist.Normal(0, 5))
@@ -329,15 +309,7 @@ def mcmc_local(
     >>> clinics = [{"y": np.array([1.0, 2.0, 1.5])}, {"y": np.array([4.0, 5.0])}]
     >>> data = fedmcmc.FederatedData.from_clients(clinics)
     >>> posterior = fedmcmc.from_numpyro(model, example=data)
-    >>> kernel = fedmcmc.fed_ep(posterior, inference=mcmc_local())
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, {"mu": 0.0}, num_rounds=3, progress=False
-    ... )
-
-    The posterior's mean is ``(1.5 / (4 / 3) + 4.5 / 1.5) / (1 / 25 + 3 / 4 + 2 / 3)``:
-
-    >>> samples.state.broadcast.position["mu"].round(1)
-    array([2.8], dtype=float32)
+    >>> kernel = fedmcmc.fed_ep(posterior, inference=mcmc_local(num_samples=1000))
     """
     refresh = independence() if refresh is None else refresh
     expect(refresh, Refresh, "refresh")

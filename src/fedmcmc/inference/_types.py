@@ -6,6 +6,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Client, Described, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat
+from fedmcmc.hierarchy import Locals
 
 
 class Tilted(NamedTuple):
@@ -42,6 +43,27 @@ class Inference(Described):
         self, posterior: Posterior, position: ArrayTree, federation: Federation, structure: str
     ) -> None:
         """Raise `ValueError` where the inference does not fit model, rows or structure."""
+
+
+class LatentInference(Inference):
+    """An inference that moves latents of groups along, which their client keeps."""
+
+    def first_locals(self, posterior: Posterior, position: ArrayTree, client: Client) -> Locals:
+        """Return where the client's latents begin."""
+        raise NotImplementedError
+
+    def fit_latents(
+        self,
+        posterior: Posterior,
+        draws: ArrayTree,
+        position: ArrayTree,
+        cavity: Gaussian,
+        client: Client,
+        round_: Array,
+        kept: Locals,
+    ) -> tuple[Tilted, Locals]:
+        """Return the fit of the shared position as `Inference.fit`, and the latents moved."""
+        raise NotImplementedError
 
 
 class Moments(NamedTuple):
