@@ -90,7 +90,7 @@ def test_names_alone_compile_nothing_anew():
         ({}, {"client": "site"}, "one of 'clinic', 'age', .*; got 'site'"),
         ({"clinic": None}, {}, "5 rows have no client"),
         ({"age": [1.0, np.nan, 2.0, np.nan, 3.0]}, {}, "'age' has 2 missing values.*row 1"),
-        ({"arm": ["a", None, "b", "a", "a"]}, {}, "'arm' has 1 missing values.*row 1"),
+        ({"arm": ["a", None, "b", "a", "a"]}, {}, "'arm' has 1 missing value,.*row 1"),
         ({"when": pd.Timestamp("2026-01-01")}, {}, "'when' holds Datetime.*turn it into one"),
         ({}, {"columns": ["age", "weight"]}, "no column 'weight'; its columns are clinic, age"),
         ({}, {"columns": []}, "at least one column"),
@@ -122,10 +122,33 @@ def test_numbers_that_lose_their_digits_warn():
     fedmcmc.FederatedData.from_clients([{"days": 2000 + np.arange(10) / 7, "one": np.ones(10)}])
 
 
+def test_numbers_at_one_client_and_text_at_another_are_refused():
+    """A word in one cell makes a column of a CSV file text, whose codes would be no ages."""
+    texts = TABLE.assign(age=["54", "unknown", "61", "70", "48"])
+    with pytest.raises(ValueError, match=r"'age' of client 'Basel' is text .*'unknown'.*'Bern'"):
+        fedmcmc.FederatedData.from_clients({"Bern": TABLE, "Basel": texts})
+
+
+def test_what_is_missing_is_said_of_its_client():
+    holes = TABLE.assign(arm=["a", None, "b", "a", "a"])
+    with pytest.raises(ValueError, match="'arm' of client 'Basel' has 1 missing value,"):
+        fedmcmc.FederatedData.from_clients({"Bern": TABLE, "Basel": holes})
+
+
+def test_names_of_rows_are_not_printed():
+    names = pd.DataFrame({"name": [f"Patient {i}" for i in range(30)], "x": np.arange(30.0)})
+    with pytest.warns(
+        UserWarning, match="'name' is text of 30 different values in 30 rows"
+    ) as said:
+        data = fedmcmc.FederatedData.from_clients([names])
+    assert said[0].filename == __file__
+    assert "30 codes" in repr(data) and "Patient" not in repr(data)
+
+
 def test_tables_that_do_not_fit_together():
-    with pytest.raises(ValueError, match="Table 1 has no column 'arm'"):
+    with pytest.raises(ValueError, match="table of client 1 has no column 'arm'"):
         fedmcmc.FederatedData.from_clients([TABLE, TABLE.drop(columns="arm")])
-    with pytest.raises(ValueError, match="Table 1 alone has a column 'more'"):
+    with pytest.raises(ValueError, match="table of client 1 alone has a column 'more'"):
         fedmcmc.FederatedData.from_clients([TABLE, TABLE.assign(more=1)])
     with pytest.raises(TypeError, match="must be a DataFrame, got dict"):
         fedmcmc.FederatedData.from_dataframe({"a": [1]}, client="a")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 import fedmcmc
@@ -348,3 +349,41 @@ def test_an_improper_posterior_is_never_called_exact():
         warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
         fitted = fit(flat, data, position=jnp.zeros(2))
     assert not fitted.verdict.startswith("exact"), fitted.verdict
+
+
+def compares_codes_with_a_label(x, arm, y=None):
+    effect = numpyro.sample("effect", dist.Normal(0, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(slope * x + effect * (arm == "drug"), 1), obs=y)
+
+
+def test_a_parameter_that_no_row_depends_on_is_said(tmp_path):
+    """A label compared with codes is false in every row, and the draws are those of the prior."""
+    rng = np.random.default_rng(0)
+    tables = [
+        pd.DataFrame({"x": rng.normal(size=n), "arm": ["drug", "none"] * (n // 2)}) for n in (8, 20)
+    ]
+    tables = [table.assign(y=table["x"]) for table in tables]
+    data = fedmcmc.FederatedData.from_clients(tables)
+    with pytest.warns(fedmcmc.DiagnosisWarning, match=r"No row says anything of effect.*arm == 0"):
+        fitted = fit(compares_codes_with_a_label, data)
+    (said,) = fitted.report.warnings
+    assert fitted.samples.warnings == (said,)
+    assert f"Warning: {said}" in str(fitted)
+    page = fitted.report.save(tmp_path / "fit.html").read_text()
+    assert "Read the warning below" in page and "No row says anything of effect" in page
+
+
+def test_a_parameter_that_rows_tell_of_through_another_is_not_said():
+    """Only the prior of the slope depends on its mean."""
+
+    def model(x, y=None):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        slope = numpyro.sample("slope", dist.Normal(mean, 1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(slope * x, 1), obs=y)
+
+    x = np.linspace(-1, 1, 30)
+    data = fedmcmc.FederatedData.from_clients([{"x": x, "y": x}])
+    assert fit(model, data).report.warnings == ()

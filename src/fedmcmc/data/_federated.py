@@ -26,6 +26,8 @@ from fedmcmc.pytrees import trees
 
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
+MOST_SHOWN = 10
+"""Levels of text above which a printed federation says only how many there are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +178,13 @@ class FederatedData:
             from fedmcmc.data._frames import columns_of
 
             beside = [] if column is None else [column]
-            rows, coding = columns_of(clients, None, beside, allow_nonfinite=allow_nonfinite)
+            rows, coding = columns_of(
+                clients,
+                None,
+                beside,
+                allow_nonfinite=allow_nonfinite,
+                owners=tuple(range(len(clients))) if labels is None else labels,
+            )
             sizes = np.array([len(frame) for frame in clients])
         else:
             if column is not None:
@@ -249,8 +257,10 @@ class FederatedData:
         for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(self.rows)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             shape = str(list(leaf.shape[1:])) if leaf.ndim > 1 else ""
-            levels = enumerate(self.coding.get(name, ()))
-            codes = ", ".join(f"{code} {level!r}" for code, level in levels)
+            levels = self.coding.get(name, ())
+            codes = ", ".join(f"{code} {level!r}" for code, level in enumerate(levels))
+            if len(levels) > MOST_SHOWN:
+                codes = f"{len(levels)} codes"  # which may be names
             columns.append(f"{name or 'rows'}: {leaf.dtype}{shape}" + f" ({codes})" * bool(codes))
         return f"FederatedData({counts}; {', '.join(columns)})"
 

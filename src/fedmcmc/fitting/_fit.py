@@ -155,8 +155,7 @@ def fit(
         fitted = fit_by_gibbs(
             posterior, consortium, as_key(rng_key), max_rounds, position, progress
         )
-        _warn(fitted, effort, consortium)
-        return fitted
+        return _warned(fitted, effort, consortium)
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
     with warnings.catch_warnings():
@@ -164,23 +163,53 @@ def fit(
         warnings.simplefilter("ignore", SamplingWarning)
         verdict = run.go(effort, max_rounds, latency or 0.0, position)
     fitted = run.fitted(posterior, verdict)
-    _warn(fitted, effort, consortium)
-    return fitted
+    return _warned(fitted, effort, consortium, run.search.untold)
 
 
-def _warn(fitted: Fitted, effort: str, consortium: Consortium) -> None:
+def _warned(
+    fitted: Fitted, effort: str, consortium: Consortium, untold: tuple[str, ...] = ()
+) -> Fitted:
+    """Warn of what is wrong, and return the fit with what was said."""
+    said = []
     if effort != "approximate" and not fitted.verdict.startswith("exact"):
         warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
+    if untold:
+        said.append(_nothing_told(untold, consortium))
+    few = _of_few(fitted, consortium)
+    if few is not None:
+        said.append(few)
+    for finding in said:
+        warnings.warn(finding, DiagnosisWarning, stacklevel=3)
+    report = replace(fitted.report, warnings=(*fitted.report.warnings, *said))
+    samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *said))
+    return replace(fitted, report=report, samples=samples)
+
+
+def _nothing_told(untold: tuple[str, ...], consortium: Consortium) -> str:
+    """Return what is said of parameters that no row depends on."""
+    which = ", ".join(untold[:5]) + (", ..." if len(untold) > 5 else "")
+    posterior = "its posterior is its prior" if len(untold) == 1 else "their posterior is the prior"
+    told = f"No row says anything of {which}: {posterior}."
+    coding = consortium.data.coding if isinstance(consortium, SimulatedConsortium) else {}
+    if coding:
+        column, levels = next(iter(coding.items()))
+        told += (
+            f" Text columns are whole numbers in the model: where it compares {column} with "
+            f"{levels[0]!r}, write {column} == 0."
+        )
+    return told
+
+
+def _of_few(fitted: Fitted, consortium: Consortium) -> str | None:
+    """Return what is said of fewer than five groups."""
     federation = consortium.federation
     if isinstance(consortium, SimulatedConsortium):
         num_groups = int(consortium.data.group_mask.sum())
     elif isinstance(federation.rows, Grouped):
-        return  # how many there are only their clients know
+        return None  # how many there are only their clients know
     else:
         num_groups = federation.num_clients
-    few = of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)
-    if few is not None:
-        warnings.warn(few, DiagnosisWarning, stacklevel=3)
+    return of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)
 
 
 def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:

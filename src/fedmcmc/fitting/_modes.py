@@ -90,6 +90,8 @@ class Search:
         The highest mode as a position.
     rounds, bits_up, bits_down
         What it cost.
+    untold
+        Names of parameters of which no row said anything, so that their posterior is their prior.
     """
 
     modes: tuple[Mode, ...]
@@ -98,6 +100,7 @@ class Search:
     rounds: int
     bits_up: float
     bits_down: float
+    untold: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -173,7 +176,12 @@ def find_modes(
     modes = _distinct([_mode_of(result) for result in results], num_draws)
     middle = trees.cast_like(trees.unravel(jnp.asarray(modes[0].flat), centre), centre)
     found = min(num_starts, len(good))
-    return Search(tuple(modes), found, middle, ledger.rounds, ledger.up, ledger.down)
+    cost = ledger.rounds, ledger.up, ledger.down
+    untold: tuple[str, ...] = ()
+    if evaluate.untold is not None and evaluate.untold.any():
+        names = trees.element_names(centre)
+        untold = tuple(names[i] for i in np.flatnonzero(evaluate.untold))
+    return Search(tuple(modes), found, middle, *cost, untold)
 
 
 def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:

@@ -53,6 +53,8 @@ class Report:
         The fit's, a sentence with figures.
     summary
         Name of each parameter to its ``mean``, ``sd`` and quantiles ``5 %``, ``50 %``, ``95 %``.
+    warnings
+        What the fit warned of besides its verdict, in its own words.
     """
 
     stages: tuple[Stage, ...]
@@ -60,6 +62,7 @@ class Report:
     summary: dict[str, dict[str, float]]
     about: dict[str, Any] = field(default_factory=dict)
     draw_figures: Callable[[], list[Figure]] | None = field(default=None, repr=False)
+    warnings: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -90,6 +93,7 @@ class Report:
         total = {"rounds": self.rounds, "bits_up": self.bits_up, "bits_down": self.bits_down}
         return {
             "verdict": self.verdict,
+            "warnings": list(self.warnings),
             "stages": stages,
             "total": total | {"seconds": self.seconds},
             "summary": self.summary,
@@ -104,7 +108,8 @@ class Report:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join([self.verdict, "", *lines])
+        said = [f"Warning: {warning}" for warning in self.warnings]
+        return "\n".join([self.verdict, *said, "", *lines])
 
     def _sum(self) -> tuple[str, ...]:
         megabits = f"{(self.bits_up + self.bits_down) / 1e6:,.2f}"
@@ -195,8 +200,14 @@ WORDS = (
 
 def _page(report: Report, figures: Sequence[Figure]) -> Page:
     page = Page("Report of a fit")
-    good = report.verdict.startswith("exact")
-    page.verdict(advice(report.verdict), report.verdict, tone="good" if good else "poor")
+    good = report.verdict.startswith("exact") and not report.warnings
+    told = advice(report.verdict)
+    if report.warnings and report.verdict.startswith("exact"):
+        told = "Read the warning below before these results are used."
+    page.verdict(told, report.verdict, tone="good" if good else "poor")
+    if report.warnings:
+        page.heading("Warnings")
+        page.items(list(report.warnings))
     page.heading("Parameters")
     page.table(*table_of_rows(report.summary))
     for figure in figures:

@@ -113,6 +113,9 @@ class Objective:
 
     Values are relative to the first center. The center of differences, in which float32 keeps
     digits, is the best place so far: near a mode, where they matter, differences are small.
+
+    `untold` are the coordinates, ``[d]`` bool, of which no row said anything at any point, neither
+    by itself nor through another one by the prior; ``None`` without dense curvatures.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class Objective:
         self.posterior, self.ledger, self.centre = posterior, ledger, centre
         self.structure, self.at_centre = structure, 0.0
         self.question = expansions(posterior, curvature=structure)
+        self.untold: np.ndarray | None = None
 
     def __call__(self, points: np.ndarray) -> list[Expansion]:
         at = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, self.centre), self.centre))(
@@ -137,6 +141,10 @@ class Objective:
             of_rows = np.asarray(answer.curvature, np.float64)
             if self.structure == "dense":
                 of_rows = np.stack([_symmetric(upper, size) for upper in of_rows])
+                told = np.asarray(answer.gradient) != 0
+                others = np.asarray(prior[2]) * (1 - np.eye(size))
+                untold = ~(told | (others != 0).any(axis=-1)).any(axis=0)
+                self.untold = untold if self.untold is None else self.untold & untold
             hessians = list(of_rows + np.asarray(prior[2], np.float64))
         found = [
             Expansion(*given) if _all_finite(given) else self._impossible(given)
