@@ -30,7 +30,7 @@ release = version = fedmcmc.__version__
 project_copyright = "the fedmcmc authors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "configs/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
+include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
 exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "results", "src", "tests"]
 default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
 nitpicky = True
