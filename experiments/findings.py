@@ -205,11 +205,12 @@ def _refreshed(refresh: Given) -> str:
 def _multiple(multiples: Given) -> str:
     name = "variance over the posterior's"
     one = {r["error of surrogates"]: r[name] for r in multiples["table"] if r["alpha"] == 1.0}
-    told = [
-        f"{row['alpha']:g} where means are off by {error:g} (the variance is "
-        f"{row[name] / one[error]:.2g} times that with 1)"
-        for error, row in best_multiples(multiples).items()
-    ]
+    told = []
+    for error, row in best_multiples(multiples).items():
+        text = f"{row['alpha']:g} where means are off by {error:g}"
+        if row["alpha"] != 1.0:
+            text += f" (the variance is {row[name] / one[error]:.2g} times that with 1)"
+        told.append(text)
     right, worst = min(one), max(one)
     return (
         "The multiple of the conducive gradient with the least variance is "
