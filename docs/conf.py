@@ -6,6 +6,7 @@ them from the repository's root. What the bar at the side holds is read from the
 """
 
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ release = version = fedmcmc.__version__
 project_copyright = "the fedmcmc authors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "configs/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
+include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
 exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "results", "src", "tests"]
 default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
 nitpicky = True
@@ -44,6 +45,8 @@ nb_execution_mode = "cache"  # an example runs again when it changes
 nb_execution_cache_path = str(ROOT / "build" / "examples")
 nb_execution_timeout = 900  # seconds per cell, on a busy machine too
 nb_execution_raise_on_error = True
+# That notebooks lack a widget for progress bars is of no interest to who reads an example.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say types and shapes
