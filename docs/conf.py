@@ -2,7 +2,7 @@
 
 Pages link to each other, to the README and to other files as they do on GitHub, so Sphinx reads
 them from the repository's root. What the bar at the side holds is read from the lists of links in
-``index.md``. `reference.py` writes the pages of ``api/``.
+``index.md``. `reference.py` writes the pages of ``api/``, and reads examples.
 """
 
 import inspect
@@ -30,7 +30,7 @@ release = version = fedmcmc.__version__
 project_copyright = "the fedmcmc authors"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "*/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
+include_patterns = ["*.md", "configs/README.md", "docs/**.md", "docs/api/*.rst", "examples/*.py"]
 exclude_patterns = [".*", "build", "dist", "outputs", "multirun", "results", "src", "tests"]
 default_role = "py:obj"  # `name` in a docstring is a link where it is a public name
 nitpicky = True
@@ -39,10 +39,10 @@ nitpick_ignore_regex = [("py:.*", r"(?!fedmcmc\.).*|fedmcmc\.\w+\._.*")]
 
 myst_heading_anchors = 4
 myst_fence_as_directive = ["math"]  # formulas are written as GitHub knows them
-nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_custom_formats = {".py": "reference.example"}
 nb_execution_mode = "cache"  # an example runs again when it changes
 nb_execution_cache_path = str(ROOT / "build" / "examples")
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # seconds per cell, on a busy machine too
 nb_execution_raise_on_error = True
 
 autodoc_member_order = "bysource"
@@ -73,7 +73,7 @@ def write_reference(app: Any) -> None:
 
 def add_toctrees(app: Any, page: str, source: list[str]) -> None:
     """Add to an index what Sphinx makes the bar at the side of: the pages of each list of links."""
-    if page not in ("docs/index", "docs/api/index", "examples/README"):
+    if page not in ("docs/index", "docs/api/index"):
         return
     for section in re.split(r"^(?=##? )", source[0], flags=re.MULTILINE):
         links = re.findall(r"^- \[(.*?)\]\(([^:)#]+)\.(?:md|rst|py)\)", section, re.MULTILINE)

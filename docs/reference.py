@@ -1,5 +1,7 @@
 """The pages of ``api/``: every public name, on the page of the room that it is written in.
 
+And `example`, which makes a notebook of a script, for its page.
+
 `conf.py` has Sphinx call `write` before it reads pages, and `find` for names in docstrings that
 lack their room. What a room offers is read from its ``__init__``; modules in it that users know by
 name, such as ``fedmcmc.partition``, are sections of its page.
@@ -14,6 +16,8 @@ import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import jupytext
 
 import fedmcmc
 
@@ -205,3 +209,10 @@ def find(target: str, room: str) -> str | None:
 
 def _attribute(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
+
+
+def example(script: str) -> Any:
+    """Return the notebook of a script whose cells are marked by ``# %%``."""
+    notebook = jupytext.reads(script, fmt="py:percent")
+    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    return notebook

@@ -37,8 +37,8 @@ accuracy (%) in 1500 rounds on CIFAR-100:
 
 Here each line of the grid changes one setting of one method; all go on from the same rounds of
 FedAvg. The runs on CIFAR-10 have the small model of Figure 4. Those on MNIST ask another thing: why
-FedSEP is behind FedAvg there (Table 6). A client's minimum is pulled to the global mean by the
-precision of all other clients' rows, `covariance` per row, ten or more times as many as its own.
+FedSEP is behind FedAvg there (Table 6). A client is pulled to the global mean with a precision of
+`covariance` per row of all other clients, who have many times as many rows as it has.
 """
 GRID = (
     *(f"{f} (I): covariance={a}" for f in ("FedEP", "FedSEP") for a in (0.04, 0.05, 0.06)),

@@ -294,5 +294,4 @@ CLAIMS = (
         None,
         ("fsgld/mlp", "fsgld/mlp_small_paper_step"),
     ),
-    Claim("Remark 1", "A factor alpha of the conducive gradient controls exploration."),
 )

@@ -15,7 +15,7 @@ from experiments.qlsd import network_figures, network_hmc, network_methods, netw
 from experiments.qlsd.cifar10_findings import PAPER, commentary, table_row
 from experiments.qlsd.federations import some_rows
 from experiments.qlsd.image_federations import contiguous_blocks
-from experiments.qlsd.network_scores import scores
+from experiments.qlsd.network_scores import of_mean, scores
 from fedmcmc import Placement, metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
@@ -106,7 +106,10 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         each = network_hmc.by_chain(draws, predict_fn, inputs[0])
         reference, of_chain = each.mean(axis=0), {"HMC": each}
     good = {name: r.probabilities for name, r in results.items() if r.probabilities}
-    found = {name: measure(p[0], labels, reference, config.num_bins) for name, p in good.items()}
+    found = {
+        name: measure(p[0], labels, reference, config.num_bins) | of_mean(results[name], labels)
+        for name, p in good.items()
+    }
     # As published: one chain against the others.
     hmc = scores(reference, labels, config.num_bins)
     for each in of_chain.values():

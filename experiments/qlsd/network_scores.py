@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from experiments.qlsd.networks import Result
 from fedmcmc import metrics
 
-__all__ = ["hundredths", "scores", "standard_error"]
+__all__ = ["hundredths", "of_mean", "scores", "standard_error"]
 
 
 def scores(probabilities: np.ndarray, labels: np.ndarray, num_bins: int) -> dict[str, float]:
@@ -15,6 +16,13 @@ def scores(probabilities: np.ndarray, labels: np.ndarray, num_bins: int) -> dict
         "brier": float(metrics.brier_score(probabilities, labels)),
         "nnll": float(metrics.negative_log_likelihood(probabilities, labels)),
     }
+
+
+def of_mean(result: Result, labels: np.ndarray) -> dict[str, float]:
+    """Return the accuracy of the network at the draws' mean, if there is one."""
+    if result.at_mean is None:
+        return {}
+    return {"accuracy_of_mean": float(metrics.accuracy(result.at_mean, labels))}
 
 
 def hundredths(value: float | None) -> float | None:

@@ -136,13 +136,15 @@ class Result(NamedTuple):
 
     `probabilities` are the averages over draws, one array ``[num, num_classes]`` a set of inputs,
     empty where the chain turned non-finite in the round `diverged`. `relative_bits` is the size
-    of a client's message over that of a position in single precision.
+    of a client's message over that of a position in single precision. `at_mean` are probabilities
+    of the one network whose weights are the draws' mean, for the first set of inputs.
     """
 
     probabilities: list[np.ndarray]
     num_draws: int
     relative_bits: float
     diverged: int | None = None
+    at_mean: np.ndarray | None = None
 
 
 def rounds(settings: Settings, local_steps: int) -> tuple[int, int, int]:
@@ -242,12 +244,14 @@ def execute(
     except fedmcmc.NonFiniteError as error:
         return Result([], 0, float("nan"), error.round)
     size = trees.num_elements(start)
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=(0, 1), keepdims=True), samples.draws)
     bits = np.asarray(samples.info["bits_up"], np.float64).sum()
     messages = np.asarray(samples.info["num_active"], np.float64).sum()
     return Result(
         [predict(predict_fn, samples.draws, x) for x in inputs],
         samples.num_draws,
         float(bits / messages / (32 * size)),
+        at_mean=predict(predict_fn, mean, inputs[0]),
     )
 
 

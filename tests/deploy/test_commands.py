@@ -30,6 +30,25 @@ def test_a_server_fits_as_its_file_says(tmp_path):
     )
 
 
+RUN = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start", num_rounds=20)
+
+
+def test_a_server_reports_a_run_and_says_early_where_it_cannot(tmp_path, monkeypatch):
+    clinics = Consortium(tmp_path, run=RUN | dict(report="run.html", progress=False))
+    with clinics.in_threads(NAMES):
+        samples = deploy.run_server(tmp_path / "server.toml")
+    page = (tmp_path / "run.html").read_text()
+    assert "Report of a run" in page and "20 rounds" in page and str(samples.num_draws) in page
+    assert clinics.study.name in page
+
+    def missing():
+        raise ImportError("fedmcmc[plots]")
+
+    monkeypatch.setattr("fedmcmc.deploy._config.can_draw", missing)
+    with pytest.raises(ImportError, match="plots"):  # before it waits for any site
+        deploy.run_server(tmp_path / "server.toml")
+
+
 def test_a_server_may_call_functions_in_place_of_one_run(tmp_path):
     """With the settings of its file, and no table of a run."""
     clinics = Consortium(tmp_path, asks=deploy.FIT)

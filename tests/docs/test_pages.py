@@ -155,7 +155,7 @@ def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypat
     settings = (kit / "site.toml").read_text().partition("[limits]")[0]
     limits = next(block for block in blocks("toml") if block.startswith("[limits]"))
     (kit / "site.toml").write_text(settings + limits)
-    versions = {"fedmcmc": "0.1.0", "jax": "0.10.1"}  # whatever they are today
+    versions = {"fedmcmc": "0.2.0", "jax": "0.10.1"}  # whatever they are today
     monkeypatch.setattr("fedmcmc.deploy._account.software", lambda: versions)
     monkeypatch.setattr("builtins.input", lambda question: "yes")
     capsys.readouterr()

@@ -199,6 +199,25 @@ def test_step_sizes_are_judged_by_the_error_for_the_same_bits(smallest, word):
     assert judge(qlsd, "Figure S2", {"budget": budget}) == word
 
 
+@pytest.mark.parametrize(
+    ("qlsd_rate", "warm", "word"),
+    [
+        (0.9, 0, "reproduced"),
+        (0.9, 5, "partly"),  # from a trained network
+        (0.99, 0, "partly"),  # ahead is not close
+        (0.5, 0, "contradicted"),
+    ],
+)
+def test_accuracies_of_chains_are_judged_against_sgld(qlsd_rate, warm, word):
+    rates = {"SGLD": 0.9, "QLSD": qlsd_rate, "QLSD++": 0.9}
+    rates |= {"FedBE-Gauss": 0.5, "FedBE-Dirichlet": 0.6}
+    metrics = {"scores": {n: {"accuracy": r} for n, r in rates.items()}, "num_test": 1000}
+    config = {"num_warm_steps": warm, "num_rounds": 10}
+    assert judge(qlsd, "Table S2", metrics, config) == word
+    behind = judge(qlsd, "Table S2", metrics, config, which=1)
+    assert behind == ("untestable here" if warm else "reproduced")
+
+
 def test_a_reference_that_has_not_mixed_judges_nobody():
     scores = {name: {"tv": 0.1} for name in ("QLSD++", "SGLD", "DG-SGLD", "FedBE-Gauss")}
     scores["FedBE-Gauss"] = {"tv": 0.2}

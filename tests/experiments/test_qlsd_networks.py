@@ -18,6 +18,7 @@ from experiments.qlsd import (
     mnist,
     network_hmc,
     network_methods,
+    network_scores,
     networks,
 )
 from experiments.qlsd.federations import Rows
@@ -128,6 +129,22 @@ def test_warm_start_finds_the_maximum_of_the_posterior():
     jax.tree.map(np.testing.assert_array_equal, same, start)
 
 
+def test_the_mean_network_is_that_of_the_mean_weights():
+    posterior, predict_fn, data, _, position = linear()
+    run = networks.Run(fedmcmc.lsd(posterior, step_size=0.05), (6, 2, 2))
+    x = np.random.default_rng(1).normal(size=(9, 3)).astype(np.float32)
+    key = jax.random.key(4)
+    result = networks.execute(key, run, data, position, predict_fn, [x])
+    samples = fedmcmc.sample(
+        key, run.kernel, data, position, num_rounds=6, num_burnin=2, thinning=2, progress=False
+    )
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=(0, 1)), samples.draws)
+    np.testing.assert_allclose(result.at_mean, softmax(mean, x), rtol=1e-4, atol=1e-6)
+    assert np.abs(result.at_mean - result.probabilities[0]).max() > 1e-3
+    labels = result.at_mean.argmax(axis=1)
+    assert network_scores.of_mean(result, labels) == {"accuracy_of_mean": 1.0}
+
+
 def test_a_run_counts_draws_and_bits():
     posterior, predict_fn, data, clients, position = linear()
     settings = networks.Settings(
@@ -214,6 +231,8 @@ def check(module, metrics, out, names):
     for row in record["table"]:
         assert 0 <= row["accuracy %"] <= 100
         assert row["ECE"] >= 0
+        one = row["accuracy %, mean network"]
+        assert one is None if row["method"] in ("start", "HMC") else 0 <= one <= 100
     for figure in record["figures"]:
         assert (out / figure["file"]).stat().st_size > 1000
     text = module.commentary(record)

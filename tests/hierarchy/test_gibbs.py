@@ -180,8 +180,11 @@ def test_what_does_not_fit_is_refused():
     data = FederatedData.from_clients(clients("logistic"))
     centered, standard = of(logistic, data), fedmcmc.from_numpyro(logistic, example=data)
     gibbs = fedmcmc.fed_gibbs
-    with pytest.raises(ValueError, match="by sums of statistics"):
+    with pytest.raises(ValueError, match=r"'effect' is written as a standard.*centered=1\.0"):
         gibbs(standard, refresh=independence())
+    by_hand = centered._replace(local=centered.local._replace(population=None))
+    with pytest.raises(ValueError, match="latents 'effect', their distribution"):
+        gibbs(by_hand, refresh=independence())
     with pytest.raises(ValueError, match="a refresh that is exact"):
         gibbs(centered, refresh=ula())
     with pytest.raises(ValueError, match="full participation"):

@@ -119,6 +119,18 @@ def test_groups_lie_in_clients_of_their_own_or_together():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tau", [1e-6, 100.0])
+def test_outcomes_that_are_all_alike_have_an_integral_at_any_spread(tau):
+    """Without a population their likelihood rises without end; half of a wide one has it."""
+    data = FederatedData.from_clients([{"x": np.zeros(6), "y": np.ones(6, np.int32)}] * 2)
+    place = {"tau": np.log(tau), "slope": 0.6}
+    value, slope = jax.value_and_grad(total(of(logistic, data), data))(place)
+    wanted = 2 * np.log(0.5) if tau > 1 else 12 * np.log(0.5)
+    np.testing.assert_allclose(value, wanted, rtol=0.2)
+    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(slope))
+
+
+@pytest.mark.slow
 def test_a_group_cut_by_a_chunk_is_the_same(monkeypatch):
     data = in_two_clients(clients("logistic"))
     posterior = of(logistic, data)

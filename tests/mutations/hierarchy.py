@@ -7,6 +7,9 @@ SLOPES = "hierarchy/test_marginal.py::test_gradients_are_those_of_the_value[1]"
 LAYOUTS = "hierarchy/test_marginal.py::test_groups_lie_in_clients_of_their_own_or_together"
 NEW = "hierarchy/test_new_group.py::test_a_new_group_is_drawn_from_the_population[0.0]"
 ALONE = "hierarchy/test_unpooled.py::test_draws_are_those_of_the_groups_own_rows"
+CENTERED = (
+    "interop/test_numpyro_centering.py::test_the_location_does_not_depend_on_the_latents[30.0-0-1]"
+)
 FITTED = "fitting/test_gibbs.py::test_chains_that_are_too_short_are_not_called_exact"
 JOINT = "laws/test_joint_law.py::test_law_of_every_round"
 STEPS = f"{JOINT}[three steps, gradient first]"
@@ -30,7 +33,8 @@ ROWS = (
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
-TESTS += [LEVELS, SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, FITTED]
+TESTS += [LEVELS, SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, CENTERED]
+TESTS += [FITTED]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -68,6 +72,12 @@ MUTATIONS = {
         "Client(rows, zero, zero, zero, one, one, 1)",
         "Client(rows, zero, zero + 1, zero, one, one, 1)",
         NEW,
+    ),
+    "sites are centered as if groups differed by one": (
+        "interop/_numpyro_centering.py",
+        "share * spread ** (middle - 1) < middle",
+        "share < middle",
+        CENTERED,
     ),
     "what rows alone say of a group has the population's prior": (
         "hierarchy/_unpooled.py",

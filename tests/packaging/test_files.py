@@ -83,6 +83,7 @@ def test_one_version():
     changes = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert str(citation["version"]) == PROJECT["version"]
     assert changes[0] == "Unreleased"
+    assert changes[1].startswith(f"{PROJECT['version']} - 20")
     assert citation["license"] == PROJECT["license"]
     assert citation["repository-code"] == PROJECT["urls"]["Repository"]
 

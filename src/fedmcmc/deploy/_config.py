@@ -25,6 +25,7 @@ from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit
 from fedmcmc.pytrees import named_leaves
 from fedmcmc.records import Samples
+from fedmcmc.reports import can_draw
 from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
@@ -169,7 +170,7 @@ def run_server(path: str | Path) -> Samples:
         ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position``
         (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
         ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
-        ``on_missing``, ``timeout``, ``progress``; for ``"fit"`` also ``report`` (an HTML file).
+        ``on_missing``, ``timeout``, ``progress``, ``report`` (an HTML file to write).
 
     Returns
     -------
@@ -255,9 +256,11 @@ def _run_over(
 ) -> Samples:
     fits = what.get("kernel") == "fit"
     counts = ("num_burnin", "thinning", "num_chains", "checkpoint", "every_rounds")
-    more = ("position", "on_missing", "timeout", "progress")
+    more = ("position", "on_missing", "timeout", "progress", "report")
     wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
-    _check_names(path, what, wanted, (*more, "report") if fits else (*more, *counts), "run")
+    _check_names(path, what, wanted, more if fits else (*more, *counts), "run")
+    if "report" in what:
+        can_draw()  # rather than to say so after the run
     sites = Sites(study, transport(), **_patience(what))
     try:
         samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
@@ -265,6 +268,8 @@ def _run_over(
         sites.close()
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
     write_whole(base / what["draws"], lambda file: np.savez(file, allow_pickle=False, **arrays))
+    if "report" in what and not fits:
+        samples.report(base / what["report"])
     return samples
 
 

@@ -21,7 +21,7 @@ from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
 from fedmcmc.fitting._fitted import Fitted, reported
-from fedmcmc.fitting._gibbs import check_many, run_gibbs, verdict_of
+from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._report import Stage
@@ -152,7 +152,9 @@ def fit(
     posterior, consortium = _understood(model, data)
     if posterior.local is not None:  # of more numbers than are integrated out
         check_many(posterior, effort, max_rounds)
-        fitted = _by_gibbs(posterior, consortium, as_key(rng_key), max_rounds, position, progress)
+        fitted = fit_by_gibbs(
+            posterior, consortium, as_key(rng_key), max_rounds, position, progress
+        )
         _warn(fitted, effort, consortium)
         return fitted
     sampled = as_functions(posterior._replace(position_fn=None))
@@ -209,34 +211,6 @@ def _without_latents(posterior: Posterior) -> Posterior:
     if local is None or trees.num_elements(local.like.tree) > MOST_DIMENSIONS:
         return posterior
     return marginal(posterior)
-
-
-def _by_gibbs(
-    posterior: Posterior,
-    consortium: Consortium,
-    rng_key: Array,
-    max_rounds: int,
-    position: ArrayTree | None,
-    progress: bool,
-) -> Fitted:
-    """Fit a model whose latents stay: chains that move them are all there is."""
-    chains, stage = run_gibbs(
-        rng_key,
-        as_functions(posterior),
-        consortium,
-        position=position,
-        max_rounds=max_rounds,
-        progress=progress,
-    )
-    verdict = verdict_of(chains, stage, max_rounds)
-    samples = replace(
-        chains.samples,
-        constrain_fn=posterior.constrain_fn,
-        stopped={**chains.samples.stopped, "verdict": verdict},
-    )
-    size = trees.num_elements(chains.samples.state.broadcast.position) // samples.num_chains
-    report = reported((stage,), verdict, samples, consortium.federation, size)
-    return Fitted(samples, verdict, np.nan, np.nan, report, posterior)
 
 
 class _Fit:

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, as_functions
 from fedmcmc.diagnostics import SamplingWarning, StoppingRule, Verdict, mixing
 from fedmcmc.fitting._chains import ESS, RHAT, Chains
+from fedmcmc.fitting._fitted import Fitted, reported
 from fedmcmc.fitting._report import Stage
 from fedmcmc.hierarchy import hmc, independence
 from fedmcmc.kernels import fed_gibbs
@@ -56,6 +58,34 @@ def kernel_for(posterior: Posterior) -> FederatedKernel:
     small = size <= FOR_INDEPENDENCE
     refresh = independence(num_tries=2) if small else hmc(num_adapt=ADAPTING)
     return fed_gibbs(posterior, refresh=refresh, num_adapt=ADAPTING)
+
+
+def fit_by_gibbs(
+    posterior: Posterior,
+    consortium: Consortium,
+    rng_key: Array,
+    max_rounds: int,
+    position: ArrayTree | None,
+    progress: bool,
+) -> Fitted:
+    """Fit a model whose latents stay: chains that move them are all there is."""
+    chains, stage = run_gibbs(
+        rng_key,
+        as_functions(posterior),
+        consortium,
+        position=position,
+        max_rounds=max_rounds,
+        progress=progress,
+    )
+    verdict = verdict_of(chains, stage, max_rounds)
+    samples = replace(
+        chains.samples,
+        constrain_fn=posterior.constrain_fn,
+        stopped={**chains.samples.stopped, "verdict": verdict},
+    )
+    size = trees.num_elements(chains.samples.state.broadcast.position) // samples.num_chains
+    report = reported((stage,), verdict, samples, consortium.federation, size)
+    return Fitted(samples, verdict, np.nan, np.nan, report, posterior)
 
 
 def run_gibbs(

@@ -9,6 +9,7 @@ from fedmcmc.hierarchy._gaussian_moves import ula as ula
 from fedmcmc.hierarchy._latents import Accepted as Accepted
 from fedmcmc.hierarchy._latents import Groups as Groups
 from fedmcmc.hierarchy._latents import Locals as Locals
+from fedmcmc.hierarchy._latents import conditional_variances as conditional_variances
 from fedmcmc.hierarchy._latents import find_modes as find_modes
 from fedmcmc.hierarchy._latents import groups_of as groups_of
 from fedmcmc.hierarchy._latents import locals_in as locals_in

@@ -317,6 +317,20 @@ def missing_information(local: Local, client: Client, position: ArrayTree) -> Ar
     return jnp.einsum("gki,gkj->ij", whitened, whitened)
 
 
+def conditional_variances(local: Local, client: Client, position: ArrayTree) -> tuple[Array, Array]:
+    """Return the sum over the client's groups of variances of their latents, and their number.
+
+    ``[k]`` and ``[]``; given position and rows, by the curvature at the latents' modes.
+    """
+    groups = groups_of(local, client)
+    _, factor = modes_and_factors(groups, position)
+    axes = jnp.eye(groups.size, dtype=factor.dtype)
+    inverse = jax.vmap(lambda axis: solve(factor, jnp.broadcast_to(axis, factor.shape[:2])))(axes)
+    variances = jnp.einsum("igi->gi", inverse)
+    variances = jnp.where(groups.present[:, None], variances, 0)
+    return jnp.sum(variances, 0), jnp.sum(groups.present).astype(variances.dtype)
+
+
 def cholesky(matrix: Array, *, guarded: bool = False) -> Array:
     """Return the lower factor of small matrices, ``[..., k, k]``.
 

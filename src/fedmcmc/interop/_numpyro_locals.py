@@ -108,6 +108,12 @@ def reparametrized(
     ValueError
         If `centered` is not in ``[0, 1]``, or names a site that is not local.
     """
+    if isinstance(centered, str):
+        raise ValueError(
+            "centered must be a number, or numbers by site; which are best depends on the data: "
+            "centered=fedmcmc.interop.numpyro.centering(posterior, data, position), of the "
+            "posterior with centered=0.0."
+        )
     by_site = dict(centered) if isinstance(centered, Mapping) else dict.fromkeys(local, centered)
     unknown = [name for name in by_site if name not in local]
     if unknown:

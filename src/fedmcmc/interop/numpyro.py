@@ -1,6 +1,7 @@
 """NumPyro models as federated posteriors, and federated kernels under `numpyro.infer.MCMC`."""
 
+from fedmcmc.interop._numpyro_centering import centering
 from fedmcmc.interop._numpyro_kernel import FederatedMCMCKernel, FederatedMCMCState
 from fedmcmc.interop._numpyro_model import from_numpyro
 
-__all__ = ["FederatedMCMCKernel", "FederatedMCMCState", "from_numpyro"]
+__all__ = ["FederatedMCMCKernel", "FederatedMCMCState", "centering", "from_numpyro"]

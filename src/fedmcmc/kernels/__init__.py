@@ -18,6 +18,7 @@ from fedmcmc.kernels._hamiltonian import mala as mala
 from fedmcmc.kernels._joint import JointLangevin as JointLangevin
 from fedmcmc.kernels._joint import joint as joint
 from fedmcmc.kernels._langevin import langevin as langevin
+from fedmcmc.kernels._latents import check_latent_model as check_latent_model
 from fedmcmc.kernels._natural import natural as natural
 from fedmcmc.kernels._pseudo_gradients import Delta as Delta
 from fedmcmc.kernels._pseudo_gradients import displacement as displacement

@@ -26,6 +26,7 @@ from fedmcmc._types import (
     FederatedKernel,
     Federation,
     LatentSums,
+    Local,
     Participation,
     Phase,
     Population,
@@ -97,6 +98,23 @@ class _First(NamedTuple):
     of_others: ArrayTree  # the same about the others, which latents go along with
 
 
+@jax.jit  # a start computes it outside of any program, which takes longer operation by operation
+def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
+    """Return what a client says of its groups' first latents."""
+    groups = groups_of(kernel.local, client)
+    position = jax.tree.map(trees.as_float, position)
+    first, population = kernel.first_locals(groups, position), kernel.population
+    sums = sums_of(population, groups, first.latents, origin_of(population, position))
+    num = jnp.sum(groups.present).astype(jnp.result_type(float))
+    information: ArrayTree = ()
+    if kernel.moves_rows:
+        information = kernel.information(groups, position, first.latents)
+    of_others: ArrayTree = ()
+    if kernel.interweave:
+        of_others = kernel.information_of_others(groups, position, first.latents)
+    return _First(sums, num, information, of_others)
+
+
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _FirstSums(Phase):
@@ -111,19 +129,8 @@ class _FirstSums(Phase):
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[_First, ArrayTree, StepInfo]:
-        groups = groups_of(self.kernel.local, client)
-        position = jax.tree.map(trees.as_float, broadcast.position)
-        first, population = self.kernel.first_locals(groups, position), self.kernel.population
-        sums = sums_of(population, groups, first.latents, origin_of(population, position))
-        num = jnp.sum(groups.present).astype(jnp.result_type(float))
-        information: ArrayTree = ()
-        if self.kernel.moves_rows:
-            information = self.kernel.information(groups, position, first.latents)
-        of_others: ArrayTree = ()
-        if self.kernel.interweave:
-            of_others = self.kernel.information_of_others(groups, position, first.latents)
-        message = _First(sums, num, information, of_others)
-        return message, (), report(message, trees.squared_norm(sums))
+        message = _first_sums(self.kernel, broadcast.position, client)
+        return message, (), report(message, trees.squared_norm(message.sums))
 
     def message_like(self, like: Broadcast) -> _First:
         dtype = jnp.result_type(float)
@@ -401,6 +408,25 @@ def _bits(message: ArrayTree) -> Array:
     return jnp.asarray(trees.num_bits(message), jnp.int32)
 
 
+def _no_population(local: Local) -> str:
+    """Return what is wrong where latents have no sums of statistics that the server can draw by."""
+    sites = list(local.like.tree) if isinstance(local.like.tree, dict) else []
+    shifted = [name for name in sites if name.endswith("_decentered")]
+    if shifted:
+        return (
+            f"fed_gibbs draws given sums of statistics of the latents, and site "
+            f"{shifted[0].removesuffix('_decentered')!r} is written as a standard variable that is "
+            f"shifted and scaled, of which shared parameters have none: give it the posterior of "
+            f"from_numpyro(model, centered=1.0)."
+        )
+    named = f" {', '.join(map(repr, sites))}" if sites else ""
+    return (
+        f"fed_gibbs needs the population of the latents{named}, their distribution given shared "
+        f"parameters by sums of statistics: local sites that are Normal or MultivariateNormal "
+        f"given shared sites, in from_numpyro(model, centered=1.0), or fedmcmc.Population by hand."
+    )
+
+
 def fed_gibbs(
     posterior: Posterior,
     *,
@@ -509,13 +535,7 @@ def fed_gibbs(
     local: Any = posterior.local
     refuse_two_levels(local)
     if local.population is None:
-        raise ValueError(
-            "fed_gibbs needs the population of the latents, the distribution of latents given "
-            "shared parameters by sums of statistics: local sites that are Normal or "
-            "MultivariateNormal given shared sites, in from_numpyro(model, centered=1.0) (of "
-            "standard normals that are shifted and scaled, shared parameters are those of rows), "
-            "or fedmcmc.Population by hand."
-        )
+        raise ValueError(_no_population(local))
     if not refresh.exact:
         raise ValueError(
             "fed_gibbs needs a refresh that is exact, as fedmcmc.hierarchy.independence(): the "

@@ -80,7 +80,7 @@ class LatentKernel(FederatedKernel):
         return position
 
     def client_init(self, broadcast: Broadcast, client: Client) -> Locals:
-        return self.first_locals(latents_of(self.local, client), broadcast.position)
+        return _first_locals(self, broadcast.position, client)
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
         """Return where latents begin, given the first position."""
@@ -92,6 +92,11 @@ class LatentKernel(FederatedKernel):
         """Return the latents refreshed at the broadcast position."""
         here = Here(broadcast.position, flat, kept, broadcast.round)
         return self.refresh.move(groups, draws, here)
+
+
+@jax.jit  # a start computes it outside of any program, which takes longer operation by operation
+def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> Locals:
+    return kernel.first_locals(latents_of(kernel.local, client), position)
 
 
 def expect_latents(

@@ -1,0 +1,116 @@
+"""Numbers for how local sites are written, from what rows tell of them."""
+
+import jax
+import numpy as np
+import numpyro
+import pytest
+from numpyro import distributions as dist
+
+import fedmcmc
+from fedmcmc import FederatedData, from_numpyro, hierarchy
+from fedmcmc.hierarchy._latents import find_modes
+from fedmcmc.interop.numpyro import centering
+
+NUM_ROWS, LIMIT = 4, 1e-3
+
+
+def one_way(y, noise=1.0):
+    mu = numpyro.sample("mu", dist.Normal(0, 50))
+    tau = numpyro.sample("tau", dist.HalfNormal(50))
+    effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect, noise), obs=y)
+
+
+def outcomes(num_groups=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return [{"y": rng.normal(rng.normal(), 1, NUM_ROWS)} for _ in range(num_groups)]
+
+
+def missing(centered, data, position):
+    """Return the share of what all know of `mu`, given latents, that not knowing these takes."""
+    local = from_numpyro(one_way, example=data, centered=centered, check_rows=False).local
+
+    @jax.jit
+    def share(at):
+        client = data.client(0)
+        groups = hierarchy.groups_of(local, client)
+        flat = find_modes(groups, at).flat
+        complete = jax.grad(jax.grad(lambda mu: -groups.total({**at, "mu": mu}, flat)))(at["mu"])
+        return hierarchy.missing_information(local, client, at)[0, 0] / complete
+
+    return float(share(position))
+
+
+@pytest.mark.parametrize(
+    ("tau", "least", "most"),
+    [
+        pytest.param(0.02, 0, 0.1, marks=pytest.mark.slow),
+        pytest.param(1.0, 0.5, 0.95, marks=pytest.mark.slow),
+        (30.0, 0, 1),
+    ],
+)
+def test_the_location_does_not_depend_on_the_latents(tau, least, most):
+    """Of groups alike in size nothing is missing, in whatever unit the outcome is."""
+    data = FederatedData.from_clients(outcomes())
+    position = {"mu": 0.3, "tau": np.log(tau)}
+    found = centering(from_numpyro(one_way, example=data), data, position)
+    assert list(found) == ["effect"] and least <= found["effect"] <= most
+    assert abs(missing(found, data, position)) < LIMIT
+    others = [missing(centered, data, position) for centered in (0.0, 1.0)]
+    share = NUM_ROWS * tau**2 / (1 + NUM_ROWS * tau**2)
+    np.testing.assert_allclose(others, [share, 1 - share], rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_groups_of_clients_count_each():
+    own = outcomes()
+    rows = {"y": np.concatenate([group["y"] for group in own])}
+    groups = np.repeat(np.arange(len(own)), NUM_ROWS)
+    together = FederatedData.from_clients([rows], groups=[groups])
+    apart = FederatedData.from_clients(own)
+    found = [
+        centering(from_numpyro(one_way, example=data), data, {"mu": 0.0, "tau": 0.4})["effect"]
+        for data in (together, apart)
+    ]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+def test_sites_that_are_not_shifted_are_refused():
+    data = FederatedData.from_clients(outcomes())
+    for posterior in (
+        from_numpyro(one_way, example=data, centered=1.0),
+        from_numpyro(one_way, example=data, centered=0.5),
+        fedmcmc.marginal(from_numpyro(one_way, example=data)),
+    ):
+        with pytest.raises(ValueError, match=r"from_numpyro\(model, centered=0.0\)"):
+            centering(posterior, data, {"mu": 0.0, "tau": 0.0})
+
+
+def one_spread(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 50))
+    effect = numpyro.sample("effect", dist.Normal(mu, 0.5), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+@pytest.mark.slow
+def test_langevin_dynamics_have_the_error_of_the_marginal_gradient():
+    """Draws of latents add the more to a variance the more the location depends on them."""
+    data, step, num = FederatedData.from_clients(outcomes()), 0.15, 20_000
+    posterior = from_numpyro(one_spread, example=data)
+    best = centering(posterior, data, {"mu": 0.0})["effect"]
+    precision = 6 / (0.5**2 + 1 / NUM_ROWS) + 1 / 50**2
+    marginal = 1 / (1 - step * precision / 2)  # of Langevin dynamics that know no latent
+    ratios = []
+    for centered in (best, 0.0, 1.0):
+        kernel = fedmcmc.lsd(
+            from_numpyro(one_spread, example=data, centered=centered),
+            step_size=step,
+            refresh=hierarchy.conjugate(),
+        )
+        settings = dict(num_rounds=60, num_burnin=59, num_chains=num, progress=False)
+        draws = fedmcmc.sample(jax.random.key(0), kernel, data, {"mu": 0.0}, **settings).draws
+        ratios.append(np.var(draws["mu"]) * precision / marginal)
+    assert abs(ratios[0] - 1) * np.sqrt(num / 2) < 5
+    assert min(ratios[1:]) - 1 > 20 / np.sqrt(num / 2)
