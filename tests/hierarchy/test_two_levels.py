@@ -71,6 +71,7 @@ def test_densities_of_all_clients_are_those_of_the_model_written_out():
     np.testing.assert_allclose(total, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_latents_are_kept_and_shown_as_the_model_names_them():
     posterior = fedmcmc.from_numpyro(model, example=DATA, local=LOCAL)
     path = hmc(2, num_adapt=0)

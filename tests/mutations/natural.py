@@ -190,10 +190,10 @@ MUTATIONS = {
         "values, slope, now.latents, moved.kept, accepted)",
         SAMPLED,
     ),
-    "a regression of slopes through the origin": (
+    "a regression that is put at the mode": (
         CHAINS,
-        "shifts - center, slopes - slope",
-        "shifts, slopes",
+        "place = mode + metric.root @ center",
+        "place = mode",
         TILTED,
     ),
     "variances in units of the metric": (
@@ -201,11 +201,5 @@ MUTATIONS = {
         "    away = away @ metric.root\n",
         "",
         OF_EACH,
-    ),
-    "latents that sample without the cavity's pull": (
-        CHAINS,
-        "return root @ (slope + self.tilted.linear - self.tilted.precision @ flat)",
-        "return root @ (slope - self.tilted.precision @ flat)",
-        TILTED,
     ),
 }
