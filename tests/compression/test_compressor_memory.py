@@ -81,6 +81,7 @@ def test_a_memory_moves_as_a_straight_loop_says(of, rate):
             assert state.server.memory == ()
 
 
+@pytest.mark.slow
 def test_whose_memory_is_added_matters_only_if_someone_is_silent():
     positions = {}
     for of in ("all", "active", None):

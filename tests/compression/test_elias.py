@@ -64,6 +64,7 @@ def test_code_lengths():
     assert found.tolist() == [len(omega.omega(int(n))) for n in numbers if n > 0]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([1, 2, 3, 5, 31, 32, 33, 64, 127, 300]).flatmap(
         lambda size: arrays(bool, size, elements=st.booleans() | st.just(False))

@@ -156,12 +156,17 @@ SPOKEN = (
 )
 
 
+# Whose programs take ten seconds to compile.
+LONG = {"fed_ep: latents", "compress: fed_ep: latents, quantize"}
+
 # A nested position holds scalars and vectors; these positions are for each family's own shapes.
 PLACED = [
     pytest.param(
         name,
         position,
-        marks=pytest.mark.check
+        marks=pytest.mark.slow
+        if name in LONG
+        else pytest.mark.check
         if position == "nested"
         else ()
         if name in FAMILIES
@@ -279,7 +284,7 @@ def close(a, b):
 
 # In the fast lane: a phase to set up, a phase before the last, rounds that may be void, and faults
 # with memories.
-DEPLOYED = ("qlsd_star", "fa_hmc", "faults: hmc", "faults: compress: lsd, memory")
+DEPLOYED = ("fa_hmc", "faults: compress: lsd, memory")
 OF_CLIENTS = [name for name in KERNELS if not kernel_of(name).participation.pooled]
 
 

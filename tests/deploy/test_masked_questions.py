@@ -184,6 +184,7 @@ def test_a_question_that_misses_a_site_is_void_and_asked_again(tmp_path):
     assert first[0].header["masks"]["session"] != last[0].header["masks"]["session"]
 
 
+@pytest.mark.slow
 def test_a_fit_in_which_a_site_is_lost_is_the_same(tmp_path):
     settings = dict(rng_key=KEY, position=POSITION, num_draws=400, progress=False)
     local = Lossy(STUDY, tmp_path, "chur", {0})

@@ -255,6 +255,7 @@ def test_a_filter_silences_it_and_saves_its_time(white, category):
     assert samples.diagnosis is None and "not judged" in repr(samples)
 
 
+@pytest.mark.slow
 def test_what_does_not_sample_is_not_judged():
     kernel = fedmcmc.fed_avg(
         POSTERIOR, client_optimizer=optax.sgd(1e-3), num_local_steps=2, batch_size=None
@@ -284,6 +285,7 @@ def test_an_approximation_that_is_off_is_called_one():
     assert judged(dense, num_rounds=600, num_burnin=100)[1] == []
 
 
+@pytest.mark.slow
 def test_wrapped_kernels_are_judged_as_what_they_wrap(white):
     kernel = fedmcmc.compress(fedmcmc.lsd(white.posterior, step_size=1.5), fedmcmc.quantize(64))
     _, told = judged(kernel, white.position)

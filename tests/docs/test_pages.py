@@ -72,6 +72,8 @@ def test_the_page_on_effects_runs(tmp_path, monkeypatch):
         shift = (np.mean(exact[site]) - np.mean(sampled[site])) / np.std(exact[site])
         assert abs(shift) < 0.25  # the error of some hundred effective draws
     names["kernel"].init(jax.random.key(0), names["mode"], names["data"])
+    start = names["levels"].init_fn(jax.random.key(0))
+    names["by_levels"].init(jax.random.key(0), start, names["patients"])
     gap = names["own"].draws["effect"] - names["gibbs"].constrained_local["effect"].mean((0, 1))
     assert np.abs(gap.mean((0, 1))).max() < 0.1  # sds are about 0.5
 

@@ -78,6 +78,7 @@ def test_a_density_of_zero_is_one_in_a_secure_sum():
             np.testing.assert_allclose(found.gradient, exact.gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

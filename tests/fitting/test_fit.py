@@ -375,6 +375,7 @@ def test_a_parameter_that_no_row_depends_on_is_said(tmp_path):
     assert "Read the warning below" in page and "No row says anything of effect" in page
 
 
+@pytest.mark.slow
 def test_a_parameter_that_rows_tell_of_through_another_is_not_said():
     """Only the prior of the slope depends on its mean."""
 

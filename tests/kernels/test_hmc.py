@@ -183,6 +183,7 @@ def test_a_trajectory_keeps_its_step_size_when_another_is_given():
     assert (after.step_size[:, -1] == np.float32(0.3)).all()
 
 
+@pytest.mark.slow
 def test_switching_to_another_metric_goes_on_from_the_chain():
     build = partial(fedmcmc.hmc, POSTERIOR, VECTOR, step_size=0.4, max_integration_steps=6)
     samples = fedmcmc.sample(KEY, build(), DATA, VECTOR, num_rounds=9, num_chains=8, progress=False)

@@ -180,6 +180,7 @@ def test_w2_of_singular_covariances():
     )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000))
 @properties
 def test_w2_is_a_metric(seed):

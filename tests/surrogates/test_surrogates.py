@@ -497,6 +497,7 @@ def test_mode_is_the_maximum_of_the_posterior():
         surrogates.mode(LOGISTIC, data, jnp.full(2, np.nan))
 
 
+@pytest.mark.slow
 def test_rounded_messages_are_what_keeps_a_search_from_its_end():
     """Not more steps: two answers to one question differ. What is biased is refused."""
     data = logistic_data(last=SEPARABLE)

@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", fast_and_slow(CASES, ["draws"]))
 def test_of_draws_the_law_is_exact(case, surrogates):
     refresh, settings = CASES[case]

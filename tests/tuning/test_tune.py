@@ -177,6 +177,7 @@ def test_cohorts_minibatches_and_compression_are_tuned(white, kernel):
     np.testing.assert_array_equal(best.prediction.covariance, below.covariance)
 
 
+@pytest.mark.slow
 def test_noise_that_allows_only_tiny_steps(white):
     """The search goes down where already its first step, far below Langevin's, is too long."""
     scores = fedmcmc.surrogates.score_covariance(white.posterior, FEDERATION.data, white.position)

@@ -89,6 +89,7 @@ def test_steps_are_tried_between_bounds_alone():
         tried((1.1, 1.2))
 
 
+@pytest.mark.slow
 def test_a_functional_is_one_of_the_users_coordinates():
     """In whitened coordinates its direction turns with them; a twin finds it in its chains."""
     white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))

@@ -152,6 +152,22 @@ def _cells(stage: Stage) -> tuple[str, ...]:
 
 WORDS = (
     (
+        "Mean, sd",
+        "The average of a parameter's draws, and their standard deviation: how uncertain the "
+        "parameter is, given the data and the model.",
+    ),
+    (
+        "Stage",
+        "A fit goes from cheap stages to dear ones until one is good enough. The draws on this "
+        "page are those of the last one; one that is called doubtful above it was not enough.",
+    ),
+    (
+        "Worth a round",
+        "What the shape of the posterior at its mode promises: that weighted draws will do, which "
+        "takes one more round. Otherwise chains are run.",
+    ),
+    ("Mbit", "Millions of bits that all sites sent and were sent."),
+    (
         "Round",
         "One exchange with all sites: the server asks, each site answers with a sum over its own "
         "rows, and only the total of the answers is used.",
