@@ -39,7 +39,7 @@ class Config:
 
     seed: int = 0
     data: str = "contraception"
-    methods: tuple[str, ...] = ("fit", "gaussian", "mala", "gibbs", "joint")
+    methods: tuple[str, ...] = ("fit", "gaussian", "mala", "gibbs", "recentered", "joint")
     nodes: tuple[int, ...] = (1, 3, 5, 9)
     most_nodes: int = 25
     num_reference: int = 3000

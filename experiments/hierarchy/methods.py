@@ -234,9 +234,15 @@ class Bench:
         kernel = fedmcmc.lsd(posterior, step_size=step_size, **kwargs)
         return self._sampled(kernel, self.mode)
 
-    def gibbs(self) -> Found:
+    def gibbs(self, *, recenter: bool = False) -> Found:
         """Take Gibbs sampling, in which the server draws what the effects' sums tell."""
-        kernel = fedmcmc.fed_gibbs(self.centered, refresh=hierarchy.independence(num_tries=2))
+        refresh = hierarchy.independence(num_tries=2)
+        kernel = fedmcmc.fed_gibbs(
+            self.centered,
+            refresh=refresh,
+            recenter=recenter,
+            num_adapt=self.settings.num_burnin if recenter else 0,
+        )
         return self._sampled(kernel, self.mode)
 
     def _drawn(self, draws: Any) -> np.ndarray:
@@ -284,6 +290,10 @@ METHODS: dict[str, tuple[str, Callable[[Bench], Found]]] = {
     "mala": ("`mala` on `marginal`", lambda bench: bench.metropolis(fedmcmc.mala)),
     "langevin": ("`lsd` on `marginal`, h = 0.1", lambda bench: bench.langevin(0.1)),
     "gibbs": ("`fed_gibbs`", lambda bench: bench.gibbs()),
+    "recentered": (
+        "`fed_gibbs(recenter=True)`",
+        lambda bench: bench.gibbs(recenter=True),
+    ),
     "joint": ("`lsd(refresh=)`, h = 0.1", lambda bench: bench.joint(0.1)),
     "joint_small": ("`lsd(refresh=)`, h = 0.02", lambda bench: bench.joint(0.02)),
     "joint_centered": (

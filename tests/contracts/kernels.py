@@ -519,6 +519,7 @@ def build_gibbs_of_rows(position, given):
         server_moves=1,
         num_adapt=4 * given.scale,
         interweave=not all(first),
+        recenter=True,
     )
 
 

@@ -198,6 +198,11 @@ def test_what_does_not_fit_is_refused():
     bare = plain.local._replace(population=plain.local.population._replace(transport_fn=None))
     with pytest.raises(ValueError, match="transport_fn"):
         gibbs(plain._replace(local=bare), refresh=conjugate(), interweave=True)
+    with pytest.raises(ValueError, match="and this model has none beside"):
+        gibbs(plain, refresh=conjugate(), recenter=True)
+    bare = centered.local._replace(population=centered.local.population._replace(origin_fn=None))
+    with pytest.raises(ValueError, match="origin_fn"):
+        gibbs(centered._replace(local=bare), refresh=independence(), recenter=True)
     kernel = gibbs(centered, refresh=independence())
     with pytest.raises(ValueError, match="cannot be compressed"):
         fedmcmc.compress(kernel, fedmcmc.quantize(4))

@@ -21,6 +21,7 @@ LEVELS = "laws/test_joint_law.py::test_law_of_latents_of_clients_and_their_group
 TWO = "hierarchy/_two_levels.py"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
+ALONG = "laws/test_gibbs_along_law.py::test_draws_of_the_posterior_stay_such[recentering]"
 RESCALED = "laws/test_gibbs_law.py::test_parameters_that_take_latents_along_have_the_posterior"
 QUADRATURE = "hierarchy/test_marginal.py::test_a_quadrature_that_is_off_is_told"
 MOMENTS = "hierarchy/test_kept.py::test_moments_are_those_of_the_draws"
@@ -201,15 +202,27 @@ MUTATIONS = {
     ),
     "parameters are rescaled and latents stay": (
         SERVER,
-        "begin = groups.as_flat(gone_along(self, before, broadcast))",
+        "begin = groups.as_flat(gone_along(self, client_state, broadcast))",
         "begin = groups.as_flat(before)",
         RESCALED,
     ),
     "parameters are rescaled as if their prior were flat": (
         "kernels/_gibbs_interweaving.py",
-        "+ there - here, -jnp.inf),\n            jnp.zeros_like",
-        ", -jnp.inf),\n            jnp.zeros_like",
-        RESCALED,
+        "said.differences + priors, -jnp.inf)",
+        "said.differences, -jnp.inf)",
+        ALONG,
+    ),
+    "latents make up for slopes as if their population had no say": (
+        "kernels/_gibbs_interweaving.py",
+        "return jnp.sum(jnp.where(groups.present, change, 0))",
+        "return 0 * jnp.sum(jnp.where(groups.present, change, 0))",
+        ALONG,
+    ),
+    "candidates lie around where the chain is": (
+        "kernels/_gibbs_walks.py",
+        "step * (normals[0] + normals[1:])",
+        "step * 2**0.5 * normals[1:]",
+        ALONG,
     ),
     "a spread of rounded sums may be negative": (
         "interop/_numpyro_population.py",

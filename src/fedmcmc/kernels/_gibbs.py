@@ -39,7 +39,15 @@ from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups
 from fedmcmc.dynamics import slice_sweeps
 from fedmcmc.hierarchy import Groups, Locals, Refresh, groups_of, refuse_two_levels
-from fedmcmc.kernels._gibbs_interweaving import Rescaling, gone_along, proposed, transported
+from fedmcmc.kernels._gibbs_interweaving import (
+    GoingAlong,
+    Recentering,
+    Rescaling,
+    gone_along,
+    nothing_proposed,
+    proposed,
+    slopes_of,
+)
 from fedmcmc.kernels._gibbs_judging import Judgement
 from fedmcmc.kernels._gibbs_rows import first_moves, propose
 from fedmcmc.kernels._gibbs_sums import (
@@ -53,6 +61,7 @@ from fedmcmc.kernels._gibbs_sums import (
     sums_like,
     sums_of,
 )
+from fedmcmc.kernels._gibbs_walks import first_walk
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
@@ -80,22 +89,28 @@ class Statistics(NamedTuple):
 class _Extra(NamedTuple):
     origins: Origins
     proposal: ArrayTree  # of the parameters of rows, [l], or ()
-    rescaled: ArrayTree = ()  # a proposal of the other parameters, which takes latents along, or ()
-    came_from: ArrayTree = ()  # the position before that was judged
+    walks: ArrayTree = ()  # `Proposed` by the kind of walk that takes latents along, or ()
 
 
 class _Server(NamedTuple):
     sums: Sums
     num_clients: Array
     moves: ArrayTree  # `RowMoves`, or () where no shared parameter is one of rows
-    rescales: ArrayTree  # `RowMoves` of the other parameters, or () without interweaving
+    walks: ArrayTree  # `Walk` by its kind, or ()
+
+
+class _Own(NamedTuple):
+    """What a client keeps beside its latents."""
+
+    recount: Array  # [] int32, in which its sums were counted last
+    slopes: ArrayTree = ()  # [G, k, l], how latents make up for the parameters of rows, or ()
 
 
 class _First(NamedTuple):
     sums: ArrayTree
     num_groups: Any
     information: ArrayTree  # of rows about their parameters, [l, l], or ()
-    of_others: ArrayTree  # the same about the others, which latents go along with
+    along: ArrayTree  # what is known of parameters that latents go along with, by kind of walk
 
 
 @jax.jit  # a start computes it outside of any program, which takes longer operation by operation
@@ -108,11 +123,11 @@ def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
     num = jnp.sum(groups.present).astype(jnp.result_type(float))
     information: ArrayTree = ()
     if kernel.moves_rows:
-        information = kernel.information(groups, position, first.latents)
-    of_others: ArrayTree = ()
-    if kernel.interweave:
-        of_others = kernel.information_of_others(groups, position, first.latents)
-    return _First(sums, num, information, of_others)
+        information = kernel.information_of_rows(groups, position, first.latents)
+    along = {
+        way.kind: way.information(groups, position, first.latents) for way in kernel.ways_along
+    }
+    return _First(sums, num, information, along)
 
 
 @register_dataclass
@@ -137,11 +152,11 @@ class _FirstSums(Phase):
         size = self.kernel.row_places(like.position).size
         information = jax.ShapeDtypeStruct((size, size), dtype) if size else ()
         sums = self.kernel.sums_like(like)
-        others: ArrayTree = ()
-        if self.kernel.interweave:
-            num = trees.num_elements(like.position) - size
-            others = jax.ShapeDtypeStruct((num, num), dtype)
-        return _First(sums, jax.ShapeDtypeStruct((), dtype), information, others)
+        along = {
+            way.kind: jax.ShapeDtypeStruct((way.places(like.position).size,) * 2, dtype)
+            for way in self.kernel.ways_along
+        }
+        return _First(sums, jax.ShapeDtypeStruct((), dtype), information, along)
 
 
 @register_dataclass
@@ -153,6 +168,7 @@ class FederatedGibbs(LatentKernel):
     step_size: ArrayTree  # of the parameters of rows, or () for that of an acceptance
     num_adapt: Array
     interweave: bool = field(metadata={"static": True})
+    recenter: bool = field(metadata={"static": True})
 
     @property
     def population(self) -> Population:
@@ -195,42 +211,24 @@ class FederatedGibbs(LatentKernel):
         every = np.arange(trees.num_elements(position))
         return np.setdiff1d(every, self.row_places(position))
 
-    def with_others(self, position: ArrayTree, place: Array) -> ArrayTree:
-        """Return a position with other parameters of the population, ``[m]``."""
-        flat = trees.ravel(position)
-        flat = flat.at[self.other_places(position)].set(place.astype(flat.dtype))
-        return trees.cast_like(trees.unravel(flat, position), position)
-
     def server_density(self, position: ArrayTree, known: LatentSums) -> Array:
         """Return the log density of the shared parameters given the latents, without rows."""
         prior = self.posterior.logprior_fn(position)
         return prior + self.population.logdensity_fn(position, known)
 
-    def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+    def information_of_rows(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
         """Return the sum over rows of outer products of gradients, ``[l, l]``."""
         place = trees.ravel(position)[self.row_places(position)]
 
         def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
             return self.local.loglikelihood_fn(self.placed(position, at), own, rows)
 
-        return self._information(groups, latents, place, terms_fn)
+        return self.information(groups, latents, place, terms_fn)
 
-    def information_of_others(
-        self, groups: Groups, position: ArrayTree, latents: ArrayTree
-    ) -> Array:
-        """Return the same about the population's parameters, which take latents along."""
-        place = trees.ravel(position)[self.other_places(position)]
-
-        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
-            other = self.with_others(position, at)
-            moved = transported(self, own, position, other)
-            return self.local.loglikelihood_fn(other, moved, rows)
-
-        return self._information(groups, latents, place, terms_fn)
-
-    def _information(
+    def information(
         self, groups: Groups, latents: ArrayTree, place: Array, terms_fn: Callable[..., Array]
     ) -> Array:
+        """Return the same of other terms ``(place, latents, rows) -> [num]``."""
         flat = groups.as_flat(latents)
 
         def of_rows(rows: ArrayTree, mask: Array, group: Array) -> Array:
@@ -242,13 +240,20 @@ class FederatedGibbs(LatentKernel):
         return groups.fold(of_rows).astype(jnp.result_type(float))
 
     @property
+    def ways_along(self) -> tuple[GoingAlong, ...]:
+        """Walks that take latents along, in a round's order (static)."""
+        # Recentering first: what comes after it does not ask for sums, which it outdates.
+        ways = (Recentering(self),) if self.recenter else ()
+        return (*ways, Rescaling(self)) if self.interweave else ways
+
+    @property
     def before(self) -> tuple[Phase, ...]:
         of_rows = (Judgement(self),) if self.moves_rows else ()
-        return (*of_rows, Rescaling(self)) if self.interweave else of_rows
+        return (*of_rows, *self.ways_along)
 
     @property
     def phases_apart(self) -> bool:
-        return not self.interweave
+        return not self.ways_along
 
     @property
     def takes_late(self) -> bool:
@@ -271,8 +276,11 @@ class FederatedGibbs(LatentKernel):
         return sums_like(self.population, self.local.like.tree, like.position)
 
     def first_locals(self, groups: Groups, position: ArrayTree) -> Locals:
-        # Counted in no recount yet.
-        return super().first_locals(groups, position)._replace(kernel=jnp.full((), -1, jnp.int32))
+        first = super().first_locals(groups, position)
+        own = _Own(jnp.full((), -1, jnp.int32))  # counted in no recount yet
+        if self.recenter:
+            own = own._replace(slopes=slopes_of(self, groups, position, first.latents))
+        return first._replace(kernel=own)
 
     def server_init(
         self,
@@ -292,13 +300,10 @@ class FederatedGibbs(LatentKernel):
             proposal = trees.ravel(position)[self.row_places(position)].astype(num.dtype)
         zero, origin = jnp.zeros((), jnp.int32), origin_of(self.population, position)
         extra = _Extra(Origins(origin, origin, zero), proposal)
-        rescales: ArrayTree = ()
-        if self.interweave:
-            rescales = first_moves(first.of_others)
-            others = trees.ravel(position)[self.other_places(position)].astype(num.dtype)
-            extra = extra._replace(rescaled=others, came_from=position)
-        sums = first_sums(first.sums, first.num_groups)
-        return Broadcast(zero, position, extra), _Server(sums, num, moves, rescales)
+        walks = {kind: first_walk(known) for kind, known in first.along.items()}
+        extra = extra._replace(walks=nothing_proposed(walks, position))
+        server = _Server(first_sums(first.sums, first.num_groups), num, moves, walks)
+        return Broadcast(zero, position, extra), server
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         size = trees.num_elements(self.local.like.tree)
@@ -309,11 +314,12 @@ class FederatedGibbs(LatentKernel):
     ) -> tuple[Exact, Locals, StepInfo]:
         groups, before = groups_of(self.local, client), client_state.latents
         begin = groups.as_flat(before)
-        if self.interweave:
-            begin = groups.as_flat(gone_along(self, before, broadcast))
+        if self.ways_along:
+            begin = groups.as_flat(gone_along(self, client_state, broadcast))
         moved = self.moved(groups, draws, broadcast, begin, client_state.refresh)
         latents, origins = groups.as_latents(moved.flat), broadcast.extra.origins
-        changes = changes_of(self.population, groups, before, latents, origins, client_state.kernel)
+        own: _Own = client_state.kernel
+        changes = changes_of(self.population, groups, before, latents, origins, own.recount)
         down = trees.num_bits(broadcast.position) + trees.num_bits(origins)
         info = report(
             changes,
@@ -331,7 +337,8 @@ class FederatedGibbs(LatentKernel):
             dtype = jnp.result_type(float)
             message = Statistics(changes, gradient.astype(dtype), jnp.ones((), dtype))
         accepted = client_state.accepted.with_round(moved.acceptance, groups.present)
-        state = Locals(latents, moved.kept, accepted, origins.recount)
+        own = own._replace(recount=origins.recount)
+        state = Locals(latents, moved.kept, accepted, own)
         return Exact(message), state, info._replace(bits=_bits(message))
 
     def message_like(self, like: Broadcast) -> Exact:
@@ -377,10 +384,9 @@ class FederatedGibbs(LatentKernel):
         here = trees.cast_like(origin_of(population, position), origins.next)
         origins = origins._replace(next=trees.select(ends, here, origins.next))
         server, extra = server_state._replace(sums=sums), extra._replace(origins=origins)
-        if self.interweave:
+        if self.ways_along:
             key = jax.random.fold_in(rng_key, 2)  # beside the two that it was split into
-            rescales, extra = proposed(self, key, position, server.rescales, extra)
-            server = server._replace(rescales=rescales)
+            server, extra = proposed(self, key, position, server, extra)
         moved = Broadcast(broadcast.round + 1, position, extra)
         if not self.moves_rows:
             return moved, server, ()
@@ -435,6 +441,7 @@ def fed_gibbs(
     step_size: float | Array | None = None,
     num_adapt: int = 0,
     interweave: bool = False,
+    recenter: bool = False,
     participation: Participation | None = None,
 ) -> FederatedKernel:
     """Build a Gibbs sampler: clients draw their latents, the server population parameters; exact.
@@ -475,7 +482,14 @@ def fed_gibbs(
         Whether a further exchange per round moves the population's parameters and takes all latents
         along, each as far from the population's mean, in units of its spread, as it was (Yu and
         Meng 2011): for groups of which rows say little, where `tau` else moves slowly. It asks
-        everyone. The proposals are a random walk, of the scale that rows know at the start.
+        everyone, how likely rows are at sixteen candidates around where the chain is, of which one
+        is taken (Tjelmeland 2004); their scale is that which rows know at the start.
+    recenter
+        Whether a further exchange per round moves the parameters of rows and the population's means
+        together, with latents that make up for the former, so that predictions stay (Gelfand, Sahu
+        and Carlin 1995): for slopes of what varies between groups, which latents else hold back.
+        Candidates as for `interweave`. By how much latents make up is regressed on each client's
+        own rows at the start, and draws are exact whatever it is.
     participation
         Everyone by default, as is needed where shared parameters are those of rows. Messages are
         never weighted.
@@ -495,7 +509,8 @@ def fed_gibbs(
     Notes
     -----
     Where rows say little about a group's latent, the population's spread moves slowly without
-    ``interweave=True``.
+    ``interweave=True``. Where a covariate is alike for all rows of a group, its slope and the
+    population's mean do without ``recenter=True``.
 
     Statistics are taken around an origin that follows the latents' mean, so that sums of squares
     keep their digits however far from zero an outcome lies. Beside by how much its sums have
@@ -505,6 +520,12 @@ def fed_gibbs(
 
     References
     ----------
+    Gelfand, Sahu and Carlin (1995), Efficient parametrisations for normal linear mixed models,
+    Biometrika 82.
+
+    Tjelmeland (2004), Using all Metropolis-Hastings proposals to estimate mean values, Technical
+    Report 4/2004, Norwegian University of Science and Technology.
+
     Yu and Meng (2011), To center or not to center: that is not the question, Journal of
     Computational and Graphical Statistics 20.
 
@@ -546,7 +567,8 @@ def fed_gibbs(
         flags = Static(tuple(bool(flag) for flag in flags))
         population = local.population._replace(of_rows=flags)
         posterior = posterior._replace(local=local._replace(population=population))
-    if any(flags.value) and (participation.drops or participation.cohort_size is not None):
+    some_answer = participation.drops or participation.cohort_size is not None
+    if any(flags.value) and some_answer:
         raise ValueError(
             "Some shared parameters are those of rows, which move if all clients answer: use full "
             "participation."
@@ -556,8 +578,16 @@ def fed_gibbs(
             raise ValueError("interweave=True needs the population's transport_fn.")
         if all(flags.value) and flags.value:
             raise ValueError("All shared parameters are those of rows: nothing to interweave.")
-        if participation.drops or participation.cohort_size is not None:
+        if some_answer:
             raise ValueError("interweave=True asks all clients in a round: use full participation.")
+    if recenter:
+        if local.population.origin_fn is None:
+            raise ValueError("recenter=True needs the population's origin_fn.")
+        if not any(flags.value):
+            raise ValueError(
+                "recenter=True moves parameters of rows (slopes), and this model has none beside "
+                "the population's: interweave=True moves these."
+            )
     if num_adapt != 0:
         num_adapt = positive_integer(num_adapt, "num_adapt")
     if participation.weighted:
@@ -571,5 +601,6 @@ def fed_gibbs(
             () if step_size is None else _number(step_size),
             jnp.asarray(num_adapt, jnp.int32),
             bool(interweave),
+            bool(recenter),
         )
     )

@@ -1,101 +1,348 @@
-"""Interweaving: parameters of the population are proposed with all latents going along.
+"""Interweaving: shared parameters are proposed with all latents going along.
 
-A latent then stays as far from the population's mean, in units of its spread, as it was (Yu and
-Meng 2011). All clients are asked for the log likelihood of their rows there; latents that are to go
-along do so in the round's last exchange, so that no client may be lost in between.
+All clients are asked for how much likelier rows and latents are there. Latents that are to go along
+do so in the round's last exchange, so that no client may be lost in between.
+
+There are two ways to go along, which help where the other does not (Yu and Meng 2011). A latent
+stays as far from the population's mean, in units of its spread, as it was: for groups of which rows
+say little. Or it makes up for what a slope changes, so that predictions stay: for slopes of what
+varies between groups, of which rows say much.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, StepInfo
-from fedmcmc.hierarchy import Locals, groups_of
-from fedmcmc.kernels._gibbs_judging import Judged, Judgement
-from fedmcmc.kernels._gibbs_rows import RowMoves, judge, propose
-from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE
+from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo
+from fedmcmc.hierarchy import Groups, Locals, groups_of
+from fedmcmc.kernels._gibbs_walks import NUM_CANDIDATES, Walk, candidates, choose
+from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
 from fedmcmc.pytrees import trees
+
+RIDGE = 1e-3
+"""Of the rows' information about a latent, added where latents are to make up for slopes."""
+
+
+class Compared(NamedTuple):
+    """A client's answer: differences of log densities, ``[num]``, and a one to count."""
+
+    differences: Any
+    one: Any
+
+
+class Proposed(NamedTuple):
+    """What clients have to know of a walk, part of a broadcast.
+
+    Attributes
+    ----------
+    shifts
+        How far candidates are from where the chain is, ``[num, m]``.
+    came_from
+        The position before one was chosen.
+    """
+
+    shifts: Array
+    came_from: ArrayTree
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
-class Rescaling(Judgement):
-    """Asks for log likelihoods where the population's parameters take the latents along."""
+class GoingAlong(Phase):
+    """Asks how much likelier rows and latents are at candidates that take the latents along."""
+
+    kernel: Any  # the `FederatedGibbs` that asks
+
+    kind: ClassVar[str]
+    """Under which the server and the broadcast have its walk."""
+
+    def places(self, position: ArrayTree) -> np.ndarray:
+        """Return where the parameters that it moves lie in a raveled position (static)."""
+        raise NotImplementedError
+
+    def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+        """Return what rows and latents tell of these parameters at the start, ``[m, m]``."""
+        raise NotImplementedError
+
+    def taken(
+        self, latents: ArrayTree, own: Locals, position: ArrayTree, other: ArrayTree
+    ) -> ArrayTree:
+        """Return latents, leaves ``[G, *event]``, that went along to another position."""
+        raise NotImplementedError
+
+    def latents_difference(
+        self,
+        groups: Groups,
+        latents: ArrayTree,
+        there: ArrayTree,
+        position: ArrayTree,
+        other: ArrayTree,
+    ) -> Array:
+        """Return by how much the log density of latents that went along has changed, ``[]``."""
+        raise NotImplementedError
+
+    def shifted(self, position: ArrayTree, shift: Array) -> ArrayTree:
+        """Return a position whose parameters are so far from the given ones, ``[m]``."""
+        flat = trees.ravel(position)
+        flat = flat.at[self.places(position)].add(shift.astype(flat.dtype))
+        return trees.cast_like(trees.unravel(flat, position), position)
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[Exact, ArrayTree, StepInfo]:
         kernel, position = self.kernel, broadcast.position
-        groups, latents = groups_of(kernel.local, client), client_state.latents
-        other = kernel.with_others(position, broadcast.extra.rescaled)
-        there = groups.as_flat(transported(kernel, latents, position, other))
-        value = groups.rows_difference(other, position, there, groups.as_flat(latents))
-        dtype = jnp.result_type(float)
-        value = jnp.where(jnp.isfinite(value), value, IMPOSSIBLE).astype(dtype)
-        message = Judged(value, jnp.zeros(0, dtype), jnp.ones((), dtype))
-        down = trees.num_bits(position) + trees.num_bits(broadcast.extra.rescaled)
+        groups = groups_of(kernel.local, client)
+        latents = gone_along(kernel, client_state, broadcast, before=self)
+        flat, shifts = groups.as_flat(latents), broadcast.extra.walks[self.kind].shifts
+
+        @jax.vmap
+        def difference(shift: Array) -> Array:
+            other = self.shifted(position, shift)
+            there = self.taken(latents, client_state, position, other)
+            rows = groups.rows_difference(other, position, groups.as_flat(there), flat)
+            return rows + self.latents_difference(groups, latents, there, position, other)
+
+        dtype, values = jnp.result_type(float), difference(shifts)
+        values = jnp.where(jnp.isfinite(values), values, IMPOSSIBLE).astype(dtype)
+        message = Compared(values, jnp.ones((), dtype))
+        down = trees.num_bits(position) + trees.num_bits(shifts)
         info = report(message, jnp.zeros(()), bits_down=jnp.asarray(down, jnp.int32))
         return Exact(message), client_state, info
 
     def message_like(self, like: Broadcast) -> Exact:
-        one = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        return Exact(Judged(one, jax.ShapeDtypeStruct((0,), one.dtype), one))
+        dtype = jnp.result_type(float)
+        values = jax.ShapeDtypeStruct((NUM_CANDIDATES,), dtype)
+        return Exact(Compared(values, jax.ShapeDtypeStruct((), dtype)))
+
+    def in_range(self, message: Exact, most: float) -> Exact:
+        said: Compared = message.value
+        lowest = -trees.cast(most, said.differences)
+        values = jnp.where(below_range(said.differences, most), lowest, said.differences)
+        return Exact(said._replace(differences=values))
+
+    def from_range(self, total: Exact, most: float) -> Exact:
+        said: Compared = total.value
+        impossible = impossible_in_sum(said.differences, most)
+        values = jnp.where(impossible, trees.cast(IMPOSSIBLE, said.differences), said.differences)
+        return Exact(said._replace(differences=values))
+
+    def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
+        return jax.random.uniform(rng_key, (), jnp.result_type(float))
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Exact
     ) -> tuple[Broadcast, Any, ArrayTree]:
         kernel, position, said = self.kernel, broadcast.position, total.value
         uniform = self.prepare_server(rng_key, broadcast) if trees.is_key(rng_key) else rng_key
-        other = kernel.with_others(position, broadcast.extra.rescaled)
-        # In units of their spread latents have one density wherever the population's parameters
-        # are: these are known by their prior and the rows alone.
-        here, there = (kernel.posterior.logprior_fn(at) for at in (position, other))
-        possible = (said.difference > BELOW) & jnp.isfinite(there)
-        accepted, rescales = judge(
-            server_state.rescales,
-            jnp.where(possible, said.difference + there - here, -jnp.inf),
-            jnp.zeros_like(broadcast.extra.rescaled),
+        proposed = broadcast.extra.walks[self.kind]
+        prior_fn = kernel.posterior.logprior_fn
+
+        @jax.vmap
+        def prior(shift: Array) -> Array:
+            return prior_fn(self.shifted(position, shift)) - prior_fn(position)
+
+        priors = prior(proposed.shifts)
+        possible = (said.differences > BELOW) & jnp.isfinite(priors)
+        which, moved, walk = choose(
+            server_state.walks[self.kind],
+            jnp.where(possible, said.differences + priors, -jnp.inf),
             said.one == server_state.num_clients,
             uniform,
             broadcast.round < kernel.num_adapt,
         )
-        moved = broadcast._replace(
-            position=trees.select(accepted, other, position),
-            extra=broadcast.extra._replace(came_from=position),
-        )
-        return moved, server_state._replace(rescales=rescales), ()
+        other = self.shifted(position, proposed.shifts[which])
+        walks = broadcast.extra.walks | {self.kind: proposed._replace(came_from=position)}
+        extra = broadcast.extra._replace(walks=walks)
+        server = server_state._replace(walks=server_state.walks | {self.kind: walk})
+        position = trees.select(moved, other, position)
+        return broadcast._replace(position=position, extra=extra), server, ()
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Rescaling(GoingAlong):
+    """Parameters of the population, with latents as far from its mean in units of its spread."""
+
+    kind = "rescaling"
+
+    def places(self, position: ArrayTree) -> np.ndarray:
+        return self.kernel.other_places(position)
+
+    def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+        kernel, places = self.kernel, self.places(position)
+        every = trees.ravel(position)
+
+        def terms_fn(at: Array, own: ArrayTree, rows: ArrayTree) -> Array:
+            other = self.shifted(position, at)
+            moved = transported(kernel, own, position, other)
+            terms: Array = kernel.local.loglikelihood_fn(other, moved, rows)
+            return terms
+
+        none = jnp.zeros(len(places), every.dtype)
+        found: Array = kernel.information(groups, latents, none, terms_fn)
+        return found
+
+    def taken(
+        self, latents: ArrayTree, own: Locals, position: ArrayTree, other: ArrayTree
+    ) -> ArrayTree:
+        return transported(self.kernel, latents, position, other)
+
+    def latents_difference(
+        self,
+        groups: Groups,
+        latents: ArrayTree,
+        there: ArrayTree,
+        position: ArrayTree,
+        other: ArrayTree,
+    ) -> Array:
+        # In units of their spread latents have one density wherever the parameters are.
+        return jnp.zeros(())
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Recentering(GoingAlong):
+    """Parameters of rows and the population's means, with latents that make up for the former."""
+
+    kind = "recentering"
+
+    def places(self, position: ArrayTree) -> np.ndarray:
+        return np.arange(trees.num_elements(position))
+
+    def information(self, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+        return information_along(self.kernel, groups, position, latents)
+
+    def taken(
+        self, latents: ArrayTree, own: Locals, position: ArrayTree, other: ArrayTree
+    ) -> ArrayTree:
+        kernel = self.kernel
+        rows = kernel.row_places(position)
+        change = (trees.ravel(other) - trees.ravel(position))[rows]
+        flat = jax.vmap(trees.ravel)(latents)
+        moved = flat - own.kernel.slopes @ change.astype(flat.dtype)
+        return jax.vmap(lambda one: trees.unravel(one, kernel.local.like.tree))(moved)
+
+    def latents_difference(
+        self,
+        groups: Groups,
+        latents: ArrayTree,
+        there: ArrayTree,
+        position: ArrayTree,
+        other: ArrayTree,
+    ) -> Array:
+        density = jax.vmap(self.kernel.local.logprior_fn, (None, 0))
+        change = density(other, there) - density(position, latents)
+        return jnp.sum(jnp.where(groups.present, change, 0))
 
 
 def transported(
     kernel: Any, latents: ArrayTree, position: ArrayTree, other: ArrayTree
 ) -> ArrayTree:
-    """Return latents, leaves ``[num, *event]``, that went along to another position."""
+    """Return latents that are as far from the population's mean, in units of its spread."""
     transport_fn = kernel.population.transport_fn
     assert transport_fn is not None
     return jax.vmap(lambda latent: transport_fn(latent, position, other))(latents)
 
 
-def gone_along(kernel: Any, latents: ArrayTree, broadcast: Broadcast) -> ArrayTree:
-    """Return latents that went along if the population's parameters were rescaled."""
-    old, new = broadcast.extra.came_from, broadcast.position
-    went = jnp.any(trees.ravel(old) != trees.ravel(new))
-    return trees.select(went, transported(kernel, latents, old, new), latents)
+def gone_along(
+    kernel: Any, own: Locals, broadcast: Broadcast, before: GoingAlong | None = None
+) -> ArrayTree:
+    """Return a client's latents after the walks of this round, or those before one of them."""
+    ways: tuple[GoingAlong, ...] = kernel.ways_along
+    if before is not None:
+        ways = ways[: [way.kind for way in ways].index(before.kind)]
+    latents, walks = own.latents, broadcast.extra.walks
+    ends = [walks[way.kind].came_from for way in ways[1:]] + [broadcast.position]
+    for way, new in zip(ways, ends, strict=False):
+        old = walks[way.kind].came_from
+        went = jnp.any(trees.ravel(old) != trees.ravel(new))
+        latents = trees.select(went, way.taken(latents, own, old, new), latents)
+    return latents
 
 
-def proposed(
-    kernel: Any, rng_key: Array, position: ArrayTree, rescales: RowMoves, extra: Any
-) -> tuple[RowMoves, Any]:
-    """Return them with another proposal of the population's parameters: a random walk."""
-    place = trees.ravel(position)[kernel.other_places(position)].astype(extra.rescaled.dtype)
-    normal_key, step_key = jax.random.split(rng_key)
-    normals = jax.random.normal(normal_key, place.shape, place.dtype)
-    uniform = jax.random.uniform(step_key, (), place.dtype)
-    none, always = jnp.zeros_like(place), jnp.array(True)
-    moves = propose(rescales, none, always, normals, uniform)
-    proposal = place + moves.factor @ moves.shift
-    return moves, extra._replace(rescaled=proposal, came_from=position)
+def nothing_proposed(walks: dict[str, Walk], position: ArrayTree) -> dict[str, Proposed]:
+    """Return what is broadcast before the first candidates: all are where the chain is."""
+    shape = {kind: (NUM_CANDIDATES, walk.factor.shape[0]) for kind, walk in walks.items()}
+    dtype = jnp.result_type(float)
+    return {kind: Proposed(jnp.zeros(shape[kind], dtype), position) for kind in walks}
+
+
+def proposed(kernel: Any, rng_key: Array, position: ArrayTree, server: Any, extra: Any) -> Any:
+    """Return what a server keeps and broadcasts, with new candidates of all walks."""
+    walks, said = {}, {}
+    for i, (kind, walk) in enumerate(sorted(server.walks.items())):
+        walks[kind], shifts = candidates(walk, jax.random.fold_in(rng_key, i))
+        said[kind] = Proposed(shifts, position)
+    return server._replace(walks=walks), extra._replace(walks=said)
+
+
+def slopes_of(kernel: Any, groups: Groups, position: ArrayTree, latents: ArrayTree) -> Array:
+    """Return by how much latents make up for the parameters of rows, ``[G, k, l]``.
+
+    It is the weighted regression, over a group's rows, of what these parameters multiply on what
+    the latent multiplies: for an intercept the group's mean of a covariate.
+    """
+    own, mixed = _curvatures(kernel, groups, position, groups.as_flat(latents))
+    diagonal = jnp.diagonal(own, axis1=-2, axis2=-1)
+    ridge = jnp.where(diagonal > 0, RIDGE * diagonal, 1)
+    found = jnp.linalg.solve(own + jax.vmap(jnp.diag)(ridge), mixed)
+    usable = groups.present[:, None, None] & jnp.isfinite(found)
+    return jnp.where(usable, found, 0)
+
+
+def information_along(
+    kernel: Any, groups: Groups, position: ArrayTree, latents: ArrayTree
+) -> Array:
+    """Return the information of rows and latents where the latter make up for slopes, ``[d, d]``.
+
+    Parameters of which the population's mean does not depend, and rows neither, have none.
+    """
+    flat, rows = groups.as_flat(latents), kernel.row_places(position)
+    every, like = trees.ravel(position), groups.local.like.tree
+    slopes = slopes_of(kernel, groups, position, latents)
+    to_all = jnp.zeros((rows.size, every.size), every.dtype).at[jnp.arange(rows.size), rows].set(1)
+
+    def of_rows(shift: Array) -> Array:
+        other = kernel.placed(position, every[rows] + shift)
+        return groups.rows_difference(other, position, flat - slopes @ shift, flat)
+
+    known = -jax.hessian(of_rows)(jnp.zeros(rows.size, every.dtype))
+
+    def mean(at: Array) -> Array:
+        there = trees.cast_like(trees.unravel(at, position), position)
+        return trees.ravel(kernel.population.origin_fn(there))
+
+    def density(one: Array) -> Array:
+        return kernel.local.logprior_fn(position, trees.unravel(one, like))
+
+    # How a latent's distance from the mean changes, and its precision.
+    away = slopes @ to_all + jax.jacfwd(mean)(every)
+    precision = -jax.vmap(jax.hessian(density))(flat)
+    present = groups.present[:, None, None]
+    each = jnp.where(present, jnp.einsum("gki,gkl,glj->gij", away, precision, away), 0)
+    total = to_all.T @ known @ to_all + jnp.sum(each, 0)
+    return jnp.where(jnp.isfinite(total), total, 0).astype(jnp.result_type(float))
+
+
+def _curvatures(
+    kernel: Any, groups: Groups, position: ArrayTree, flat: Array
+) -> tuple[Array, Array]:
+    """Return minus second derivatives of rows by latents, and by these and what is of rows."""
+    place = trees.ravel(position)[kernel.row_places(position)]
+
+    def slope(at: Array, own: Array) -> Array:
+        other = kernel.placed(position, at)
+        return jax.grad(lambda some: groups.rows_difference(other, position, some, flat))(own)
+
+    def column(axis: Array) -> Array:
+        direction = jnp.broadcast_to(axis, flat.shape)
+        return -jax.jvp(lambda own: slope(place, own), (flat,), (direction,))[1]
+
+    axes = jnp.eye(groups.size, dtype=flat.dtype)
+    own = jnp.stack([column(axis) for axis in axes], -1)
+    return (own + jnp.swapaxes(own, -1, -2)) / 2, -jax.jacfwd(slope)(place, flat)
