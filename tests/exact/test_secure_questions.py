@@ -11,6 +11,7 @@ import fedmcmc
 from fedmcmc._types import Exact
 from fedmcmc.criticism._others import Others
 from fedmcmc.kernels import BELOW, Points, evaluations, expansions
+from fedmcmc.kernels._gibbs_interweaving import Compared, Rescaling
 from fedmcmc.kernels._gibbs_judging import Judged, Judgement
 from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
@@ -121,6 +122,17 @@ def test_a_move_of_rows_that_is_impossible_for_one_client_is_for_all():
         np.testing.assert_array_equal(total.value.gradient, [-1.0, 2.0])
     within = jax.tree.map(lambda *x: sum(x), *(Exact(said[0]), Exact(said[2])))
     jax.tree.map(np.testing.assert_array_equal, judgement.from_range(within, most), within)
+
+
+def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others_are_not():
+    way, most = Rescaling(None), 2.0**20
+    said = [
+        Compared(jnp.array([2.5, one]), jnp.float32(1)) for one in (1.0, -jnp.inf, IMPOSSIBLE, -3.0)
+    ]
+    sent = [way.in_range(Exact(each), most) for each in said]
+    assert all(np.abs(leaf).max() <= most for leaf in jax.tree.leaves(sent))
+    total = way.from_range(jax.tree.map(lambda *x: sum(x), *sent), most).value
+    assert total.differences[0] == 10 and total.differences[1] < BELOW and total.one == 4
 
 
 @pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, jnp.inf, -1e12], ids=str)
