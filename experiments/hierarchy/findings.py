@@ -108,6 +108,12 @@ def commentary(metrics: dict[str, Any]) -> str:
                 "between groups (uranium of a county, the kind of a school) are held back by the "
                 "effects, which were drawn at the slope that was."
             )
+        if row["method"] == "`fed_gibbs(recenter=True)`":
+            said.append(
+                "With `recenter=True` clients are asked a third time, for sixteen candidates at "
+                "which effects make up for the slopes: its slowest parameter, "
+                f"`{row['slowest']}`, has {row['ESS / 1,000']:.0f} effective draws per 1,000 rounds."
+            )
     if any("every client" in row["method"] for row in metrics["table"]):
         said.append(
             "With every group's effect at every client all effects are shared parameters: their "

@@ -9,7 +9,14 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from fedmcmc._types import ArrayTree, FederatedKernel, Posterior, Static, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    Population,
+    Posterior,
+    Static,
+    as_functions,
+)
 from fedmcmc.diagnostics import SamplingWarning, StoppingRule, Verdict, mixing
 from fedmcmc.fitting._chains import ESS, RHAT, Chains
 from fedmcmc.fitting._fitted import Fitted, reported
@@ -58,9 +65,11 @@ def kernel_for(posterior: Posterior) -> FederatedKernel:
     small = size <= FOR_INDEPENDENCE
     refresh = independence(num_tries=2) if small else hmc(num_adapt=ADAPTING)
     # Any of the parameters of rows may be a slope of what varies between groups.
-    flags = local.population.of_rows
-    of_rows = any(flags.value if isinstance(flags, Static) else flags)
-    return fed_gibbs(posterior, refresh=refresh, num_adapt=ADAPTING, recenter=of_rows)
+    population: Population = local.population
+    flags = population.of_rows
+    flags = flags.value if isinstance(flags, Static) else flags
+    recenter = any(flags) and population.origin_fn is not None
+    return fed_gibbs(posterior, refresh=refresh, num_adapt=ADAPTING, recenter=recenter)
 
 
 def fit_by_gibbs(
