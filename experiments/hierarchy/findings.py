@@ -112,7 +112,8 @@ def commentary(metrics: dict[str, Any]) -> str:
             said.append(
                 "With `recenter=True` clients are asked a third time, for sixteen candidates at "
                 "which effects make up for the slopes: its slowest parameter, "
-                f"`{row['slowest']}`, has {row['ESS / 1,000']:.0f} effective draws per 1,000 rounds."
+                f"`{row['slowest']}`, has {row['ESS / 1,000']:.0f} effective draws per 1,000 "
+                "rounds."
             )
     if any("every client" in row["method"] for row in metrics["table"]):
         said.append(
