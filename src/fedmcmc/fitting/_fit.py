@@ -16,21 +16,22 @@ from tqdm import tqdm
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior, as_functions
 from fedmcmc.algorithms import fed_ep
-from fedmcmc.data import FederatedData, Grouped
-from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning, at_rest
+from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
+from fedmcmc.fitting._findings import warned
 from fedmcmc.fitting._fitted import Fitted, reported
 from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._report import Stage
 from fedmcmc.gaussian import Gaussian, moments_of
-from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, of_few_groups
+from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
@@ -155,7 +156,7 @@ def fit(
         fitted = fit_by_gibbs(
             posterior, consortium, as_key(rng_key), max_rounds, position, progress
         )
-        return _warned(fitted, effort, consortium)
+        return warned(fitted, effort, consortium)
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
     with warnings.catch_warnings():
@@ -163,53 +164,7 @@ def fit(
         warnings.simplefilter("ignore", SamplingWarning)
         verdict = run.go(effort, max_rounds, latency or 0.0, position)
     fitted = run.fitted(posterior, verdict)
-    return _warned(fitted, effort, consortium, run.search.untold)
-
-
-def _warned(
-    fitted: Fitted, effort: str, consortium: Consortium, untold: tuple[str, ...] = ()
-) -> Fitted:
-    """Warn of what is wrong, and return the fit with what was said."""
-    said = []
-    if effort != "approximate" and not fitted.verdict.startswith("exact"):
-        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
-    if untold:
-        said.append(_nothing_told(untold, consortium))
-    few = _of_few(fitted, consortium)
-    if few is not None:
-        said.append(few)
-    for finding in said:
-        warnings.warn(finding, DiagnosisWarning, stacklevel=3)
-    report = replace(fitted.report, warnings=(*fitted.report.warnings, *said))
-    samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *said))
-    return replace(fitted, report=report, samples=samples)
-
-
-def _nothing_told(untold: tuple[str, ...], consortium: Consortium) -> str:
-    """Return what is said of parameters that no row depends on."""
-    which = ", ".join(untold[:5]) + (", ..." if len(untold) > 5 else "")
-    posterior = "its posterior is its prior" if len(untold) == 1 else "their posterior is the prior"
-    told = f"No row says anything of {which}: {posterior}."
-    coding = consortium.data.coding if isinstance(consortium, SimulatedConsortium) else {}
-    if coding:
-        column, levels = next(iter(coding.items()))
-        told += (
-            f" Text columns are whole numbers in the model: where it compares {column} with "
-            f"{levels[0]!r}, write {column} == 0."
-        )
-    return told
-
-
-def _of_few(fitted: Fitted, consortium: Consortium) -> str | None:
-    """Return what is said of fewer than five groups."""
-    federation = consortium.federation
-    if isinstance(consortium, SimulatedConsortium):
-        num_groups = int(consortium.data.group_mask.sum())
-    elif isinstance(federation.rows, Grouped):
-        return None  # how many there are only their clients know
-    else:
-        num_groups = federation.num_clients
-    return of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)
+    return warned(fitted, effort, consortium, run.search.untold)
 
 
 def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
