@@ -21,7 +21,7 @@ from fedmcmc.diagnostics import SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
 from fedmcmc.fitting._findings import warned
-from fedmcmc.fitting._fitted import Fitted, reported
+from fedmcmc.fitting._fitted import Fitted, reported, with_names
 from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
@@ -156,14 +156,14 @@ def fit(
         fitted = fit_by_gibbs(
             posterior, consortium, as_key(rng_key), max_rounds, position, progress
         )
-        return warned(fitted, effort, consortium)
+        return warned(with_names(fitted, consortium), effort, consortium)
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
     with warnings.catch_warnings():
         # What the stages find is in the report, and the verdict warns.
         warnings.simplefilter("ignore", SamplingWarning)
         verdict = run.go(effort, max_rounds, latency or 0.0, position)
-    fitted = run.fitted(posterior, verdict)
+    fitted = with_names(run.fitted(posterior, verdict), consortium)
     return warned(fitted, effort, consortium, run.search.untold)
 
 
@@ -558,7 +558,10 @@ class _Fit:
             draws = [each.draws for each in self.tempered]
             return _as_samples(jax.tree.map(lambda *leaves: np.stack(leaves), *draws), self.stages)
         if self.chains is not None:
-            return self.chains.samples
+            samples = self.chains.samples  # whose settings are those of the last segment
+            of_all = ("method", "kernel", "data", "chains", "where")
+            kept = {name: x for name, x in samples.settings.items() if name in of_all}
+            return replace(samples, settings=_done(self.stages) | kept)
         if self.evidence is not None:
             found, num = self.evidence, self.num_draws
             index_key = self._key(DRAW)
@@ -618,9 +621,13 @@ def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
         name: np.full(num_chains, sum(getattr(stage, name) for stage in stages) / num_chains)
         for name in COSTS
     }
-    done = {
-        f"{number}: {stage.stage}": f"{stage.method}; {stage.rounds} rounds"
-        + f"; {stage.verdict}" * bool(stage.verdict)
+    return Samples(draws, info, nothing, totals, settings=_done(stages), versions=versions())
+
+
+def _done(stages: list[Stage]) -> dict[str, str]:
+    """Return what was done, stage by stage, as a page of the draws tells it."""
+    return {
+        f"stage {number}: {stage.stage}": f"{stage.method}; {stage.rounds:,} "
+        f"round{'s' * (stage.rounds != 1)}" + f"; {stage.verdict}" * bool(stage.verdict)
         for number, stage in enumerate(stages, 1)
     }
-    return Samples(draws, info, nothing, totals, settings=done, versions=versions())

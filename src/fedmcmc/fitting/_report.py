@@ -1,13 +1,17 @@
 """What a fit did and cost, stage by stage: as text, as a dictionary, as one page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmcmc.reports import Figure, Page, advice, table_of_rows
+from fedmcmc.diagnostics import ESS, RHAT
+from fedmcmc.reports import OF_DATA, Figure, Page, advice, data_section, table_of_rows
+
+WORST_KHAT = 0.7
+"""Above, weights are not to be used."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +88,22 @@ class Report:
         """Wall-clock time of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
+    @property
+    def cost(self) -> dict[str, float]:
+        """Exchanges and bits of all stages, by name."""
+        return {"rounds": self.rounds, "bits_up": self.bits_up, "bits_down": self.bits_down}
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but figures, ready for JSON; a figure that is not there is ``None``."""
         stages = [
             {key: None if value != value else value for key, value in asdict(stage).items()}
             for stage in self.stages
         ]
-        total = {"rounds": self.rounds, "bits_up": self.bits_up, "bits_down": self.bits_down}
         return {
             "verdict": self.verdict,
             "warnings": list(self.warnings),
             "stages": stages,
-            "total": total | {"seconds": self.seconds},
+            "total": self.cost | {"seconds": self.seconds},
             "summary": self.summary,
             "about": self.about,
         }
@@ -224,6 +232,7 @@ def _page(report: Report, figures: Sequence[Figure]) -> Page:
     if report.warnings:
         page.heading("Warnings")
         page.items(list(report.warnings))
+    data_section(page, report.about)
     page.heading("Parameters")
     page.table(*table_of_rows(report.summary))
     for figure in figures:
@@ -231,10 +240,27 @@ def _page(report: Report, figures: Sequence[Figure]) -> Page:
         page.figure(figure.svg, figure.about)
     page.heading("What was done")
     rows = [(*_cells(stage), stage.why) for stage in report.stages]
-    page.table((*HEADER, "why"), [*rows, (*report._sum(), "")], texts=("method", "verdict", "why"))
+    page.table(
+        (*HEADER, "why"),
+        [*rows, (*report._sum(), "")],
+        texts=("method", "verdict", "why"),
+        marked={cell for i, stage in enumerate(report.stages) for cell in _marked(i, stage)},
+    )
+    if any(list(_marked(0, stage)) for stage in report.stages):
+        page.paragraph(
+            f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
+            f"{ESS:g} effective draws. A stage that is marked was not enough."
+        )
     page.heading("Words")
     page.words(WORDS)
     page.heading("About this run")
-    rows = [(name, str(value)) for name, value in report.about.items()]
+    rows = [(name, str(value)) for name, value in report.about.items() if name not in OF_DATA]
     page.table(("what", "value"), rows, texts=("value",))
     return page
+
+
+def _marked(row: int, stage: Stage) -> Iterator[tuple[int, int]]:
+    """Yield the cells ``(row, column)`` of a stage whose figures are not as wanted."""
+    # No figure is NaN, which compares as false.
+    bad = {"k-hat": stage.khat > WORST_KHAT, "R-hat": stage.rhat >= RHAT, "ESS": stage.ess < ESS}
+    return ((row, HEADER.index(name)) for name, is_bad in bad.items() if is_bad)
