@@ -345,7 +345,7 @@ def test_what_is_missing_is_named(samples, tmp_path, monkeypatch):
         return _real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"fedmcmc\[plots\]"):
+    with pytest.raises(ImportError, match=r"pip install \"arviz-plots>="):
         samples.report(tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 

@@ -129,7 +129,7 @@ class Report:
         Raises
         ------
         ImportError
-            If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+            If what draws figures is not installed (the extra ``plots``).
         """
         return self.page([] if self.draw_figures is None else self.draw_figures()).save(path)
 

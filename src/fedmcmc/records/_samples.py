@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
@@ -205,14 +206,12 @@ class Samples:
         Raises
         ------
         ImportError
-            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+            If arviz-base is not installed (the extra ``arviz``).
         """
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise ImportError(
-                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
-            ) from error
+            raise not_installed("to_datatree needs arviz-base", "arviz") from error
         last = self.final_draws is not None
         draws = self.final_draws if last else jax.tree.map(np.asarray, self.draws)
         info = {name: np.asarray(values) for name, values in self.info.items()}
@@ -246,7 +245,7 @@ class Samples:
         Raises
         ------
         ImportError
-            If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+            If what draws figures is not installed (the extra ``plots``).
 
         Examples
         --------

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing
 from fedmcmc.diagnostics import mixing as _mixing_of
 from fedmcmc.reports._draws import Shown, judged, shown
 
-MISSING = 'The figures of a report need arviz-plots and matplotlib: pip install "fedmcmc[plots]".'
 MOST_TRACED, MOST_CHAINS, MOST_POINTS = 8, 8, 1600
 """Parameters, chains, and draws of all chains together in the figure of traces."""
 POINTS_OF_A_CHAIN = 500
@@ -34,7 +34,8 @@ def can_draw() -> None:
         import arviz_plots  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError(MISSING) from error
+        what = "The figures of a report need arviz-plots and matplotlib"
+        raise not_installed(what, "plots") from error
 
 
 def as_svg(figure: Any, prefix: str) -> str:

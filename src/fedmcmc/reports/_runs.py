@@ -140,7 +140,7 @@ def run_page(facts: RunFacts) -> Page:
     Raises
     ------
     ImportError
-        If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+        If what draws figures is not installed (the extra ``plots``).
     """
     page = Page("Report of a run")
     found = shown(facts.draws)
