@@ -170,7 +170,7 @@ def test_clients_codes_outcome_and_method_have_their_names(tmp_path):
     told = [text for text in page.text if text]
     after = dict(itertools.pairwise(told))
     assert after["clients"] == "Bern (60 rows), Jura <b> (20 rows)"
-    assert after["outcome (what the model predicts)"] == "recovered"
+    assert after["outcome"] == "recovered"
     assert "arm: 0 is 'drug', 1 is 'placebo'" in page.text
     assert after["method"] == "dsgld"
 
@@ -248,7 +248,8 @@ def test_a_parameter_that_never_moves(tmp_path):
     draws = np.array(jax.random.normal(jax.random.key(2), (4, 100, 2)))
     draws[..., 1] = 1.0
     totals = {name: np.zeros(4) for name in ("rounds", "bits_up", "bits_down")}
-    read(run_page(RunFacts({"t": draws}, {}, totals)).save(tmp_path / "page.html"))
+    page = read(run_page(RunFacts({"t": draws}, {}, totals)).save(tmp_path / "page.html"))
+    assert "Ranks" in page.text and page.text.count("t[0]") == page.text.count("t[1]") + 1
 
 
 def test_a_chain_that_diverged(tmp_path):

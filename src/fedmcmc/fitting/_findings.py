@@ -10,24 +10,30 @@ from fedmcmc.hierarchy import of_few_groups
 from fedmcmc.runs import Consortium, SimulatedConsortium
 
 
-def warned(
-    fitted: Fitted, effort: str, consortium: Consortium, untold: tuple[str, ...] = ()
-) -> Fitted:
-    """Warn of what is wrong, and return the fit with what was said.
+def warn_early(untold: tuple[str, ...], consortium: Consortium) -> tuple[str, ...]:
+    """Warn of parameters that no row depends on, before what takes long; return what was said.
 
-    `untold` are the parameters that no row depends on. The warnings name the line that called the
-    caller.
+    The warning names the line that called the caller.
     """
-    said = []
-    if effort != "approximate" and not fitted.verdict.startswith("exact"):
-        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
-    if untold:
-        said.append(_nothing_told(untold, consortium))
-    few = _of_few(fitted, consortium)
-    if few is not None:
-        said.append(few)
+    said = (_nothing_told(untold, consortium),) if untold else ()
     for finding in said:
         warnings.warn(finding, DiagnosisWarning, stacklevel=3)
+    return said
+
+
+def warned(
+    fitted: Fitted, effort: str, consortium: Consortium, said: tuple[str, ...] = ()
+) -> Fitted:
+    """Warn of what is wrong, and return the fit with what was said, by now and before.
+
+    The warnings name the line that called the caller.
+    """
+    if effort != "approximate" and not fitted.verdict.startswith("exact"):
+        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
+    few = _of_few(fitted, consortium)
+    if few is not None:
+        warnings.warn(few, DiagnosisWarning, stacklevel=3)
+        said = (*said, few)
     report = replace(fitted.report, warnings=(*fitted.report.warnings, *said))
     samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *said))
     return replace(fitted, report=report, samples=samples)

@@ -20,7 +20,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
-from fedmcmc.fitting._findings import warned
+from fedmcmc.fitting._findings import warn_early, warned
 from fedmcmc.fitting._fitted import Fitted, reported, with_names
 from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
@@ -116,8 +116,9 @@ def fit(
     Warns
     -----
     SamplingWarning
-        If the verdict is not exact and `effort` asked for more than an approximation; if fewer than
-        five groups have effects, so that the prior of their spread matters.
+        If the verdict is not exact and `effort` asked for more than an approximation; if no row
+        depends on a parameter, as soon as that is known; if fewer than five groups have effects, so
+        that the prior of their spread matters.
 
     Notes
     -----
@@ -159,12 +160,16 @@ def fit(
         return warned(with_names(fitted, consortium), effort, consortium)
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
+    # What the stages find is in the report, and the verdict warns.
     with warnings.catch_warnings():
-        # What the stages find is in the report, and the verdict warns.
         warnings.simplefilter("ignore", SamplingWarning)
-        verdict = run.go(effort, max_rounds, latency or 0.0, position)
+        run.find_modes(position)
+    said = warn_early(run.search.untold, consortium)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        verdict = run.go(effort, max_rounds, latency or 0.0)
     fitted = with_names(run.fitted(posterior, verdict), consortium)
-    return warned(fitted, effort, consortium, run.search.untold)
+    return warned(fitted, effort, consortium, said)
 
 
 def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
@@ -218,9 +223,8 @@ class _Fit:
         self.chains: Chains | None = None
         self.tempered: list[Tempered] = []
 
-    def go(self, effort: str, max_rounds: int, latency: float, position: ArrayTree | None) -> str:
-        """Run what is needed and return the verdict."""
-        self._find_modes(position)
+    def go(self, effort: str, max_rounds: int, latency: float) -> str:
+        """Run what is needed after the search for modes, and return the verdict."""
         if effort == "approximate":
             return self._approximate("as asked for")
         if self.search.found and self._weights_may_do():
@@ -274,7 +278,8 @@ class _Fit:
     def _key(self, number: int) -> Array:
         return jax.random.fold_in(self.rng_key, number)
 
-    def _find_modes(self, position: ArrayTree | None) -> None:
+    def find_modes(self, position: ArrayTree | None) -> None:
+        """Run the first stage, from which all others go on."""
         with self._bar("modes") as done:
             self.search = search = find_modes(
                 self._key(MODES),

@@ -66,8 +66,11 @@ class Fitted:
 
 def with_names(fitted: Fitted, consortium: Consortium) -> Fitted:
     """Return a fit that says who the clients are, what codes stand for, and what is predicted."""
-    data = consortium.data if isinstance(consortium, SimulatedConsortium) else None
-    named = {"sites": str(consortium)} if data is None else in_words(data)
+    named = {}
+    if isinstance(consortium, SimulatedConsortium):
+        named = in_words(consortium.data)
+    elif type(consortium).__repr__ is not object.__repr__:  # `deploy.Sites` say who they are
+        named = {"sites": str(consortium)}
     if fitted.posterior.observed:
         named["outcome"] = fitted.posterior.observed
     report, samples = fitted.report, fitted.samples

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedmcmc.diagnostics import ESS, RHAT
-from fedmcmc.reports import OF_DATA, Figure, Page, advice, data_section, table_of_rows
+from fedmcmc.reports import INTRODUCTION, OF_DATA, Figure, Page, advice, data_section, table_of_rows
+from fedmcmc.reports import WORDS as WORDS_OF_RUNS
 
 WORST_KHAT = 0.7
 """Above, weights are not to be used."""
@@ -174,10 +175,10 @@ WORDS = (
         "What the shape of the posterior at its mode promises: that weighted draws will do, which "
         "takes one more round. Otherwise chains are run.",
     ),
-    ("Mbit", "Millions of bits that all sites sent and were sent."),
+    ("Mbit", "Millions of bits that all clients sent and were sent."),
     (
         "Round",
-        "One exchange with all sites: the server asks, each site answers with a sum over its own "
+        "One exchange with all clients: the server asks, each answers with a sum over its own "
         "rows, and only the total of the answers is used.",
     ),
     (
@@ -221,9 +222,13 @@ WORDS = (
     ),
 )
 
+SHARED_WORDS = ("Parameter", "Client", "Outcome", "Code")
+"""Words that mean the same on the page of a run."""
+
 
 def _page(report: Report, figures: Sequence[Figure]) -> Page:
     page = Page("Report of a fit")
+    page.paragraph(INTRODUCTION)
     good = report.verdict.startswith("exact") and not report.warnings
     told = advice(report.verdict)
     if report.warnings and report.verdict.startswith("exact"):
@@ -252,7 +257,7 @@ def _page(report: Report, figures: Sequence[Figure]) -> Page:
             f"{ESS:g} effective draws. A stage that is marked was not enough."
         )
     page.heading("Words")
-    page.words(WORDS)
+    page.words((*WORDS, *((word, text) for word, text in WORDS_OF_RUNS if word in SHARED_WORDS)))
     page.heading("About this run")
     rows = [(name, str(value)) for name, value in report.about.items() if name not in OF_DATA]
     page.table(("what", "value"), rows, texts=("value",))

@@ -50,7 +50,7 @@ class Samples:
     stopped
         What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
         ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
-        Of `fedmcmc.fit` its ``verdict``.
+        Of `fedmcmc.fit` its ``verdict``, and where it had several stages the ``cost`` of all.
     streams
         What the accumulators of ``Record(streams=...)`` found, by their names.
     placement
@@ -227,10 +227,11 @@ class Samples:
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page, for readers who have not seen the code.
 
-        It has the warnings, a table of parameters with R-hat and effective draws, a forest plot,
-        traces, rounds and bits, what was run with which versions, and what each word means. Of more
-        than 40 parameters some are shown, small groups of them whole. Latents of clients' groups
-        are not shown.
+        It has the warnings, the clients, what codes stand for, a table of parameters with R-hat and
+        effective draws, those marked that are not as wanted, a forest plot, traces, ranks, rounds
+        and bits, what was run with which versions, and what each word means. Of more than 40
+        parameters some are shown, small groups of them whole. Latents of clients' groups are not
+        shown; of up to 100 clients names and numbers of rows are.
 
         Parameters
         ----------

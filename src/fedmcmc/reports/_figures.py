@@ -76,7 +76,8 @@ def figures(found: Shown, mixing: Mixing | None, *, with_traces: bool = True) ->
     if num_draws > 1 and found.names and with_traces:
         chosen, why = _hardest(found, mixing)
         drawn.append(_traces(found, chosen, why))
-        clean = chosen[found.finite[chosen]]
+        moves = found.values.min((0, 1)) < found.values.max((0, 1))
+        clean = chosen[(found.finite & moves)[chosen]]
         if mixing is not None and len(found.values) > 1 and len(clean):
             drawn.append(_ranks(found, clean))
     return drawn
@@ -181,6 +182,8 @@ def _ranks(found: Shown, chosen: np.ndarray) -> Figure:
         "zero everywhere if chains draw alike. Lines of chains that agree hardly leave the gray "
         "area, three standard errors to either side for a chain's own effective draws."
     )
+    if len(found.values) > MOST_CHAINS:
+        about += f" {MOST_CHAINS} of {len(found.values)} chains are shown."
     return Figure("Ranks", as_svg(drawn, "ranks"), about)
 
 

@@ -9,7 +9,8 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 div{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;
 text-align:right;border-bottom:1px solid #ddd;vertical-align:top}td.text,th.text{text-align:left}
 .verdict{padding:1rem;border-left:.5rem solid #888;background:#f6f6f6}.good{border-color:#0072b2}
-.poor{border-color:#d55e00}.bad{background:#fbe3d6;font-weight:600}th{white-space:nowrap}svg{max-width:100%;height:auto}dt{font-weight:600}
+.poor{border-color:#d55e00}.bad{background:#fbe3d6;font-weight:600}th{white-space:nowrap}.text{min-width:7rem}
+.text:last-child{min-width:14rem}svg{max-width:100%;height:auto}dt{font-weight:600}
 li{margin:.5rem 0}
 """.strip()
 

@@ -55,10 +55,16 @@ class RunFacts:
 
 OF_DATA = {
     "client names": "clients",
-    "outcome": "outcome (what the model predicts)",
-    "columns": "columns, and what codes in them stand for",
+    "outcome": "outcome",
+    "columns": "columns and codes",
 }
 """Settings that say what the data are, and what a page calls them."""
+
+INTRODUCTION = (
+    "A model was fitted to data that stay with their owners: what follows is what the data of all "
+    "of them say of the model's parameters, and whether it can be trusted. Words are explained at "
+    "the end."
+)
 
 COLUMNS = ("parameter", *MOMENTS, "R-hat", "ESS", "tail ESS")
 
@@ -146,11 +152,7 @@ def run_page(facts: RunFacts) -> Page:
     found = shown(facts.draws)
     mixing = judged(found.values)
     warned = _warned(facts, found)
-    page.paragraph(
-        "A model was fitted to data that stay with their owners: what follows is what the data of "
-        "all of them say of the model's parameters, and whether it can be trusted. Words are "
-        "explained at the end."
-    )
+    page.paragraph(INTRODUCTION)
     _verdict(page, facts, warned)
     page.heading("Warnings")
     if warned:
