@@ -43,13 +43,13 @@ SCHEMA = re.compile(r"^\s*-\s*/schema/(\S+)@_global_", re.MULTILINE)
 WIDE = 9  # columns, beyond which a table is folded away
 
 WRITTEN = (
-    "Written by `make docs` from the records in [runs](runs); edits would be lost. Minibatches are "
-    "drawn with replacement unless a section says otherwise."
+    "`make docs` writes this page from the records in [runs](runs); edits by hand would be lost. "
+    "Minibatches are drawn with replacement unless a section says otherwise."
 )
 OF_A_PAPER = (
-    " A verdict is computed from the run that its row links to, and says nothing beyond it: many "
-    "runs are smaller than the paper's. Sections follow the paper. The defaults of each experiment "
-    "are the paper's settings where the paper states them, unless the section says otherwise."
+    " Each verdict is computed from the run that its row links to, and holds for that run alone: "
+    "many runs are smaller than the paper's. Sections follow the paper. Experiments have the "
+    "paper's settings where the paper states them, unless a section says otherwise."
 )
 
 Record = Mapping[str, Any]

@@ -1,5 +1,6 @@
 """Checks of arguments that many rooms make."""
 
+import sys
 from typing import Any
 
 import jax
@@ -7,7 +8,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["expect", "expect_optimizer", "parts_of_one", "positive_integer"]
+__all__ = ["expect", "expect_optimizer", "not_installed", "parts_of_one", "positive_integer"]
+
+_DEPLOY = ("grpcio>=1.60", "cryptography>=42")
+_BEFORE_312 = ("matplotlib<3.11", "xarray<2026.4") if sys.version_info < (3, 12) else ()
+EXTRAS = {
+    "arviz": ("arviz-base>=0.8", "arviz-stats[xarray]>=0.8", "h5netcdf>=1.4", "h5py>=3.11"),
+    "deploy": _DEPLOY,
+    "flax": ("flax>=0.12",),
+    "nvflare": (*_DEPLOY, "nvflare>=2.9,<3"),
+    "plots": ("arviz-plots>=0.8", "matplotlib>=3.9", *_BEFORE_312),
+    "zarr": ("zarr>=3.0",),
+}
+"""What each extra of pyproject.toml holds, for users who have no clone to install it from."""
+
+
+def not_installed(what: str, extra: str) -> ImportError:
+    """Return the error that says how to install what an extra holds.
+
+    Examples
+    --------
+    >>> print(not_installed("draws_to needs zarr", "zarr"))
+    draws_to needs zarr: pip install "zarr>=3.0"
+    """
+    packages = " ".join(f'"{package}"' for package in EXTRAS[extra])
+    return ImportError(f"{what}: pip install {packages}")
 
 
 def expect(value: Any, kind: type, name: str) -> None:

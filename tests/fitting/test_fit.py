@@ -358,14 +358,25 @@ def compares_codes_with_a_label(x, arm, y=None):
         numpyro.sample("y", dist.Normal(slope * x + effect * (arm == "drug"), 1), obs=y)
 
 
-def test_a_parameter_that_no_row_depends_on_is_said(tmp_path):
+def test_a_parameter_that_no_row_depends_on_is_said(tmp_path, monkeypatch):
     """A label compared with codes is false in every row, and the draws are those of the prior."""
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
     rng = np.random.default_rng(0)
     tables = [
         pd.DataFrame({"x": rng.normal(size=n), "arm": ["drug", "none"] * (n // 2)}) for n in (8, 20)
     ]
     tables = [table.assign(y=table["x"]) for table in tables]
     data = fedmcmc.FederatedData.from_clients(tables)
+    with monkeypatch.context() as patched:
+        patched.setattr("fedmcmc.fitting._fit._Fit.go", stopped)  # before what takes long
+        with (
+            pytest.warns(fedmcmc.DiagnosisWarning, match="No row says anything of effect"),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            fit(compares_codes_with_a_label, data)
     with pytest.warns(fedmcmc.DiagnosisWarning, match=r"No row says anything of effect.*arm == 0"):
         fitted = fit(compares_codes_with_a_label, data)
     (said,) = fitted.report.warnings

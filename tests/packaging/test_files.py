@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+
+from fedmcmc._checks import EXTRAS as MESSAGES
 
 pytestmark = pytest.mark.check
 ROOT = Path(__file__).parents[2]
@@ -118,3 +121,22 @@ def test_what_is_imported_is_asked_for():
         at_once = imported(tree.body)
         assert at_once <= (sometimes if module in LATE else always), module
         assert imported(ast.walk(tree)) <= sometimes, module
+
+
+@pytest.mark.parametrize("extra", MESSAGES)
+def test_what_errors_say_to_install_is_what_the_extra_holds(extra):
+    def packages(extra):
+        for text in EXTRAS[extra]:
+            wanted = Requirement(text)
+            if wanted.name == "fedmcmc":
+                yield from (x for inner in wanted.extras for x in packages(inner))
+            elif wanted.marker is None or wanted.marker.evaluate():
+                wanted.marker = None
+                yield wanted
+
+    assert [Requirement(text) for text in MESSAGES[extra]] == list(packages(extra))
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("src/**/*.py"), *PAGES], ids=by_name)
+def test_nobody_is_sent_to_an_index_for_fedmcmc(path):
+    assert not re.search(r"pip install ['\"]?fedmcmc", path.read_text())

@@ -1,6 +1,7 @@
 """Pages about runs: one file each, with every parameter and warning, for any run there can be."""
 
 import builtins
+import itertools
 import pickle
 import re
 from dataclasses import replace
@@ -9,10 +10,13 @@ from html.parser import HTMLParser
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 import fedmcmc
-from fedmcmc.reports import Page, RunFacts, run_page, summarized
+from fedmcmc.reports import Page, RunFacts, off_even, run_page, summarized
 
 WITHOUT_END = {"meta", "br"}
 
@@ -103,7 +107,8 @@ def test_the_page_of_a_run_has_everything(samples, tmp_path):
     for told in ("Langevin(", "step_size=0.02", "2 clients, 5 rows", jax.__version__):
         assert told in page.words, told
     assert "rng_key" not in page.words  # who has the key can take the noise out of the draws
-    assert path.read_text().count("<svg") == 2
+    assert "lsd" in page.text  # what the user called
+    assert path.read_text().count("<svg") == 3 and "Ranks" in page.text
 
 
 def test_samples_from_a_disk_write_the_same_page(samples, tmp_path):
@@ -129,6 +134,122 @@ def test_a_run_without_a_warning_says_so(samples, tmp_path):
     worse = replace(diagnosis, findings=("They are odd.",))
     page = read(replace(good, diagnosis=worse).report(tmp_path / "worse.html"))
     assert "They are odd." in page.text and "Nothing was found wrong" not in page.words
+
+
+def linear(arm, x, recovered=None):
+    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        logits = slope[0] * x + slope[1] * (arm == 0)
+        numpyro.sample("recovered", dist.Bernoulli(logits=logits), obs=recovered)
+
+
+def clinics():
+    rng = np.random.default_rng(0)
+    return fedmcmc.FederatedData.from_clients(
+        {
+            name: pd.DataFrame(
+                {
+                    "arm": ["drug", "placebo"] * (size // 2),
+                    "x": rng.normal(size=size),
+                    "recovered": rng.integers(0, 2, size),
+                }
+            )
+            for name, size in (("Bern", 60), ("Jura <b>", 20))
+        }
+    )
+
+
+def test_clients_codes_outcome_and_method_have_their_names(tmp_path):
+    data = clinics()
+    posterior = fedmcmc.from_numpyro(linear, example=data)
+    kernel = fedmcmc.dsgld(posterior, step_size=1e-3, num_local_steps=2)
+    samples = fedmcmc.sample(
+        jax.random.key(0), kernel, data, posterior.init_fn, num_rounds=50, progress=False
+    )
+    page = read(samples.report(tmp_path / "report.html"))
+    told = [text for text in page.text if text]
+    after = dict(itertools.pairwise(told))
+    assert after["clients"] == "Bern (60 rows), Jura <b> (20 rows)"
+    assert after["outcome"] == "recovered"
+    assert "arm: 0 is 'drug', 1 is 'placebo'" in page.text
+    assert after["method"] == "dsgld"
+
+
+def test_the_page_of_a_fit_has_the_names_and_the_cost_of_all_stages(tmp_path):
+    fitted = fedmcmc.fit(linear, clinics(), rng_key=jax.random.key(0), progress=False)
+    of_fit = read(fitted.report.save(tmp_path / "fit.html"))
+    of_draws = read(fitted.samples.report(tmp_path / "draws.html"))
+    for page in (of_fit, of_draws):
+        assert "Bern (60 rows), Jura <b> (20 rows)" in page.text and "recovered" in page.text
+        assert "arm: 0 is 'drug', 1 is 'placebo'" in page.text
+    assert f"The whole fit took {fitted.report.rounds} rounds" in of_draws.words
+    assert "stage 1: modes" in of_draws.text
+
+
+def test_what_chains_cost_is_beside_what_the_fit_cost():
+    totals = {"rounds": np.full(2, 50), "bits_up": np.full(2, 800), "bits_down": np.full(2, 8)}
+    info = {"num_active": np.ones((2, 50))}
+    cost = {"rounds": 70, "bits_up": 2000.0, "bits_down": 40.0}
+    facts = RunFacts(np.zeros((2, 50)), info, totals, stopped={"cost": cost})
+    page = Parsed(str(run_page(facts)))
+    assert "The whole fit took 70 rounds: all clients together sent 2,000 bits" in page.words
+    assert "50 rounds in each of 2 chains, kept or not. All clients together sent 1,600 bits" in (
+        page.words
+    )
+
+
+class Marked(HTMLParser):
+    """The text of cells that are marked."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.inside, self.cells = False, []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.inside = tag == "td" and "bad" in (dict(attributes).get("class") or "").split()
+
+    def handle_data(self, data):
+        self.cells += [data] if self.inside else []
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+
+def test_bad_rows_are_marked_and_good_ones_are_not():
+    draws = np.array(jax.random.normal(jax.random.key(2), (4, 500, 3)))
+    draws[3, :, 1] += 1.0  # a chain elsewhere
+    draws[..., 2] = np.repeat(draws[:, ::25, 2], 25, axis=1)  # that hardly moves
+    totals = {name: np.zeros(4) for name in ("rounds", "bits_up", "bits_down")}
+    page = str(run_page(RunFacts({"t": draws}, {}, totals)))
+    assert [x for x in Marked(page).cells if x.startswith("t[")] == ["t[1]", "t[2]"]
+    found = fedmcmc.diagnostics.mixing(draws)
+    assert f"{found.rhat[1]:.3f}" in Marked(page).cells and found.rhat[1] > 1.05
+    assert f"{found.ess_bulk[2]:,.0f}" in Marked(page).cells
+    assert f"{found.ess_bulk[0]:,.0f}" not in Marked(page).cells
+    assert "Marked: chains that disagree" in page
+    good = str(run_page(RunFacts({"t": draws[..., :1]}, {}, totals)))
+    assert not Marked(good).cells and "Marked:" not in good
+
+
+def test_a_chain_elsewhere_is_seen_by_its_ranks():
+    even = np.linspace(0, 1, 101)
+    draws = np.array(jax.random.normal(jax.random.key(3), (4, 5000)))
+    off = off_even(draws, draws, even)
+    assert np.abs(off).max() < 3.5 * np.sqrt(0.25 / 5000)
+    np.testing.assert_allclose(off.mean(0), 0, atol=1e-3)  # chains together are all draws
+    draws[2] += 10
+    off = off_even(draws, draws, even)
+    np.testing.assert_allclose(off[2, 75], -0.75, atol=1e-3)
+    np.testing.assert_allclose(off[0, 75], 0.25, atol=1e-3)
+
+
+def test_a_parameter_that_never_moves(tmp_path):
+    draws = np.array(jax.random.normal(jax.random.key(2), (4, 100, 2)))
+    draws[..., 1] = 1.0
+    totals = {name: np.zeros(4) for name in ("rounds", "bits_up", "bits_down")}
+    page = read(run_page(RunFacts({"t": draws}, {}, totals)).save(tmp_path / "page.html"))
+    assert "Ranks" in page.text and page.text.count("t[0]") == page.text.count("t[1]") + 1
 
 
 def test_a_chain_that_diverged(tmp_path):
@@ -181,8 +302,8 @@ def test_a_network_shows_some_of_its_weights():
     page = str(run_page(RunFacts(draws, {}, totals)))
     parsed = Parsed(page)
     assert "40 of 2,703 parameters are shown here" in parsed.words
-    assert page.count("<td class='text'>bias[") == 3  # small groups whole
-    assert page.count("<td class='text'>weights[") == 37
+    rows = re.findall(r"<td class='text[^']*'>(\w+)\[", page)
+    assert rows.count("bias") == 3 and rows.count("weights") == 37  # small groups whole
     for last in ("weights[0, 0]", "weights[29, 89]"):  # evenly spaced, of the first to the last
         assert last in parsed.text
     assert "8 parameters are shown, those with the fewest effective draws" in parsed.words
@@ -225,7 +346,7 @@ def test_what_is_missing_is_named(samples, tmp_path, monkeypatch):
         return _real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"fedmcmc\[plots\]"):
+    with pytest.raises(ImportError, match=r"pip install \"arviz-plots>="):
         samples.report(tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 

@@ -8,6 +8,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc._types import Described, described
+from fedmcmc.algorithms import name_of
 from tests.contracts.model import POSITIONS, Given
 from tests.contracts.tables import COMPRESSORS, KERNELS
 
@@ -22,6 +23,24 @@ def test_kernels_name_their_settings_in_a_line(name):
     assert "participation=" in told and "\n" not in told and len(told) < 700
     for word in ("Array(", "<function", "object at", "Partial("):
         assert word not in told
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if ":" not in name])
+def test_kernels_are_called_by_what_makes_them(name):
+    told = name_of(KERNELS[name](POSITION, Given()))
+    assert told == ("sequence(fa_hmc, lsd_pp)" if name == "sequence" else name)
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if ":" in name])
+def test_what_a_transform_changed_is_in_brackets(name):
+    first, _, rest = name.partition(": ")
+    told = name_of(KERNELS[name](POSITION, Given()))
+    if first not in ("compress", "faults", "secure_sum"):
+        assert told == first
+    elif told.startswith("q"):  # an algorithm of its own
+        assert "quantize" in rest or "memory" in rest
+    else:
+        assert told.startswith(f"{first}(") and told.count("(") == told.count(")")
 
 
 def test_settings_are_those_given():

@@ -307,6 +307,12 @@ class Posterior(NamedTuple):
     position_fn: Callable[[ArrayTree], ArrayTree] | None = None
     local: Local | None = None
 
+    @property
+    def observed(self) -> str:
+        """Names of what is observed, of a model that has names (`from_numpyro`); else empty."""
+        # Within a kernel functions are wrapped.
+        return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "observed", "")
+
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
         given = [name for name, fn in zip(self._fields, self, strict=True) if fn is not None]

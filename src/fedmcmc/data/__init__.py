@@ -16,3 +16,4 @@ from fedmcmc.data._groups import Grouped as Grouped
 from fedmcmc.data._groups import max_groups as max_groups
 from fedmcmc.data._groups import values_of as values_of
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
+from fedmcmc.data._words import in_words as in_words

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedmcmc._checks import not_installed
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._pki import fingerprint
 from fedmcmc.deploy._site import Site
@@ -246,5 +247,5 @@ def _grpc() -> Any:
     try:
         import grpc
     except ImportError as error:
-        raise ImportError('Sites over gRPC need: pip install "fedmcmc[deploy]".') from error
+        raise not_installed("Sites over gRPC need", "deploy") from error
     return grpc

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmcmc._checks import not_installed
+
 DAYS = 365
 """How long certificates are valid."""
 SERVER = "server"
@@ -201,9 +203,7 @@ def _cryptography() -> tuple[Any, Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
-        raise ImportError(
-            'Certificates need cryptography: pip install "fedmcmc[deploy]".'
-        ) from error
+        raise not_installed("Certificates need cryptography", "deploy") from error
     return x509, ec, serialization
 
 

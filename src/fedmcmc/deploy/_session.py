@@ -12,6 +12,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fedmcmc._checks import not_installed
+
 try:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
@@ -22,9 +24,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 except ImportError as error:
-    raise ImportError(
-        "fedmcmc.deploy needs cryptography: pip install 'fedmcmc[deploy]'."
-    ) from error
+    raise not_installed("fedmcmc.deploy needs cryptography", "deploy") from error
 
 from fedmcmc.deploy._frames import Refused
 

@@ -5,8 +5,10 @@ It sees draws, a model and rows, not kernels, and imports types, data, Gaussians
 
 from fedmcmc.diagnostics._diagnosis import BIAS as BIAS
 from fedmcmc.diagnostics._diagnosis import DEPTH as DEPTH
+from fedmcmc.diagnostics._diagnosis import ESS as ESS
 from fedmcmc.diagnostics._diagnosis import FEWEST_DRAWS as FEWEST_DRAWS
 from fedmcmc.diagnostics._diagnosis import FEWEST_OF_A_CHAIN as FEWEST_OF_A_CHAIN
+from fedmcmc.diagnostics._diagnosis import RHAT as RHAT
 from fedmcmc.diagnostics._diagnosis import SPREAD as SPREAD
 from fedmcmc.diagnostics._diagnosis import Diagnosis as Diagnosis
 from fedmcmc.diagnostics._diagnosis import DiagnosisWarning as DiagnosisWarning

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves
@@ -152,14 +153,12 @@ class Corrected:
         Raises
         ------
         ImportError
-            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+            If arviz-base is not installed (the extra ``arviz``).
         """
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise ImportError(
-                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
-            ) from error
+            raise not_installed("to_datatree needs arviz-base", "arviz") from error
         index = self._chosen(jax.random.key(0), None, True)
         draws = self.constrained if constrained else self.draws
         posterior = named_leaves(jax.tree.map(lambda leaf: leaf[index][None], draws))

@@ -157,10 +157,7 @@ def run_chains(
     )
     accepted = float(np.mean(whole.info["acceptance"]))
     method = (
-        f"HMC, {NUM_CHAINS} chains, 1 to {most} steps"
-        if most > 1
-        else f"MALA, {NUM_CHAINS} \
-chains"
+        f"HMC, {NUM_CHAINS} chains, 1 to {most} steps" if most > 1 else f"MALA, {NUM_CHAINS} chains"
     )
     why = (
         f"{sum(ADAPTING)} rounds of adaptation left out; step {step:.3g}, {accepted:.0%} of "

@@ -16,21 +16,22 @@ from tqdm import tqdm
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior, as_functions
 from fedmcmc.algorithms import fed_ep
-from fedmcmc.data import FederatedData, Grouped
-from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning, at_rest
+from fedmcmc.data import FederatedData
+from fedmcmc.diagnostics import SamplingWarning, at_rest
 from fedmcmc.exact import Corrected, Tempered, correct, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
-from fedmcmc.fitting._fitted import Fitted, reported
+from fedmcmc.fitting._findings import warn_early, warned
+from fedmcmc.fitting._fitted import Fitted, reported, with_names
 from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._report import Stage
 from fedmcmc.gaussian import Gaussian, moments_of
-from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, of_few_groups
+from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
-from fedmcmc.runs import Consortium, SimulatedConsortium, as_consortium
+from fedmcmc.runs import Consortium, as_consortium
 from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
@@ -115,8 +116,9 @@ def fit(
     Warns
     -----
     SamplingWarning
-        If the verdict is not exact and `effort` asked for more than an approximation; if fewer than
-        five groups have effects, so that the prior of their spread matters.
+        If the verdict is not exact and `effort` asked for more than an approximation; if no row
+        depends on a parameter, as soon as that is known; if fewer than five groups have effects, so
+        that the prior of their spread matters.
 
     Notes
     -----
@@ -155,61 +157,19 @@ def fit(
         fitted = fit_by_gibbs(
             posterior, consortium, as_key(rng_key), max_rounds, position, progress
         )
-        return _warned(fitted, effort, consortium)
+        return warned(with_names(fitted, consortium), effort, consortium)
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
+    # What the stages find is in the report, and the verdict warns.
     with warnings.catch_warnings():
-        # What the stages find is in the report, and the verdict warns.
         warnings.simplefilter("ignore", SamplingWarning)
-        verdict = run.go(effort, max_rounds, latency or 0.0, position)
-    fitted = run.fitted(posterior, verdict)
-    return _warned(fitted, effort, consortium, run.search.untold)
-
-
-def _warned(
-    fitted: Fitted, effort: str, consortium: Consortium, untold: tuple[str, ...] = ()
-) -> Fitted:
-    """Warn of what is wrong, and return the fit with what was said."""
-    said = []
-    if effort != "approximate" and not fitted.verdict.startswith("exact"):
-        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
-    if untold:
-        said.append(_nothing_told(untold, consortium))
-    few = _of_few(fitted, consortium)
-    if few is not None:
-        said.append(few)
-    for finding in said:
-        warnings.warn(finding, DiagnosisWarning, stacklevel=3)
-    report = replace(fitted.report, warnings=(*fitted.report.warnings, *said))
-    samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *said))
-    return replace(fitted, report=report, samples=samples)
-
-
-def _nothing_told(untold: tuple[str, ...], consortium: Consortium) -> str:
-    """Return what is said of parameters that no row depends on."""
-    which = ", ".join(untold[:5]) + (", ..." if len(untold) > 5 else "")
-    posterior = "its posterior is its prior" if len(untold) == 1 else "their posterior is the prior"
-    told = f"No row says anything of {which}: {posterior}."
-    coding = consortium.data.coding if isinstance(consortium, SimulatedConsortium) else {}
-    if coding:
-        column, levels = next(iter(coding.items()))
-        told += (
-            f" Text columns are whole numbers in the model: where it compares {column} with "
-            f"{levels[0]!r}, write {column} == 0."
-        )
-    return told
-
-
-def _of_few(fitted: Fitted, consortium: Consortium) -> str | None:
-    """Return what is said of fewer than five groups."""
-    federation = consortium.federation
-    if isinstance(consortium, SimulatedConsortium):
-        num_groups = int(consortium.data.group_mask.sum())
-    elif isinstance(federation.rows, Grouped):
-        return None  # how many there are only their clients know
-    else:
-        num_groups = federation.num_clients
-    return of_few_groups(fitted.posterior, num_groups, fitted.samples.draws)
+        run.find_modes(position)
+    said = warn_early(run.search.untold, consortium)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        verdict = run.go(effort, max_rounds, latency or 0.0)
+    fitted = with_names(run.fitted(posterior, verdict), consortium)
+    return warned(fitted, effort, consortium, said)
 
 
 def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
@@ -263,9 +223,8 @@ class _Fit:
         self.chains: Chains | None = None
         self.tempered: list[Tempered] = []
 
-    def go(self, effort: str, max_rounds: int, latency: float, position: ArrayTree | None) -> str:
-        """Run what is needed and return the verdict."""
-        self._find_modes(position)
+    def go(self, effort: str, max_rounds: int, latency: float) -> str:
+        """Run what is needed after the search for modes, and return the verdict."""
         if effort == "approximate":
             return self._approximate("as asked for")
         if self.search.found and self._weights_may_do():
@@ -319,7 +278,8 @@ class _Fit:
     def _key(self, number: int) -> Array:
         return jax.random.fold_in(self.rng_key, number)
 
-    def _find_modes(self, position: ArrayTree | None) -> None:
+    def find_modes(self, position: ArrayTree | None) -> None:
+        """Run the first stage, from which all others go on."""
         with self._bar("modes") as done:
             self.search = search = find_modes(
                 self._key(MODES),
@@ -603,7 +563,10 @@ class _Fit:
             draws = [each.draws for each in self.tempered]
             return _as_samples(jax.tree.map(lambda *leaves: np.stack(leaves), *draws), self.stages)
         if self.chains is not None:
-            return self.chains.samples
+            samples = self.chains.samples  # whose settings are those of the last segment
+            of_all = ("method", "kernel", "data", "chains", "where")
+            kept = {name: x for name, x in samples.settings.items() if name in of_all}
+            return replace(samples, settings=_done(self.stages) | kept)
         if self.evidence is not None:
             found, num = self.evidence, self.num_draws
             index_key = self._key(DRAW)
@@ -663,9 +626,13 @@ def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
         name: np.full(num_chains, sum(getattr(stage, name) for stage in stages) / num_chains)
         for name in COSTS
     }
-    done = {
-        f"{number}: {stage.stage}": f"{stage.method}; {stage.rounds} rounds"
-        + f"; {stage.verdict}" * bool(stage.verdict)
+    return Samples(draws, info, nothing, totals, settings=_done(stages), versions=versions())
+
+
+def _done(stages: list[Stage]) -> dict[str, str]:
+    """Return what was done, stage by stage, as a page of the draws tells it."""
+    return {
+        f"stage {number}: {stage.stage}": f"{stage.method}; {stage.rounds:,} "
+        f"round{'s' * (stage.rounds != 1)}" + f"; {stage.verdict}" * bool(stage.verdict)
         for number, stage in enumerate(stages, 1)
     }
-    return Samples(draws, info, nothing, totals, settings=done, versions=versions())

@@ -1,15 +1,17 @@
 """What a fit returns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedmcmc._types import Federation, Posterior
+from fedmcmc.data import in_words
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting._report import Report, Stage
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.records import Samples
 from fedmcmc.reports import Figure, figures_of, histogram, summarized
+from fedmcmc.runs import Consortium, SimulatedConsortium
 from fedmcmc.storage import versions
 
 
@@ -60,6 +62,29 @@ class Fitted:
     def _repr_html_(self) -> str:
         """Return the same for notebooks, as tables."""
         return self.report.page().body
+
+
+def with_names(fitted: Fitted, consortium: Consortium) -> Fitted:
+    """Return a fit that says who the clients are, what codes stand for, and what is predicted."""
+    named = {}
+    if isinstance(consortium, SimulatedConsortium):
+        named = in_words(consortium.data)
+    elif type(consortium).__repr__ is not object.__repr__:  # `deploy.Sites` say who they are
+        named = {"sites": str(consortium)}
+    if fitted.posterior.observed:
+        named["outcome"] = fitted.posterior.observed
+    report, samples = fitted.report, fitted.samples
+    # Of one stage its own draws say it all.
+    cost = {"cost": report.cost} if len(report.stages) > 1 else {}
+    return replace(
+        fitted,
+        report=replace(report, about=named | report.about),
+        samples=replace(
+            samples,
+            settings=named | samples.settings,
+            stopped=samples.stopped | cost,
+        ),
+    )
 
 
 def reported(

@@ -1,13 +1,18 @@
 """What a fit did and cost, stage by stage: as text, as a dictionary, as one page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmcmc.reports import Figure, Page, advice, table_of_rows
+from fedmcmc.diagnostics import ESS, RHAT
+from fedmcmc.reports import INTRODUCTION, OF_DATA, Figure, Page, advice, data_section, table_of_rows
+from fedmcmc.reports import WORDS as WORDS_OF_RUNS
+
+WORST_KHAT = 0.7
+"""Above, weights are not to be used."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +89,22 @@ class Report:
         """Wall-clock time of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
+    @property
+    def cost(self) -> dict[str, float]:
+        """Exchanges and bits of all stages, by name."""
+        return {"rounds": self.rounds, "bits_up": self.bits_up, "bits_down": self.bits_down}
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but figures, ready for JSON; a figure that is not there is ``None``."""
         stages = [
             {key: None if value != value else value for key, value in asdict(stage).items()}
             for stage in self.stages
         ]
-        total = {"rounds": self.rounds, "bits_up": self.bits_up, "bits_down": self.bits_down}
         return {
             "verdict": self.verdict,
             "warnings": list(self.warnings),
             "stages": stages,
-            "total": total | {"seconds": self.seconds},
+            "total": self.cost | {"seconds": self.seconds},
             "summary": self.summary,
             "about": self.about,
         }
@@ -121,7 +130,7 @@ class Report:
         Raises
         ------
         ImportError
-            If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+            If what draws figures is not installed (the extra ``plots``).
         """
         return self.page([] if self.draw_figures is None else self.draw_figures()).save(path)
 
@@ -166,10 +175,10 @@ WORDS = (
         "What the shape of the posterior at its mode promises: that weighted draws will do, which "
         "takes one more round. Otherwise chains are run.",
     ),
-    ("Mbit", "Millions of bits that all sites sent and were sent."),
+    ("Mbit", "Millions of bits that all clients sent and were sent."),
     (
         "Round",
-        "One exchange with all sites: the server asks, each site answers with a sum over its own "
+        "One exchange with all clients: the server asks, each answers with a sum over its own "
         "rows, and only the total of the answers is used.",
     ),
     (
@@ -213,9 +222,13 @@ WORDS = (
     ),
 )
 
+SHARED_WORDS = ("Parameter", "Client", "Outcome", "Code")
+"""Words that mean the same on the page of a run."""
+
 
 def _page(report: Report, figures: Sequence[Figure]) -> Page:
     page = Page("Report of a fit")
+    page.paragraph(INTRODUCTION)
     good = report.verdict.startswith("exact") and not report.warnings
     told = advice(report.verdict)
     if report.warnings and report.verdict.startswith("exact"):
@@ -224,6 +237,7 @@ def _page(report: Report, figures: Sequence[Figure]) -> Page:
     if report.warnings:
         page.heading("Warnings")
         page.items(list(report.warnings))
+    data_section(page, report.about)
     page.heading("Parameters")
     page.table(*table_of_rows(report.summary))
     for figure in figures:
@@ -231,10 +245,27 @@ def _page(report: Report, figures: Sequence[Figure]) -> Page:
         page.figure(figure.svg, figure.about)
     page.heading("What was done")
     rows = [(*_cells(stage), stage.why) for stage in report.stages]
-    page.table((*HEADER, "why"), [*rows, (*report._sum(), "")], texts=("method", "verdict", "why"))
+    page.table(
+        (*HEADER, "why"),
+        [*rows, (*report._sum(), "")],
+        texts=("method", "verdict", "why"),
+        marked={cell for i, stage in enumerate(report.stages) for cell in _marked(i, stage)},
+    )
+    if any(list(_marked(0, stage)) for stage in report.stages):
+        page.paragraph(
+            f"Marked: k-hat above {WORST_KHAT:g}, R-hat of {RHAT:g} or more, and fewer than "
+            f"{ESS:g} effective draws. A stage that is marked was not enough."
+        )
     page.heading("Words")
-    page.words(WORDS)
+    page.words((*WORDS, *((word, text) for word, text in WORDS_OF_RUNS if word in SHARED_WORDS)))
     page.heading("About this run")
-    rows = [(name, str(value)) for name, value in report.about.items()]
+    rows = [(name, str(value)) for name, value in report.about.items() if name not in OF_DATA]
     page.table(("what", "value"), rows, texts=("value",))
     return page
+
+
+def _marked(row: int, stage: Stage) -> Iterator[tuple[int, int]]:
+    """Yield the cells ``(row, column)`` of a stage whose figures are not as wanted."""
+    # No figure is NaN, which compares as false.
+    bad = {"k-hat": stage.khat > WORST_KHAT, "R-hat": stage.rhat >= RHAT, "ESS": stage.ess < ESS}
+    return ((row, HEADER.index(name)) for name, is_bad in bad.items() if is_bad)

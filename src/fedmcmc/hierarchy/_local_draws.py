@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._checks import expect
+from fedmcmc._checks import expect, not_installed
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of
@@ -54,14 +54,12 @@ class LocalDraws(NamedTuple):
         Raises
         ------
         ImportError
-            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+            If arviz-base is not installed (the extra ``arviz``).
         """
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise ImportError(
-                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
-            ) from error
+            raise not_installed("to_datatree needs arviz-base", "arviz") from error
         one_each = self.mask.shape[1] == 1
         names = [
             str(self.labels[client]) + ("" if one_each else f", group {group}")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of, modes_and_factors, solve_upper
@@ -153,7 +154,7 @@ def forest(own: LocalDraws, alone: LocalDraws | None = None, **kwargs: Any) -> A
     Raises
     ------
     ImportError
-        If arviz-plots is not installed (``pip install "fedmcmc[plots]"``).
+        If arviz-plots is not installed (the extra ``plots``).
 
     Examples
     --------
@@ -162,7 +163,7 @@ def forest(own: LocalDraws, alone: LocalDraws | None = None, **kwargs: Any) -> A
     try:
         from arviz_plots import plot_forest
     except ImportError as error:
-        raise ImportError('forest needs arviz-plots: pip install "fedmcmc[plots]".') from error
+        raise not_installed("forest needs arviz-plots", "plots") from error
     settings = {"backend": "matplotlib", "combined": True, **kwargs}
     if alone is None:
         return plot_forest(own.to_datatree(), **settings)

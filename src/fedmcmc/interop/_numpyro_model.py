@@ -234,6 +234,7 @@ def _build(
         return total(trace(position, any_row), structure.prior)
 
     logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
+    logprior_fn.observed = ", ".join(structure.likelihood)  # type: ignore[attr-defined]
 
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
         sites = trace(position, batch, latent)

@@ -1,6 +1,6 @@
 """Flax modules, linen or nnx, as Bayesian networks: a Gaussian prior and a likelihood of outputs.
 
-Flax is an optional dependency (``pip install "fedmcmc[flax]"``), imported when it is used.
+Flax is an optional dependency (the extra ``flax``), imported when it is used.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

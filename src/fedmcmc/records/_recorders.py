@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.placement import agreed
 from fedmcmc.pytrees import named_leaves, num_bytes
@@ -77,7 +78,7 @@ class ZarrRecorder:
         try:
             import zarr
         except ImportError as error:
-            raise ImportError('draws_to needs zarr: pip install "fedmcmc[zarr]".') from error
+            raise not_installed("draws_to needs zarr", "zarr") from error
         if path.exists() and not (resume or replace):
             raise FileExistsError(
                 f"{path} exists: give draws_to a new path, or the checkpoint= of the run to go on "

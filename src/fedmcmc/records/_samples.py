@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree, FederatedState
 from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
@@ -49,7 +50,7 @@ class Samples:
     stopped
         What the rule of ``sample(..., until=...)`` said when it was asked last: ``rule``,
         ``reached``, ``rounds`` and the rule's own figures (``rhat``, ``ess``); empty without one.
-        Of `fedmcmc.fit` its ``verdict``.
+        Of `fedmcmc.fit` its ``verdict``, and where it had several stages the ``cost`` of all.
     streams
         What the accumulators of ``Record(streams=...)`` found, by their names.
     placement
@@ -205,14 +206,12 @@ class Samples:
         Raises
         ------
         ImportError
-            If arviz-base is not installed (``pip install "fedmcmc[arviz]"``).
+            If arviz-base is not installed (the extra ``arviz``).
         """
         try:
             from arviz_base import from_dict
         except ImportError as error:
-            raise ImportError(
-                'to_datatree needs arviz-base: pip install "fedmcmc[arviz]".'
-            ) from error
+            raise not_installed("to_datatree needs arviz-base", "arviz") from error
         last = self.final_draws is not None
         draws = self.final_draws if last else jax.tree.map(np.asarray, self.draws)
         info = {name: np.asarray(values) for name, values in self.info.items()}
@@ -228,10 +227,11 @@ class Samples:
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page, for readers who have not seen the code.
 
-        It has the warnings, a table of parameters with R-hat and effective draws, a forest plot,
-        traces, rounds and bits, what was run with which versions, and what each word means. Of more
-        than 40 parameters some are shown, small groups of them whole. Latents of clients' groups
-        are not shown.
+        It has the warnings, the clients, what codes stand for, a table of parameters with R-hat and
+        effective draws, those marked that are not as wanted, a forest plot, traces, ranks, rounds
+        and bits, what was run with which versions, and what each word means. Of more than 40
+        parameters some are shown, small groups of them whole. Latents of clients' groups are not
+        shown; of up to 100 clients names and numbers of rows are.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Samples:
         Raises
         ------
         ImportError
-            If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+            If what draws figures is not installed (the extra ``plots``).
 
         Examples
         --------

@@ -12,6 +12,11 @@ from fedmcmc.reports._figures import Figure as Figure
 from fedmcmc.reports._figures import can_draw as can_draw
 from fedmcmc.reports._figures import figures_of as figures_of
 from fedmcmc.reports._figures import histogram as histogram
+from fedmcmc.reports._figures import off_even as off_even
 from fedmcmc.reports._page import Page as Page
+from fedmcmc.reports._runs import INTRODUCTION as INTRODUCTION
+from fedmcmc.reports._runs import OF_DATA as OF_DATA
+from fedmcmc.reports._runs import WORDS as WORDS
 from fedmcmc.reports._runs import RunFacts as RunFacts
+from fedmcmc.reports._runs import data_section as data_section
 from fedmcmc.reports._runs import run_page as run_page

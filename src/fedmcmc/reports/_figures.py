@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing
+from fedmcmc.diagnostics import mixing as _mixing_of
 from fedmcmc.reports._draws import Shown, judged, shown
 
-MISSING = 'The figures of a report need arviz-plots and matplotlib: pip install "fedmcmc[plots]".'
-MOST_TRACED, MOST_CHAINS, MOST_POINTS = 8, 8, 500
-"""Parameters, chains, and draws per chain in the figure of traces."""
+MOST_TRACED, MOST_CHAINS, MOST_POINTS = 8, 8, 1600
+"""Parameters, chains, and draws of all chains together in the figure of traces."""
+POINTS_OF_A_CHAIN = 500
+RANKS = 100
+"""Places at which the figure of ranks compares chains."""
 
 
 class Figure(NamedTuple):
@@ -30,7 +34,8 @@ def can_draw() -> None:
         import arviz_plots  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError(MISSING) from error
+        what = "The figures of a report need arviz-plots and matplotlib"
+        raise not_installed(what, "plots") from error
 
 
 def as_svg(figure: Any, prefix: str) -> str:
@@ -56,7 +61,7 @@ def figures_of(draws: ArrayTree, *, with_traces: bool = True) -> list[Figure]:
 
 
 def figures(found: Shown, mixing: Mixing | None, *, with_traces: bool = True) -> list[Figure]:
-    """Return a forest plot of the parameters, and the traces of some, chosen by their `mixing`.
+    """Return a forest plot of the parameters, and traces and ranks of some, chosen by `mixing`.
 
     Raises
     ------
@@ -69,7 +74,12 @@ def figures(found: Shown, mixing: Mixing | None, *, with_traces: bool = True) ->
     if num_draws > 1 and found.finite.any():
         drawn.append(_forest(found))
     if num_draws > 1 and found.names and with_traces:
-        drawn.append(_traces(found, mixing))
+        chosen, why = _hardest(found, mixing)
+        drawn.append(_traces(found, chosen, why))
+        moves = found.values.min((0, 1)) < found.values.max((0, 1))
+        clean = chosen[(found.finite & moves)[chosen]]
+        if mixing is not None and len(found.values) > 1 and len(clean):
+            drawn.append(_ranks(found, clean))
     return drawn
 
 
@@ -108,25 +118,36 @@ def _forest(found: Shown) -> Figure:
     return Figure("Posterior", svg, about)
 
 
-def _traces(found: Shown, mixing: Mixing | None) -> Figure:
-    num_chains, num_draws, num = found.values.shape
-    chosen = np.arange(num)
-    why = ""
-    if num > MOST_TRACED:
-        least = np.zeros(num) if mixing is None else np.nan_to_num(mixing.ess_bulk, nan=-1.0)
-        chosen = np.sort(np.argsort(least, kind="stable")[:MOST_TRACED])
-        why = (
-            f" {len(chosen)} parameters are shown, those with the fewest effective draws, where "
-            f"trouble shows first."
-        )
-    every = -(-num_draws // MOST_POINTS)
+def _hardest(found: Shown, mixing: Mixing | None) -> tuple[np.ndarray, str]:
+    """Return which parameters have the fewest effective draws, and a sentence on it."""
+    num = len(found.names)
+    if num <= MOST_TRACED:
+        return np.arange(num), ""
+    least = np.zeros(num) if mixing is None else np.nan_to_num(mixing.ess_bulk, nan=-1.0)
+    chosen = np.sort(np.argsort(least, kind="stable")[:MOST_TRACED])
+    return chosen, (
+        f" {len(chosen)} parameters are shown, those with the fewest effective draws, where "
+        f"trouble shows first."
+    )
+
+
+def _traces(found: Shown, chosen: np.ndarray, why: str) -> Figure:
+    num_chains, num_draws, _ = found.values.shape
+    num_shown = min(num_chains, MOST_CHAINS)
+    # Of many chains fewer draws: their lines would hide one another.
+    every = -(-num_draws // min(POINTS_OF_A_CHAIN, MOST_POINTS // num_shown))
     if every > 1:
         why += f" One draw in {every} is shown."
     if num_chains > MOST_CHAINS:
         why += f" {MOST_CHAINS} of {num_chains} chains are shown."
     part = found._replace(values=found.values[:MOST_CHAINS, ::every])
     svg = _by_arviz(
-        "plot_trace", part, chosen, col_wrap=2, figure_kwargs=_size_of_traces(len(chosen))
+        "plot_trace",
+        part,
+        chosen,
+        col_wrap=2,
+        figure_kwargs=_size_of_panels(len(chosen)),
+        visuals={"trace": {"width": 0.5, "alpha": 0.75}},
     )
     about = (
         "The draws in their order, one color per chain. Good chains look alike and have no trend: "
@@ -135,7 +156,56 @@ def _traces(found: Shown, mixing: Mixing | None) -> Figure:
     return Figure("Traces", svg, about)
 
 
-def _size_of_traces(num: int) -> dict[str, Any]:
+def _ranks(found: Shown, chosen: np.ndarray) -> Figure:
+    """Draw how far the ranks of a chain's draws among all are from even, a line per chain."""
+    from matplotlib.figure import Figure as Drawn
+
+    shown_chains = found.values[:MOST_CHAINS, :, chosen]
+    # Of chains alone: that of all together is small where they disagree, which is to be seen.
+    ess = np.median([_mixing_of(chain[None]).ess_bulk for chain in shown_chains], axis=0)
+    drawn = Drawn(**_size_of_panels(len(chosen)))
+    panels = drawn.subplots(-(-len(chosen) // 2), min(2, len(chosen)), squeeze=False, sharex=True)
+    even = np.linspace(0, 1, RANKS + 1)
+    for ax in panels.flat[len(chosen) :]:
+        ax.set_axis_off()
+    for ax, i, own, chains in zip(
+        panels.flat, chosen, ess, np.moveaxis(shown_chains, -1, 0), strict=False
+    ):
+        for line in off_even(chains, found.values[..., i], even):
+            ax.plot(even, line, linewidth=0.8)
+        width = 3 * np.sqrt(even * (1 - even) / own)
+        ax.fill_between(even, -width, width, color="0.9", linewidth=0)
+        ax.set_title(found.names[i].replace("$", r"\$"), fontsize=10)
+        ax.tick_params(labelsize=8)
+    about = (
+        "Of each chain the share of its draws below a quantile of all draws, less that quantile: "
+        "zero everywhere if chains draw alike. Lines of chains that agree hardly leave the gray "
+        "area, three standard errors to either side for a chain's own effective draws."
+    )
+    if len(found.values) > MOST_CHAINS:
+        about += f" {MOST_CHAINS} of {len(found.values)} chains are shown."
+    return Figure("Ranks", as_svg(drawn, "ranks"), about)
+
+
+def off_even(chains: np.ndarray, values: np.ndarray, even: np.ndarray) -> np.ndarray:
+    """Return each chain's share of draws below quantiles `even` of all draws, less `even`.
+
+    `chains` is ``[num_chains, num_draws]``, `values` are all draws.
+
+    Examples
+    --------
+    >>> chains = np.array([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
+    >>> off_even(chains, chains, np.array([0.0, 0.5, 1.0])).tolist()
+    [[0.0, 0.5, 0.0], [0.0, -0.5, 0.0]]
+    """
+    quantiles = np.quantile(values, even)
+    below = [np.sort(chain).searchsorted(quantiles, "right") for chain in chains]
+    shares = np.array(below) / chains.shape[1]
+    shares[:, even <= 0] = 0.0  # the least draw is below none
+    return shares - even
+
+
+def _size_of_panels(num: int) -> dict[str, Any]:
     return {"figsize": (9.0, 1.7 * -(-num // 2) + 0.4), "layout": "constrained"}
 
 

@@ -1,7 +1,7 @@
 """A self-contained HTML page, put together part by part; all text given to it is escaped."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 STYLE = """
@@ -9,7 +9,8 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 div{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;
 text-align:right;border-bottom:1px solid #ddd;vertical-align:top}td.text,th.text{text-align:left}
 .verdict{padding:1rem;border-left:.5rem solid #888;background:#f6f6f6}.good{border-color:#0072b2}
-.poor{border-color:#d55e00}svg{max-width:100%;height:auto}dt{font-weight:600}
+.poor{border-color:#d55e00}.bad{background:#fbe3d6;font-weight:600}th{white-space:nowrap}.text{min-width:7rem}
+.text:last-child{min-width:14rem}svg{max-width:100%;height:auto}dt{font-weight:600}
 li{margin:.5rem 0}
 """.strip()
 
@@ -58,17 +59,27 @@ class Page:
         self.parts.append(f"<dl>{''.join(inside)}</dl>")
 
     def table(
-        self, header: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Sequence[str] = ()
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        texts: Sequence[str] = (),
+        marked: Container[tuple[int, int]] = (),
     ) -> None:
-        """Add a table; its first column, and those whose headers are in `texts`, hold text."""
-        kinds = [" class='text'" * (i == 0 or name in texts) for i, name in enumerate(header)]
+        """Add a table; its first column, and those whose headers are in `texts`, hold text.
 
-        def row(tag: str, cells: Sequence[str]) -> str:
-            pairs = zip(kinds, cells, strict=True)
-            inside = "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in pairs)
+        Cells ``(row, column)`` in `marked` are set off, for what is not as it should be.
+        """
+
+        def row(tag: str, cells: Sequence[str], number: int = -1) -> str:
+            inside = ""
+            for i, (name, cell) in enumerate(zip(header, cells, strict=True)):
+                kinds = ["text"] * (i == 0 or name in texts) + ["bad"] * ((number, i) in marked)
+                kind = f" class='{' '.join(kinds)}'" * bool(kinds)
+                inside += f"<{tag}{kind}>{html.escape(cell).replace(chr(10), '<br>')}</{tag}>"
             return f"<tr>{inside}</tr>"
 
-        body = "".join(row("td", cells) for cells in rows)
+        body = "".join(row("td", cells, number) for number, cells in enumerate(rows))
         self.parts.append(
             f"<div><table><thead>{row('th', header)}</thead><tbody>{body}</tbody></table></div>"
         )

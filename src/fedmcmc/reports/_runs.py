@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.diagnostics import Diagnosis, Mixing
+from fedmcmc.diagnostics import ESS, RHAT, Diagnosis, Mixing
 from fedmcmc.reports._advice import advice
 from fedmcmc.reports._draws import MOMENTS, MOST_SHOWN, Shown, judged, rows_of, shown
 from fedmcmc.reports._figures import figures
@@ -30,9 +30,10 @@ class RunFacts:
     verdict
         Of a fit, else empty.
     stopped
-        What the rule that ends a run said; empty without one.
+        What the rule that ends a run said; empty without one. Of a fit its ``cost``, that of all
+        its stages: ``rounds``, ``bits_up``, ``bits_down``.
     settings
-        What was run, by name.
+        What was run, by name; those that `OF_DATA` lists are shown as the data.
     versions
         Of what it was run with.
     notes
@@ -51,6 +52,19 @@ class RunFacts:
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+
+OF_DATA = {
+    "client names": "clients",
+    "outcome": "outcome",
+    "columns": "columns and codes",
+}
+"""Settings that say what the data are, and what a page calls them."""
+
+INTRODUCTION = (
+    "A model was fitted to data that stay with their owners: what follows is what the data of all "
+    "of them say of the model's parameters, and whether it can be trusted. Words are explained at "
+    "the end."
+)
 
 COLUMNS = ("parameter", *MOMENTS, "R-hat", "ESS", "tail ESS")
 
@@ -100,6 +114,14 @@ WORDS = (
         "the chain is, the clients send back what their rows say of it.",
     ),
     (
+        "Outcome",
+        "What the model says how likely it is, given the parameters and what else a row holds.",
+    ),
+    (
+        "Code",
+        "A number that stands for a word in the data. Codes follow the alphabet and mean no order.",
+    ),
+    (
         "Bit, Mbit",
         "What messages take: a number takes 32 bits unless it is compressed; a Mbit is a million "
         "bits.",
@@ -124,17 +146,13 @@ def run_page(facts: RunFacts) -> Page:
     Raises
     ------
     ImportError
-        If what draws figures is not installed (``pip install "fedmcmc[plots]"``).
+        If what draws figures is not installed (the extra ``plots``).
     """
     page = Page("Report of a run")
     found = shown(facts.draws)
     mixing = judged(found.values)
     warned = _warned(facts, found)
-    page.paragraph(
-        "A model was fitted to data that stay with their owners: what follows is what the data of "
-        "all of them say of the model's parameters, and whether it can be trusted. Words are "
-        "explained at the end."
-    )
+    page.paragraph(INTRODUCTION)
     _verdict(page, facts, warned)
     page.heading("Warnings")
     if warned:
@@ -142,14 +160,15 @@ def run_page(facts: RunFacts) -> Page:
         page.items(warned)
     else:
         page.paragraph("None.")
+    data_section(page, facts.settings)
     _parameters(page, facts, found, mixing)
     for figure in figures(found, mixing):
         page.heading(figure.title)
         page.figure(figure.svg, figure.about)
     _communication(page, facts)
-    if facts.settings:
+    rows = [(name, str(value)) for name, value in facts.settings.items() if name not in OF_DATA]
+    if rows:
         page.heading("What was run")
-        rows = [(name, str(value)) for name, value in facts.settings.items()]
         page.table(("setting", "value"), rows, texts=("value",))
     page.heading("Words")
     page.words(WORDS)
@@ -157,6 +176,14 @@ def run_page(facts: RunFacts) -> Page:
     page.paragraph("With other versions, or on other devices, draws may differ.")
     page.table(("software", "version"), list(facts.versions.items()), texts=("version",))
     return page
+
+
+def data_section(page: Page, settings: dict[str, Any]) -> None:
+    """Add who has which data, as far as `settings` say it."""
+    rows = [(told, str(settings[name])) for name, told in OF_DATA.items() if settings.get(name)]
+    if rows:
+        page.heading("Data")
+        page.table(("what", "names"), rows, texts=("names",))
 
 
 def _warned(facts: RunFacts, found: Shown) -> list[str]:
@@ -210,6 +237,7 @@ def _parameters(page: Page, facts: RunFacts, found: Shown, mixing: Mixing | None
             f"larger one an equal share, evenly spaced. (At most {MOST_SHOWN} are shown.)"
         )
     rows = []
+    marked = set() if mixing is None else _marked(mixing)
     for i, (name, row) in enumerate(rows_of(found).items()):
         cells = [_number(row[key], ".4g") for key in MOMENTS]
         if mixing is None:
@@ -218,7 +246,27 @@ def _parameters(page: Page, facts: RunFacts, found: Shown, mixing: Mixing | None
             of_chains = ((mixing.rhat, ".3f"), (mixing.ess_bulk, ",.0f"), (mixing.ess_tail, ",.0f"))
             cells += [_number(x[i], spec) for x, spec in of_chains]
         rows.append((name, *cells))
-    page.table(COLUMNS, rows)
+    page.table(COLUMNS, rows, marked=marked)
+    if marked:
+        page.paragraph(
+            f"Marked: chains that disagree (R-hat above {RHAT:g} by more than chance), and fewer "
+            f"than {ESS:g} effective draws. It takes more draws or another method."
+        )
+
+
+def _marked(mixing: Mixing) -> set[tuple[int, int]]:
+    """Return the cells of the table of parameters, ``(row, column)``, that are not as wanted."""
+    few = (mixing.ess_bulk < ESS) | (mixing.ess_tail < ESS)
+    bad = {
+        # Of many draws R-hat is above by chance now and then.
+        "R-hat": mixing.disagree(RHAT) | (few & (mixing.rhat > RHAT)),
+        "ESS": mixing.ess_bulk < ESS,
+        "tail ESS": mixing.ess_tail < ESS,
+    }
+    cells = {
+        (int(i), COLUMNS.index(name)) for name, where in bad.items() for i in np.flatnonzero(where)
+    }
+    return cells | {(row, 0) for row, _ in cells}
 
 
 def _communication(page: Page, facts: RunFacts) -> None:
@@ -228,10 +276,20 @@ def _communication(page: Page, facts: RunFacts) -> None:
     up, down = (float(np.sum(totals[way])) for way in ("bits_up", "bits_down"))
     num_chains = len(np.atleast_1d(totals["rounds"]))
     each = "" if num_chains == 1 else f" in each of {num_chains} chains"
-    page.paragraph(
-        f"{rounds:,} rounds{each}, kept or not. All clients together sent {_bits(up)} and were "
-        f"sent {_bits(down)}" + ("." if num_chains == 1 else ", for all chains.")
-    )
+    cost = facts.stopped.get("cost")
+    if cost is not None:
+        page.paragraph(
+            f"The whole fit took {cost['rounds']:,} rounds: all clients together sent "
+            f"{_bits(cost['bits_up'])} and were sent {_bits(cost['bits_down'])}. What its stages "
+            f"were is below."
+        )
+    if cost is None or facts.info.keys() & INFO.keys():  # else the draws are of no chain
+        page.paragraph(
+            "Of this, the chains whose draws are shown here: "
+            * (cost is not None)
+            + f"{rounds:,} rounds{each}, kept or not. All clients together sent {_bits(up)} and "
+            f"were sent {_bits(down)}" + ("." if num_chains == 1 else ", for all chains.")
+        )
     if facts.stopped.get("rule"):
         reached = "was met" if facts.stopped.get("reached") else "was not met"
         page.paragraph(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from tqdm import tqdm
 
 from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
-from fedmcmc.data import ClientLoader, FederatedData
+from fedmcmc.algorithms import name_of
+from fedmcmc.data import ClientLoader, FederatedData, in_words
 from fedmcmc.diagnostics import StoppingRule
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, check_fits, is_first, several
@@ -215,6 +217,8 @@ def sample(
             replaces_files=replaces_files,
             hands_on_interrupts=hands_on_interrupts(checkpoint),
             description={
+                **_who_and_what(kernel, data),
+                "method": name_of(kernel),
                 "kernel": str(kernel),
                 "data": str(data),
                 "chains": num_chains,
@@ -244,6 +248,13 @@ def sample(
         positions=collect is None,
         hands_on_interrupts=settings.hands_on_interrupts,
     )
+
+
+def _who_and_what(kernel: FederatedKernel, data: Any) -> dict[str, str]:
+    """Return names of clients, columns and outcome, as far as they are known."""
+    named = in_words(data) if isinstance(data, FederatedData) else {}
+    observed = "" if kernel.target is None else kernel.target.observed
+    return named | ({"outcome": observed} if observed else {})
 
 
 def _most_rounds(num_rounds: int | None, until: StoppingRule | None, max_rounds: int | None) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree, FederatedKernel, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, DiagnosisWarning
@@ -94,7 +95,7 @@ def sweep(
         On settings or data that do not fit, before anything is compiled, with the point where one
         does not; also if points do not keep draws of the same shapes.
     ImportError
-        If xarray is not installed (``pip install "fedmcmc[arviz]"``).
+        If xarray is not installed (the extra ``arviz``).
 
     Examples
     --------
@@ -124,7 +125,7 @@ def sweep(
     try:
         import xarray  # noqa: F401
     except ImportError as error:
-        raise ImportError('sweep needs xarray: pip install "fedmcmc[arviz]".') from error
+        raise not_installed("sweep needs xarray", "arviz") from error
     check_data(data)
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
@@ -389,6 +390,6 @@ class Sweep:
         ValueError
             If `x` is no name of the grid.
         ImportError
-            If matplotlib is not installed (``pip install "fedmcmc[plots]"``).
+            If matplotlib is not installed (the extra ``plots``).
         """
         return draw_table(self.summary(fn), list(self._results.grid), x)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import worst
 from fedmcmc.pytrees import named_leaves
@@ -59,7 +60,7 @@ def draw_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], x: str |
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('plot needs matplotlib: pip install "fedmcmc[plots]".') from error
+        raise not_installed("plot needs matplotlib", "plots") from error
     if x is None:
         numeric = [n for n in names if all(isinstance(row[n], int | float) for row in rows)]
         x = next(iter([*numeric, *names]), None)

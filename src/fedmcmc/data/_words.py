@@ -1,0 +1,54 @@
+"""What a federation's clients and columns are called, for readers of a page."""
+
+import jax
+
+from fedmcmc.data._federated import MOST_SHOWN, FederatedData
+from fedmcmc.data._groups import values_of
+
+MOST_NAMED = 100
+"""Clients that are named on a page; more of them are rather people than institutions."""
+
+
+def in_words(data: FederatedData) -> dict[str, str]:
+    """Return names and sizes of clients, and columns with what their codes stand for.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> clinics = {"Bern": pd.DataFrame({"sex": ["f", "m"]}), "Jura": pd.DataFrame({"sex": ["m"]})}
+    >>> in_words(FederatedData.from_clients(clinics))
+    {'client names': 'Bern (2 rows), Jura (1 row)', 'columns': "sex: 0 is 'f', 1 is 'm'"}
+    """
+    return {"client names": _clients(data), "columns": "\n".join(_columns(data))}
+
+
+def _clients(data: FederatedData) -> str:
+    sizes = data.sizes.tolist()
+    if len(sizes) > MOST_NAMED:
+        return f"{len(sizes):,}, of {min(sizes):,} to {max(sizes):,} rows"
+    groups = [None] * len(sizes) if data.num_groups is None else data.num_groups.tolist()
+    named = [
+        _counted(size, "row") + (f" in {_counted(num, 'group')}" if num is not None else "")
+        for size, num in zip(sizes, groups, strict=True)
+    ]
+    return ", ".join(f"{label} ({x})" for label, x in zip(data.labels, named, strict=True))
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num:,} {what}{'s' * (num != 1)}"
+
+
+def _columns(data: FederatedData) -> list[str]:
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(data.rows)):
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "rows"
+        levels = data.coding.get(name, ())
+        if len(levels) > MOST_SHOWN:
+            kind = f"{len(levels):,} codes"  # which may be names
+        elif levels:
+            kind = ", ".join(f"{code} is {level!r}" for code, level in enumerate(levels))
+        else:
+            shape = ", ".join(map(str, leaf.shape[1:]))
+            kind = f"{leaf.dtype}{f'[{shape}]' if shape else ''}"
+        lines.append(f"{name}: {kind}")
+    return lines
