@@ -55,6 +55,7 @@ from fedmcmc.compression import chain as chain
 from fedmcmc.compression import clip as clip
 from fedmcmc.compression import identity as identity
 from fedmcmc.compression import memory as memory
+from fedmcmc.compression import per_client as per_client
 from fedmcmc.compression import quantize as quantize
 from fedmcmc.compression import sparsify as sparsify
 from fedmcmc.compression import top_k as top_k

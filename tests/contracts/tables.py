@@ -29,9 +29,24 @@ COMPRESSORS = {
     "chain": lambda given: fedmcmc.chain(
         fedmcmc.sparsify(0.4 * given.scale), fedmcmc.quantize(given.levels)
     ),
+    "per_client": lambda given: fedmcmc.per_client(
+        (fedmcmc.quantize(given.levels), fedmcmc.sparsify(0.4 * given.scale)),
+        given.table(jnp.array([0, 1, 1])),
+    ),
+    "per_client: biased": lambda given: fedmcmc.per_client(
+        (
+            fedmcmc.top_k(0.5),
+            fedmcmc.quantize(given.table(LEVELS)),
+            fedmcmc.clip(0.6 * given.scale),
+        ),
+        given.table(jnp.array([0, 1, 2])),
+    ),
     "memory": lambda given: fedmcmc.memory(fedmcmc.quantize(given.levels)),
     "memory: per client": lambda given: fedmcmc.memory(
         fedmcmc.quantize(given.table(LEVELS)), given.table(RATES) * given.scale, of="active"
+    ),
+    "memory: of operators per client": lambda given: fedmcmc.memory(
+        COMPRESSORS["per_client"](given)
     ),
     "memory: of errors": lambda given: fedmcmc.memory(fedmcmc.top_k(0.5), 0.3 * given.scale),
 }
@@ -78,6 +93,9 @@ COMPRESSED = (
     ("multiple_try", "identity"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),
+    ("dg_sgld", "per_client: biased"),
+    ("fa_ld", "per_client"),
+    ("lsd_pp", "memory: of operators per client"),
 )
 
 
