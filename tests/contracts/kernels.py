@@ -12,7 +12,7 @@ import fedmcmc
 from fedmcmc import inference, preconditioners
 from fedmcmc._types import ClientLatent, Local, Shapes, Static
 from fedmcmc.pytrees import trees
-from tests.contracts.model import LEVELS, RATES, P, surrogates
+from tests.contracts.model import LEVELS, RATES, P, jittered, surrogates
 
 
 def build_relay(position, given):
@@ -522,12 +522,22 @@ def build_gibbs_of_rows(position, given):
     )
 
 
+def build_augment(position, given):
+    return fedmcmc.augment(build_dsgld(position, given), jittered)
+
+
+def build_augmented_training(position, given):
+    return fedmcmc.augment(build_fed_avg(position, given), jittered)
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
     "fsgld": build_fsgld,
     "relay": build_relay,
     "langevin": build_langevin,
+    "augment": build_augment,
+    "augment: fed_avg": build_augmented_training,
     "lsd": build_lsd,
     "lsd: latents": build_joint,
     "lsd: two levels": build_two_levels,

@@ -13,7 +13,7 @@ import optax
 import fedmcmc
 from fedmcmc import preconditioners
 from tests.contracts.kernels import PLAIN
-from tests.contracts.model import LEVELS, POSITIONS, RATES, P, surrogates
+from tests.contracts.model import LEVELS, POSITIONS, RATES, P, reordered, surrogates
 
 # Compressors: ``build(given)``
 
@@ -55,6 +55,8 @@ COMPRESSED = (
     ("sgld", "identity"),
     ("dsgld", "quantize"),
     ("fsgld", "quantize: per leaf"),
+    ("augment", "quantize"),
+    ("augment: fed_avg", "memory"),
     ("relay", "top_k"),
     ("langevin", "clip"),
     ("lsd", "memory"),
@@ -152,6 +154,13 @@ ESTIMATORS = {
         True,
     ),
     "minibatch": (lambda: fedmcmc.minibatch(2), False),
+    "augmented": (lambda: fedmcmc.augmented(fedmcmc.minibatch(2), reordered), False),
+    "augmented: conducive": (
+        lambda: fedmcmc.conducive(
+            fedmcmc.augmented(fedmcmc.epochs(2), reordered), surrogates(POSITIONS["vector"])
+        ),
+        False,
+    ),
     "minibatch: fraction": (lambda: fedmcmc.minibatch(0.5, replace=False), False),
     "epochs": (lambda: fedmcmc.epochs(2), False),
     "noisy": (lambda: fedmcmc.noisy(fedmcmc.minibatch(2, replace=False), 0.5), False),

@@ -35,6 +35,7 @@ from fedmcmc._types import (
     Reference,
 )
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients._augmented import refuse_augmented
 from fedmcmc.gradients._estimators import (
     Derived,
     as_weights,
@@ -267,6 +268,7 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
     >>> estimator = scaffold(fedmcmc.minibatch(10))
     """
     expect(estimator, GradientEstimator, "estimator")
+    refuse_augmented(estimator, "scaffold")
     if estimator.needs_sum:
         raise ValueError(
             "scaffold goes around an estimator that does not itself need a sum over the clients "
@@ -448,5 +450,6 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
 
 def _check_no_reference(estimator: GradientEstimator, name: str) -> None:
     expect(estimator, GradientEstimator, "estimator")
+    refuse_augmented(estimator, name)
     if estimator.reference is not None:
         raise ValueError(f"{name} goes around an estimator that needs no reference of its own.")
