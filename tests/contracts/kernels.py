@@ -47,6 +47,20 @@ def build_fsgld(position, given):
     )
 
 
+def build_refreshed(position, given):
+    return fedmcmc.fsgld(
+        given.posterior,
+        given.table(surrogates(position)),
+        step_size=given.step_size,
+        num_local_steps=2,
+        batch_size=2,
+        probabilities=given.table(P),
+        alpha=0.5 * given.scale,
+        refresh_every=1,
+        refresh_until=20 * given.scale,
+    )
+
+
 def build_langevin(position, given):
     del position
     return fedmcmc.langevin(
@@ -534,6 +548,7 @@ PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
     "fsgld": build_fsgld,
+    "fsgld: refreshed": build_refreshed,
     "relay": build_relay,
     "langevin": build_langevin,
     "augment": build_augment,

@@ -57,6 +57,7 @@ COMPRESSED = (
     ("fsgld", "quantize: per leaf"),
     ("augment", "quantize"),
     ("augment: fed_avg", "memory"),
+    ("fsgld: refreshed", "quantize"),
     ("relay", "top_k"),
     ("langevin", "clip"),
     ("lsd", "memory"),

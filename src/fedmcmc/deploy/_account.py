@@ -49,6 +49,8 @@ ANSWERS = {
     "rows",
     "Redrawn": "the answer to another question about outcomes that it draws from the model in "
     "place of its own, beside its own other columns",
+    "RefreshedRelay": "how far it has moved the chain, in rounds in which the chain visits it, and "
+    "in some of them gradient and curvature of its own log likelihood where the chain is",
     "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
     "Replication": "functions of its rows, and of outcomes that the model draws in their place",
     "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not a term of a sum",

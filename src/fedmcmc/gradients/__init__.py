@@ -18,6 +18,7 @@ from fedmcmc.gradients._corrections import conducive as conducive
 from fedmcmc.gradients._corrections import fixed_point as fixed_point
 from fedmcmc.gradients._corrections import scaffold as scaffold
 from fedmcmc.gradients._corrections import svrg as svrg
+from fedmcmc.gradients._corrections import zero_sum_correction as zero_sum_correction
 from fedmcmc.gradients._curvature import BLOCK as BLOCK
 from fedmcmc.gradients._curvature import blockwise as blockwise
 from fedmcmc.gradients._curvature import minus_hessian as minus_hessian

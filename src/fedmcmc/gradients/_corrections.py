@@ -138,13 +138,23 @@ class Conducive(ZeroSum):
     ) -> tuple[Correction, ArrayTree]:
         """Return one Gaussian: ``alpha * (share * log q - log q_client)``."""
         share = weight_of(client, self.shares)
-        log_q = self.product**share / self.surrogates.of(client)
-        return Correction(log_q=log_q ** schedules.value(self.alpha, broadcast.round)), memory
+        alpha = schedules.value(self.alpha, broadcast.round)
+        log_q = zero_sum_correction(self.product, self.surrogates.of(client), share, alpha)
+        return Correction(log_q=log_q), memory
 
     def check(self, position: ArrayTree, federation: Federation) -> None:
         self.surrogates.values.check_clients(position, federation.num_clients)
         super().check(position, federation)
         check_weights("shares", self.shares, federation)
+
+
+def zero_sum_correction(product: Gaussian, own: Gaussian, share: Array, alpha: Array) -> Gaussian:
+    """Return ``(product**share / own)**alpha``, the gradient of whose logarithm is added.
+
+    Where `product` is that of all clients' `own`, and shares sum to one, these gradients sum to
+    zero over the clients.
+    """
+    return (product**share / own) ** alpha
 
 
 def conducive(

@@ -77,11 +77,16 @@ def augment(kernel: FederatedKernel, augment_fn: Augmentation) -> FederatedKerne
             "This kernel has no minibatches whose rows could be transformed: give it a batch_size."
         )
     for kind, name in ((Svrg, "svrg"), (FixedPoint, "fixed_point"), (Scaffold, "scaffold")):
-        nodes = jax.tree.leaves(changed, is_leaf=lambda node, kind=kind: isinstance(node, kind))
-        for node in nodes:
-            if isinstance(node, kind):
-                refuse_augmented(node, f"{name}, which this kernel uses,")
+        for node in _outermost(changed, kind):
+            refuse_augmented(node, f"{name}, which this kernel uses,")
     return changed
+
+
+def _outermost(kernel: FederatedKernel, kind: type) -> list[Any]:
+    def is_kind(node: Any) -> bool:
+        return isinstance(node, kind)
+
+    return [node for node in jax.tree.leaves(kernel, is_leaf=is_kind) if is_kind(node)]
 
 
 def _draws_rows(node: Any) -> bool:
