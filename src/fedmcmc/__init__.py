@@ -55,6 +55,7 @@ from fedmcmc.compression import chain as chain
 from fedmcmc.compression import clip as clip
 from fedmcmc.compression import identity as identity
 from fedmcmc.compression import memory as memory
+from fedmcmc.compression import per_client as per_client
 from fedmcmc.compression import quantize as quantize
 from fedmcmc.compression import sparsify as sparsify
 from fedmcmc.compression import top_k as top_k
@@ -82,6 +83,7 @@ from fedmcmc.fitting import Fitted as Fitted
 from fedmcmc.fitting import fit as fit
 from fedmcmc.gaussian import Gaussian as Gaussian
 from fedmcmc.gaussian import Mixture as Mixture
+from fedmcmc.gradients import augmented as augmented
 from fedmcmc.gradients import conducive as conducive
 from fedmcmc.gradients import epochs as epochs
 from fedmcmc.gradients import fixed_point as fixed_point
@@ -134,6 +136,7 @@ from fedmcmc.surrogates import Whitened as Whitened
 from fedmcmc.surrogates import whiten as whiten
 from fedmcmc.sweeps import Sweep as Sweep
 from fedmcmc.sweeps import sweep as sweep
+from fedmcmc.transforms import augment as augment
 from fedmcmc.transforms import compress as compress
 from fedmcmc.transforms import faults as faults
 from fedmcmc.transforms import secure_sum as secure_sum

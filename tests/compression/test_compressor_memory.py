@@ -197,8 +197,9 @@ def test_a_compressor_shares_no_bits_with_its_kernel_nor_with_another():
         fedmcmc.clip(1.0),
         fedmcmc.chain(fedmcmc.sparsify(0.01), fedmcmc.quantize(4)),
         fedmcmc.memory(fedmcmc.quantize(4)),
+        fedmcmc.per_client([fedmcmc.clip(1.0), fedmcmc.quantize(4)], [1]),
     ],
-    ids=["quantize", "sparsify", "top_k", "clip", "chain", "memory"],
+    ids=["quantize", "sparsify", "top_k", "clip", "chain", "memory", "per_client"],
 )
 def test_a_gradient_that_is_not_finite_is_heard(compressor, value):
     """One coordinate of one client, of which hardly any is sent."""

@@ -149,6 +149,94 @@ def test_clients_may_have_levels_of_their_own():
         assert together.omega(VECTOR)[i] == alone.omega(VECTOR)
 
 
+KINDS = (
+    fedmcmc.quantize(5),
+    fedmcmc.sparsify(0.4),
+    fedmcmc.top_k(0.4),
+    fedmcmc.chain(fedmcmc.clip(1.0), fedmcmc.quantize(jnp.array([9, 2, 30]))),
+    fedmcmc.identity(),
+)
+
+
+@pytest.mark.parametrize("which", [(0, 1, 2), (3, 2, 4), (1, 1, 3)])
+def test_a_client_says_what_its_compressor_says_alone(which):
+    """The same draws, code, message, bits but for the place, and what is kept; next time again."""
+    together = fedmcmc.per_client(KINDS, which)
+    clients = jax.tree.map(lambda *x: jnp.stack(x), *(DATA.client(i) for i in range(3)))
+    tree = {"a": VECTOR, "b": jnp.array([[2.0]])}
+
+    def first(compressor):
+        return jax.tree.map(lambda x: jnp.stack([x] * 3), compressor.init(tree))
+
+    def at_once(compressor, key, state):
+        return jax.vmap(say, (None, None, None, 0, 0))(compressor, tree, key, state, clients)
+
+    state, own = first(together), [first(KINDS[kind]) for kind in which]
+    for key in jax.random.split(KEY, 2):
+        codes, heard, state = at_once(together, key, state)
+        bits = jax.vmap(message_bits)(codes)
+        for i, kind in enumerate(which):
+            code, expected, own[i] = at_once(KINDS[kind], key, own[i])
+            found = (codes.codes[kind], heard, state[kind])
+            for of_all, alone in zip(found, (code, expected, own[i]), strict=True):
+                a, b = jax.tree.map(lambda x, i=i: x[i], (of_all, alone))
+                jax.tree.map(np.testing.assert_array_equal, a, b)
+            assert int(codes.place[i]) == kind
+            assert int(bits[i]) == int(jax.vmap(message_bits)(code)[i]) + 3  # one of five places
+            unsent = codes.codes[:kind] + codes.codes[kind + 1 :]
+            assert not any(np.any(leaf[i]) for leaf in jax.tree.leaves(unsent))
+            alone = jnp.broadcast_to(KINDS[kind].omega(tree), (3,))[i]
+            assert together.omega(tree)[i] == alone
+    assert together.unbiased is False
+    assert fedmcmc.per_client(KINDS[:2], [0, 1, 1]).unbiased
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_operators_of_several_types_are_heard_as_one(dtype):
+    kinds = fedmcmc.per_client([fedmcmc.quantize(3), fedmcmc.identity()], [1, 0, 1])
+    for i, kind in enumerate((fedmcmc.identity(), fedmcmc.quantize(3))):
+        heard = say(kinds, VECTOR.astype(dtype), client=DATA.client(i))[1]
+        expected = say(kind, VECTOR.astype(dtype), client=DATA.client(i))[1]
+        np.testing.assert_array_equal(heard, expected.astype(heard.dtype))
+
+
+def test_a_kernel_whose_clients_share_one_of_two_operators_draws_as_with_that_one():
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1),
+    )
+    kernel = fedmcmc.lsd(posterior, step_size=0.05, participation=fedmcmc.bernoulli(0.7))
+
+    def run(compressor):
+        compressed = fedmcmc.compress(kernel, compressor)
+        return fedmcmc.sample(KEY, compressed, DATA, jnp.ones(2), num_rounds=6, progress=False)
+
+    for around in (lambda inner: inner, fedmcmc.memory):
+        plain = run(around(fedmcmc.quantize(3)))
+        kinds = fedmcmc.per_client([fedmcmc.sparsify(0.5), fedmcmc.quantize(3)], [1, 1, 1])
+        assigned = run(around(kinds))
+        np.testing.assert_array_equal(assigned.draws, plain.draws)
+        messages = assigned.info["num_active"]
+        np.testing.assert_array_equal(assigned.info["bits_up"] - messages, plain.info["bits_up"])
+
+
+def test_which_client_uses_which_operator_may_change_without_a_new_trace():
+    traces = []
+
+    @jax.jit
+    def heard(compressor, client):
+        traces.append(1)
+        draws = compressor.prepare(KEY, VECTOR, client)
+        code, _ = compressor.encode(draws, VECTOR, compressor.init(VECTOR), client)
+        return compressor.decode(code, client)
+
+    kinds = (fedmcmc.quantize(3), fedmcmc.identity())
+    found = [heard(fedmcmc.per_client(kinds, which), CLIENT) for which in ([0, 0, 1], [1, 0, 1])]
+    assert len(traces) == 1
+    np.testing.assert_array_equal(found[1], VECTOR)
+    assert np.abs(found[0] - VECTOR).max() > 1e-3
+
+
 def test_published_rates_of_memory():
     omega = [float(fedmcmc.quantize(2**p).omega(jnp.zeros(784))) for p in (4, 8, 16)]
     assert [round(1 / (1 + w), 3) for w in omega] == [0.364, 0.988, 1.0]

@@ -12,7 +12,7 @@ import fedmcmc
 from fedmcmc import inference, preconditioners
 from fedmcmc._types import ClientLatent, Local, Shapes, Static
 from fedmcmc.pytrees import trees
-from tests.contracts.model import LEVELS, RATES, P, surrogates
+from tests.contracts.model import LEVELS, RATES, P, jittered, surrogates
 
 
 def build_relay(position, given):
@@ -44,6 +44,20 @@ def build_fsgld(position, given):
         step_size=given.step_size,
         num_local_steps=2,
         probabilities=given.table(P),
+    )
+
+
+def build_refreshed(position, given):
+    return fedmcmc.fsgld(
+        given.posterior,
+        given.table(surrogates(position)),
+        step_size=given.step_size,
+        num_local_steps=2,
+        batch_size=2,
+        probabilities=given.table(P),
+        alpha=0.5 * given.scale,
+        refresh_every=1,
+        refresh_until=20 * given.scale,
     )
 
 
@@ -523,12 +537,23 @@ def build_gibbs_of_rows(position, given):
     )
 
 
+def build_augment(position, given):
+    return fedmcmc.augment(build_dsgld(position, given), jittered)
+
+
+def build_augmented_training(position, given):
+    return fedmcmc.augment(build_fed_avg(position, given), jittered)
+
+
 PLAIN = {
     "sgld": build_sgld,
     "dsgld": build_dsgld,
     "fsgld": build_fsgld,
+    "fsgld: refreshed": build_refreshed,
     "relay": build_relay,
     "langevin": build_langevin,
+    "augment": build_augment,
+    "augment: fed_avg": build_augmented_training,
     "lsd": build_lsd,
     "lsd: latents": build_joint,
     "lsd: two levels": build_two_levels,

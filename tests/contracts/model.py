@@ -36,6 +36,17 @@ def loglikelihood(position, rows):
 POSTERIOR = fedmcmc.Posterior(logprior, loglikelihood)
 
 
+def jittered(rng_key, rows):
+    """Return rows with noise, as images are shifted."""
+    return {"x": rows["x"] + 0.1 * jax.random.normal(rng_key, rows["x"].shape)}
+
+
+def reordered(rng_key, rows):
+    """Return a minibatch's rows in another order, of which no sum knows."""
+    order = jax.random.permutation(rng_key, rows["x"].shape[0])
+    return {"x": rows["x"][order]}
+
+
 def make_data(sizes=SIZES, spoilt=(), shifted=(), order=None):
     """Return ragged clients; rows of those in `spoilt` are NaN, of those in `shifted` others."""
     clients = []

@@ -13,7 +13,7 @@ import optax
 import fedmcmc
 from fedmcmc import preconditioners
 from tests.contracts.kernels import PLAIN
-from tests.contracts.model import LEVELS, POSITIONS, RATES, P, surrogates
+from tests.contracts.model import LEVELS, POSITIONS, RATES, P, reordered, surrogates
 
 # Compressors: ``build(given)``
 
@@ -29,9 +29,24 @@ COMPRESSORS = {
     "chain": lambda given: fedmcmc.chain(
         fedmcmc.sparsify(0.4 * given.scale), fedmcmc.quantize(given.levels)
     ),
+    "per_client": lambda given: fedmcmc.per_client(
+        (fedmcmc.quantize(given.levels), fedmcmc.sparsify(0.4 * given.scale)),
+        given.table(jnp.array([0, 1, 1])),
+    ),
+    "per_client: biased": lambda given: fedmcmc.per_client(
+        (
+            fedmcmc.top_k(0.5),
+            fedmcmc.quantize(given.table(LEVELS)),
+            fedmcmc.clip(0.6 * given.scale),
+        ),
+        given.table(jnp.array([0, 1, 2])),
+    ),
     "memory": lambda given: fedmcmc.memory(fedmcmc.quantize(given.levels)),
     "memory: per client": lambda given: fedmcmc.memory(
         fedmcmc.quantize(given.table(LEVELS)), given.table(RATES) * given.scale, of="active"
+    ),
+    "memory: of operators per client": lambda given: fedmcmc.memory(
+        COMPRESSORS["per_client"](given)
     ),
     "memory: of errors": lambda given: fedmcmc.memory(fedmcmc.top_k(0.5), 0.3 * given.scale),
 }
@@ -40,6 +55,9 @@ COMPRESSED = (
     ("sgld", "identity"),
     ("dsgld", "quantize"),
     ("fsgld", "quantize: per leaf"),
+    ("augment", "quantize"),
+    ("augment: fed_avg", "memory"),
+    ("fsgld: refreshed", "quantize"),
     ("relay", "top_k"),
     ("langevin", "clip"),
     ("lsd", "memory"),
@@ -78,6 +96,9 @@ COMPRESSED = (
     ("multiple_try", "identity"),
     ("dsgld", "memory"),
     ("lsd", "memory: of errors"),
+    ("dg_sgld", "per_client: biased"),
+    ("fa_ld", "per_client"),
+    ("lsd_pp", "memory: of operators per client"),
 )
 
 
@@ -134,6 +155,13 @@ ESTIMATORS = {
         True,
     ),
     "minibatch": (lambda: fedmcmc.minibatch(2), False),
+    "augmented": (lambda: fedmcmc.augmented(fedmcmc.minibatch(2), reordered), False),
+    "augmented: conducive": (
+        lambda: fedmcmc.conducive(
+            fedmcmc.augmented(fedmcmc.epochs(2), reordered), surrogates(POSITIONS["vector"])
+        ),
+        False,
+    ),
     "minibatch: fraction": (lambda: fedmcmc.minibatch(0.5, replace=False), False),
     "epochs": (lambda: fedmcmc.epochs(2), False),
     "noisy": (lambda: fedmcmc.noisy(fedmcmc.minibatch(2, replace=False), 0.5), False),

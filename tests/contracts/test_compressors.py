@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
+from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, message_bits
 from tests.contracts.model import DATA, KEY, NUM_CLIENTS, POSITIONS, Given, arguments, shapes
 from tests.contracts.tables import COMPRESSORS
 from tests.oracles.federations import LIMIT, z_scores
@@ -46,7 +46,7 @@ def test_structure_shapes_and_dtypes_are_kept(name, position):
     compressor.check(message, NUM_CLIENTS)
     state = compressor.init(message)
     code, said, after = jax.eval_shape(say, compressor, KEY, message, state, CLIENT)
-    assert isinstance(code, Dense | Quantized | Sparse)
+    assert isinstance(code, Dense | Quantized | Sparse | OneOf)
     assert shapes(said) == shapes(message)
     assert shapes(after) == shapes(state)
     bits = jax.eval_shape(message_bits, code)

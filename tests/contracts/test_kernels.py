@@ -152,6 +152,7 @@ SPOKEN = (
     "compress: qlsd_star, chain",
     "compress: lsd_pp, memory: per client",
     "compress: psgld, sparsify",
+    "compress: fa_ld, per_client",
     "compress: sequence, quantize",
 )
 

@@ -68,6 +68,7 @@ compressors = [
     fedmcmc.memory(fedmcmc.quantize(jnp.array([2, 3, 4])), jnp.array([0.1, 0.2, 0.3]), of="active"),
     fedmcmc.chain(fedmcmc.clip(5.0), fedmcmc.sparsify(0.5), fedmcmc.quantize(7, per_leaf=True)),
     fedmcmc.top_k(0.5),
+    fedmcmc.per_client((fedmcmc.quantize(4), fedmcmc.sparsify(0.5)), [0, 1, 1]),
 ]
 langevin = [
     fedmcmc.lsd_pp(
@@ -81,6 +82,7 @@ langevin = [
         preconditioner=fedmcmc.preconditioners.rms(0.9, num_noiseless=1),
     ),
     fedmcmc.fsgld(posterior, diagonal, batch_size=2, **relay),
+    fedmcmc.lsd(posterior, step_size=0.01),
 ]
 for kernel, compressor in zip(langevin, compressors):
     samples = fedmcmc.sample(

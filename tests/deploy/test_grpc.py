@@ -46,6 +46,7 @@ MASKED = "masked: "
         (
             "compress: lsd_pp, memory: per client",
             MASKED + "lsd_pp",
+            "compress: fa_ld, per_client",
             "fsgld",
             "dg_sgld",
             "fed_be",

@@ -22,6 +22,8 @@ NUM_ROUNDS = 5
 FEDERATION = Curved()
 P = np.array([0.5, 0.9, 0.6, 0.3])
 RATES = np.array([0.3, 0.5, 0.2, 0.4])
+OWN_KEEP = [0.3, 1.0, 0.6 * 0.7, 0.3]
+"""What clients send of their messages by operators of their own: sparse, whole, sparse twice."""
 STEPS = [0.004, 0.008, 0.006, 0.009, 0.005]
 TEMPERATURES = [2.0, 0.5, 0.0, 1.0, 3.0]
 RULES = {
@@ -43,6 +45,9 @@ CASES = {
     "pp-memory-of-the-active": dict(
         rule="cohort", refresh_every=2, batch=2, keep=0.5, rates=0.4, memory_of="active"
     ),
+    "pp-operators-per-client": dict(
+        rule="bernoulli", refresh_every=2, batch=2, keep=OWN_KEEP, rates="default"
+    ),
 }
 MORE = {
     "lsd": dict(rule="full", temperature=1.5),
@@ -61,6 +66,7 @@ MORE = {
         rule="full", refresh_every=3, batch=2, keep=0.6, rates="default"
     ),
     "qlsd-memory": dict(rule="bernoulli", keep=0.5, rates=0.5, step_size=STEPS),
+    "qlsd-operators-per-client": dict(rule="full", keep=OWN_KEEP, temperature=0.2),
     "pp-thinned-twice": dict(rule="bernoulli", refresh_every=2, keep=(0.5, 0.6), rates=RATES),
 }
 
@@ -88,10 +94,11 @@ def build(federation, settings):
     )
     keep = given.pop("keep")
     kernel = build_kernel(federation.posterior, centre, public, given, compressor(keep))
+    sent = np.array(keep) if keep is OWN_KEEP else np.prod(keep)
     if isinstance(given.get("rates"), str):
-        given["rates"] = np.prod(keep)  # 1 / (1 + omega)
+        given["rates"] = sent  # 1 / (1 + omega)
     return kernel, federation.langevin(
-        keep=np.prod(keep),
+        keep=sent,
         participation=law_rule(len(federation.sizes)),
         centre=centre,
         **given,
@@ -99,6 +106,10 @@ def build(federation, settings):
 
 
 def compressor(keep):
+    if keep is OWN_KEEP:
+        twice = fedmcmc.chain(fedmcmc.sparsify(0.6), fedmcmc.sparsify(0.7))
+        kinds = (fedmcmc.sparsify(0.3), fedmcmc.identity(), twice)
+        return fedmcmc.per_client(kinds, [0, 1, 2, 0])
     if np.ndim(keep):
         return fedmcmc.chain(*map(fedmcmc.sparsify, keep))
     return None if keep == 1 else fedmcmc.sparsify(keep)

@@ -78,7 +78,7 @@ class Langevin(NamedTuple):
     noises: np.ndarray  # [b, d, d], of gradients, independent of the state
     rates: np.ndarray | None  # [b], of the memories
     recalls: bool  # whether only the active clients' memories are added
-    keep: float
+    keep: np.ndarray  # [b]
     refresh_every: int | None
     step_size: Callable[[int], float]
     temperature: Callable[[int], float]
@@ -126,7 +126,7 @@ class Langevin(NamedTuple):
             noise = noise + self.batches[i].expected(where)
         mean = self.messages[i] @ law.mean + self.offsets[i]
         square = self.messages[i] @ law.covariance @ self.messages[i].T + np.outer(mean, mean)
-        return noise + (1 / self.keep - 1) * np.diag(np.diag(square + noise))
+        return noise + (1 / self.keep[i] - 1) * np.diag(np.diag(square + noise))
 
     def _refreshed(self, law, round_) -> Moments:
         if self.refresh_every is None or round_ % self.refresh_every:
@@ -213,7 +213,7 @@ def langevin(
         ``[d]``: messages are differences to the gradients there (LSD*), and the server adds the
         gradient of the log posterior there; or, not centred, each client adds its own.
     keep
-        Probability of sending a number, which is then divided by it.
+        Probability of sending a number, which is then divided by it; ``[]`` or ``[b]``.
     rates, memory_of
         ``[b]``, of the memories, all of which the server adds, or those of the ``"active"``.
     refresh_every
@@ -270,7 +270,7 @@ def langevin(
         noises=np.zeros_like(a) if noises is None else np.asarray(noises, float),
         rates=None if rates is None else np.broadcast_to(rates, (num,)),
         recalls=rates is not None and memory_of == "active",
-        keep=keep,
+        keep=np.broadcast_to(np.asarray(keep, float), (num,)),
         refresh_every=refresh_every,
         step_size=schedule(step_size),
         temperature=schedule(temperature),

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from fedmcmc.compression import Dense, Sparse
+from fedmcmc.compression import Dense, OneOf, Sparse
 
 
 def omega(n):
@@ -22,6 +22,11 @@ def raw(numbers):
 
 def message(code):
     """Return a string as long as the message of `code`."""
+    if isinstance(code, OneOf):
+        width, num = 0, len(code.codes)
+        while 2**width < num:
+            width += 1
+        return "?" * width + message(code.codes[int(code.place)])
     if isinstance(code, Dense):
         return "".join(raw(leaf) for leaf in jax.tree.leaves(code.values))
     if isinstance(code, Sparse):

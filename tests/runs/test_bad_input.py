@@ -143,6 +143,25 @@ def lsd(**settings):
         (lambda: fedmcmc.clip(0.0), "norm must be a finite number above 0"),
         (lambda: fedmcmc.chain(), "at least one compressor"),
         (lambda: fedmcmc.chain(fedmcmc.memory(fedmcmc.quantize(2))), "chain holds a memory"),
+        (lambda: fedmcmc.per_client([], [0]), "at least one compressor"),
+        (
+            lambda: fedmcmc.per_client([fedmcmc.memory(fedmcmc.quantize(2))], [0]),
+            r"per_client holds a memory; write memory\(per_client",
+        ),
+        (
+            lambda: fedmcmc.per_client([fedmcmc.quantize(2)], [0, 1]),
+            "which must hold places of the 1 compressors, 0 to 0, got 0 to 1",
+        ),
+        (
+            lambda: fedmcmc.per_client([fedmcmc.quantize(2)], [0.0]),
+            r"which must be one integer per client, got shape \(1,\) and dtype float32",
+        ),
+        (
+            lambda: run(
+                fedmcmc.compress(lsd(), fedmcmc.per_client([fedmcmc.quantize(2)], [0, 0, 0]))
+            ),
+            "which has 3 entries, but the data has 2 clients",
+        ),
         (lambda: fedmcmc.memory(fedmcmc.quantize(2), 1.1), "rate must be a number.*at most 1"),
         (lambda: fedmcmc.memory(fedmcmc.quantize(2), -0.1), "rate must be a number, at least 0"),
         (lambda: fedmcmc.memory(fedmcmc.quantize(2), of="some"), "of must be"),

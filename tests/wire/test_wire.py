@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedmcmc
 from fedmcmc import compression, wire
-from fedmcmc.compression import Dense, Quantized, Sparse, message_bits
+from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, message_bits
 from fedmcmc.pytrees import trees
 from tests.oracles import omega
 from tests.support.lanes import fast_and_slow
@@ -206,6 +206,39 @@ def test_vectors_follow_one_another_to_the_bit():
     comes_back(Quantized(norms, levels), sum(bits))
 
 
+def unsent(code):
+    return jax.tree.map(np.zeros_like, code)
+
+
+def test_the_bits_of_one_of_several_codes():
+    code = Quantized(np.float32(1.5), np.array([0, 2, 0, -1], np.int32))
+    kinds = [code, Dense(np.array([1.0, -2.0], np.float32)), Sparse(np.ones(3, np.float32)), code]
+    for num in (1, 2, 3, 4):
+        width = {1: 0, 2: 1, 3: 2, 4: 2}[num]
+        for place in range(num):
+            alone = "".join(f"{byte:08b}" for byte in wire.encode(kinds[place]))
+            others = [kinds[i] if i == place else unsent(kinds[i]) for i in range(num)]
+            whole = OneOf(np.int32(place), tuple(others))
+            length = len(omega.message(kinds[place]))
+            data = comes_back(whole, int(message_bits(whole)))
+            bits = "".join(f"{byte:08b}" for byte in data)
+            head = f"{place:b}".zfill(width) if width else ""
+            assert bits[: width + length] == head + alone[:length]
+            assert int(message_bits(whole)) == width + length == len(omega.message(whole))
+
+
+def test_a_code_that_there_is_none_of_is_refused():
+    whole = OneOf(np.int32(2), (unsent(Dense(np.ones(2, np.float32))),) * 3)
+    data = wire.encode(whole)
+    assert data[0] >> 6 == 2
+    with pytest.raises(ValueError, match="code 3 of 3 is said to be sent"):
+        wire.decode(bytes([data[0] | 0b11000000]) + data[1:], whole)
+    with pytest.raises(ValueError, match="one of 3 codes, got place 3"):
+        wire.encode(whole._replace(place=np.int32(3)))
+    with pytest.raises(ValueError, match=r"place must be \[\] int32, got \[2\] int32; several"):
+        wire.encode(whole._replace(place=np.zeros(2, np.int32)))
+
+
 def test_levels_under_a_norm_of_zero_are_not_sent():
     code = Quantized(np.float32(0), np.ones(3, np.int32))
     assert wire.decode(wire.encode(code), code).levels.tolist() == [0, 0, 0]
@@ -221,6 +254,14 @@ def codes():
         "leaves": Quantized((np.float32(2), np.float32(3)), (levels, levels[0])),
         "sparse": Sparse((few, few.astype(np.float64))),
         "dense": Dense((few, few.astype(np.float16))),
+        "one of three": OneOf(
+            np.int32(1),
+            (
+                unsent(Quantized(np.float32(2), levels)),
+                Sparse((few,)),
+                OneOf(np.int32(0), (unsent(Dense(few)), unsent(Sparse(few)))),
+            ),
+        ),
     }
 
 

@@ -15,7 +15,7 @@ from fedmcmc._checks import integers_per_client
 from fedmcmc._types import ArrayTree, FederatedKernel, Number, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates, conducive, for_batch_size
-from fedmcmc.kernels import relay
+from fedmcmc.kernels import refreshed_relay, relay
 from fedmcmc.participation import categorical, pooled
 
 
@@ -136,6 +136,8 @@ def fsgld(
     temperature: Number = 1.0,
     replace: bool = True,
     metric: ArrayTree | None = None,
+    refresh_every: int | None = None,
+    refresh_until: int | Array | None = None,
 ) -> FederatedKernel:
     """Federated SGLD: `dsgld` with conducive gradients.
 
@@ -150,6 +152,14 @@ def fsgld(
         As in `dsgld`.
     alpha
         Strength of the conducive gradients (Remark 1), number or schedule of the round.
+    refresh_every
+        Rounds between refreshes of the surrogates at the chain's present place, an integer; by
+        default they stay as given. In its first visit after each round that is a multiple, a
+        client replaces its surrogate by the expansion of its log likelihood to second order at the
+        position at which the visit begins, dense or diagonal as the first ones, and sends the
+        change; where it is not finite the old one stays. From the next round on it is in use.
+    refresh_until
+        The round from which on nobody refits; by default everyone always does.
 
     Notes
     -----
@@ -158,6 +168,16 @@ def fsgld(
     Minibatches add noise to every local step, which surrogates do not remove: they correct the
     mean of an estimate, not its variance. The stationary mean and covariance on Gaussian targets,
     minibatch noise included, are in ``docs/laws.md``.
+
+    With `refresh_every`, a round has the law of FSGLD with the surrogates that are in use when it
+    begins: corrections sum to zero over the clients in every round, so that small steps sample the
+    posterior as without. What is lost: surrogates follow from where the chain has been, so the
+    positions alone are no Markov chain, and the stationary law at a finite step is known only where
+    expansions are the same everywhere (Gaussian likelihoods). Set `refresh_until` to the number of
+    rounds of burn-in, and all that is kept is FSGLD with surrogates that stay. A refresh takes a
+    Hessian of the visited client's rows, ``d`` products with a vector, and every message is longer
+    by the natural parameters, which are zero where nothing is due; broadcasts hold the product of
+    the surrogates.
 
     References
     ----------
@@ -182,6 +202,22 @@ def fsgld(
     """
     surrogates = as_surrogates(surrogates)
     shares = _shares(surrogates, probabilities, num_local_steps)
+    if refresh_every is not None:
+        return refreshed_relay(
+            posterior,
+            for_batch_size(batch_size, replace=replace),
+            surrogates,
+            refresh_every=refresh_every,
+            refresh_until=refresh_until,
+            alpha=alpha,
+            participation=categorical(probabilities),
+            step_size=step_size,
+            num_local_steps=num_local_steps,
+            temperature=temperature,
+            metric=metric,
+        )
+    if refresh_until is not None:
+        raise ValueError("refresh_until goes with refresh_every.")
     return relay(
         posterior,
         conducive(for_batch_size(batch_size, replace=replace), surrogates, alpha, shares=shares),

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.compression._types import Dense, Quantized, Sparse
+from fedmcmc.compression._types import Dense, OneOf, Quantized, Sparse
 from fedmcmc.pytrees import trees
 
 NORM_BITS = 32
@@ -111,7 +111,18 @@ def _length(n: int) -> int:
     return bits
 
 
-def message_bits(code: Dense | Quantized | Sparse) -> Array:
+def place_bits(num: int) -> int:
+    """Return the bits that say which one of `num` codes follows.
+
+    Examples
+    --------
+    >>> [place_bits(num) for num in (1, 2, 3, 4, 5)]
+    [0, 1, 2, 2, 3]
+    """
+    return (num - 1).bit_length()
+
+
+def message_bits(code: Dense | Quantized | Sparse | OneOf) -> Array:
     """Return the exact number of bits of `code` as `fedmcmc.wire` writes it, ``[]`` int32.
 
     A `Dense` message takes the bits of its numbers. A quantized vector takes 32 bits of norm and,
@@ -120,7 +131,7 @@ def message_bits(code: Dense | Quantized | Sparse) -> Array:
     ``l(nonzeros + 1)`` bits and, for each nonzero, ``l(gap)``, a sign and ``l(|k|)``, where ``l``
     is `code_length`. A `Sparse` vector takes one flag and the shorter of all its numbers, or
     ``l(nonzeros + 1)`` and, for each nonzero, ``l(gap)`` and its number. Each number takes the
-    bits of its own leaf's type.
+    bits of its own leaf's type. A `OneOf` takes `place_bits` and the bits of the code that is sent.
 
     Raises
     ------
@@ -134,6 +145,9 @@ def message_bits(code: Dense | Quantized | Sparse) -> Array:
         return jnp.asarray(bits, jnp.int32)
     if isinstance(code, Sparse):
         return _sparse_bits(code)
+    if isinstance(code, OneOf):
+        each = [message_bits(one) for one in code.codes]
+        return place_bits(len(each)) + jnp.stack(each)[code.place]
     _check_total(MAX_LEVEL_BITS * trees.num_elements(code.levels), code)
     pairs = as_vectors(code)
     each = [_quantized_bits(n, _concatenated(ks)) for n, ks in pairs]

@@ -36,8 +36,9 @@ class Compressor(Described):
     ) -> tuple[ArrayTree, ArrayTree]:
         """Return the code and what the client keeps.
 
-        The code is a `compression.Dense`, `compression.Quantized` or `compression.Sparse`, of
-        which `compression.message_bits` counts the bits and `fedmcmc.wire` writes them.
+        The code is a `compression.Dense`, `compression.Quantized`, `compression.Sparse` or
+        `compression.OneOf`, of which `compression.message_bits` counts the bits and `fedmcmc.wire`
+        writes them.
         """
         raise NotImplementedError
 
@@ -82,13 +83,29 @@ class Sparse(NamedTuple):
     values: ArrayTree
 
 
+class OneOf(NamedTuple):
+    """The code of one of several compressors.
+
+    Attributes
+    ----------
+    place
+        ``[]`` int32, which of `codes` is sent, after its place.
+    codes
+        One per compressor, each a `Dense`, `Quantized`, `Sparse` or `OneOf`; zeros where it is not
+        sent.
+    """
+
+    place: Array
+    codes: tuple[ArrayTree, ...]
+
+
 class WithExact(NamedTuple):
     """A code, and the parts of its message that cross as they are.
 
     Attributes
     ----------
     code
-        A `Dense`, `Quantized` or `Sparse`.
+        A `Dense`, `Quantized`, `Sparse` or `OneOf`.
     exact
         The message's `fedmcmc.Exact` parts, in its order.
     """

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
-from fedmcmc.compression import Dense, Quantized, Sparse, WithExact, host_words
+from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact, host_words
 from fedmcmc.deploy._masks import grid_of
 from fedmcmc.deploy._shapes import Exchange, shapes_of_run
 from fedmcmc.deploy._study import Study, software
@@ -49,6 +49,8 @@ ANSWERS = {
     "rows",
     "Redrawn": "the answer to another question about outcomes that it draws from the model in "
     "place of its own, beside its own other columns",
+    "RefreshedRelay": "how far it has moved the chain, in rounds in which the chain visits it, and "
+    "in some of them gradient and curvature of its own log likelihood where the chain is",
     "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
     "Replication": "functions of its rows, and of outcomes that the model draws in their place",
     "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not a term of a sum",
@@ -238,13 +240,18 @@ def _words_told(code: ArrayTree) -> str:
 
 
 def _message_told(code: ArrayTree) -> str:
-    if isinstance(code, WithExact | Dense | Quantized | Sparse):
+    if isinstance(code, WithExact | Dense | Quantized | Sparse | OneOf):
         inner, exact = (code.code, code.exact) if isinstance(code, WithExact) else (code, ())
-        numbers = inner.levels if isinstance(inner, Quantized) else inner.values
-        num = trees.num_elements((numbers, exact))
-        return f"a code ({type(inner).__name__}) of {num} numbers, in as few bytes as it takes"
+        return f"{_code_told(inner, trees.num_elements(exact))}, in as few bytes as it takes"
     size = len(wire.encode(_zeros(code)))
     return f"{_shape_told(code)}, {size:,} bytes"
+
+
+def _code_told(code: ArrayTree, num_exact: int) -> str:
+    if isinstance(code, OneOf):
+        return " or ".join(_code_told(one, num_exact) for one in code.codes)
+    numbers = code.levels if isinstance(code, Quantized) else code.values
+    return f"a code ({type(code).__name__}) of {trees.num_elements(numbers) + num_exact} numbers"
 
 
 def _shape_told(tree: ArrayTree) -> str:

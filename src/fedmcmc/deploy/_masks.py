@@ -44,6 +44,7 @@ SINGLES = {
     "LeaveGroupsOut": "the server chooses how many groups a site must have for them to count",
     "LeaveOneOut": "the server chooses how many rows a site must have for its rows to count",
     "Replication": "the server chooses how many rows a site must have for its rows to count",
+    "RefreshedRelay": "in a round one site alone has something to say",
     "Relay": "in a round one site alone has something to say",
 }
 """What would tell single sites' answers, and why."""

@@ -5,6 +5,11 @@ derivatives of a client's log density (`Target`). An estimator sees one client a
 imports data and the ground floor.
 """
 
+from fedmcmc.gradients._augmented import Augmentation as Augmentation
+from fedmcmc.gradients._augmented import Augmented as Augmented
+from fedmcmc.gradients._augmented import augmented as augmented
+from fedmcmc.gradients._augmented import holds_augmented as holds_augmented
+from fedmcmc.gradients._augmented import refuse_augmented as refuse_augmented
 from fedmcmc.gradients._corrections import FixedPoint as FixedPoint
 from fedmcmc.gradients._corrections import Scaffold as Scaffold
 from fedmcmc.gradients._corrections import Svrg as Svrg
@@ -13,6 +18,7 @@ from fedmcmc.gradients._corrections import conducive as conducive
 from fedmcmc.gradients._corrections import fixed_point as fixed_point
 from fedmcmc.gradients._corrections import scaffold as scaffold
 from fedmcmc.gradients._corrections import svrg as svrg
+from fedmcmc.gradients._corrections import zero_sum_correction as zero_sum_correction
 from fedmcmc.gradients._curvature import BLOCK as BLOCK
 from fedmcmc.gradients._curvature import blockwise as blockwise
 from fedmcmc.gradients._curvature import minus_hessian as minus_hessian

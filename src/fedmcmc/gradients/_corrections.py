@@ -35,6 +35,7 @@ from fedmcmc._types import (
     Reference,
 )
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients._augmented import refuse_augmented
 from fedmcmc.gradients._estimators import (
     Derived,
     as_weights,
@@ -137,13 +138,23 @@ class Conducive(ZeroSum):
     ) -> tuple[Correction, ArrayTree]:
         """Return one Gaussian: ``alpha * (share * log q - log q_client)``."""
         share = weight_of(client, self.shares)
-        log_q = self.product**share / self.surrogates.of(client)
-        return Correction(log_q=log_q ** schedules.value(self.alpha, broadcast.round)), memory
+        alpha = schedules.value(self.alpha, broadcast.round)
+        log_q = zero_sum_correction(self.product, self.surrogates.of(client), share, alpha)
+        return Correction(log_q=log_q), memory
 
     def check(self, position: ArrayTree, federation: Federation) -> None:
         self.surrogates.values.check_clients(position, federation.num_clients)
         super().check(position, federation)
         check_weights("shares", self.shares, federation)
+
+
+def zero_sum_correction(product: Gaussian, own: Gaussian, share: Array, alpha: Array) -> Gaussian:
+    """Return ``(product**share / own)**alpha``, the gradient of whose logarithm is added.
+
+    Where `product` is that of all clients' `own`, and shares sum to one, these gradients sum to
+    zero over the clients.
+    """
+    return (product**share / own) ** alpha
 
 
 def conducive(
@@ -267,6 +278,7 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
     >>> estimator = scaffold(fedmcmc.minibatch(10))
     """
     expect(estimator, GradientEstimator, "estimator")
+    refuse_augmented(estimator, "scaffold")
     if estimator.needs_sum:
         raise ValueError(
             "scaffold goes around an estimator that does not itself need a sum over the clients "
@@ -448,5 +460,6 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
 
 def _check_no_reference(estimator: GradientEstimator, name: str) -> None:
     expect(estimator, GradientEstimator, "estimator")
+    refuse_augmented(estimator, name)
     if estimator.reference is not None:
         raise ValueError(f"{name} goes around an estimator that needs no reference of its own.")

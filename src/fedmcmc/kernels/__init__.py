@@ -39,6 +39,8 @@ from fedmcmc.kernels._questions import dither_of as dither_of
 from fedmcmc.kernels._questions import evaluations as evaluations
 from fedmcmc.kernels._questions import expansions as expansions
 from fedmcmc.kernels._questions import in_parts as in_parts
+from fedmcmc.kernels._refreshed_relay import RefreshedRelay as RefreshedRelay
+from fedmcmc.kernels._refreshed_relay import refreshed_relay as refreshed_relay
 from fedmcmc.kernels._relay import Relay as Relay
 from fedmcmc.kernels._relay import relay as relay
 from fedmcmc.kernels._separate import Separate as Separate

@@ -5,7 +5,7 @@ size ``h`` is ``2 * step_size``. On Gaussian targets a round is a random affine 
 noise, so the stationary mean and covariance are known in closed form at the step size used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.dynamics import Metric
+from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import importance, next_broadcast
 from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report, tempered
 from fedmcmc.pytrees import schedules, trees
@@ -77,6 +78,21 @@ class Relay(LocalLangevin):
     def step(
         self, draws: LocalDraws, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        return self.visit(draws, broadcast, client_state, client)
+
+    def visit(
+        self,
+        draws: LocalDraws,
+        broadcast: Broadcast,
+        client_state: ArrayTree,
+        client: Client,
+        correct_fn: Callable[[Client], Gaussian] | None = None,
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        """Return how far a client moves the chain, the estimator's new state and a report.
+
+        `correct_fn` takes the client, whose weight is one over its share of all steps, to what the
+        gradient of the logarithm of is added to its estimates.
+        """
         count = None
         if not isinstance(self.own_steps, tuple):
             # What counts is how many of all steps are taken here, not how many visits.
@@ -85,10 +101,14 @@ class Relay(LocalLangevin):
         estimate, client_state, down = self.begin(broadcast, client_state, client)
         step_size = schedules.value(self.step_size, broadcast.round)
         temperature = schedules.value(self.temperature, broadcast.round)
+        correction = None if correct_fn is None else correct_fn(client)
 
         def gradient_fn(drawn: ArrayTree, position: ArrayTree) -> ArrayTree:
             prior = jax.grad(self.posterior.logprior_fn)(position)
-            return trees.add(prior, importance(client, estimate(drawn, position)))
+            gradient = estimate(drawn, position)
+            if correction is not None:
+                gradient = trees.add(gradient, correction.grad_log(position))
+            return trees.add(prior, importance(client, gradient))
 
         position, mean_square, iterates = self.move(
             gradient_fn, draws, broadcast.position, step_size, temperature, self.metric, count
@@ -145,6 +165,22 @@ def relay(
     ValueError
         On numbers out of range, and from `init` where the data does not fit.
     """
+    settings = relay_settings(
+        posterior, estimator, participation, step_size, num_local_steps, temperature, metric
+    )
+    return as_functions(Relay(*settings))
+
+
+def relay_settings(
+    posterior: Posterior,
+    estimator: GradientEstimator,
+    participation: Participation,
+    step_size: Number,
+    num_local_steps: int | Sequence[int],
+    temperature: Number,
+    metric: ArrayTree | None,
+) -> tuple[Any, ...]:
+    """Return the fields of a `Relay` in their order, checked."""
     expect_blocks(posterior, estimator, participation)
     own_steps: Any = ()
     evened: Any = ()
@@ -158,16 +194,14 @@ def relay(
         own_steps = jnp.asarray(steps, jnp.int32)
         evened = jnp.asarray(visits @ steps / visits.sum() / steps)
         num_local_steps = int(steps.max())
-    return as_functions(
-        Relay(
-            posterior,
-            estimator,
-            replace(participation, weighted=False),
-            schedules.number(step_size, "step_size", minimum=0.0, strict=True),
-            schedules.number(temperature, "temperature", minimum=0.0),
-            Metric.of(metric),
-            positive_integer(num_local_steps, "num_local_steps"),
-            own_steps,
-            evened,
-        )
+    return (
+        posterior,
+        estimator,
+        replace(participation, weighted=False),
+        schedules.number(step_size, "step_size", minimum=0.0, strict=True),
+        schedules.number(temperature, "temperature", minimum=0.0),
+        Metric.of(metric),
+        positive_integer(num_local_steps, "num_local_steps"),
+        own_steps,
+        evened,
     )

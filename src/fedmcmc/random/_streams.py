@@ -25,6 +25,7 @@ _START = 2**32 - 1  # in place of a round
 _COMPRESSOR = 2**32 - 4
 _PHASE = 2**32 - 256
 _PART = 2**32 - 512
+_AUGMENTATION = 2**32 - 1024  # also into a key that is split from it
 # Folded into the key that chooses the cohort.
 _FAULT = 2**32 - 5
 MAX_PREPARED_NORMALS = 2**22
@@ -92,6 +93,14 @@ def compressor_key(rng_key: Array, depth: int) -> Array:
     kernel that splits its key, and a compressor with such an id, would draw the same bits.
     """
     return jax.random.fold_in(rng_key, jnp.uint32(_COMPRESSOR - depth))
+
+
+def augmentation_key(rng_key: Array) -> Array:
+    """Return the key of the transformations of a round's rows, from that of their choice.
+
+    The id is none that `jax.random.split` uses, as that of `compressor_key`.
+    """
+    return jax.random.fold_in(rng_key, jnp.uint32(_AUGMENTATION))
 
 
 def draw_key(rng_key: Array, round_: Array) -> Array:

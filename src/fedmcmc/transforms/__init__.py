@@ -1,9 +1,10 @@
-"""Kernels made of kernels: compressed, faulty, summed as integers, in sequence, switched.
+"""Kernels made of kernels: compressed, faulty, summed as integers, in sequence, with other rows.
 
 A transform takes any kernel and returns one. It imports kernels' types, data and the blocks that
 it wraps around them, and nothing that runs them.
 """
 
+from fedmcmc.transforms._augment import augment as augment
 from fedmcmc.transforms._compressed import compress as compress
 from fedmcmc.transforms._faulty import faults as faults
 from fedmcmc.transforms._secure import Counts as Counts

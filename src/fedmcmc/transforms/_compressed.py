@@ -234,7 +234,8 @@ def compress(kernel: FederatedKernel, compressor: Compressor) -> FederatedKernel
     kernel
         Any kernel.
     compressor
-        See `fedmcmc.quantize`, `sparsify`, `top_k`, `clip`, `chain`, `memory`, `identity`.
+        See `fedmcmc.quantize`, `sparsify`, `top_k`, `clip`, `chain`, `memory`, `identity`, and
+        `per_client`, by which clients have different ones.
 
     Returns
     -------

@@ -41,6 +41,7 @@ from fedmcmc.gradients import (
     as_surrogates,
     client_gradient,
     full_gradient,
+    holds_augmented,
 )
 from fedmcmc.hierarchy import Refresh, conjugate, missing_information, refuse_two_levels
 from fedmcmc.kernels import JointLangevin
@@ -104,6 +105,11 @@ def on_gaussian_clients(
     if kernel.approximates or nodes_of(kernel, Training):
         raise ValueError(
             "predict_bias is for chains: this kernel refines an approximation, or trains models."
+        )
+    if holds_augmented(kernel):
+        raise ValueError(
+            "predict_bias knows rows as they are, and this kernel transforms those of its "
+            "minibatches at random (augment), which changes the posterior: predict it without."
         )
     posteriors = nodes_of(kernel, Posterior)
     if not posteriors:

@@ -24,6 +24,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import Locals, locals_in
+from fedmcmc.kernels import RefreshedRelay
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import TOGETHER, RoundDraws, prepare_round, run_round
 from fedmcmc.transforms import is_secured
@@ -83,6 +84,9 @@ def affine_map(
             raise _NotAffineError("it compresses messages")
         if is_secured(kernel):
             raise _NotAffineError("it sends integers")
+        if nodes_of(kernel, RefreshedRelay):
+            # Also in a round in which nobody refits.
+            raise _NotAffineError("it refits surrogates")
         counts = kernel.participation.counts(data.num_clients)
         if counts is None:
             raise _NotAffineError("no law of who takes part is known")

@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.compression import SMALLEST_NORM, Dense, Quantized, Sparse, WithExact, as_vectors
+from fedmcmc.compression import (
+    SMALLEST_NORM,
+    Dense,
+    OneOf,
+    Quantized,
+    Sparse,
+    WithExact,
+    as_vectors,
+    place_bits,
+)
 from fedmcmc.wire._bits import (
     Reader,
     as_words,
@@ -20,7 +29,7 @@ from fedmcmc.wire._bits import (
     omega_bits,
 )
 
-Code = Dense | Quantized | Sparse
+Code = Dense | Quantized | Sparse | OneOf
 """What is written bit by bit; every other tree is written number by number."""
 NUMBERS = tuple("biufc")
 """Kinds of NumPy's types that are numbers; those of JAX's own (bfloat16) are looked at closer."""
@@ -65,14 +74,25 @@ def encode(code: ArrayTree) -> bytes:
     _check(code)
     if isinstance(code, Dense):
         return _plain_bytes(code.values)
-    host = jax.tree.map(np.asarray, code)
-    if isinstance(host, Sparse):
-        parts = _sparse_bits(jax.tree.leaves(host.values))
-    else:
-        parts = []
-        for norm, levels in as_vectors(host):
-            parts += _quantized_bits(norm, np.concatenate([leaf.reshape(-1) for leaf in levels]))
-    return np.packbits(np.concatenate(parts)).tobytes()
+    return np.packbits(np.concatenate(_bits_of(jax.tree.map(np.asarray, code)))).tobytes()
+
+
+def _bits_of(code: Code) -> list[np.ndarray]:
+    """Return the bits of a code on the host, in parts."""
+    if isinstance(code, OneOf):
+        place, num = int(code.place), len(code.codes)
+        if not 0 <= place < num:
+            raise ValueError(f"A message is one of {num} codes, got place {place}.")
+        head = [(place >> i) & 1 for i in reversed(range(place_bits(num)))]
+        return [np.array(head, np.uint8), *_bits_of(code.codes[place])]
+    if isinstance(code, Dense):
+        return float_bits(jax.tree.leaves(code.values))
+    if isinstance(code, Sparse):
+        return _sparse_bits(jax.tree.leaves(code.values))
+    parts = []
+    for norm, levels in as_vectors(code):
+        parts += _quantized_bits(norm, np.concatenate([leaf.reshape(-1) for leaf in levels]))
+    return parts
 
 
 def _plain_bytes(tree: ArrayTree) -> bytes:
@@ -132,19 +152,37 @@ def decode(data: bytes, like: ArrayTree) -> ArrayTree:
     if not isinstance(like, Code):
         return _read_plain(data, like)
     _check(like)
-    numbers = like.levels if isinstance(like, Quantized) else like.values
-    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(numbers)]
-    reader = Reader(data, f"{type(like).__name__} numbers of shapes {shapes}")
-    code: Code
-    if isinstance(like, Quantized):
-        code = _read_quantized(reader, like)
-    else:
-        size = sum(map(math.prod, shapes))
-        is_sparse = isinstance(like, Sparse) and reader.bits(1)[0]
-        places = reader.places(size) if is_sparse else np.arange(size)
-        code = type(like)(_read_floats(reader, places, like.values))
+    reader = Reader(data, _described(like))
+    code = _read_code(reader, like)
     reader.finish()
     return code
+
+
+def _described(like: Code) -> str:
+    if isinstance(like, OneOf):
+        return f"one of {len(like.codes)} codes: {', or '.join(map(_described, like.codes))}"
+    numbers = like.levels if isinstance(like, Quantized) else like.values
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(numbers)]
+    return f"{type(like).__name__} numbers of shapes {shapes}"
+
+
+def _read_code(reader: Reader, like: Code) -> Code:
+    if isinstance(like, OneOf):
+        place, num = 0, len(like.codes)
+        for bit in reader.bits(place_bits(num)):
+            place = 2 * place + int(bit)
+        if place >= num:
+            reader.fail(f"code {place} of {num} is said to be sent")
+        codes = [jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), one) for one in like.codes]
+        codes[place] = _read_code(reader, like.codes[place])
+        sent: Any = np.int32(place)
+        return OneOf(sent, tuple(codes))
+    if isinstance(like, Quantized):
+        return _read_quantized(reader, like)
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like.values))
+    is_sparse = isinstance(like, Sparse) and reader.bits(1)[0]
+    places = reader.places(size) if is_sparse else np.arange(size)
+    return type(like)(_read_floats(reader, places, like.values))
 
 
 def _num_bytes(leaf: Any) -> int:
@@ -203,6 +241,15 @@ def _check(code: Any) -> None:
     strange = [x for x in jax.tree.leaves(code) if not hasattr(x, "dtype")]
     if strange:
         raise ValueError(f"A message is made of arrays, got {type(strange[0]).__name__}.")
+    if isinstance(code, OneOf):
+        if code.place.shape != () or code.place.dtype != jnp.int32:
+            raise ValueError(
+                f"A message's place must be [] int32, got {list(code.place.shape)} "
+                f"{code.place.dtype}; several messages are written one by one."
+            )
+        for one in code.codes:
+            _check(one)
+        return
     if not isinstance(code, Quantized):
         for leaf in jax.tree.leaves(code.values):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -1,0 +1,238 @@
+"""Minibatches whose rows are transformed at random: which law chains then have, and what stays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedmcmc
+from fedmcmc import inference
+from tests.oracles import laws
+from tests.oracles.federations import LIMIT, Federation, worst_z, z_scores
+from tests.support.lanes import fast_and_slow
+
+NUM_CHAINS = 16384
+FEDERATION = Federation()
+F = Federation.probabilities
+KEY = jax.random.key(5)
+JITTER = 0.7
+SETTINGS = dict(step_size=0.006, num_local_steps=5, probabilities=F, temperature=0.05)
+
+
+def flip_and_jitter(rng_key, rows):
+    """Return rows with a random sign each, plus normals."""
+    sign_key, noise_key = jax.random.split(rng_key)
+    x = rows["x"]
+    sign = jax.random.rademacher(sign_key, (x.shape[0], 1), x.dtype)
+    return rows | {"x": sign * x + JITTER * jax.random.normal(noise_key, x.shape, x.dtype)}
+
+
+def same(rng_key, rows):
+    """Return rows as they are."""
+    return rows
+
+
+def run(kernel, data=FEDERATION.data, start=FEDERATION.start, **settings):
+    settings = dict(num_rounds=4, progress=False) | settings
+    return fedmcmc.sample(KEY, kernel, data, start, **settings)
+
+
+def law(batch):
+    """Return the exact law of DSGLD on rows with random signs and normals.
+
+    A transformed row has mean zero and second moment ``x x' + JITTER^2 I``, and transformations of
+    two rows, or of one row in two steps, are independent.
+    """
+    noises = []
+    for rows, precision in zip(FEDERATION.rows, FEDERATION.row_precisions, strict=True):
+        second = rows.T @ rows / len(rows) + JITTER**2 * np.eye(rows.shape[1])
+        noises.append(len(rows) ** 2 / batch * precision @ second @ precision)
+    return laws.relay(
+        FEDERATION.precisions,
+        np.zeros_like(FEDERATION.means),
+        prior_precision=FEDERATION.prior_precision,
+        prior_mean=FEDERATION.prior_mean,
+        noises=np.array(noises),
+        **SETTINGS,
+    )
+
+
+@pytest.mark.parametrize("of_estimator", fast_and_slow([True, False], [False]))
+def test_chains_follow_the_likelihoods_averaged_over_transformations(of_estimator):
+    """The mean, the noise of rows and transformations, and that each local step draws anew."""
+    if of_estimator:
+        settings = dict(SETTINGS)
+        kernel = fedmcmc.relay(
+            FEDERATION.posterior,
+            fedmcmc.augmented(fedmcmc.minibatch(3), flip_and_jitter),
+            participation=fedmcmc.categorical(settings.pop("probabilities")),
+            **settings,
+        )
+    else:
+        plain = fedmcmc.dsgld(FEDERATION.posterior, batch_size=3, **SETTINGS)
+        kernel = fedmcmc.augment(plain, flip_and_jitter)
+    draws = run(kernel, num_rounds=8, thinning=4, num_chains=NUM_CHAINS).draws
+    expected = law(3).rounds(FEDERATION.start, 8)
+    assert worst_z(draws[:, 0], expected[4]) < LIMIT
+    assert worst_z(draws[:, 1], expected[8]) < LIMIT
+
+
+def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
+    kernel = fedmcmc.augment(
+        fedmcmc.dsgld(FEDERATION.posterior, batch_size=2, **SETTINGS), flip_and_jitter
+    )
+    broadcast = fedmcmc.Broadcast(jnp.int32(0), jnp.asarray(FEDERATION.start, jnp.float32))
+    found = []
+    for key in jax.random.split(KEY, 3):
+        for i in range(4):
+            drawn = kernel.prepare(jax.random.fold_in(key, i), broadcast, FEDERATION.data.client(i))
+            assert drawn.gradient.keys.shape == (5,)
+            found += [
+                tuple(words) for words in np.asarray(jax.random.key_data(drawn.gradient.keys))
+            ]
+    assert len(set(found)) == len(found) == 60
+
+
+@pytest.mark.parametrize("estimator", [fedmcmc.minibatch(4), fedmcmc.epochs(2)])
+def test_rows_are_transformed_once_per_call(estimator):
+    """Whatever is called, and whatever rows it takes: by a count in a row of its own."""
+    data = fedmcmc.FederatedData.from_clients([np.zeros((5, 1), np.float32)])
+    client = data.client(0)
+    wrapped = fedmcmc.augmented(estimator, lambda rng_key, rows: rows + 1)
+    draws = wrapped.prepare(KEY, jnp.zeros(()), client, 3)
+
+    def total(position, rows):
+        return position * rows[:, 0]
+
+    for i in range(3):
+        drawn = jax.tree.map(lambda leaf, i=i: leaf[i], draws)
+        # Each of 5 rows is 0 + 1.
+        assert float(wrapped.estimate(total, drawn, jnp.zeros(()), (), client)) == 5.0
+
+
+TRAINING = dict(client_optimizer=optax.sgd(0.01), batch_size=2)
+KERNELS = {
+    "dsgld": lambda p: fedmcmc.dsgld(p, batch_size=3, **SETTINGS),
+    "fa_hmc": lambda p: fedmcmc.fa_hmc(
+        p, step_size=0.02, num_integration_steps=2, num_local_steps=2, batch_size=0.5
+    ),
+    "fed_avg": lambda p: fedmcmc.fed_avg(p, num_local_epochs=2, **TRAINING),
+    "fed_be": lambda p: fedmcmc.fed_be(p, num_local_steps=3, **TRAINING),
+    "fed_ep": lambda p: fedmcmc.fed_ep(
+        p,
+        inference=inference.mcmc(
+            inference.sgd_mean(optax.sgd(0.01), num_samples=2, batch_size=2), shrinkage=0.5
+        ),
+        initial_precision=1.0,
+    ),
+    "compressed": lambda p: fedmcmc.compress(
+        fedmcmc.lsd(p, step_size=0.006, batch_size=2), fedmcmc.quantize(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["dsgld", "fed_avg"]))
+def test_rows_as_they_are_give_the_same_draws_to_the_last_bit_and_others_do_not(name):
+    kernel = KERNELS[name](FEDERATION.posterior)
+    plain, unchanged = run(kernel), run(fedmcmc.augment(kernel, same))
+    np.testing.assert_array_equal(unchanged.draws, plain.draws)
+    assert np.abs(run(fedmcmc.augment(kernel, flip_and_jitter)).draws - plain.draws).max() > 1e-3
+
+
+def test_chains_draw_their_own_transformations():
+    """Alone without noise of the chain or of minibatches: all rows of one client, all at once."""
+    data = fedmcmc.FederatedData.from_clients([np.zeros((2, 1), np.float32)])
+    posterior = fedmcmc.Posterior(
+        lambda theta: 0.0, lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2, axis=-1)
+    )
+    estimator = fedmcmc.augmented(
+        fedmcmc.minibatch(2, replace=False),
+        lambda rng_key, rows: rows + jax.random.normal(rng_key, rows.shape),
+    )
+    kernel = fedmcmc.langevin(posterior, estimator, step_size=0.1, temperature=0.0)
+    draws = run(kernel, data, jnp.zeros(1), num_rounds=1, num_chains=NUM_CHAINS).draws[:, 0, 0]
+    # theta' = 0.1 (z_1 + z_2).
+    assert abs(z_scores(draws, 0.0)) < LIMIT
+    assert abs(z_scores(np.asarray(draws, float) ** 2, 0.02)) < LIMIT
+    assert abs(z_scores(draws[::2].astype(float) * draws[1::2], 0.0)) < LIMIT
+
+
+def shortened(rng_key, rows):
+    return jax.tree.map(lambda leaf: leaf[:1], rows)
+
+
+def retyped(rng_key, rows):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float16), rows)
+
+
+POSTERIOR = FEDERATION.posterior
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: fedmcmc.augmented(fedmcmc.full_gradient(), same),
+            "augmented goes around fedmcmc.minibatch or fedmcmc.epochs.*got FullGradient",
+        ),
+        (
+            lambda: fedmcmc.svrg(fedmcmc.augmented(fedmcmc.minibatch(2), same), 5),
+            "svrg takes full passes over rows as they are",
+        ),
+        (
+            lambda: fedmcmc.scaffold(
+                fedmcmc.noisy(fedmcmc.augmented(fedmcmc.minibatch(2), same), 0.1)
+            ),
+            "scaffold takes full passes over rows as they are",
+        ),
+        (
+            lambda: fedmcmc.augment(
+                fedmcmc.dsgld(POSTERIOR, step_size=0.1, num_local_steps=1), same
+            ),
+            "no minibatches whose rows could be transformed: give it a batch_size",
+        ),
+        (
+            lambda: fedmcmc.augment(
+                fedmcmc.lsd_pp(POSTERIOR, step_size=0.1, batch_size=2, refresh_every=3), same
+            ),
+            "svrg, which this kernel uses, takes full passes",
+        ),
+        (
+            lambda: fedmcmc.augment(
+                fedmcmc.lsd_star(POSTERIOR, jnp.zeros(3), step_size=0.1, batch_size=2), same
+            ),
+            "fixed_point, which this kernel uses, takes full passes",
+        ),
+        (
+            lambda: fedmcmc.augment(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), same), same),
+            "are transformed already",
+        ),
+        (
+            lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), shortened)),
+            r"of the shapes and types that it is given: factor must be float32\[3, 3, 3\]",
+        ),
+        (
+            lambda: run(fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), retyped)),
+            r"factor must be float32\[3, 3, 3\], got float16",
+        ),
+        (
+            lambda: fedmcmc.predict_bias(
+                fedmcmc.augment(KERNELS["dsgld"](POSTERIOR), same),
+                FEDERATION.data,
+                FEDERATION.surrogates("exact")[0],
+            ),
+            "knows rows as they are",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="augment_fn must be a function"):
+        fedmcmc.augmented(fedmcmc.minibatch(2), 0.1)
+    with pytest.raises(TypeError, match=r"kernel must be a fedmcmc\.FederatedKernel"):
+        fedmcmc.augment(fedmcmc.minibatch(2), same)
