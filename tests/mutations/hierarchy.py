@@ -32,14 +32,16 @@ ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
+SWITCHED = "transforms/test_switching.py::test_the_law_goes_on[to gibbs]"
+BEGUN = "transforms/test_switching.py::test_where_there_were_no_latents_clients_draw_theirs"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
 TESTS += [LEVELS, SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, CENTERED]
-TESTS += [FITTED]
+TESTS += [FITTED, SWITCHED, BEGUN]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
 RUNNING = "kernels/_gibbs_sums.py"
-PATH = "hierarchy/_trajectories.py"
+PATH, GOES_ON = "hierarchy/_trajectories.py", "hierarchy/_going_on.py"
 SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
@@ -258,6 +260,25 @@ MUTATIONS = {
         "jnp.sqrt(2 * step) * normals",
         "jnp.sqrt(step) * normals",
         ROWS,
+    ),
+    "latents begin anew when another kernel goes on": (
+        GOES_ON,
+        "return groups.as_flat(jax.tree.map(lambda leaf: leaf[index], self.latents))",
+        "return self.refresh.begin(groups, position)",
+        SWITCHED,
+    ),
+    "the server begins with sums of other latents than the clients": (
+        SERVER,
+        "sums = sums_of(population, groups, first.latents, origin_of(population, position))",
+        "sums = sums_of(population, groups, trees.zeros_like(first.latents), "
+        "origin_of(population, position))",
+        SWITCHED,
+    ),
+    "all clients draw their first latents from one key": (
+        GOES_ON,
+        "jax.random.fold_in(self.rng_key, groups.client.index)",
+        "jax.random.fold_in(self.rng_key, 0 * groups.client.index)",
+        BEGUN,
     ),
     "every trajectory of a latent is accepted": (
         PATH,

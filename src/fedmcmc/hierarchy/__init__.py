@@ -6,6 +6,11 @@ The room sees one client at a time. It imports data, gradients and the ground fl
 from fedmcmc.hierarchy._few_groups import of_few_groups as of_few_groups
 from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
+from fedmcmc.hierarchy._going_on import begins_latents as begins_latents
+from fedmcmc.hierarchy._going_on import expect_same_latents as expect_same_latents
+from fedmcmc.hierarchy._going_on import with_drawn_latents as with_drawn_latents
+from fedmcmc.hierarchy._going_on import with_latents as with_latents
+from fedmcmc.hierarchy._going_on import with_learned_steps as with_learned_steps
 from fedmcmc.hierarchy._latents import Accepted as Accepted
 from fedmcmc.hierarchy._latents import Groups as Groups
 from fedmcmc.hierarchy._latents import Locals as Locals

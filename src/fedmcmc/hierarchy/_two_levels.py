@@ -32,6 +32,11 @@ class ClientAndGroups(NamedTuple):
     groups: Groups
 
     @property
+    def client(self) -> Client:
+        """Whose groups they are."""
+        return self.groups.client
+
+    @property
     def present(self) -> Array:
         """``[G]`` bool, which groups the client has."""
         return self.groups.present
