@@ -17,7 +17,7 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
-LEVELS = "laws/test_joint_law.py::test_law_of_latents_of_clients_and_their_groups"
+LEVELS = "laws/test_joint_law.py::test_law_of_two_levels"
 TWO = "hierarchy/_two_levels.py"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
@@ -34,9 +34,10 @@ ROWS = (
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 SWITCHED = "transforms/test_switching.py::test_the_law_goes_on[to gibbs]"
 BEGUN = "transforms/test_switching.py::test_where_there_were_no_latents_clients_draw_theirs"
+SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
 TESTS += [LEVELS, SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, CENTERED]
-TESTS += [FITTED, SWITCHED, BEGUN]
+TESTS += [FITTED, SWITCHED, BEGUN, SEARCHES]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -224,6 +225,12 @@ MUTATIONS = {
         "participation = replace(participation, weighted=False)",
         "participation = replace(participation, weighted=True)",
         GIBBS,
+    ),
+    "searches that fail are not counted": (
+        MARGINAL,
+        "groups.present & ~there",
+        "groups.present & ~there & (jnp.arange(groups.num) < 0)",
+        SEARCHES,
     ),
     "a level under the density from the wrong distribution": (
         SLICED,
