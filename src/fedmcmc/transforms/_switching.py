@@ -42,7 +42,8 @@ def switch(
     and `hierarchy.mala` the learned step sizes go along, if both kernels have the same one; its
     ``num_adapt`` counts rounds from the first kernel's start. Where the state holds no latents, as
     of a kernel on `fedmcmc.marginal`, each client draws its own given the position; those of two
-    levels begin at their modes.
+    levels begin at their modes. Make both posteriors with the same ``centered=``: it shows in the
+    names of latents whether that is one, and not which number below one it is.
 
     Parameters
     ----------
