@@ -59,3 +59,33 @@ def test_a_fit_and_a_run_of_few_groups_warn():
         )
     found = diagnostics.diagnose(fitted.samples.draws, fitted.posterior, data)
     assert "3 groups tell little" in found.findings[-1]
+
+
+def two_levels(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(0.5))
+    ward = numpyro.sample("ward", dist.Normal(mu, tau))
+    effect = numpyro.sample("effect", dist.Normal(ward, sigma))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(effect + 0 * x, 1.0), obs=y)
+
+
+def test_of_two_levels_the_one_of_few_is_named():
+    """Four clients of ten groups each: it is clients that are few, and tau that is uncertain."""
+    clients = [rows(i, 10) for i in range(4)]
+    data = fedmcmc.FederatedData.from_clients(clients, groups=[np.arange(10)] * 4)
+    own = fedmcmc.from_numpyro(
+        two_levels, example=data, local={"client": ["ward"], "group": ["effect"]}
+    )
+    shared = {name: np.random.default_rng(0).normal(size=(1, 400)) for name in ("mu", "tau")}
+    shared["sigma"] = shared["tau"]
+    (told,) = (x for x in diagnostics.diagnose(shared, own, data).findings if "tell little" in x)
+    assert told.startswith("4 clients tell little of how much clients differ: the prior of tau")
+    assert hierarchy.of_few_clients(own, 5, shared) is None
+    assert hierarchy.of_few_groups(own, 5, shared) is None
+    within = hierarchy.of_few_groups(own, 4, shared)
+    assert within.startswith("4 groups tell little of how much groups differ within their clients")
+    assert "the prior of sigma" in within
+    one_level = posterior(logistic)
+    assert hierarchy.of_few_clients(one_level, 1, SHARED) is None

@@ -8,7 +8,7 @@ import pytest
 from numpyro import distributions as dist
 
 import fedmcmc
-from fedmcmc import FederatedData, marginal
+from fedmcmc import FederatedData, hierarchy, marginal
 from fedmcmc.data import _federated
 from fedmcmc.diagnostics import diagnose
 from fedmcmc.hierarchy import _latents
@@ -75,8 +75,44 @@ def test_a_quadrature_that_is_off_is_told():
     assert wanted > 0.1 and "off by" in found.findings[-1] and "nodes=5" in found.findings[-1]
     fine = diagnose(draws, of(rare, data, 9), data)
     assert fine.quadrature_error < 0.1 and not any("nodes" in x for x in fine.findings)
+    assert not any("the search for the mode" in x for x in fine.findings)
     moved = diagnose(draws, few, data, integrates=False)
     assert moved.quadrature_error is None
+
+
+def kinked(y):
+    tau = numpyro.sample("tau", dist.HalfNormal(2))
+    effect = numpyro.sample("effect", dist.Normal(0, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Laplace(effect, 0.1), obs=y)
+
+
+def astray():
+    """Return a model, data and draws: latents at a row of theirs, at a kink, and one far away."""
+    outcomes = [0.3, -0.7, 1.2, 50.0]  # the mode of the last is 10 tau ** 2, where slopes cancel
+    data = FederatedData.from_clients([{"y": np.array([y])} for y in outcomes])
+    draws = {"tau": np.random.default_rng(0).normal(0, 0.1, size=(1, 400))}
+    return fedmcmc.from_numpyro(kinked, example=data), data, draws
+
+
+def searches_told(posterior, data, draws, **settings):
+    return [x for x in diagnose(draws, posterior, data, **settings).findings if "search" in x]
+
+
+def test_searches_that_fail_are_counted():
+    own, data, draws = astray()
+    np.testing.assert_array_equal(hierarchy.failed_searches(own.local, data, draws), (60, 80))
+    (told,) = searches_told(own, data, draws, integrates=False, proposes=True)
+    assert told.startswith("In 60 of 80 cases") and "seldom accepted" in told
+
+
+@pytest.mark.slow
+def test_searches_that_fail_are_told_where_they_matter():
+    own, data, draws = astray()
+    (told,) = searches_told(marginal(own, nodes=1), data, draws)
+    assert told.startswith("In 60 of 80 cases") and "what is integrated" in told
+    assert not searches_told(marginal(own, nodes=1), data, draws, integrates=False)
+    assert not searches_told(own, data, draws, integrates=False)
 
 
 @pytest.mark.slow

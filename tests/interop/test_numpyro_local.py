@@ -1,5 +1,7 @@
 """Local sites of NumPyro models: which they are, how they are parametrized, what is refused."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -179,6 +181,34 @@ def test_a_plate_of_a_size_of_its_own_is_an_event():
 def test_what_does_not_fit_is_said(model, settings, words):
     with pytest.raises(ValueError, match=words):
         from_numpyro(model, example=ROWS, **settings)
+
+
+def test_outcomes_of_few_digits_are_told():
+    """Of floats in single precision alone, and where groups have effects."""
+
+    def counts(x, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        u = numpyro.sample("u", dist.Normal(mu, 1), infer={"local": True})
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Poisson(jnp.exp(u) * x), obs=y)
+
+    def shared(x, y):
+        observe(numpyro.sample("mu", dist.Normal(0, 2)) + x, y)
+
+    far = ROWS | {"y": ROWS["y"] - 123_456}
+    data = fedmcmc.FederatedData.from_clients([ROWS, far])
+    with pytest.warns(UserWarning, match=r"'y' .* up to 1\.23e\+05 .* by 0\.0078") as said:
+        from_numpyro(marked, example=data)
+    assert [warning.filename for warning in said] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_numpyro(marked, example=ROWS | {"y": ROWS["y"] - 9_000})
+        from_numpyro(shared, example=data)
+        from_numpyro(marked, example=data, check_rows=False)
+        whole = {"x": np.full(3, 1e5), "y": np.array([100_000, 99_000, 101_000])}
+        from_numpyro(counts, example=fedmcmc.FederatedData.from_clients([whole]))
+        with jax.enable_x64(True):
+            from_numpyro(marked, example=fedmcmc.FederatedData.from_clients([far]))
 
 
 def test_an_effect_for_all_clients_names_the_remedy():

@@ -79,6 +79,25 @@ def test_slices_draw_what_is_shared_given_latents():
     assert worst_z(draws, law) < LIMIT
 
 
+def test_law_of_every_round_where_the_server_draws_by_slices():
+    """So many sweeps are as good as draws; clients that are absent are in the totals alone."""
+    some = fedmcmc.bernoulli(PROBABILITIES)
+    kernel = fedmcmc.fed_gibbs(SLICED, refresh=conjugate(), server_moves=4, participation=some)
+    init, step = fedmcmc.simulate(kernel, DATA)
+    states = jax.tree.map(lambda leaf: np.stack([leaf] * 2048), jax.jit(init)(START))
+    one = jax.jit(jax.vmap(step))
+    law = laws.Moments(MODEL.at_modes(START), np.zeros((MODEL.size, MODEL.size)))
+    rounds = [
+        (chance, laws_joint.gibbs_round(MODEL, weights > 0))
+        for chance, weights in laws_joint.cohorts(PROBABILITIES)
+    ]
+    for round_ in range(3):
+        states, _ = one(jax.random.split(jax.random.key(round_), 2048), states)
+        law = laws_joint.after(rounds, law)
+        found = np.asarray(jax.vmap(joint_vector)(states))
+        assert worst_z(found, law) < LIMIT, f"after {round_ + 1} rounds"
+
+
 SERVERS = {
     "slices": (SLICED, conjugate(), dict(server_moves=2)),
     "slices, metropolis": (SLICED, independence(num_tries=2), dict(server_moves=1)),

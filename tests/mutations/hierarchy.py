@@ -17,7 +17,7 @@ SOME = f"{JOINT}[some clients]"
 METRIC = f"{JOINT}[exact, a metric]"
 GIBBS = "laws/test_gibbs_law.py::test_law_of_every_round[some clients]"
 SLICES = "laws/test_gibbs_law.py::test_in_the_long_run_it_is_the_posterior[slices]"
-LEVELS = "laws/test_joint_law.py::test_law_of_latents_of_clients_and_their_groups"
+LEVELS = "laws/test_joint_law.py::test_law_of_two_levels"
 TWO = "hierarchy/_two_levels.py"
 SWEPT = "laws/test_gibbs_law.py::test_slices_draw_what_is_shared_given_latents"
 PREDICTED = "tuning/test_latents.py::test_of_draws_the_law_is_exact[draws]"
@@ -33,14 +33,17 @@ ROWS = (
     "hierarchy/test_gibbs.py::test_parameters_of_rows_move_by_an_exchange_of_their_own[conjugate]"
 )
 PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
+SWITCHED = "transforms/test_switching.py::test_the_law_goes_on[to gibbs]"
+BEGUN = "transforms/test_switching.py::test_where_there_were_no_latents_clients_draw_theirs"
+SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
 TESTS = [PATHS, MOVES, DRAWS, EXACT, SLOPES, LAYOUTS, STEPS, SOME, METRIC, GIBBS, SLICES, ROWS, FAR]
 TESTS += [LEVELS, SWEPT, NEGATIVE, MOMENTS, QUADRATURE, PREDICTED, RESCALED, NEW, ALONE, CENTERED]
-TESTS += [FITTED]
+TESTS += [FITTED, SWITCHED, BEGUN, SEARCHES]
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
 RUNNING = "kernels/_gibbs_sums.py"
-PATH = "hierarchy/_trajectories.py"
+PATH, GOES_ON = "hierarchy/_trajectories.py", "hierarchy/_going_on.py"
 SLICED, JUDGED = "dynamics/_slices.py", "kernels/_gibbs_rows.py"
 
 MUTATIONS = {
@@ -236,6 +239,12 @@ MUTATIONS = {
         "participation = replace(participation, weighted=True)",
         GIBBS,
     ),
+    "searches that fail are not counted": (
+        MARGINAL,
+        "groups.present & ~there",
+        "groups.present & ~there & (jnp.arange(groups.num) < 0)",
+        SEARCHES,
+    ),
     "a level under the density from the wrong distribution": (
         SLICED,
         "log_density(now) + jnp.log1p(-below)",
@@ -271,6 +280,25 @@ MUTATIONS = {
         "jnp.sqrt(2 * step) * normals",
         "jnp.sqrt(step) * normals",
         ROWS,
+    ),
+    "latents begin anew when another kernel goes on": (
+        GOES_ON,
+        "return groups.as_flat(jax.tree.map(lambda leaf: leaf[index], self.latents))",
+        "return self.refresh.begin(groups, position)",
+        SWITCHED,
+    ),
+    "the server begins with sums of other latents than the clients": (
+        SERVER,
+        "sums = sums_of(population, groups, first.latents, origin_of(population, position))",
+        "sums = sums_of(population, groups, trees.zeros_like(first.latents), "
+        "origin_of(population, position))",
+        SWITCHED,
+    ),
+    "all clients draw their first latents from one key": (
+        GOES_ON,
+        "jax.random.fold_in(self.rng_key, groups.client.index)",
+        "jax.random.fold_in(self.rng_key, 0 * groups.client.index)",
+        BEGUN,
     ),
     "every trajectory of a latent is accepted": (
         PATH,

@@ -194,11 +194,14 @@ class ClientLatent(NamedTuple):
         Shapes of one client's latent, unconstrained.
     constrain_fn
         ``(position, latent)`` to the user's parameters of one client.
+    prior_spread_fn
+        As that of `Local`, of how much the clients' latents differ.
     """
 
     logprior_fn: Callable[[ArrayTree, ArrayTree], Array]
     like: Shapes
     constrain_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
+    prior_spread_fn: Callable[[Array], dict[str, Array]] | None = None
 
 
 class Local(NamedTuple):

@@ -12,7 +12,14 @@ from fedmcmc.diagnostics._mixing import Mixing, mixing
 from fedmcmc.diagnostics._moments import Moments, check_moments
 from fedmcmc.diagnostics._psis import threshold
 from fedmcmc.diagnostics._weights import check_by_weights
-from fedmcmc.hierarchy import MORE_NODES, MarginalTerms, of_few_groups, quadrature_error
+from fedmcmc.hierarchy import (
+    MORE_NODES,
+    MarginalTerms,
+    failed_searches,
+    of_few_clients,
+    of_few_groups,
+    quadrature_error,
+)
 from fedmcmc.pytrees import trees
 
 FEWEST_DRAWS = 400
@@ -113,6 +120,7 @@ def diagnose(
     approximates: bool = False,
     approximation: ArrayTree = None,
     integrates: bool = True,
+    proposes: bool = False,
 ) -> Diagnosis:
     """Judge draws: whether chains agree, whether they are enough, whether they are the posterior's.
 
@@ -131,6 +139,8 @@ def diagnose(
         More draws of the same approximation, for its mean and covariance; by default `draws`.
     integrates
         Whether the draws' kernel integrates latents as `posterior` does, rather than move them.
+    proposes
+        Whether it proposes latents around their modes, as `fedmcmc.hierarchy.independence` does.
 
     Examples
     --------
@@ -164,8 +174,15 @@ def diagnose(
             error = quadrature_error(posterior, data, draws)
             findings += _of_quadrature(error, terms)
     if posterior is not None and data is not None:
-        few = of_few_groups(posterior, int(data.group_mask.sum()), draws)
-        findings += [] if few is None else [few]
+        findings += _of_searches(posterior, data, draws, integrates, proposes)
+        findings += [
+            few
+            for few in (
+                of_few_clients(posterior, data.num_clients, draws),
+                of_few_groups(posterior, int(data.group_mask.sum()), draws),
+            )
+            if few is not None
+        ]
     return Diagnosis(found, moments, names, tuple(findings), error)
 
 
@@ -177,6 +194,31 @@ def _of_quadrature(error: float, terms: MarginalTerms) -> list[str]:
         f"The quadrature over latents is off by {error:.2g} nats: by so much log densities of "
         f"draws change with {more} nodes in place of {terms.nodes}. Take marginal(posterior, "
         f"nodes={more})."
+    ]
+
+
+def _of_searches(
+    posterior: Posterior, data: FederatedData, draws: ArrayTree, integrates: bool, proposes: bool
+) -> list[str]:
+    """Return what is wrong where latents have no mode that is found."""
+    terms = posterior.loglikelihood_fn
+    marginal = isinstance(terms, MarginalTerms)
+    local = terms.local if isinstance(terms, MarginalTerms) else posterior.local
+    if local is None or local.client is not None or not (proposes or (integrates and marginal)):
+        return []
+    failed, made = failed_searches(local, data, draws)
+    if not failed:
+        return []
+    what = (
+        "what is integrated around such a place is wrong"
+        if integrates and marginal
+        else "proposals around such a place are seldom accepted"
+    )
+    return [
+        f"In {failed} of {made} cases, groups at some of the draws, the search for the mode of a "
+        f"latent failed: {what}. A latent's log density must be smooth and fall to all sides; for "
+        f"one that is not, fedmcmc.fed_gibbs and fedmcmc.lsd take refresh=hierarchy.hmc(), which "
+        f"needs no mode."
     ]
 
 

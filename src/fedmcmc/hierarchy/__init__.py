@@ -3,9 +3,15 @@
 The room sees one client at a time. It imports data, gradients and the ground floor.
 """
 
+from fedmcmc.hierarchy._few_groups import of_few_clients as of_few_clients
 from fedmcmc.hierarchy._few_groups import of_few_groups as of_few_groups
 from fedmcmc.hierarchy._gaussian_moves import conjugate as conjugate
 from fedmcmc.hierarchy._gaussian_moves import ula as ula
+from fedmcmc.hierarchy._going_on import begins_latents as begins_latents
+from fedmcmc.hierarchy._going_on import expect_same_latents as expect_same_latents
+from fedmcmc.hierarchy._going_on import with_drawn_latents as with_drawn_latents
+from fedmcmc.hierarchy._going_on import with_latents as with_latents
+from fedmcmc.hierarchy._going_on import with_learned_steps as with_learned_steps
 from fedmcmc.hierarchy._latents import Accepted as Accepted
 from fedmcmc.hierarchy._latents import Groups as Groups
 from fedmcmc.hierarchy._latents import Locals as Locals
@@ -21,6 +27,7 @@ from fedmcmc.hierarchy._local_draws import local_draws as local_draws
 from fedmcmc.hierarchy._marginal import MORE_NODES as MORE_NODES
 from fedmcmc.hierarchy._marginal import MOST_DIMENSIONS as MOST_DIMENSIONS
 from fedmcmc.hierarchy._marginal import MarginalTerms as MarginalTerms
+from fedmcmc.hierarchy._marginal import failed_searches as failed_searches
 from fedmcmc.hierarchy._marginal import marginal as marginal
 from fedmcmc.hierarchy._marginal import quadrature_error as quadrature_error
 from fedmcmc.hierarchy._moments import LocalMoments as LocalMoments
@@ -28,6 +35,7 @@ from fedmcmc.hierarchy._moments import local_moments as local_moments
 from fedmcmc.hierarchy._moments import with_moments as with_moments
 from fedmcmc.hierarchy._new_group import new_group as new_group
 from fedmcmc.hierarchy._refresh import Here as Here
+from fedmcmc.hierarchy._refresh import Independence as Independence
 from fedmcmc.hierarchy._refresh import Moved as Moved
 from fedmcmc.hierarchy._refresh import Refresh as Refresh
 from fedmcmc.hierarchy._refresh import first_locals as first_locals

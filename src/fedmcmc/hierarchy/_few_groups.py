@@ -1,10 +1,12 @@
 """How much few groups tell of how much groups differ."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedmcmc._types import ArrayTree, Local, Posterior
 from fedmcmc.hierarchy._marginal import MarginalTerms
@@ -33,14 +35,40 @@ def of_few_groups(posterior: Posterior, num_groups: int, draws: ArrayTree) -> st
     """
     terms = posterior.loglikelihood_fn
     local: Local | None = terms.local if isinstance(terms, MarginalTerms) else posterior.local
-    if local is None or num_groups >= FEWEST_GROUPS:
+    if local is None:
         return None
-    said = f"{num_groups} group{'s' * (num_groups > 1)} tell{'s' * (num_groups == 1)} little"
+    within = "" if local.client is None else " within their clients"
+    spread_fn = local.prior_spread_fn
+    return _of_few("group", num_groups, f"groups differ{within}", spread_fn, posterior, draws)
+
+
+def of_few_clients(posterior: Posterior, num_clients: int, draws: ArrayTree) -> str | None:
+    """Return what fewer than five clients leave open where clients have latents of their own.
+
+    ``None`` where they have none; else as `of_few_groups`, of how much clients differ.
+    """
+    if posterior.local is None or posterior.local.client is None:
+        return None
+    spread_fn = posterior.local.client.prior_spread_fn
+    return _of_few("client", num_clients, "clients differ", spread_fn, posterior, draws)
+
+
+def _of_few(
+    whose: str,
+    num: int,
+    differ: str,
+    spread_fn: Callable[[Array], dict[str, Array]] | None,
+    posterior: Posterior,
+    draws: ArrayTree,
+) -> str | None:
+    if num >= FEWEST_GROUPS:
+        return None
+    said = f"{num} {whose}{'s' * (num > 1)} tell{'s' * (num == 1)} little of how much {differ}"
     advice = "Choose it on purpose, and see how results change with another."
-    if local.prior_spread_fn is None or posterior.constrain_fn is None:
-        return f"{said} of how much groups differ: the prior of their spread matters. {advice}"
+    if spread_fn is None or posterior.constrain_fn is None:
+        return f"{said}: the prior of their spread matters. {advice}"
     keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
-    before = jax.jit(jax.vmap(local.prior_spread_fn))(keys)
+    before = jax.jit(jax.vmap(spread_fn))(keys)
     if not before:
         return None
     after = jax.jit(jax.vmap(posterior.constrain_fn))(_some(draws))
@@ -48,8 +76,8 @@ def of_few_groups(posterior: Posterior, num_groups: int, draws: ArrayTree) -> st
         _sds(before, {site: after[site] for site in before}), key=lambda item: item[2] / item[1]
     )
     return (
-        f"{said} of how much groups differ: the prior of {name} matters (its sd is {prior:.3g} "
-        f"before the data and {left:.3g} after). {advice}"
+        f"{said}: the prior of {name} matters (its sd is {prior:.3g} before the data and "
+        f"{left:.3g} after). {advice}"
     )
 
 

@@ -27,6 +27,8 @@ MOST_DIMENSIONS = 3
 """Numbers per latent; ``nodes**3`` points per group are the most that pays."""
 MORE_NODES = 4
 """Per dimension, of the quadrature that one is held against."""
+UNSETTLED = 1e-3
+"""Nats that a step promises from where it is called no mode."""
 
 
 @register_dataclass
@@ -116,13 +118,57 @@ def quadrature_error(
     terms = posterior.loglikelihood_fn
     if not isinstance(terms, MarginalTerms):
         raise ValueError("This posterior integrates no latents: give what marginal() returned.")
-    total = int(np.prod(np.shape(jax.tree.leaves(draws)[0])[:2]))
-    at = np.linspace(0, total - 1, min(num_draws, total)).astype(int)
-    chosen = jax.tree.map(
-        lambda leaf: jnp.asarray(np.reshape(leaf, (total, *np.shape(leaf)[2:]))[at]), draws
-    )
+    chosen = _evenly(draws, num_draws)
     differences = np.asarray(_differences(terms, data, chosen), np.float64)
     return float(np.abs(differences - differences.mean()).max())
+
+
+def failed_searches(
+    local: Local, data: FederatedData, draws: ArrayTree, *, num_draws: int = 20
+) -> tuple[int, int]:
+    """Return how many searches for a latent's mode end where there is none, and how many were made.
+
+    Newton's method has failed where its next step promises more than a thousandth of a nat, or is
+    not finite. Quadrature takes the place for the mode, and `independence` proposes around it.
+    `fedmcmc.diagnostics.diagnose`, which ends every run, warns of it.
+
+    Parameters
+    ----------
+    local
+        A group's part of the model, without latents of clients.
+    data
+        The clients' rows.
+    draws
+        Of the shared parameters, unconstrained, leaves ``[chains, draws, *event]``.
+    num_draws
+        How many are looked at, evenly spread: a search per group and draw.
+    """
+    failed, made = _failures(as_functions(local), data, _evenly(draws, num_draws))
+    return int(failed.sum()), int(made.sum())
+
+
+@jax.jit
+def _failures(local: Local, data: FederatedData, draws: ArrayTree) -> tuple[Array, Array]:
+    def of_client(client: Client, position: ArrayTree) -> tuple[Array, Array]:
+        groups = groups_of(local, client)
+        there = find_modes(groups, position).gain < UNSETTLED  # false where it is not a number
+        return jnp.sum(groups.present & ~there), jnp.sum(groups.present)
+
+    def one(position: ArrayTree) -> tuple[Array, Array]:
+        counts: tuple[Array, Array] = data.map_clients(lambda client: of_client(client, position))
+        return counts
+
+    found: tuple[Array, Array] = jax.lax.map(one, draws)
+    return found
+
+
+def _evenly(draws: ArrayTree, num: int) -> ArrayTree:
+    """Return `num` draws of all chains, evenly spread, leaves ``[num, *event]``."""
+    total = int(np.prod(np.shape(jax.tree.leaves(draws)[0])[:2]))
+    at = np.linspace(0, total - 1, min(num, total)).astype(int)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(np.reshape(leaf, (total, *np.shape(leaf)[2:]))[at]), draws
+    )
 
 
 @jax.jit

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
@@ -30,6 +31,11 @@ class ClientAndGroups(NamedTuple):
 
     upper: ClientLatent
     groups: Groups
+
+    @property
+    def client(self) -> Client:
+        """Whose groups they are."""
+        return self.groups.client
 
     @property
     def present(self) -> Array:
@@ -121,7 +127,11 @@ class TwoLevels(Refresh):
     def check(self, local: Local, position: ArrayTree, rows: ArrayTree) -> None:
         assert local.client is not None
         upper, inner = local.client, local._replace(client=None)
-        own, one = trees.zeros_like(upper.like.tree), trees.zeros_like(inner.like.tree)
+        # By NumPy: numbers that are made in a trace are none that a check could look at.
+        own, one = (
+            jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like.tree)
+            for like in (upper.like, inner.like)
+        )
         self.group.check(inner, (position, own), rows)
 
         def logprior_fn(position: ArrayTree, own: ArrayTree) -> Array:

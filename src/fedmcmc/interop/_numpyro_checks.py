@@ -18,6 +18,8 @@ from fedmcmc.interop._dependence import Tracer
 from fedmcmc.interop._numpyro_structure import Structure, position_shapes
 
 _POSITION = "position"
+LARGE = 1e4
+"""Size of outcomes in single precision beyond which too few of their digits are left."""
 
 
 def check_arguments(model: Callable[..., Any], rows: ArrayTree) -> tuple[str, ...]:
@@ -118,6 +120,37 @@ def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows:
                 f"{', '.join(map(repr, others))}, as that of a group effect would. The model is "
                 f"written for one client's rows, but clients share its latent sites. For an effect "
                 f"per client mark it with infer={{'local': True}}, or name it in local=[{name!r}].",
+                stacklevel=3,  # who calls `from_numpyro`
+            )
+
+
+def warn_of_large_outcomes(
+    model: Callable[..., Any], structure: Structure, rows: ArrayTree
+) -> None:
+    """Warn of outcomes in single precision that are so large that few digits tell groups apart."""
+    shapes = position_shapes(structure.every)
+    zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+
+    def sizes(rows: ArrayTree) -> dict[str, Array]:
+        trace = tracing.trace_at(model, rows, zeros)
+        found = {
+            name: jnp.asarray(trace[name]["value"])
+            for name in structure.likelihood
+            if not tracing.is_factor(trace[name])
+        }
+        return {
+            name: jnp.nanmax(jnp.abs(value))
+            for name, value in found.items()
+            if value.dtype == jnp.float32
+        }
+
+    for name, size in jax.tree.map(np.asarray, jax.jit(sizes)(rows)).items():
+        if size > LARGE:
+            warnings.warn(
+                f"Site {name!r} observes values up to {size:.3g} in size, which single precision "
+                f"tells apart by {np.spacing(size):.2g} at best; sums over rows and groups lose "
+                f"more. Subtract their mean and choose a larger unit, or call "
+                f"jax.config.update('jax_enable_x64', True) before the data are made.",
                 stacklevel=3,  # who calls `from_numpyro`
             )
 

@@ -1,6 +1,6 @@
 """Which latent sites of a NumPyro model are those of a group, and how they are parametrized."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -136,19 +136,20 @@ def reparametrized(
 
 
 def prior_spread(
-    model: Callable[..., Any], structure: Structure, rows: ArrayTree
+    model: Callable[..., Any], structure: Structure, rows: ArrayTree, local: Iterable[str]
 ) -> Callable[[Array], dict[str, Array]]:
-    """Return ``rng_key -> dict``, draws of the shared sites on which local sites' spread depends.
+    """Return ``rng_key -> dict``, draws of shared sites on which the spread of sites depends.
 
-    These are what their distributions' parameters depend on, the location left out. `model` and
-    `structure` are of sites as they are written.
+    These are what the parameters of the distributions of `local` sites depend on, the location left
+    out. `model` and `structure` are of sites as they are written.
     """
+    whose = tuple(local)
 
     @cache
     def names() -> tuple[str, ...]:
         def parameters(position: ArrayTree) -> list[Any]:
             trace, found = tracing.trace_at(model, rows, position), []
-            for name in structure.local:
+            for name in whose:
                 fn = trace[name]["fn"]
                 while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
                     fn = fn.base_dist

@@ -16,6 +16,7 @@ from fedmcmc.interop._numpyro_checks import (
     check_arguments,
     check_support,
     warn_of_group_effects,
+    warn_of_large_outcomes,
 )
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
@@ -111,7 +112,8 @@ def from_numpyro(
     Warns
     -----
     UserWarning
-        If a scalar site's scale is another latent site, as an effect per client would have it.
+        If a scalar site's scale is another latent site, as an effect per client would have it; with
+        `check_rows`, if a model of groups has outcomes in single precision above ten thousand.
 
     Notes
     -----
@@ -147,7 +149,7 @@ def from_numpyro(
         sites, num_own = local_sites_of_levels(model, rows, local)
         # As it is written first: what does not fit is said of the user's own sites.
         structure, inner = _structures(model, rows, sites, num_own)
-        spread_fn = prior_spread(model, structure, jax.tree.map(lambda leaf: leaf[:1], rows))
+        spread_fns = _spreads(model, structure, inner, jax.tree.map(lambda leaf: leaf[:1], rows))
         shifted, sites = reparametrized(model, rows, sites, centered)
         if shifted is not model:
             model = shifted
@@ -162,10 +164,17 @@ def from_numpyro(
         raise
     posterior, row_terms = _build(model, structure, inner, rows, float(init_radius))
     if posterior.local is not None:
-        posterior = posterior._replace(local=posterior.local._replace(prior_spread_fn=spread_fn))
+        own, of_groups = spread_fns
+        told = posterior.local._replace(prior_spread_fn=of_groups)
+        if told.client is not None:
+            told = told._replace(client=told.client._replace(prior_spread_fn=own))
+        posterior = posterior._replace(local=told)
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
-        check_support(model, structure, rows if data is None else values_of(data.rows), data)
+        every = rows if data is None else values_of(data.rows)
+        check_support(model, structure, every, data)
+        if structure.local:
+            warn_of_large_outcomes(model, structure, every)
         if local is None:
             warn_of_group_effects(model, structure, rows)
         _check_rows(row_terms, structure, rows)
@@ -333,6 +342,15 @@ def _build(
         local=local,
     )
     return posterior, row_terms
+
+
+def _spreads(
+    model: Callable[..., Any], structure: Structure, inner: Structure | None, row: ArrayTree
+) -> list[Callable[[Array], dict[str, Array]]]:
+    """Return draws of what the spread of clients' own sites depends on, and of those of groups."""
+    of_groups = structure.local if inner is None else inner.local
+    own = [name for name in structure.local if name not in of_groups]
+    return [prior_spread(model, structure, row, names) for names in (own, of_groups)]
 
 
 def _own_sites(structure: Structure) -> tuple[str, ...]:

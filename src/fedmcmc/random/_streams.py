@@ -21,6 +21,7 @@ _DRAW = 2**32 - 3
 _SHARED = 2**32 - 4
 _STREAM = 2**32 - 6
 _START = 2**32 - 1  # in place of a round
+_LATENTS = 2**32 - 7  # in place of a round
 # Folded into the key of a client's round.
 _COMPRESSOR = 2**32 - 4
 _PHASE = 2**32 - 256
@@ -78,6 +79,11 @@ def phase_key(rng_key: Array, index: int) -> Array:
     It is for phases before the kernel's own, whose key is the round key itself.
     """
     return jax.random.fold_in(rng_key, jnp.uint32(_PHASE - index))
+
+
+def latents_key(rng_key: Array) -> Array:
+    """Return the key of clients' first latents, where these are drawn."""
+    return jax.random.fold_in(rng_key, jnp.uint32(_LATENTS))
 
 
 def part_key(rng_key: Array, index: int) -> Array:

@@ -22,7 +22,7 @@ from fedmcmc.diagnostics import (
     diagnose,
     silenced,
 )
-from fedmcmc.hierarchy import Trajectories, locals_in
+from fedmcmc.hierarchy import Independence, Trajectories, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -248,6 +248,10 @@ def judge(
         approximates=kernel.approximates,
         approximation=approximation,
         integrates=kernel.local is None,
+        proposes=any(
+            isinstance(node, Independence)
+            for node in jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Independence))
+        ),
     )
 
 

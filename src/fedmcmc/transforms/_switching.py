@@ -1,15 +1,23 @@
 """Going on with another kernel where a run has come to."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedmcmc._checks import expect
-from fedmcmc._types import FederatedKernel, FederatedState, as_functions
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.data import FederatedData
-from fedmcmc.random import as_key
+from fedmcmc.hierarchy import (
+    Locals,
+    begins_latents,
+    expect_same_latents,
+    locals_in,
+    with_drawn_latents,
+    with_latents,
+    with_learned_steps,
+)
+from fedmcmc.pytrees import trees
+from fedmcmc.random import as_key, latents_key
 
 
 def switch(
@@ -19,6 +27,7 @@ def switch(
     rng_key: Array | None = None,
     *,
     clients: Array | None = None,
+    carry_latents: bool = True,
 ) -> FederatedState:
     """Return the state with which `kernel` goes on from where another kernel's run ended.
 
@@ -28,6 +37,14 @@ def switch(
     kernels of one structure (`fedmcmc.fed_avg` and `fedmcmc.fed_pa` with the same optimizer of the
     server, say) a state can be passed on as it is, with all that it holds.
 
+    Clients' latents (`fedmcmc.lsd` with ``refresh=``, `fedmcmc.fed_gibbs`, `fedmcmc.fed_ep`) go on
+    from where they were, and the server of `fed_gibbs` begins with their sums. Of `hierarchy.hmc`
+    and `hierarchy.mala` the learned step sizes go along, if both kernels have the same one; its
+    ``num_adapt`` counts rounds from the first kernel's start. Where the state holds no latents, as
+    of a kernel on `fedmcmc.marginal`, each client draws its own given the position; those of two
+    levels begin at their modes. Make both posteriors with the same ``centered=``: it shows in the
+    names of latents whether that is one, and not which number below one it is.
+
     Parameters
     ----------
     kernel, data
@@ -35,10 +52,19 @@ def switch(
     state
         ``samples.state``, with a leading chain axis, or the state of one chain.
     rng_key
-        For kernels whose start is random.
+        For kernels whose start is random, and for latents that are drawn.
     clients
         Ids ``[n]`` of those whose states are made, all by default: a `fedmcmc.HostStore` starts
         some at a time.
+    carry_latents
+        Whether latents go on. Else they begin anew where a run would begin, at their modes given
+        the position (`hierarchy.hmc` and `hierarchy.mala`: at zero).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of the wrong kind, or latents in the state are not those that the kernel
+        moves: by name, where one posterior has them centered and the other does not.
 
     Examples
     --------
@@ -74,11 +100,41 @@ def switch(
     key = jax.random.key(0) if rng_key is None else as_key(rng_key)
     round_, position = state.broadcast.round, state.broadcast.position
 
-    def start(key_: Array, place: Any) -> FederatedState:
-        return kernel.init_some(key_, place, rows, clients)
+    carries = carry_latents and begins_latents(kernel)
 
+    def start(key_: Array, place: ArrayTree, old: Locals | None) -> FederatedState:
+        if not carries:
+            return kernel.init_some(key_, place, rows, clients)
+        if old is None:
+            begun = with_drawn_latents(kernel, latents_key(key_))
+            return begun.init_some(key_, place, rows, clients)
+        wanted = jax.eval_shape(
+            lambda: locals_in(kernel.init_some(key_, place, rows, None).clients)
+        )
+        assert wanted is not None
+        expect_same_latents(wanted.latents, old.latents)
+        begun = with_latents(kernel, trees.cast_like(old.latents, wanted.latents))
+        fresh = begun.init_some(key_, place, rows, clients)
+        learned = old.refresh
+        if clients is not None:
+            learned = jax.tree.map(lambda leaf: leaf[clients], learned)
+
+        def known(node: ArrayTree) -> ArrayTree:
+            if not isinstance(node, Locals):
+                return node
+            return node._replace(refresh=with_learned_steps(node.refresh, learned))
+
+        return fresh._replace(
+            clients=jax.tree.map(
+                known, fresh.clients, is_leaf=lambda node: isinstance(node, Locals)
+            )
+        )
+
+    old = locals_in(state.clients)
+    if old is not None:
+        old = jax.tree.map(jnp.asarray, old)
     if jnp.ndim(round_) == 0:
-        fresh = start(key, position)
+        fresh = start(key, position, old)
     else:
-        fresh = jax.vmap(start)(jax.random.split(key, jnp.size(round_)), position)
+        fresh = jax.vmap(start)(jax.random.split(key, jnp.size(round_)), position, old)
     return fresh._replace(broadcast=fresh.broadcast._replace(round=round_))

@@ -1,0 +1,182 @@
+"""Latents that go on with another kernel: to the bit, in the right law, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import FederatedData, hierarchy
+from fedmcmc.hierarchy import conjugate, hmc, independence
+from tests.hierarchy.models import clients, gaussian, in_two_clients
+from tests.hierarchy.test_gibbs import shared_spread
+from tests.oracles import federations_two_levels as two
+from tests.oracles import laws_joint
+from tests.oracles.federations import LIMIT, worst_z
+from tests.oracles.federations_gibbs import DATA, MODEL, POSTERIOR
+from tests.oracles.federations_joint import PROBABILITIES, START, joint_vector
+from tests.oracles.laws import Moments
+from tests.support.lanes import fast_and_slow
+
+KEY, NUM_CHAINS, STEP = jax.random.key(3), 2048, 0.06
+SOME = fedmcmc.bernoulli(PROBABILITIES)
+COHORTS = list(laws_joint.cohorts(PROBABILITIES))
+
+
+def langevin():
+    """Return Langevin dynamics whose gradients are at the latents of before, and its law."""
+    rounds = [
+        (
+            chance,
+            laws_joint.langevin_round(
+                MODEL, laws_joint.exact, weights, step_size=STEP, order="gradient_first"
+            ),
+        )
+        for chance, weights in COHORTS
+    ]
+    kernel = fedmcmc.lsd(
+        POSTERIOR,
+        step_size=STEP,
+        refresh=conjugate(),
+        order="gradient_first",
+        participation=SOME,
+    )
+    return kernel, rounds
+
+
+def gibbs():
+    """Return a Gibbs sampler, whose absent clients' latents enter by sums alone, and its law."""
+    kernel = fedmcmc.fed_gibbs(POSTERIOR, refresh=conjugate(), participation=SOME)
+    return kernel, [(c, laws_joint.gibbs_round(MODEL, weights > 0)) for c, weights in COHORTS]
+
+
+def run(kernel, num_rounds, **settings):
+    return fedmcmc.sample(
+        KEY,
+        kernel,
+        DATA,
+        num_rounds=num_rounds,
+        collect=joint_vector,
+        progress=False,
+        **settings,
+    )
+
+
+ORDERS = {"to gibbs": (langevin, gibbs), "to langevin": (gibbs, langevin)}
+
+
+@pytest.mark.parametrize("order", fast_and_slow(ORDERS, ["to gibbs"]))
+def test_the_law_goes_on(order):
+    """Latents of clients that are absent show whether they were carried, and their sums with."""
+    (first, before), (then, after) = (build() for build in ORDERS[order])
+    started = run(first, 2, position=START, num_chains=NUM_CHAINS)
+    state = fedmcmc.switch(then, DATA, started.state)
+    jax.tree.map(
+        np.testing.assert_array_equal, state.clients.latents, started.state.clients.latents
+    )
+    law = laws_joint.laws_of(before, MODEL.at_modes(START), 2)[-1]
+    draws = run(then, 2, state=state, num_chains=NUM_CHAINS).draws
+    for round_ in range(2):
+        law = laws_joint.after(after, law)
+        assert worst_z(draws[:, round_], law) < LIMIT, f"after {round_ + 1} rounds"
+
+
+def test_where_there_were_no_latents_clients_draw_theirs():
+    """Given a position latents have the law that is theirs, of which twenty tries are draws."""
+    kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP, refresh=conjugate())
+    without = fedmcmc.lsd(fedmcmc.marginal(POSTERIOR), step_size=STEP).init(KEY, START, DATA)
+    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * 1024), without)
+    begun = jax.jit(lambda at: fedmcmc.switch(kernel, DATA, at, jax.random.key(1)))(state)
+    found = np.asarray(jax.vmap(joint_vector)(begun))[:, len(START) :]
+    size = found.shape[1]
+    mean, covariance = np.zeros(size), np.zeros((size, size))
+    for i, group in enumerate(MODEL.groups):
+        place = slice(i * len(group.D), (i + 1) * len(group.D))
+        covariance[place, place] = np.linalg.inv(group.D)
+        mean[place] = covariance[place, place] @ (group.e - group.B.T @ START)
+    assert worst_z(found, Moments(mean, covariance)) < LIMIT
+
+
+def totals(state):
+    """Return what the server holds, and the sums over the clients' latents, of one chain."""
+    latents = jax.tree.leaves(state.clients.latents)[0]
+    away = latents - jax.tree.leaves(state.broadcast.extra.origins.now)[0]
+    held = [np.asarray(leaf) for leaf in jax.tree.leaves(state.server.sums.now.total)]
+    return held, [away.sum(), (away**2).sum()]
+
+
+@pytest.mark.slow
+def test_latents_of_numpyro_models_go_on_between_all_kernels():
+    data = FederatedData.from_clients(clients())
+    posterior = fedmcmc.from_numpyro(shared_spread, example=data, centered=1.0)
+    refresh = hmc(3, num_adapt=30)
+    settings = dict(progress=False, num_rounds=5)
+    joint = fedmcmc.lsd(posterior, step_size=0.01, refresh=refresh)
+    first = fedmcmc.sample(KEY, joint, data, {"mu": 0.0, "tau": 0.0}, **settings)
+    kernels = {
+        "gibbs": fedmcmc.fed_gibbs(posterior, refresh=refresh),
+        "faulty": fedmcmc.faults(fedmcmc.fed_gibbs(posterior, refresh=refresh), drop=0.1),
+        "ep": fedmcmc.fed_ep(posterior, inference=fedmcmc.inference.mcmc_local(refresh)),
+    }
+    for name, kernel in kernels.items():
+        state = fedmcmc.switch(kernel, data, first.state)
+        then, before = (hierarchy.locals_in(x.clients) for x in (state, first.state))
+        np.testing.assert_array_equal(then.latents["effect"], before.latents["effect"])
+        # What has been learned goes along, and rounds in which it is learned count on.
+        jax.tree.map(np.testing.assert_array_equal, then.refresh, before.refresh)
+        assert (np.asarray(then.refresh.num) == 5).all() and (state.broadcast.round == 5).all()
+        if name == "gibbs":
+            one = jax.tree.map(lambda leaf: leaf[0], state)
+            for held, wanted in zip(*totals(one), strict=True):
+                np.testing.assert_allclose(held, wanted, rtol=1e-5)
+        again = fedmcmc.sample(KEY, kernel, data, state=state, **settings)
+        back = fedmcmc.switch(joint, data, again.state)
+        np.testing.assert_array_equal(
+            back.clients.latents["effect"],
+            hierarchy.locals_in(again.state.clients).latents["effect"],
+        )
+    some = fedmcmc.switch(joint, data, first.state, clients=jnp.array([3, 1]))
+    np.testing.assert_array_equal(
+        some.clients.latents["effect"], first.state.clients.latents["effect"][:, [3, 1]]
+    )
+    single = jax.tree.map(lambda leaf: leaf[0], first.state)
+    anew = fedmcmc.switch(kernels["gibbs"], data, single, carry_latents=False)
+    wanted = kernels["gibbs"].init(KEY, single.broadcast.position, data)
+    jax.tree.map(np.testing.assert_array_equal, anew.clients, wanted.clients)
+    jax.tree.map(np.testing.assert_array_equal, anew.server, wanted.server)
+    moments = fedmcmc.lsd(
+        posterior, step_size=0.01, refresh=hierarchy.with_moments(conjugate(), num_burnin=0)
+    )
+    kept = hierarchy.local_moments(fedmcmc.switch(moments, data, first.state).clients)
+    assert (kept.num == 0).all()
+
+
+@pytest.mark.slow
+def test_latents_of_both_levels_go_on():
+    settings = dict(num_rounds=3, progress=False)
+    drawn = hierarchy.two_levels(conjugate(), conjugate())
+    other = hierarchy.two_levels(independence(), independence())
+    first, then = (fedmcmc.lsd(two.POSTERIOR, step_size=0.02, refresh=x) for x in (drawn, other))
+    samples = fedmcmc.sample(KEY, first, two.DATA, two.START, **settings)
+    state = fedmcmc.switch(then, two.DATA, samples.state)
+    for level in ("client", "group"):
+        found, wanted = (x.clients.latents[level] for x in (state, samples.state))
+        np.testing.assert_array_equal(found, wanted)
+        assert (found != 0).any()
+    fedmcmc.sample(KEY, then, two.DATA, state=state, **settings)
+
+
+def test_other_latents_are_refused_by_name():
+    data = FederatedData.from_clients(clients())
+    standard, centered = (
+        fedmcmc.from_numpyro(gaussian, example=data, centered=x) for x in (0.0, 1.0)
+    )
+    joint = fedmcmc.lsd(standard, step_size=0.01, refresh=conjugate())
+    gibbs = fedmcmc.fed_gibbs(centered, refresh=conjugate())
+    state = joint.init(KEY, {"mu": 0.0, "slope": 0.0}, data)
+    with pytest.raises(ValueError, match=r"are effect_decentered \[5, 1\].*moves effect \[5, 1\]"):
+        fedmcmc.switch(gibbs, data, state)
+    with pytest.raises(ValueError, match=r"centered=1\.0 for fed_gibbs; .* carry_latents=False"):
+        fedmcmc.switch(gibbs, data, state)
+    with pytest.raises(ValueError, match="Go on with the same data"):
+        fedmcmc.switch(joint, in_two_clients(clients()), state)
