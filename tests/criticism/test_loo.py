@@ -14,7 +14,7 @@ import fedmcmc
 from fedmcmc import criticism
 from fedmcmc.criticism import _rows
 from fedmcmc.criticism._draws import equal_draws
-from fedmcmc.criticism._loo import LeaveOneOut
+from fedmcmc.criticism._left_one_out import LeaveOneOut
 from fedmcmc.criticism._pareto import tail_length
 from fedmcmc.diagnostics import mixing
 from fedmcmc.exact import threshold

@@ -19,7 +19,7 @@ def name_of(kernel: FederatedKernel) -> str:
     >>> kernel = fedmcmc.dsgld(posterior, step_size=0.01, num_local_steps=2)
     >>> name_of(kernel)
     'dsgld'
-    >>> name_of(fedmcmc.faults(kernel, miss=0.1))
+    >>> name_of(fedmcmc.faults(kernel, drop=0.1))
     'faults(dsgld)'
     """
     family = type(kernel).__name__

@@ -27,6 +27,7 @@ FEWEST_DRAWS = 400
 FEWEST_OF_A_CHAIN = 4
 """The same, per chain: halves of shorter chains have no variance."""
 RHAT, ESS = 1.01, 400.0
+"""R-hat above which chains disagree, and effective draws below which they are too few."""
 BIAS, SPREAD = 0.1, 1.1
 """Errors of means in posterior sds, and ratios of sds, beyond which a result is called wrong."""
 FAR = 1e6

@@ -65,6 +65,7 @@ INTRODUCTION = (
     "of them say of the model's parameters, and whether it can be trusted. Words are explained at "
     "the end."
 )
+"""The first paragraph of a page."""
 
 COLUMNS = ("parameter", *MOMENTS, "R-hat", "ESS", "tail ESS")
 
@@ -127,6 +128,7 @@ WORDS = (
         "bits.",
     ),
 )
+"""Words of a page, and what they mean."""
 
 INFO = {
     "num_active": "clients that took part in a round",
