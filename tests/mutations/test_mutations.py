@@ -38,7 +38,16 @@ MEMORY = f"{SUM}[pp-memory-of-all]"
 ACTIVE = f"{SUM}[pp-memory-of-the-active]"
 CONSENSUS = "laws/test_dg_sgld.py::test_joint_law_after_seven_rounds[one per client]"
 QUANTISED = "laws/test_qlsd_law.py::test_law_of_two_quantised_rounds[forgetful]"
+OPERATORS = f"{SUM}[pp-operators-per-client]"
+REFRESHED = "laws/test_refreshed_law.py::test_law_while_surrogates_are_refitted_and_after[flat]"
+AUGMENTED = (
+    "gradients/test_augmented.py"
+    "::test_chains_follow_the_likelihoods_averaged_over_transformations[False]"
+)
 TESTS = [
+    OPERATORS,
+    REFRESHED,
+    AUGMENTED,
     FSGLD,
     DISTINCT,
     HOT,
@@ -98,8 +107,8 @@ MUTATIONS = {
     ),
     "prior counted once per client": (
         "kernels/_relay.py",
-        "trees.add(prior, importance(client, estimate(",
-        "trees.add(importance(client, prior), importance(client, estimate(",
+        "trees.add(prior, importance(client, gradient))",
+        "trees.add(importance(client, prior), importance(client, gradient))",
         FSGLD,
     ),
     "one key for all rounds": (
@@ -138,16 +147,34 @@ MUTATIONS = {
         "(word % jnp.uint32(p.shape[0]))",
         FSGLD,
     ),
+    "all clients compress by the first operator": (
+        "compression/_per_client.py",
+        "place = self.which.of(client)",
+        "place = jnp.zeros((), jnp.int32)",
+        OPERATORS,
+    ),
+    "refitted surrogates not in the product": (
+        "kernels/_refreshed_relay.py",
+        "broadcast.extra * symmetric(total.change)",
+        "broadcast.extra",
+        REFRESHED,
+    ),
+    "one transformation of rows for all local steps": (
+        "gradients/_augmented.py",
+        "jax.random.split(augmentation_key(rng_key), num_calls)",
+        "jax.numpy.stack([augmentation_key(rng_key)] * num_calls)",
+        AUGMENTED,
+    ),
     "alpha ignored": (
         "gradients/_corrections.py",
-        "log_q ** schedules.value(self.alpha, broadcast.round)",
-        "log_q",
+        "(product**share / own) ** alpha",
+        "(product**share / own)",
         FSGLD,
     ),
     "conducive term divided by f twice": (
         "gradients/_corrections.py",
-        "/ self.surrogates.of(client)\n",
-        "/ self.surrogates.of(client) ** (1 / share)\n",
+        "(product**share / own) ** alpha",
+        "(product**share / own ** (1 / share)) ** alpha",
         FSGLD,
     ),
     "minibatch not scaled to the client's rows": (
