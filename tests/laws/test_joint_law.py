@@ -98,7 +98,7 @@ def test_law_of_two_levels():
     states, one = jax.tree.map(lambda leaf: np.stack([leaf] * 4096), state), jax.jit(jax.vmap(step))
     start, (_, affine) = np.asarray(two.joint_vector(state)), two_level_round()
     law = laws.Moments(start, np.zeros((len(start),) * 2))
-    for round_ in range(2):
+    for round_ in range(3):
         states, _ = one(jax.random.split(jax.random.key(round_), 4096), states)
         law = laws_joint.after([(1.0, affine)], law)
         z = worst_z(np.asarray(jax.vmap(two.joint_vector)(states)), law)
