@@ -15,6 +15,7 @@ from experiments.fsgld.mlp_model import Shards
 
 __all__ = [
     "PAPER",
+    "SURROGATES",
     "TABLES",
     "about",
     "add_visited",
@@ -48,6 +49,14 @@ A coin toss has log(1/2) = -0.693. `mlp` is the paper's run. The runs of `mlp_sm
 Not stated in the paper, and chosen here: a standard normal prior; surrogates fitted with the
 prior, which is divided out again, by local chains that start where the relay does.
 """
+
+SURROGATES = {
+    "sampled": "",
+    "fisher": "the gradient and the diagonal of the Fisher information",
+    "fisher_dense": "the gradient and the whole Fisher information",
+    "empirical": "the gradient and the diagonal of the empirical Fisher information",
+}
+"""Kinds of surrogates, and what those that are no samples are made of."""
 
 TABLES = {"susy": "SUSY", "covtype": "Covertype"}
 SPLITS = {"iid": "IID", "non_iid": "non-IID"}
@@ -129,6 +138,12 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
         text = (
             "Data: covertype (lodgepole pine or not), not SUSY, so that the numbers cannot be "
             "compared with the paper's. "
+        )
+    kind = SURROGATES[config.get("surrogate", "sampled")]
+    if kind:
+        text += (
+            f"Surrogates: {kind} of each shard's rows at the network where all methods start, "
+            f"which Adam trained on all rows in {config['num_warm_steps']:,} steps. "
         )
     text += f"The paper's `h` is twice `step_size`: {2 * config['step_size']:g} here, 1e-4 there. "
     num, lost = config["num_repetitions"], [row for row in metrics["table"] if row["diverged"]]
