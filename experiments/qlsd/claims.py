@@ -13,6 +13,7 @@ from experiments.claims import (
     Rows,
     Verdict,
     first_that_holds,
+    on_other_data,
     rows_of,
 )
 from experiments.qlsd.cifar10_findings import MIXED
@@ -142,10 +143,12 @@ def _competing(metrics: Given, config: Given) -> Verdict:
 
 
 def _near_hmc(metrics: Given, config: Given) -> Verdict:
-    del config
-    found, rhat = metrics["scores"], metrics["hmc"].get("rhat")
+    found, hmc = metrics["scores"], metrics["hmc"]
+    # Networks' weights have many modes that predict the same: where a run has it, that of the
+    # predictions counts.
+    rhat = hmc.get("rhat of predictions", hmc.get("rhat"))
     listed = ", ".join(
-        f"{name} {found[name]['tv']:.2f}"
+        f"{name} {found[name]['tv']:.3f}"
         for name in ("QLSD++", "SGLD", "DG-SGLD", "FedBE-Gauss")
         if found.get(name)
     )
@@ -153,8 +156,18 @@ def _near_hmc(metrics: Given, config: Given) -> Verdict:
         return Verdict(
             UNTESTABLE, f"our HMC has not mixed (R-hat {rhat:.2g}); total variation: {listed}"
         )
-    near = found["QLSD++"]["tv"] < found["FedBE-Gauss"]["tv"]
-    return Verdict(REPRODUCED if near else CONTRADICTED, f"total variation: {listed}")
+    # As close as SGLD is: no farther than two chains of HMC are from each other.
+    noise = found.get("HMC", {}).get("tv", 0.0)
+    near = found["QLSD++"]["tv"] <= found["SGLD"]["tv"] + noise
+    closer = found["QLSD++"]["tv"] < found["FedBE-Gauss"]["tv"]
+    word = first_that_holds(
+        (near and closer, REPRODUCED), (near or closer, PARTLY), otherwise=CONTRADICTED
+    )
+    digits = config.get("source") == "digits"
+    where = "; scikit-learn's digits, a perceptron" if digits else ""
+    if rhat is not None:
+        where += f"; R-hat of the reference {rhat:.3f}, two of its chains {noise:.3f}"
+    return Verdict(on_other_data(word, digits), f"total variation: {listed}{where}")
 
 
 def _sizes(metrics: Given, config: Given) -> Verdict:
@@ -325,6 +338,7 @@ CLAIMS = (
         "qlsd/cifar10",
         _near_hmc,
         "calibration.png",
+        ("qlsd/cifar10", "qlsd/digits_network", "qlsd/cifar10_small"),
     ),
     Claim(
         "Section S4, Table 2",

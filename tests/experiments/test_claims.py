@@ -223,7 +223,15 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
     scores["FedBE-Gauss"] = {"tv": 0.2}
     where = "Table 4, Figure 2"
     assert judge(qlsd, where, {"scores": scores, "hmc": {"rhat": 3.0}}) == "untestable here"
-    assert judge(qlsd, where, {"scores": scores, "hmc": {"rhat": 1.01}}) == "reproduced"
+    mixed = {"scores": scores, "hmc": {"rhat": 1.01}}
+    assert judge(qlsd, where, mixed) == "reproduced"
+    # What counts are predictions, and what holds on other data holds in part.
+    assert judge(qlsd, where, mixed | {"hmc": {"rhat": 3.0, "rhat of predictions": 1.01}}) == (
+        "reproduced"
+    )
+    assert judge(qlsd, where, mixed, {"source": "digits"}) == "partly"
+    far = {"QLSD++": {"tv": 0.3}, "SGLD": {"tv": 0.1}, "HMC": {"tv": 0.05}}
+    assert judge(qlsd, where, mixed | {"scores": scores | far}) == "contradicted"
 
 
 @pytest.mark.parametrize(
