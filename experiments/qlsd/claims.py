@@ -19,6 +19,8 @@ from experiments.claims import (
 from experiments.qlsd.cifar10_findings import MIXED
 from experiments.qlsd.consistency import power
 from experiments.qlsd.digits_findings import PUBLISHED
+from experiments.qlsd.gaussian_figures import rows_of_clients
+from experiments.qlsd.label_split import shares
 
 __all__ = ["CLAIMS"]
 
@@ -176,6 +178,30 @@ def _sizes(metrics: Given, config: Given) -> Verdict:
     return Verdict(REPRODUCED, f"{sizes.min()} to {sizes.max()} rows, {len(sizes)} clients")
 
 
+def _apart(metrics: Given, config: Given) -> Verdict:
+    del config
+    rows, _ = rows_of_clients(metrics)
+    means = np.array([own.mean(axis=0) for own in rows])
+    within = np.sqrt(np.mean([own.var(axis=0, ddof=1) for own in rows]))
+    ratio = float(means.std(axis=0, ddof=1).mean() / within)
+    return Verdict(
+        REPRODUCED if ratio > 1 else CONTRADICTED,
+        f"the clients' means are {ratio:.2g} times as far spread as a client's rows",
+    )
+
+
+def _dominant(metrics: Given, config: Given) -> Verdict:
+    del config
+    found, counts = shares(metrics), np.array(metrics["counts"])
+    word = REPRODUCED if found.min() > 0.5 and counts.min() > 0 else CONTRADICTED
+    return Verdict(
+        word,
+        f"{100 * found.min():.3g} to {100 * found.max():.3g} % of a client's images are of one "
+        f"label, at least {counts.min()} of any other; {len(found)} clients (the paper's share is "
+        "lost)",
+    )
+
+
 def _step_sizes(metrics: Given, config: Given) -> Verdict:
     del config
     grid = metrics["budget"]
@@ -285,7 +311,13 @@ def _unsure(metrics: Given, config: Given) -> Verdict:
 
 
 CLAIMS = (
-    Claim("Figure 1, top", "The clients' data are heterogeneous (a picture of them)."),
+    Claim(
+        "Figure 1, top",
+        "The clients' data are independent but not identically distributed (a picture of them).",
+        "qlsd/gaussian",
+        _apart,
+        "data.png",
+    ),
     Claim(
         "Figure 1, bottom",
         "QLSD* with 16 bits reaches the error of LSD* with about 2.5 times fewer bits.",
@@ -375,7 +407,13 @@ CLAIMS = (
         _covertype,
         "hpd.png",
     ),
-    Claim("Figure S4", "How labels are spread over clients (a picture)."),
+    Claim(
+        "Figure S4",
+        "Each client has one dominant label, and some of all others (a picture).",
+        "qlsd/label_split",
+        _dominant,
+        "labels.png",
+    ),
     Claim(
         "Table S2",
         "QLSD and QLSD++ come close to SGLD in accuracy.",

@@ -45,8 +45,8 @@ FSGLD's surrogates (the diagonal empirical Fisher information at the start). The
 as unbiased: the released code quantises twice, initialises all memories with the weights and takes
 a prior of half the variance; those are not repeated. The logits have no rectifier.
 
-Not reproduced: Figure S4, which shows how the labels are split, and CIFAR-10 against SVHN, the
-other pair of the study of inputs out of distribution (S5.3).
+Not reproduced: CIFAR-10 against SVHN, the other pair of the study of inputs out of distribution
+(S5.3).
 """
 
 
