@@ -310,6 +310,37 @@ def _unsure(metrics: Given, config: Given) -> Verdict:
     return Verdict(word, f"area under the curve {auc[low]:.3f} ({low}) to {max(auc.values()):.3f}")
 
 
+ENOUGH = 100  # images, of which an accuracy near one can be told
+
+
+def _confident(metrics: Given, config: Given) -> Verdict:
+    del config
+    found = {}
+    for name, curve in metrics["curves"].items():
+        of = curve["credibility"]
+        rows = zip(of["accuracy"], of["num_rows"], strict=True)
+        kept = [accuracy for accuracy, num in rows if num >= ENOUGH]
+        if kept and name != "start":
+            found[name] = (kept[0], kept[-1])
+    if not found:
+        return Verdict(UNTESTABLE, "too few test images")
+    worst = min(found, key=lambda name: found[name][1])
+    best = max(last for _, last in found.values())
+    rises = all(last >= first for first, last in found.values())
+    word = first_that_holds(
+        (rises and found[worst][1] > 0.98, REPRODUCED),
+        (rises, PARTLY),
+        otherwise=CONTRADICTED,
+    )
+    return Verdict(
+        word,
+        f"{100 * found[worst][1]:.1f} ({worst}) to {100 * best:.1f} % are right where predictions "
+        f"are most confident (at least {ENOUGH} images), "
+        f"{100 * min(first for first, _ in found.values()):.1f} to "
+        f"{100 * max(first for first, _ in found.values()):.1f} % over all images",
+    )
+
+
 CLAIMS = (
     Claim(
         "Figure 1, top",
@@ -437,5 +468,13 @@ CLAIMS = (
         _unsure,
         "entropy.png",
     ),
-    Claim("Section S5.3", "CIFAR-10 against SVHN out of distribution."),
+    Claim(
+        "Figure S6",
+        "The accuracy tends to one where predictions are confident.",
+        "qlsd/mnist",
+        _confident,
+        "calibration.png",
+        RANDOM_START,
+    ),
+    Claim("Section S5.3", "CIFAR-10 against SVHN out of distribution (SVHN is not at hand)."),
 )

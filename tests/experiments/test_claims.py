@@ -236,7 +236,12 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
 
 @pytest.mark.parametrize(
     ("fsgld_scores", "word"),
-    [([1.0, 1.1, 1.2], "reproduced"), ([-1.0, -1.1, -1.2], "contradicted"), ([1.0], "untestable")],
+    [
+        ([1.0, 1.1, 1.2], "reproduced"),
+        ([-1.0, -1.1, -1.2], "contradicted"),
+        ([1.0], "untestable"),
+        ([None, None, None], "contradicted"),  # diverged
+    ],
 )
 def test_networks_are_judged_within_repetitions(fsgld_scores, word):
     values = {"non_iid FSGLD": {"test": fsgld_scores}}
@@ -275,6 +280,27 @@ def test_a_lead_in_speed_is_judged_by_what_could_be_seen(lead, num_test, word):
     metrics = {"by_round": curves, "settings": dict(window=2, num_burnin=2, num_test=num_test)}
     config = {"num_seeds": 3, "dataset": "cifar100"}
     assert judge(fed_ep, "Figure 4, middle", metrics, config) == word
+
+
+@pytest.mark.parametrize(
+    ("leads", "small", "large"),
+    [
+        ([1.0, 1.1, 1.2], "reproduced", "contradicted"),
+        ([0.0, 0.1, -0.1], "contradicted", "reproduced"),
+        ([-2.0, 3.0, 1.0], "untestable here", "untestable here"),  # seeds differ too much
+    ],
+)
+def test_a_lead_in_speed_is_judged_within_seeds_where_a_run_kept_them(leads, small, large):
+    seeds = {"FedEP (I)": [30.0, 31.0, 29.0]}
+    seeds["FedEP (V)"] = [a + b for a, b in zip(seeds["FedEP (I)"], leads, strict=True)]
+    metrics = {"early_by_seed": seeds, "best_by_seed": seeds, "settings": {}}
+    metrics["settings"] = dict(window=2, num_burnin=2, num_test=10)
+    config = {"num_seeds": 3, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figure 4, middle", metrics, config) == small
+    assert judge(fed_ep, "Figure 4, right", metrics, config) == large
+    other = config | {"dataset": "cifar10"}
+    expected = "partly" if small == "reproduced" else small
+    assert judge(fed_ep, "Figure 4, middle", metrics, other) == expected
 
 
 @pytest.mark.parametrize(
