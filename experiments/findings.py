@@ -413,8 +413,8 @@ def _diagonal(linear: Given, scaled: Given) -> str:
         f"{early:.2f} points of accuracy (s.e. {error:.2f}) ahead of a scaled identity in the "
         f"first {settings['window']} rounds and {last:.2f} (s.e. {error_last:.2f}) at their best, "
         f"{settings['num_seeds']} seeds. With components scaled to variance one it is "
-        f"{natural - plain:+.1f} points in those rounds ({others['num_seeds']} seeds), with a noise "
-        f"of {difference_noise(scaled, plain, natural):.1f} from the test images. So scale "
+        f"{natural - plain:+.1f} points in those rounds ({others['num_seeds']} seeds), with a "
+        f"noise of {difference_noise(scaled, plain, natural):.1f} from the test images. So scale "
         "features, or pay for a diagonal."
     )
 

@@ -22,11 +22,11 @@ Why a scaled identity suffices for networks: on CIFAR-100 a "small" linear model
 components (10.1 thousand parameters), where natural-gradient variational inference converges faster
 than a scaled identity, and a "large" one on all pixels (172.9 thousand), where it does not.
 
-The paper says "PCA'ed features" and not whether they are scaled. It matters. A component with more
-variance says more about its weights; a diagonal (V) can use that, and a scaled identity (I) cannot.
-Scaled to variance one, all weights are about as well known as each other, and nothing is left to
-use. `cifar10_components_raw_small` keeps the variances, which is what principal components are and
-what `linear` does; `cifar10_components_small` scales them.
+The paper says "PCA'ed features" and not whether they are scaled. The more a component varies, the
+more the rows say about its weights; a diagonal (V) can use that, and a scaled identity (I) cannot.
+Scaled to variance one, all weights are about as well known as each other, and little is left to
+use. `cifar10_components_raw_small` keeps the variances, as principal components do and as `linear`
+does; `cifar10_components_small` scales them.
 """
 METHODS = ("FedAvg", "FedEP (I)", "FedEP (V)")
 

@@ -158,9 +158,10 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
         text += "So the rows of FSGLD in Table 1 are not reproduced at this step size. "
         if kind:
             text += (
-                "An expansion is a parabola, and the network's log likelihood is none: away from "
-                "the start a shard's own curvature changes, that of its surrogate does not, and "
-                "what is left of their difference has another sign at every visit. "
+                "We did not look for the cause further. An expansion is a parabola and the "
+                "network's log likelihood is not: away from the start a shard's own curvature "
+                "changes and that of its surrogate does not, so that what is left of their "
+                "difference may drive the chain farther at every visit. "
             )
     return text + (
         "A repetition counts as diverged where a log likelihood is not finite; a chain that ran "

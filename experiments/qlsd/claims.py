@@ -154,9 +154,10 @@ def _near_hmc(metrics: Given, config: Given) -> Verdict:
         for name in ("QLSD++", "SGLD", "DG-SGLD", "FedBE-Gauss")
         if found.get(name)
     )
-    if rhat is not None and rhat > MIXED:
+    if hmc and (rhat is None or rhat > MIXED):
+        told = "not to be told" if rhat is None else f"{rhat:.2g}"
         return Verdict(
-            UNTESTABLE, f"our HMC has not mixed (R-hat {rhat:.2g}); total variation: {listed}"
+            UNTESTABLE, f"our HMC has not mixed (R-hat {told}); total variation: {listed}"
         )
     # As close as SGLD is: no farther than two chains of HMC are from each other.
     noise = found.get("HMC", {}).get("tv", 0.0)

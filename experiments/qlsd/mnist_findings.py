@@ -28,8 +28,8 @@ dominant label; predictions are averages of class probabilities over draws, scor
 digits, and Fashion-MNIST is what the network should be unsure about. Batches of 64, step size
 `1e-7` (pSGLD `1e-8`, FedBE a learning rate of `1e-2` and no prior), 250 local steps of FedBE and 16
 of FSGLD, quantisation with `2**8` levels. The paper trains for 1e5 iterations, drops 1e4
-and keeps one of 500; for SGLD and pSGLD it lists 1000 epochs, 100 of burn-in and a thinning of 1.
-In its Table S2, QLSD and QLSD++ come close to SGLD, which knows no clients, in accuracy and
+and keeps one of 500; SGLD and pSGLD have 1000 epochs, 100 of them dropped, and a thinning of 1. In
+its Table S2, QLSD and QLSD++ come close to SGLD, which knows no clients, in accuracy and
 calibration, and FedBE does not:
 
 {output.published("method", COLUMNS, TABLE_S2)}

@@ -97,7 +97,8 @@ def rhat_of_predictions(
     chains = [jax.tree.map(lambda leaf, c=c: jnp.asarray(leaf[c]), draws) for c in range(num)]
     each = np.stack([np.asarray(fn(chain), np.float64) for chain in chains])
     flat = each.reshape(*each.shape[:2], -1)
-    return float(np.max(array_stats.rhat(flat, chain_axis=0, draw_axis=1)))
+    with np.errstate(invalid="ignore", divide="ignore"):  # chains that do not move
+        return float(np.max(array_stats.rhat(flat, chain_axis=0, draw_axis=1)))
 
 
 def read(path: str, labels: np.ndarray) -> np.ndarray:

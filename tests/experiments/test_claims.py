@@ -229,6 +229,8 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
     assert judge(qlsd, where, mixed | {"hmc": {"rhat": 3.0, "rhat of predictions": 1.01}}) == (
         "reproduced"
     )
+    unknown = {"rhat": 1.01, "rhat of predictions": None}
+    assert judge(qlsd, where, mixed | {"hmc": unknown}) == "untestable here"
     assert judge(qlsd, where, mixed, {"source": "digits"}) == "partly"
     far = {"QLSD++": {"tv": 0.3}, "SGLD": {"tv": 0.1}, "HMC": {"tv": 0.05}}
     assert judge(qlsd, where, mixed | {"scores": scores | far}) == "contradicted"
