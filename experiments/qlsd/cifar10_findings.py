@@ -48,7 +48,8 @@ an HMC of ours on the same problem.
 On shrunk photographs that HMC has not mixed, so that its run judges no method. `digits_network` is
 the same question for a smaller posterior: scikit-learn's 1797 digits of 8 by 8, a perceptron with
 16 hidden units, clients by label skew, and chains of HMC that start apart. Whether those have mixed
-is asked of their predictions: weights of a network have many modes that predict the same.
+is asked of their predictions: weights of a network have many modes that predict the same. The time
+of that run includes a pause of about half an hour.
 """
 
 MIXED = 1.05  # the largest R-hat of chains that have mixed
