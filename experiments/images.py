@@ -27,6 +27,7 @@ __all__ = [
     "kmnist",
     "mnist",
     "scale_pixels",
+    "small_digits",
 ]
 
 MNIST_MOMENTS = (0.1307, 0.3081)
@@ -63,6 +64,20 @@ def mnist(fetch: Fetch = data.fetch_openml) -> Images:
     if found is not None:
         return _images(*(found[name] for name in Images._fields))
     return _fetched(fetch, "mnist_784", "mnist.npz", 60_000, _grey)
+
+
+def small_digits(num_test: int = 297) -> Images:
+    """Return the 1797 handwritten digits of 8 by 8 that scikit-learn ships, some for testing.
+
+    Which are held out is drawn once and for all. Source: Alpaydin and Kaynak (1998) (CC BY 4.0).
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    x = np.round(pixels[order].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    y = labels[order]
+    return _images(x[num_test:], y[num_test:], x[:num_test], y[:num_test])
 
 
 def fashion_mnist(fetch: Fetch = data.fetch_openml) -> Images:

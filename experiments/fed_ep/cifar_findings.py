@@ -42,9 +42,10 @@ FedAvg, then each method goes on to 1500 rounds. I, M, L and V are the ways of c
 scaled identity, the samples' variances, Laplace's method, natural-gradient variational inference;
 FedSEP keeps no sites at the clients. Point: the mean of the approximation; marginal: an average
 over 10 draws from it. The paper finds that both families are ahead of FedAvg and FedPA in
-accuracy and calibration, that the scaled identity is as good as the others, and that FedSEP
-nearly matches FedEP. Weight decay, clipping, norms and damping are those of the released code,
-which differs from the paper (see `docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller.
+accuracy and calibration (with L, after 1500 rounds, FedPA is the more accurate in its tables),
+that the scaled identity is as good as the others, and that FedSEP nearly matches FedEP. Weight
+decay, clipping, norms and damping are those of the released code, which differs from the paper (see
+`docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller.
 
 Table 2: best accuracy (%), and rounds to an accuracy.
 

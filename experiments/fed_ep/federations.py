@@ -109,10 +109,11 @@ def mnist(
     return Federation(data, labelled(parts[1], test.label), text)
 
 
-def with_pca(given: Federation, num_components: int) -> Federation:
-    """Return the coordinates of each image along the first principal components, scaled to one.
+def with_pca(given: Federation, num_components: int, *, scaled: bool = True) -> Federation:
+    """Return the coordinates of each image along the first principal components.
 
-    The components are those of all training rows together.
+    The components are those of all training rows together. With `scaled` each coordinate has
+    variance one; without, the variance of its component.
     """
     x = np.asarray(given.data.rows.features).reshape(given.data.num_rows, -1)
     test = np.asarray(given.test.features).reshape(len(given.test.label), -1)
@@ -123,12 +124,13 @@ def with_pca(given: Federation, num_components: int) -> Federation:
     centre = x.mean(axis=0)
     values, vectors = np.linalg.eigh(np.cov(x - centre, rowvar=False))
     chosen = np.argsort(values)[::-1][:num_components]
-    basis = vectors[:, chosen] / np.sqrt(values[chosen])
+    basis = vectors[:, chosen] / np.sqrt(values[chosen] if scaled else 1.0)
     ids = np.repeat(np.arange(given.data.num_clients), given.data.sizes)
     rows = labelled(((x - centre) @ basis).astype(np.float32), np.asarray(given.data.rows.label))
     held_out = labelled(((test - centre) @ basis).astype(np.float32), given.test.label)
     data = fedmcmc.FederatedData.from_arrays(rows, ids)
-    return Federation(data, held_out, f"{given.text}; {num_components} principal components")
+    text = f"{num_components} principal components{'' if scaled else ', not scaled'}"
+    return Federation(data, held_out, f"{given.text}; {text}")
 
 
 def _some(

@@ -96,10 +96,12 @@ def measure(
     curves = runs.execute(settings, posterior, federation, score_fn, placement, variants)
     key = jax.random.key(settings.seed + 1)
     table, by_round, spreads, losses = [], {}, {}, {}
+    early, best = {}, {}
     for name, curve in curves.items():
         accuracy = 100 * np.asarray(curve.scores["accuracy"], np.float64)
         by_round[name] = accuracy.mean(axis=0).tolist()
         spreads[name] = image_figures.deviations(accuracy, settings.window)
+        early[name], best[name] = _by_seed(accuracy, settings)
         losses[name] = np.asarray(curve.scores["loss"], np.float64).mean(axis=0).tolist()
         row = {"method": name} | _summary(accuracy, settings)
         row |= _calibration(key, name, curve, predict_fn, federation.test, settings)
@@ -112,6 +114,9 @@ def measure(
         "by_round": by_round,
         "by_round_sd": spreads,
         "loss_by_round": losses,
+        # Of each seed, so that methods can be compared on the same burn-in and test images.
+        "early_by_seed": early,
+        "best_by_seed": best,
         **runs.trouble(curves),
     }
 
@@ -178,6 +183,14 @@ def _summary(accuracy: np.ndarray, settings: Settings) -> dict[str, Any]:
         row[f"rounds to {level:g} %"] = float(some.mean()) if some.size else None
         row[f"seeds to {level:g} %"] = int(some.size)
     return row
+
+
+def _by_seed(accuracy: np.ndarray, settings: Settings) -> tuple[list[float], list[float]]:
+    """Return each seed's mean of the first `window` rounds after the burn-in, and its best mean."""
+    windows = np.lib.stride_tricks.sliding_window_view(accuracy, settings.window, axis=1)
+    means = windows.mean(axis=-1)
+    early = means[:, settings.num_burnin :][:, :1]
+    return early.ravel().tolist(), means.max(axis=1).tolist()
 
 
 def _deviation(values: np.ndarray | None) -> float | None:

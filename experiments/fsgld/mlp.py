@@ -2,19 +2,22 @@
 
 import dataclasses
 import pathlib
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 import fedmcmc
-from experiments import data
+from experiments import data, restarts
 from experiments.data import Table
 from experiments.fsgld import mlp_scores, repetitions
 from experiments.fsgld.mlp_model import Shards, make_posterior, make_shards, standardise, start
 from experiments.fsgld.mlp_scores import PAPER, about, commentary, draw
+from experiments.qlsd import networks
 from fedmcmc import surrogates
 from fedmcmc.pytrees import named_leaves
 
@@ -35,8 +38,14 @@ class Config:
     `prior_fraction` of the prior, divided out again.
 
     `table` is ``susy`` or ``covtype`` (lodgepole pine, its class 2, against the rest). `pooled`
-    adds SGLD on all rows. Scores are computed from `num_evaluated` rows a shard and the held-out
-    shard, of four local states in every `keep_every`-th round.
+    adds SGLD on all rows. `surrogate` is ``sampled``, as in the paper, or an expansion of each
+    shard's likelihood at the start, whose curvature is the Fisher information of the labels that
+    the network there expects, ``fisher`` (diagonal) or ``fisher_dense``, or that of the labels
+    there are, ``empirical`` (diagonal). Those need a start that means something: all methods
+    begin at the network that Adam finds in `num_warm_steps` steps on all rows.
+
+    Scores are computed from `num_evaluated` rows a shard and the held-out shard, of four local
+    states in every `keep_every`-th round.
     """
 
     seed: int = 0
@@ -59,9 +68,18 @@ class Config:
     surrogate_step_size: float = 1.5e-3
     prior_fraction: float = 1.0
     pooled: bool = True
+    surrogate: str = "sampled"
+    num_warm_steps: int = 0
+    warm_learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
-        least = {"seed": 0, "num_burnin": 0, "num_surrogate_samples": 2, "num_local_steps": 4}
+        least = {
+            "seed": 0,
+            "num_warm_steps": 0,
+            "num_burnin": 0,
+            "num_surrogate_samples": 2,
+            "num_local_steps": 4,
+        }
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if item.type is int and value < least.get(item.name, 1):
@@ -70,6 +88,9 @@ class Config:
                 raise ValueError(f"{item.name} must be positive: {value}")
         if self.table not in ("susy", "covtype"):
             raise ValueError(f"table must be susy or covtype: {self.table!r}")
+        if self.surrogate not in mlp_scores.SURROGATES:
+            listed = ", ".join(mlp_scores.SURROGATES)
+            raise ValueError(f"surrogate must be one of {listed}: {self.surrogate!r}")
         if self.num_evaluated > self.rows_per_shard:
             raise ValueError(f"num_evaluated must be at most rows_per_shard: {self.num_evaluated}")
         if self.num_local_steps % 4:
@@ -138,6 +159,9 @@ def run_split(
     posterior = make_posterior(table, config.prior_scale)
     keys = jax.random.split(run_key, num)
     starts = jax.vmap(lambda k: start(k, table.features.shape[1]))(jax.random.split(start_key, num))
+    if config.num_warm_steps:
+        warm_keys = jax.random.split(jax.random.fold_in(start_key, 1), num)
+        starts = warm(config, posterior, shards, starts, warm_keys)
     federation = repetitions.stack([s.data for s in shards])
     settings = dict(
         step_size=config.step_size,
@@ -147,7 +171,7 @@ def run_split(
     lengths = (config.num_local_steps, config.batch_size)
     relay, conducive = repetitions.Relay(False, *lengths), repetitions.Relay(True, *lengths)
     runs = [("DSGLD", relay, (), federation)]
-    fitted = fit_sampled(config, posterior, shards, starts, jax.random.split(fit_key, num))
+    fitted = fit(config, posterior, shards, starts, jax.random.split(fit_key, num))
     runs.append(("FSGLD", conducive, fitted, federation))
     if config.pooled:
         everything = repetitions.stack([s.data.pooled() for s in shards])
@@ -181,6 +205,79 @@ def four_local_states(state: fedmcmc.FederatedState, info: fedmcmc.RoundInfo) ->
     del state
     iterates = jax.tree.map(lambda leaf: leaf[0], info.clients.local_positions)
     return jax.tree.map(lambda x: x[x.shape[0] // 4 - 1 :: x.shape[0] // 4], iterates)
+
+
+def warm(
+    config: Config, posterior: fedmcmc.Posterior, shards: list[Shards], starts: Any, keys: Array
+) -> Any:
+    """Return the network that Adam finds for each repetition, on the rows of all its shards."""
+    rows = jnp.stack([jnp.asarray(s.data.pooled().rows) for s in shards])
+    rate = jnp.float32(config.warm_learning_rate)
+
+    @jax.jit
+    def train(keys_: Array, model: Any, rows_: Array, starts_: Any) -> Any:
+        adam = partial(networks.adam, config.num_warm_steps, config.batch_size)
+        return jax.vmap(lambda *of: adam(of[0], model, of[1], of[2], rate))(keys_, rows_, starts_)
+
+    return restarts.once(lambda: jax.tree.map(np.asarray, train(keys, posterior, rows, starts)))
+
+
+def fit(
+    config: Config,
+    posterior: fedmcmc.Posterior,
+    shards: list[Shards],
+    starts: Any,
+    keys: Array,
+) -> fedmcmc.Gaussian:
+    """Fit the surrogates of every repetition, leaves ``[num_repetitions, num_shards, ...]``."""
+    if config.surrogate == "sampled":
+        return fit_sampled(config, posterior, shards, starts, keys)
+    fitted = [
+        expand(
+            posterior, shard.data, jax.tree.map(lambda leaf, i=i: leaf[i], starts), config.surrogate
+        )
+        for i, shard in enumerate(shards)
+    ]
+    return repetitions.stack(fitted)
+
+
+def expand(
+    posterior: fedmcmc.Posterior, data_: fedmcmc.FederatedData, centre: Any, kind: str
+) -> fedmcmc.Gaussian:
+    """Return expansions of the shards' likelihoods at `centre`, with their gradients there.
+
+    `kind` is that of `Config.surrogate`. Shards are of one size.
+    """
+    rows = jnp.reshape(jnp.asarray(data_.rows), (data_.num_clients, -1))
+    return _expanded(posterior, rows, centre, kind)
+
+
+@partial(jax.jit, static_argnames="kind")
+def _expanded(
+    posterior: fedmcmc.Posterior, rows: Array, centre: Any, kind: str
+) -> fedmcmc.Gaussian:
+    flat, unravel = ravel_pytree(centre)
+
+    def of_row(x: Array, row: Array) -> Array:
+        return posterior.loglikelihood_fn(unravel(x), row[None])[0]
+
+    def of_shard(own: Array) -> fedmcmc.Gaussian:
+        values, gradients = jax.vmap(jax.value_and_grad(of_row), (None, 0))(flat, own)
+        scores = gradients
+        if kind != "empirical":
+            # Of two labels, that of probability p has the score (1 - p) v, the other -p v: the
+            # expected square is p (1 - p) v v', which is p / (1 - p) times the first one's.
+            odds = jnp.exp(values) / -jnp.expm1(jnp.minimum(values, -1e-6))
+            scores = gradients * jnp.sqrt(odds)[:, None]
+        total = gradients.sum(axis=0)
+        if kind == "fisher_dense":
+            fisher = jnp.matmul(scores.T, scores, precision="highest")
+            shift = total + jnp.matmul(fisher, flat, precision="highest")
+            return fedmcmc.Gaussian(unravel(shift), fisher, "dense")
+        squares = (scores**2).sum(axis=0)
+        return fedmcmc.Gaussian(unravel(total + squares * flat), unravel(squares), "diagonal")
+
+    return jax.lax.map(of_shard, rows)
 
 
 def fit_sampled(

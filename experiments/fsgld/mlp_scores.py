@@ -15,6 +15,7 @@ from experiments.fsgld.mlp_model import Shards
 
 __all__ = [
     "PAPER",
+    "SURROGATES",
     "TABLES",
     "about",
     "add_visited",
@@ -48,6 +49,14 @@ A coin toss has log(1/2) = -0.693. `mlp` is the paper's run. The runs of `mlp_sm
 Not stated in the paper, and chosen here: a standard normal prior; surrogates fitted with the
 prior, which is divided out again, by local chains that start where the relay does.
 """
+
+SURROGATES = {
+    "sampled": "",
+    "fisher": "the gradient and the diagonal of the Fisher information",
+    "fisher_dense": "the gradient and the whole Fisher information",
+    "empirical": "the gradient and the diagonal of the empirical Fisher information",
+}
+"""Kinds of surrogates, and what those that are no samples are made of."""
 
 TABLES = {"susy": "SUSY", "covtype": "Covertype"}
 SPLITS = {"iid": "IID", "non_iid": "non-IID"}
@@ -130,6 +139,12 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
             "Data: covertype (lodgepole pine or not), not SUSY, so that the numbers cannot be "
             "compared with the paper's. "
         )
+    kind = SURROGATES[config.get("surrogate", "sampled")]
+    if kind:
+        text += (
+            f"Surrogates: {kind} of each shard's rows at the network where all methods start, "
+            f"which Adam trained on all rows in {config['num_warm_steps']:,} steps. "
+        )
     text += f"The paper's `h` is twice `step_size`: {2 * config['step_size']:g} here, 1e-4 there. "
     num, lost = config["num_repetitions"], [row for row in metrics["table"] if row["diverged"]]
     if not lost:
@@ -141,6 +156,13 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
     text += " repetitions. "
     if all(row["diverged"] == num for row in metrics["table"] if row["method"] == "FSGLD"):
         text += "So the rows of FSGLD in Table 1 are not reproduced at this step size. "
+        if kind:
+            text += (
+                "We did not look for the cause further. An expansion is a parabola and the "
+                "network's log likelihood is not: away from the start a shard's own curvature "
+                "changes and that of its surrogate does not, so that what is left of their "
+                "difference may drive the chain farther at every visit. "
+            )
     return text + (
         "A repetition counts as diverged where a log likelihood is not finite; a chain that ran "
         "off to finite values stays in the means."

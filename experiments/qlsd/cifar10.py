@@ -5,21 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
 from experiments import images, spreading
 from experiments.images import Images
-from experiments.models import ResNet
+from experiments.models import Mlp, ResNet
 from experiments.qlsd import network_figures, network_hmc, network_methods, networks
 from experiments.qlsd.cifar10_findings import PAPER, commentary, table_row
-from experiments.qlsd.federations import some_rows
-from experiments.qlsd.image_federations import contiguous_blocks
+from experiments.qlsd.federations import Federation, some_rows
+from experiments.qlsd.image_federations import contiguous_blocks, dominant_digits
 from experiments.qlsd.network_scores import of_mean, scores
 from fedmcmc import Placement, metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
+COMMENT_ON_ALL = True  # whether the reference has mixed is another question for each run
 TITLE = "Table 4 and Figure 2: ResNet-20 on CIFAR-10"
 
 
@@ -29,8 +31,13 @@ class Config(networks.Settings):
 
     Attributes
     ----------
+    source
+        ``"cifar10"``, or ``"digits"``: scikit-learn's 1797 digits of 8 by 8 and a perceptron, for
+        which Hamiltonian Monte Carlo mixes in minutes.
     num_blocks, width
         Of the residual network: 3 and 16 make ResNet-20.
+    hidden, proportion
+        Of the digits: units of the hidden layer, and how many of a client's images have its label.
     pool
         Images are averages over squares of so many pixels a side.
     jpeg_test
@@ -43,6 +50,8 @@ class Config(networks.Settings):
     hmc_chains, hmc_steps, hmc_warmup, hmc_draws
         Of that: chains, leapfrog steps per draw, and draws dropped and kept per chain. The
         published one takes tens of thousands of leapfrog steps per draw.
+    hmc_random_start
+        Whether each of its chains starts at random weights of its own, not where all methods do.
     """
 
     num_rounds: int = 20_000
@@ -51,6 +60,9 @@ class Config(networks.Settings):
     sgld_rounds: int = 20_000
     sgld_burnin: int = 10_000
     sgld_thinning: int = 10
+    source: str = "cifar10"
+    hidden: int = 16
+    proportion: float = 0.5
     num_blocks: int = 3
     width: int = 16
     pool: int = 1
@@ -63,10 +75,15 @@ class Config(networks.Settings):
     hmc_steps: int = 1000
     hmc_warmup: int = 10
     hmc_draws: int = 10
+    hmc_random_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         networks.rounds(self, self.dg_local_steps)
+        if self.source not in ("cifar10", "digits"):
+            raise ValueError(f"source must be 'cifar10' or 'digits', got {self.source!r}.")
+        if self.proportion > 1:
+            raise ValueError(f"proportion must be at most 1, got {self.proportion}.")
         if 32 % self.pool:
             raise ValueError(f"pool must divide 32, got {self.pool}.")
         if self.hmc_chains < 2 or self.hmc_draws < 4:
@@ -74,22 +91,21 @@ class Config(networks.Settings):
                 "hmc_chains must be at least 2 and hmc_draws at least 4, got "
                 f"{self.hmc_chains} and {self.hmc_draws}."
             )
-        if self.reference and (self.pool > 1 or self.num_test):
-            raise ValueError("reference is of all test images in full: it needs pool=1, num_test=0")
+        if self.reference and (self.pool > 1 or self.num_test or self.source != "cifar10"):
+            raise ValueError(
+                "reference is of all test images of CIFAR-10 in full: it needs pool=1, num_test=0 "
+                "and source=cifar10"
+            )
 
 
 def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) -> dict[str, Any]:
     """Run every method from one start, and the reference; write predictions and figures."""
     key = jax.random.key(config.seed)
     test_key, start_key, hmc_key, run_key = jax.random.split(key, 4)
-    photographs = images.cifar10(jpeg_test=config.jpeg_test)
-    federation = contiguous_blocks(
-        shrink(photographs, config.pool), config.num_clients, num_rows=config.num_rows or None
-    )
+    federation, module = problem(config)
     data, test = federation.data, federation.test
     chosen = some_rows(test_key, len(test.label), config.num_test or None)
     labels, inputs = test.label[chosen], [test.features[chosen]]
-    module = ResNet(config.num_blocks, width=config.width, method=config.convolution)
     posterior, predict_fn = networks.make(module, data, config.prior_scale)
     start = networks.warm_start(start_key, config, posterior, data)
     results = {"start": networks.at_start(predict_fn, start, inputs)}
@@ -104,6 +120,9 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
     else:
         draws, diagnostics = network_hmc.draw(hmc_key, config, posterior, data, start)
         each = network_hmc.by_chain(draws, predict_fn, inputs[0])
+        diagnostics["rhat of predictions"] = network_hmc.rhat_of_predictions(
+            draws, predict_fn, inputs[0]
+        )
         reference, of_chain = each.mean(axis=0), {"HMC": each}
     good = {name: r.probabilities for name, r in results.items() if r.probabilities}
     found = {
@@ -133,6 +152,21 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(start)),
     }
     return kept | {"figures": draw(kept, out)}
+
+
+def problem(config: Config) -> tuple[Federation, Any]:
+    """Return the clients with the images held out, and the network."""
+    if config.source == "digits":
+        key = jax.random.fold_in(jax.random.key(config.seed), 1)
+        federation = dominant_digits(
+            key, images.small_digits(), config.num_clients, config.proportion
+        )
+        return federation, Mlp((config.hidden,), 10, jnp.tanh)
+    photographs = images.cifar10(jpeg_test=config.jpeg_test)
+    federation = contiguous_blocks(
+        shrink(photographs, config.pool), config.num_clients, num_rows=config.num_rows or None
+    )
+    return federation, ResNet(config.num_blocks, width=config.width, method=config.convolution)
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

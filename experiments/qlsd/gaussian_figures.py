@@ -1,13 +1,16 @@
 """The figures of the Gaussian experiment."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 
 from experiments.figures import COLORS, band, figure, floor, label_ticks, points
+from experiments.qlsd import federations
 
-__all__ = ["draw"]
+__all__ = ["draw", "rows_of_clients"]
 
 PALETTE = [COLORS[c] for c in ("orange", "red", "sky", "blue", "green", "black", "pink")]
 LINES = ("-", "-", "-", "--", "-.", ":")
@@ -16,7 +19,34 @@ LINES = ("-", "-", "-", "--", "-.", ":")
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Write all figures of a run into `out` and return their files and captions."""
-    return [each(out, metrics) for each in (_clients, _errors, _squares, _budget)]
+    return [each(out, metrics) for each in (_data, _clients, _errors, _squares, _budget)]
+
+
+def rows_of_clients(metrics: Mapping[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the clients' rows and the posterior mean, which the settings of a run determine."""
+    sizes = np.asarray(metrics["sizes"])
+    made = federations.gaussian(len(sizes), metrics["dim"])
+    if not np.array_equal(made.data.sizes, sizes):
+        raise ValueError("this record is of clients of other sizes than the experiment draws now.")
+    rows = [np.asarray(made.data.client_rows(i)) for i in range(len(sizes))]
+    return rows, made.mean
+
+
+def _data(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
+    name = "data.png"
+    rows, mean = rows_of_clients(metrics)
+    shades = matplotlib.colormaps["tab20"](np.arange(len(rows)) % 20)
+    with figure(out / name, size=(4.8, 3.9)) as (_, axes):
+        for own, shade in zip(rows, shades, strict=True):
+            axes[0, 0].plot(own[:, 0], own[:, 1], ".", color=shade, ms=2.5)
+        axes[0, 0].plot(*mean[:2], "*", color="black", ms=10, label="posterior mean")
+        axes[0, 0].set(xlabel="first coordinate", ylabel="second coordinate")
+        axes[0, 0].legend()
+    caption = (
+        f"Figure 1, top row: the rows of the {len(rows)} clients, one color per client, in the "
+        f"first two of {metrics['dim']} coordinates."
+    )
+    return {"file": name, "caption": caption}
 
 
 def _clients(out: Path, metrics: dict[str, Any]) -> dict[str, str]:

@@ -21,8 +21,6 @@ first as the compression parameter omega, which more bits lower, and the second 
 which the heading of that paragraph names. Our Figure S2 gives each setting the same number of bits
 per client and compares levels and step sizes.
 
-Not reproduced: the top row of Figure 1, which shows the data.
-
 The released notebook counts bits by the bounds of Alistarh et al. (2017) with natural logarithms;
 both conventions of the bound are beside the bits of real messages below. Its step size for Figure 1
 is `0.01 / L` and its batches are single rows, unlike the text. Its QLSD* compresses the full

@@ -27,9 +27,10 @@ LeNet-5 with a normal prior of variance 1/5 on MNIST, spread over clients that e
 dominant label; predictions are averages of class probabilities over draws, scored on the test
 digits, and Fashion-MNIST is what the network should be unsure about. Batches of 64, step size
 `1e-7` (pSGLD `1e-8`, FedBE a learning rate of `1e-2` and no prior), 250 local steps of FedBE and 16
-of FSGLD, quantisation with `2**8` levels. The paper trains for 1e5 iterations (SGLD and pSGLD 1000
-epochs), drops 1e4 (100 epochs) and keeps one of 500. In its Table S2, QLSD and QLSD++ come close to
-SGLD, which knows no clients, in accuracy and calibration, and FedBE does not:
+of FSGLD, quantisation with `2**8` levels. The paper trains for 1e5 iterations, drops 1e4
+and keeps one of 500; SGLD and pSGLD have 1000 epochs, 100 of them dropped, and a thinning of 1. In
+its Table S2, QLSD and QLSD++ come close to SGLD, which knows no clients, in accuracy and
+calibration, and FedBE does not:
 
 {output.published("method", COLUMNS, TABLE_S2)}
 
@@ -45,8 +46,8 @@ FSGLD's surrogates (the diagonal empirical Fisher information at the start). The
 as unbiased: the released code quantises twice, initialises all memories with the weights and takes
 a prior of half the variance; those are not repeated. The logits have no rectifier.
 
-Not reproduced: Figure S4, which shows how the labels are split, and CIFAR-10 against SVHN, the
-other pair of the study of inputs out of distribution (S5.3).
+Not reproduced: CIFAR-10 against SVHN, the other pair of the study of inputs out of distribution
+(S5.3).
 """
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from arviz_stats.base import array_stats
 from jax import Array
 
 import fedmcmc
 from experiments.qlsd import networks, truth
 
-__all__ = ["by_chain", "draw", "potential", "read"]
+__all__ = ["by_chain", "draw", "potential", "read", "rhat_of_predictions"]
 
 ROWS_AT_A_TIME = 2000
 
@@ -23,10 +24,16 @@ def draw(
     data: fedmcmc.FederatedData,
     start: Any,
 ) -> tuple[Any, dict[str, float]]:
-    """Return draws ``[num_chains, num_draws, ...]``, all chains from `start`, and diagnostics."""
+    """Return draws ``[num_chains, num_draws, ...]`` and diagnostics.
+
+    All chains start at `start`, or each at weights of its own where the settings say so.
+    """
     positions = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (config.hmc_chains, *leaf.shape)), start
     )
+    if config.hmc_random_start:
+        keys = jax.random.split(jax.random.fold_in(rng_key, 1), config.hmc_chains)
+        positions = jax.vmap(posterior.init_fn)(keys)
     found = truth.hmc(
         rng_key,
         potential(posterior, data.pooled().rows),
@@ -74,6 +81,24 @@ def by_chain(draws: Any, predict_fn: networks.Prediction, inputs: np.ndarray) ->
     num = jax.tree.leaves(draws)[0].shape[0]
     chains = (jax.tree.map(lambda leaf, c=c: leaf[c : c + 1], draws) for c in range(num))
     return np.stack([networks.predict(predict_fn, chain, inputs) for chain in chains])
+
+
+def rhat_of_predictions(
+    draws: Any, predict_fn: networks.Prediction, inputs: np.ndarray, num_inputs: int = 100
+) -> float:
+    """Return the largest R-hat of the probabilities of some inputs.
+
+    Weights of a network have many modes that predict the same, so that chains may agree about
+    predictions where their weights do not.
+    """
+    some = (jnp.asarray(inputs[:num_inputs]),)
+    fn = jax.jit(lambda of: jax.lax.map(lambda p: predict_fn(p, some), of, batch_size=64))
+    num = jax.tree.leaves(draws)[0].shape[0]
+    chains = [jax.tree.map(lambda leaf, c=c: jnp.asarray(leaf[c]), draws) for c in range(num)]
+    each = np.stack([np.asarray(fn(chain), np.float64) for chain in chains])
+    flat = each.reshape(*each.shape[:2], -1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # chains that do not move
+        return float(np.max(array_stats.rhat(flat, chain_axis=0, draw_axis=1)))
 
 
 def read(path: str, labels: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ __all__ = [
     "Result",
     "Run",
     "Settings",
+    "adam",
     "at_start",
     "execute",
     "make",
@@ -185,13 +186,13 @@ def warm_start(
     position = posterior.init_fn(init_key)
     if not settings.num_warm_steps:
         return position
-    adam = partial(_adam, settings.num_warm_steps, settings.batch_size)
-    fn = jax.jit(convolutions.canonical(adam))
+    train = partial(adam, settings.num_warm_steps, settings.batch_size)
+    fn = jax.jit(convolutions.canonical(train))
     rate = jnp.float32(settings.warm_learning_rate)
     return fn(run_key, posterior, data.pooled().rows, position, rate)
 
 
-def _adam(
+def adam(
     num_steps: int,
     batch_size: int,
     rng_key: Array,
@@ -200,6 +201,7 @@ def _adam(
     position: Any,
     learning_rate: Array,
 ) -> Any:
+    """Return where Adam arrives from `position`, on the log posterior of all rows, about."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
 

@@ -223,12 +223,27 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
     scores["FedBE-Gauss"] = {"tv": 0.2}
     where = "Table 4, Figure 2"
     assert judge(qlsd, where, {"scores": scores, "hmc": {"rhat": 3.0}}) == "untestable here"
-    assert judge(qlsd, where, {"scores": scores, "hmc": {"rhat": 1.01}}) == "reproduced"
+    mixed = {"scores": scores, "hmc": {"rhat": 1.01}}
+    assert judge(qlsd, where, mixed) == "reproduced"
+    # What counts are predictions, and what holds on other data holds in part.
+    assert judge(qlsd, where, mixed | {"hmc": {"rhat": 3.0, "rhat of predictions": 1.01}}) == (
+        "reproduced"
+    )
+    unknown = {"rhat": 1.01, "rhat of predictions": None}
+    assert judge(qlsd, where, mixed | {"hmc": unknown}) == "untestable here"
+    assert judge(qlsd, where, mixed, {"source": "digits"}) == "partly"
+    far = {"QLSD++": {"tv": 0.3}, "SGLD": {"tv": 0.1}, "HMC": {"tv": 0.05}}
+    assert judge(qlsd, where, mixed | {"scores": scores | far}) == "contradicted"
 
 
 @pytest.mark.parametrize(
     ("fsgld_scores", "word"),
-    [([1.0, 1.1, 1.2], "reproduced"), ([-1.0, -1.1, -1.2], "contradicted"), ([1.0], "untestable")],
+    [
+        ([1.0, 1.1, 1.2], "reproduced"),
+        ([-1.0, -1.1, -1.2], "contradicted"),
+        ([1.0], "untestable"),
+        ([None, None, None], "contradicted"),  # diverged
+    ],
 )
 def test_networks_are_judged_within_repetitions(fsgld_scores, word):
     values = {"non_iid FSGLD": {"test": fsgld_scores}}
@@ -267,6 +282,27 @@ def test_a_lead_in_speed_is_judged_by_what_could_be_seen(lead, num_test, word):
     metrics = {"by_round": curves, "settings": dict(window=2, num_burnin=2, num_test=num_test)}
     config = {"num_seeds": 3, "dataset": "cifar100"}
     assert judge(fed_ep, "Figure 4, middle", metrics, config) == word
+
+
+@pytest.mark.parametrize(
+    ("leads", "small", "large"),
+    [
+        ([1.0, 1.1, 1.2], "reproduced", "contradicted"),
+        ([0.0, 0.1, -0.1], "contradicted", "reproduced"),
+        ([-2.0, 3.0, 1.0], "untestable here", "untestable here"),  # seeds differ too much
+    ],
+)
+def test_a_lead_in_speed_is_judged_within_seeds_where_a_run_kept_them(leads, small, large):
+    seeds = {"FedEP (I)": [30.0, 31.0, 29.0]}
+    seeds["FedEP (V)"] = [a + b for a, b in zip(seeds["FedEP (I)"], leads, strict=True)]
+    metrics = {"early_by_seed": seeds, "best_by_seed": seeds, "settings": {}}
+    metrics["settings"] = dict(window=2, num_burnin=2, num_test=10)
+    config = {"num_seeds": 3, "dataset": "cifar100"}
+    assert judge(fed_ep, "Figure 4, middle", metrics, config) == small
+    assert judge(fed_ep, "Figure 4, right", metrics, config) == large
+    other = config | {"dataset": "cifar10"}
+    expected = "partly" if small == "reproduced" else small
+    assert judge(fed_ep, "Figure 4, middle", metrics, other) == expected
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def test_principal_components_are_white():
     z = np.asarray(found.data.rows.features, float)
     np.testing.assert_allclose(np.cov(z, rowvar=False), np.eye(4), atol=1e-4)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-5)
+    raw = federations.with_pca(Federation(data, Rows(x[:5], label[:5]), ""), 4, scaled=False)
+    own = np.asarray(raw.data.rows.features, float)
+    expected = np.sort(np.linalg.eigvalsh(np.cov(x.reshape(60, -1), rowvar=False)))[:1:-1]
+    np.testing.assert_allclose(np.cov(own, rowvar=False), np.diag(expected), atol=1e-4)
+    np.testing.assert_allclose(own / np.sqrt(expected), z, atol=1e-4)
     assert found.data.sizes.tolist() == data.sizes.tolist()
     order = np.argsort(ids, kind="stable")
     np.testing.assert_allclose(found.test.features, z[np.argsort(order)][:5], atol=1e-4)

@@ -11,7 +11,7 @@ from tests.oracles.laws import location_noise
 
 pytest.importorskip("hydra")
 
-from experiments.qlsd import consistency, federations, gaussian, gaussian_law
+from experiments.qlsd import consistency, federations, gaussian, gaussian_figures, gaussian_law
 from fedmcmc.compression import bound_bits
 
 RNG = np.random.default_rng(12)
@@ -75,6 +75,16 @@ def test_law_of_quantised_messages_is_that_of_a_loop():
     assert abs(square.mean() - found) < 4 * error
     without = law(federation, step_size=step_size, num_levels=None, centred=True)
     assert found - without > 10 * error
+
+
+def test_rows_of_clients_are_those_of_the_run():
+    made = federations.gaussian(4, 3)
+    metrics = {"sizes": np.asarray(made.data.sizes).tolist(), "dim": 3}
+    rows, mean = gaussian_figures.rows_of_clients(metrics)
+    assert [len(own) for own in rows] == metrics["sizes"]
+    np.testing.assert_allclose(np.concatenate(rows).mean(axis=0), mean, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="clients of other sizes"):
+        gaussian_figures.rows_of_clients(metrics | {"sizes": [5, 5, 5, 5]})
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ import fedmcmc
 pytest.importorskip("blackjax")
 
 from experiments import data as tables
-from experiments import output
+from experiments import images, output
 from experiments.images import Images
 from experiments.models import Mlp
 from experiments.qlsd import (
     cifar10,
+    label_split,
     mnist,
     network_hmc,
     network_methods,
@@ -183,7 +184,10 @@ def test_methods_count_rounds_by_local_steps():
         (cifar10.Config, {"step_size": -1.0}),
         (cifar10.Config, {"pool": 3}),
         (cifar10.Config, {"hmc_chains": 1}),
+        (cifar10.Config, {"source": "letters"}),
+        (cifar10.Config, {"proportion": 1.5}),
         (cifar10.Config, {"reference": "x.npy", "num_test": 5}),
+        (cifar10.Config, {"reference": "x.npy", "source": "digits"}),
     ],
 )
 def test_settings_out_of_range_are_named(config, given):
@@ -206,6 +210,56 @@ def test_reference_is_read_and_checked(tmp_path):
             network_hmc.read(str(tmp_path / name), np.sort(labels))
     with pytest.raises(ValueError, match="reference"):
         network_hmc.read(str(tmp_path / "none.npy"), labels)
+
+
+def test_predictions_of_chains_apart_have_a_large_rhat():
+    _, predict_fn, _, _, position = linear()
+    rng = np.random.default_rng(3)
+
+    def chains(shift):
+        """Return two chains of independent draws, the second one's biases moved apart."""
+
+        def draws(leaf):
+            noise = rng.normal(size=(2, 100, *leaf.shape)).astype(np.float32)
+            noise[1, ..., 0] += shift
+            return np.asarray(leaf) + 0.3 * noise
+
+        return jax.tree.map(draws, position)
+
+    inputs = rng.normal(size=(6, 3)).astype(np.float32)
+    mixed, apart = (
+        network_hmc.rhat_of_predictions(chains(shift), predict_fn, inputs) for shift in (0.0, 5.0)
+    )
+    assert mixed < 1.05 < 1.5 < apart
+
+
+def test_small_digits_are_whole_and_held_out_once():
+    pytest.importorskip("sklearn")
+    found = images.small_digits(num_test=100)
+    assert found.x_train.shape == (1697, 8, 8) and found.x_test.shape == (100, 8, 8)
+    both = np.concatenate([found.x_train, found.x_test]).reshape(1797, -1)
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    own = np.round(both.astype(float) * 16 / 255)
+    order = np.lexsort(own.T), np.lexsort(pixels.T)
+    np.testing.assert_array_equal(own[order[0]], pixels[order[1]])
+    given = np.concatenate([found.y_train, found.y_test])
+    np.testing.assert_array_equal(np.bincount(given), np.bincount(labels))
+
+
+def test_labels_of_clients_are_counted(monkeypatch, tmp_path):
+    labels = np.repeat(np.arange(10), 40).astype(np.int32)
+    made = Images(
+        np.zeros((400, 2, 2), np.uint8), labels, np.zeros((1, 2, 2), np.uint8), labels[:1]
+    )
+    monkeypatch.setattr(images, "mnist", lambda: made)
+    found = label_split.run(label_split.Config(num_clients=10, proportion=0.5), tmp_path)
+    counts = np.array(found["counts"])
+    assert counts.sum(axis=0).tolist() == [40] * 10
+    np.testing.assert_array_equal(label_split.shares(found), counts.max(axis=1) / 40)
+    assert 0.5 <= label_split.shares(found).min() < label_split.shares(found).max() < 0.75
+    assert (tmp_path / "labels.png").is_file()
 
 
 def test_shrinking_averages_squares():
@@ -273,6 +327,19 @@ def test_cifar10_from_end_to_end_with_a_linear_model(monkeypatch, tmp_path):
     # Total variation with the reference, by hand.
     exact = 0.5 * np.abs(stored["SGLD"] - stored["HMC"]).sum(axis=1).mean()
     assert rows["SGLD"]["TV"] == pytest.approx(exact, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_digits_beside_an_hmc_whose_chains_start_apart(monkeypatch, tmp_path):
+    monkeypatch.setattr(cifar10.images, "small_digits", lambda: pictures(4, 1))
+    config = cifar10.Config(
+        **TINY | {"num_rows": 0}, **TINY_HMC, source="digits", hidden=3, hmc_random_start=True
+    )
+    metrics = cifar10.run(config, tmp_path)
+    check(cifar10, metrics, tmp_path, CIFAR_METHODS)
+    assert metrics["num_parameters"] == 16 * 3 + 3 + 3 * 10 + 10
+    text = cifar10.commentary(metrics)
+    assert "random weights of their own" in text and "R-hat of their predictions" in text
 
 
 def skip_without(*files):

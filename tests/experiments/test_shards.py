@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from experiments.data import Table
@@ -90,6 +91,45 @@ def test_label_skewed_shards():
         mlp_model.make_shards(KEY, labels, concentration=100.0, **sizes | {"rows_per_shard": 400})
 
 
+@pytest.mark.parametrize("kind", ["fisher", "fisher_dense", "empirical"])
+def test_expansions_at_a_network_have_its_gradients_and_fisher_information(kind):
+    features = RNG.normal(size=(30, 3)).astype(np.float32)
+    labels = RNG.integers(0, 2, 30).astype(np.int32)
+    own, other = (mlp_model.make_posterior(Table(features, y), 1.0) for y in (labels, 1 - labels))
+    rows = RNG.permutation(30).astype(np.int32).reshape(3, 10)
+    centre = mlp_model.start(KEY, 3)
+    data = fedmcmc.FederatedData.from_clients(list(rows))
+    fitted = mlp.expand(own, data, centre, kind)
+    flat, unravel = ravel_pytree(centre)
+
+    def scores(posterior, row):
+        def fn(x):
+            return posterior.loglikelihood_fn(unravel(x), np.array([row]))[0]
+
+        value, gradient = jax.value_and_grad(fn)(flat)
+        return np.exp(float(value)), np.asarray(gradient, np.float64)
+
+    for shard in range(3):
+        total, fisher = 0.0, 0.0
+        for row in rows[shard]:
+            chosen, not_chosen = scores(own, row), scores(other, row)
+            total += chosen[1]
+            if kind == "empirical":
+                fisher += np.outer(chosen[1], chosen[1])
+            else:
+                fisher += sum(p * np.outer(g, g) for p, g in (chosen, not_chosen))
+        one = jax.tree.map(lambda leaf, shard=shard: leaf[shard], fitted)
+        precision = ravel_pytree(one.precision)[0]
+        if kind == "fisher_dense":
+            precision = one.precision
+        else:
+            fisher = np.diag(np.diag(fisher))
+            precision = np.diag(precision)
+        np.testing.assert_allclose(precision, fisher, rtol=1e-4, atol=1e-5)
+        shift = ravel_pytree(one.precision_mean)[0]
+        np.testing.assert_allclose(shift, total + fisher @ np.asarray(flat), rtol=1e-4, atol=1e-4)
+
+
 def test_indicators_are_not_standardised():
     features = np.stack([np.arange(100) % 50 == 0, np.arange(100)], axis=1).astype(np.float32)
     scaled = mlp_model.standardise(features)
@@ -174,6 +214,7 @@ def test_repetitions_with_other_numbers_share_a_program():
         (metric.Config, {"pairs_per_shard": 3}, "must be even"),
         (metric.Config, {"keep_every": 7}, "keep_every must divide"),
         (mlp.Config, {"table": "iris"}, "table must be susy or covtype"),
+        (mlp.Config, {"surrogate": "laplace"}, "surrogate must be one of sampled, fisher"),
         (mlp.Config, {"num_local_steps": 6}, "multiple of 4"),
         (mlp.Config, {"num_burnin": 5000}, "num_burnin must be below num_rounds"),
         (mlp.Config, {"num_evaluated": 100_000}, "num_evaluated must be at most"),
