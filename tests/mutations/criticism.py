@@ -20,13 +20,13 @@ MUTATIONS = {
         LOO,
     ),
     "rows that are padding are judged too": (
-        "criticism/_loo.py",
+        "criticism/_left_one_out.py",
         "judged = mask & finite.all(0)",
         "judged = finite.all(0)",
         LOO,
     ),
     "groups that a client has not are judged too": (
-        "criticism/_loo.py",
+        "criticism/_left_one_out.py",
         "present = own.present(client)",
         "present = jnp.ones_like(own.present(client))",
         GROUPS,
