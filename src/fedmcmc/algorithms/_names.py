@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedmcmc._types import FederatedKernel
+from fedmcmc.gradients import holds_augmented, without_augmented
 
 
 def name_of(kernel: FederatedKernel) -> str:
@@ -23,6 +24,8 @@ def name_of(kernel: FederatedKernel) -> str:
     'faults(dsgld)'
     """
     family = type(kernel).__name__
+    if family not in AROUND and holds_augmented(kernel):
+        return f"augment({name_of(without_augmented(kernel))})"
     return NAMES[family](kernel) if family in NAMES else family
 
 
@@ -75,6 +78,8 @@ def _within(transform: str) -> Callable[[Any], str]:
     return lambda kernel: f"{transform}({name_of(kernel.kernel)})"
 
 
+AROUND = ("Compressed", "Faulty", "Secured", "Sequence")
+"""Families of kernels around others."""
 CAVITIES = {"site": "fed_ep", "average": "fed_sep", "power": "fed_sep", "global": "adf"}
 NAMES: dict[str, Callable[[Any], str]] = {
     "Averaging": _averaging,
@@ -92,6 +97,7 @@ NAMES: dict[str, Callable[[Any], str]] = {
     "MultipleTry": lambda kernel: "multiple_try",
     "Natural": lambda kernel: CAVITIES.get(kernel.cavity, "natural"),
     "PseudoGradients": _pseudo_gradients,
+    "RefreshedRelay": lambda kernel: "fsgld",
     "Relay": _relay,
     "Secured": _within("secure_sum"),
     "Sequence": lambda kernel: f"sequence({', '.join(map(name_of, kernel.kernels))})",

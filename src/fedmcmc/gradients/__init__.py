@@ -10,6 +10,7 @@ from fedmcmc.gradients._augmented import Augmented as Augmented
 from fedmcmc.gradients._augmented import augmented as augmented
 from fedmcmc.gradients._augmented import holds_augmented as holds_augmented
 from fedmcmc.gradients._augmented import refuse_augmented as refuse_augmented
+from fedmcmc.gradients._augmented import without_augmented as without_augmented
 from fedmcmc.gradients._corrections import FixedPoint as FixedPoint
 from fedmcmc.gradients._corrections import Scaffold as Scaffold
 from fedmcmc.gradients._corrections import Svrg as Svrg

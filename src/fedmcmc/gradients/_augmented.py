@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import Array
@@ -13,6 +13,8 @@ from fedmcmc.gradients._estimators import Derived
 from fedmcmc.gradients._minibatches import Epochs, Minibatch
 from fedmcmc.pytrees import trees
 from fedmcmc.random import augmentation_key
+
+T = TypeVar("T")
 
 Augmentation = Callable[[Array, ArrayTree], ArrayTree]
 """``(rng_key, rows) -> rows``, of the same shapes and types."""
@@ -133,6 +135,16 @@ def holds_augmented(tree: ArrayTree) -> bool:
     """Return whether a kernel or estimator holds one whose rows are transformed."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Augmented))
     return any(isinstance(node, Augmented) for node in nodes)
+
+
+def without_augmented(tree: T) -> T:
+    """Return a kernel or estimator whose rows are as they are."""
+    changed: T = jax.tree.map(
+        lambda node: node.estimator if isinstance(node, Augmented) else node,
+        tree,
+        is_leaf=lambda node: isinstance(node, Augmented),
+    )
+    return changed
 
 
 def refuse_augmented(estimator: GradientEstimator, name: str) -> None:
