@@ -137,6 +137,7 @@ def test_an_expansion_that_is_not_finite_leaves_the_old_surrogate():
     assert int(after.refresh) == 4
 
 
+@pytest.mark.slow
 def test_a_prediction_follows_the_refits():
     """By simulation on the Gaussian clients, where surrogates are exact after one visit each."""
     federation = Federation()

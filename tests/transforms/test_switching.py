@@ -81,6 +81,7 @@ def test_the_law_goes_on(order):
         assert worst_z(draws[:, round_], law) < LIMIT, f"after {round_ + 1} rounds"
 
 
+@pytest.mark.slow
 def test_where_there_were_no_latents_clients_draw_theirs():
     """Given a position latents have the law that is theirs, of which twenty tries are draws."""
     kernel = fedmcmc.lsd(POSTERIOR, step_size=STEP, refresh=conjugate())
