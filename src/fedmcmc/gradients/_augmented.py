@@ -100,8 +100,10 @@ def augmented(estimator: GradientEstimator, augment_fn: Augmentation) -> Gradien
 
     Examples
     --------
-    Rows ``x`` with a flipped sign, each with probability one half:
+    Rows ``x`` with a flipped sign, each with probability one half. A run judges draws by the rows as
+    they are, and warns where the other posterior is far from theirs:
 
+    >>> import warnings
     >>> import jax, jax.numpy as jnp
     >>> import fedmcmc
     >>> def flip(rng_key, rows):
@@ -110,9 +112,11 @@ def augmented(estimator: GradientEstimator, augment_fn: Augmentation) -> Gradien
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(8)])
     >>> posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t) ** 2)
     >>> kernel = fedmcmc.langevin(posterior, estimator, step_size=0.05)
-    >>> samples = fedmcmc.sample(
-    ...     jax.random.key(0), kernel, data, 0.0, num_rounds=4_000, progress=False
-    ... )
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+    ...     samples = fedmcmc.sample(
+    ...         jax.random.key(0), kernel, data, 0.0, num_rounds=4_000, progress=False
+    ...     )
     >>> bool(abs(samples.draws.mean()) < 0.1)  # and 1 without flips
     True
     """
