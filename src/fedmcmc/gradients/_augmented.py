@@ -100,8 +100,8 @@ def augmented(estimator: GradientEstimator, augment_fn: Augmentation) -> Gradien
 
     Examples
     --------
-    Rows ``x`` with a flipped sign, each with probability one half. A run judges draws by the rows as
-    they are, and warns where the other posterior is far from theirs:
+    Rows ``x`` with a flipped sign, each with probability one half. A run judges draws by the rows
+    as they are, and warns where the other posterior is far from theirs:
 
     >>> import warnings
     >>> import jax, jax.numpy as jnp
