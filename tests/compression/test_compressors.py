@@ -200,6 +200,7 @@ def test_operators_of_several_types_are_heard_as_one(dtype):
         np.testing.assert_array_equal(heard, expected.astype(heard.dtype))
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_clients_share_one_of_two_operators_draws_as_with_that_one():
     posterior = fedmcmc.Posterior(
         lambda theta: -0.5 * jnp.sum(theta**2),

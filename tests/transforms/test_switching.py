@@ -16,7 +16,6 @@ from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_gibbs import DATA, MODEL, POSTERIOR
 from tests.oracles.federations_joint import PROBABILITIES, START, joint_vector
 from tests.oracles.laws import Moments
-from tests.support.lanes import fast_and_slow
 
 KEY, NUM_CHAINS, STEP = jax.random.key(3), 2048, 0.06
 SOME = fedmcmc.bernoulli(PROBABILITIES)
@@ -65,7 +64,8 @@ def run(kernel, num_rounds, **settings):
 ORDERS = {"to gibbs": (langevin, gibbs), "to langevin": (gibbs, langevin)}
 
 
-@pytest.mark.parametrize("order", fast_and_slow(ORDERS, ["to gibbs"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_law_goes_on(order):
     """Latents of clients that are absent show whether they were carried, and their sums with."""
     (first, before), (then, after) = (build() for build in ORDERS[order])
