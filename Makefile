@@ -24,9 +24,9 @@ TESTING = check test test-slow test-experiments test-site doctest examples
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 $(TESTING): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
-# These lanes compile quickly, and not well, which takes half the time. Whatever they run, the slow
-# lane runs compiled as users compile.
-test test-experiments: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
+# These lanes compile quickly, and not well, which takes half the time. What the tests run, the slow
+# lane runs compiled as users compile; the figures of the pages hold either way.
+test test-experiments doctest: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 
 .PHONY: help setup demo deploy-demo check test test-slow test-experiments test-site doctest examples test-nvflare lint format type bench experiment run-distributed sweep-cpu sweep-gpu sweep-tpu docs docs-site dist clean
 
@@ -64,7 +64,7 @@ test-slow: $(STAMP) ## every test, those of the fast lane too: all, or one folde
 	$(PYTEST) tests/$(PART) $(ARGS)
 
 doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
-	$(PYTEST) --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
+	$(PYTEST) --dist worksteal --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
 
 examples: $(STAMP) ## run the examples, two at a time
 	$(PYTEST) --dist load tests/examples --durations 0 $(ARGS)
