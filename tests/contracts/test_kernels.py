@@ -16,7 +16,6 @@ from fedmcmc import rounds
 from fedmcmc.compression import Grid, Limbs
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds._phases import prepare_client, prepare_server, prepare_shared
-from tests.contracts.kernels import PLAIN
 from tests.contracts.model import (
     DATA,
     KEY,
@@ -380,7 +379,7 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
 
 
 # Newton's method within another loop takes long to trace.
-TRACED = {*PLAIN, *SPOKEN} - {"fed_ep: latents", "lsd: two levels"}
+TRACED = {*FAMILIES} - {"fed_ep: latents", "lsd: two levels"}
 
 
 @pytest.mark.parametrize("name", fast_and_slow(KERNELS, TRACED))

@@ -48,6 +48,7 @@ def weighted(key, data):
     return fedmcmc.correct(key, NOISE, data, prior, num_draws=400, adapt=False, dither=0.01)
 
 
+@pytest.mark.slow
 def test_clients_elsewhere_draw_their_outcomes_themselves():
     consortium = SimulatedConsortium(noise_data())
     with warnings.catch_warnings():

@@ -94,7 +94,8 @@ GROUP_DRAWS = {
 }
 
 
-@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
 def test_of_latents_integrated_out_whole_groups_are_left_out(whole):
     """Groups of one client, and of two that have three and two: by hand, and by ArviZ."""
     own = groups.clients()
@@ -114,6 +115,7 @@ def test_of_latents_integrated_out_whole_groups_are_left_out(whole):
     assert "5 groups, 1,000 draws" in repr(found)
 
 
+@pytest.mark.slow
 def test_clients_that_are_one_group_send_no_density_of_it():
     data = fedmcmc.FederatedData.from_clients(groups.clients())
     posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))

@@ -18,11 +18,8 @@ from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 from tests.support.site_runs import POSITION, at_sites, run_both
 
-# One per family; a memory that the server copies, a set-up, a phase before the last, sites, faults.
+# A memory that the server copies, a set-up, a phase before the last, sites, faults.
 FAST = (
-    "fsgld",
-    "lsd",
-    "qlsd_star",
     "fa_hmc",
     "fed_ep",
     "faults: compress: lsd, memory",

@@ -66,6 +66,7 @@ def test_a_gaussian_posterior_is_met_without_an_error_of_points():
     assert np.abs(found.bias).max() < 0.01 and np.abs(np.log(found.spread)).max() < 0.01
 
 
+@pytest.mark.slow
 def test_right_gaussians_of_a_skewed_posterior_raise_no_alarm():
     """Its own moments: no local fit, and what expectation propagation aims at."""
     for seed in range(20):

@@ -193,6 +193,7 @@ def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
     assert "chains" not in [stage.stage for stage in fitted.report.stages]
 
 
+@pytest.mark.slow
 def test_too_few_rounds_are_called_failed(monkeypatch):
     monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"fit: failed: R-hat"):

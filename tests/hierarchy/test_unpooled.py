@@ -30,6 +30,7 @@ def test_draws_are_those_of_the_groups_own_rows():
     assert np.abs(draws.std(0) / sd - 1).max() * np.sqrt(2 * NUM) < LIMIT
 
 
+@pytest.mark.slow
 def test_a_group_whose_outcomes_are_all_alike_has_none():
     own = clients("logistic")
     own[2]["y"][:] = 1

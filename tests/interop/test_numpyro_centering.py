@@ -42,13 +42,10 @@ def missing(centered, data, position):
     return float(share(position))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau", "least", "most"),
-    [
-        pytest.param(0.02, 0, 0.1, marks=pytest.mark.slow),
-        pytest.param(1.0, 0.5, 0.95, marks=pytest.mark.slow),
-        (30.0, 0, 1),
-    ],
+    [(0.02, 0, 0.1), (1.0, 0.5, 0.95), (30.0, 0, 1)],
 )
 def test_the_location_does_not_depend_on_the_latents(tau, least, most):
     """Of groups alike in size nothing is missing, in whatever unit the outcome is."""

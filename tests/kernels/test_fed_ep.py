@@ -112,6 +112,7 @@ def test_an_improper_fit_keeps_the_site_and_sends_nothing():
     np.testing.assert_allclose(state.broadcast.position, 11 / 5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_counts_lost_fits_and_warns_of_many():
     posterior = fedmcmc.Posterior(lambda theta: jnp.zeros(()), cursed)
     kernel = fedmcmc.fed_ep(posterior, inference=inference.exact_gaussian())

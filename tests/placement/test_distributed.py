@@ -15,7 +15,6 @@ from fedmcmc import distributed
 from tests.contracts.model import DATA, KEY, POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
 from tests.support import process_runs
-from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 
 
@@ -56,7 +55,8 @@ def run_both(tmp_path, names, chains, **settings):
     return {name: same(name, alone, together) for name in names}
 
 
-@pytest.mark.parametrize("name", fast_and_slow(["lsd", "compress: qlsd_star, chain"], ["lsd"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lsd", "compress: qlsd_star, chain"])
 def test_two_processes_give_the_draws_of_one(tmp_path, name):
     assert run_both(tmp_path, [name], 1) == {name: [[0], [1, 2]]}
 

@@ -111,6 +111,7 @@ def test_the_page_of_a_run_has_everything(samples, tmp_path):
     assert path.read_text().count("<svg") == 3 and "Ranks" in page.text
 
 
+@pytest.mark.slow
 def test_samples_from_a_disk_write_the_same_page(samples, tmp_path):
     back = pickle.loads(pickle.dumps(replace(samples, constrain_fn=scaled)))
     first, again = samples.report(tmp_path / "a.html"), back.report(tmp_path / "b.html")
@@ -159,6 +160,7 @@ def clinics():
     )
 
 
+@pytest.mark.slow
 def test_clients_codes_outcome_and_method_have_their_names(tmp_path):
     data = clinics()
     posterior = fedmcmc.from_numpyro(linear, example=data)
@@ -292,6 +294,7 @@ def test_hardly_any_draws(num, samples, tmp_path):
     assert ("No draws were kept." in page.text) == (num == 0)
 
 
+@pytest.mark.slow
 def test_a_network_shows_some_of_its_weights():
     rng = np.random.default_rng(0)
     draws = {

@@ -29,7 +29,7 @@ def short(folder, kind="plain", rounds=900, **changed):
     "kind",
     [
         "plain",
-        "zarr",
+        pytest.param("zarr", marks=pytest.mark.slow),
         pytest.param("store", marks=pytest.mark.slow),
         pytest.param("coded", marks=pytest.mark.slow),
     ],

@@ -40,7 +40,8 @@ def all_numbers(results):
     return [number for samples in results for number in killed_run.numbers(samples)]
 
 
-@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", [False, True])
 def test_a_program_cut_again_and_again_is_one_program(stored, tmp_path, monkeypatch):
     whole = all_numbers(program(tmp_path / "whole", stored))
     cut, attempts = Cut(monkeypatch), 0

@@ -83,6 +83,7 @@ def test_of_langevin_steps_it_is_simulated(case, surrogates):
     assert (np.abs(np.sqrt(np.diag(plain)) - sd) > 10 * told.sd_error).any()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_predicted_is_refused(surrogates):
     gibbs = fedmcmc.fed_gibbs(NORMAL, refresh=conjugate())
     with pytest.raises(ValueError, match="fed_gibbs is exact"):

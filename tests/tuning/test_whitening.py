@@ -196,7 +196,12 @@ def test_a_curvature_that_is_no_guide_warns():
 
 
 @pytest.mark.parametrize(
-    "num_rows, warns", [(6, True), (10, False), pytest.param(200, False, marks=pytest.mark.slow)]
+    "num_rows, warns",
+    [
+        (6, True),
+        pytest.param(10, False, marks=pytest.mark.slow),
+        pytest.param(200, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_mean_that_widens_with_its_scale_warns(num_rows, warns):
     """Given the scale the mean is normal: no fall along its axis shows what six rows leave open."""
