@@ -17,6 +17,9 @@ ARGS ?=
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
+# Tests start many processes, each of which imports the package: what Python compiled is kept as well.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two workers, each with whole files, so that a worker compiles a kernel once; small programs are
 # kept as well, for the other worker and for the next time.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -214,6 +214,7 @@ def run(fit, num):
     return criticism.calibrate(KEY, POISSON, data, fit, prior_fn, num_repetitions=num)
 
 
+@pytest.mark.slow
 def test_a_laplace_approximation_is_rejected():
     assert run(laplace_fit, 1000).p_values.min() < 1e-4
 

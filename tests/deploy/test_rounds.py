@@ -53,6 +53,7 @@ def test_sites_draw_the_same_to_the_last_bit(part):
     assert done.returncode == 0 and "same" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_chains_burn_in_thinning_and_accumulators_are_those_of_sample(tmp_path):
     samples = run_both(
         "compress: lsd_pp, memory: per client",

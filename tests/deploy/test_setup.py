@@ -49,6 +49,7 @@ def near(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["recipe", "dithered"])
 def test_points_that_clients_draw_and_round_themselves(content, sites):
     """Key words cross as they are."""
@@ -127,6 +128,7 @@ def test_whitened_coordinates_and_kernels_in_them(sites, white):
         jax.tree.map(close, there.draws, simulated.draws)
 
 
+@pytest.mark.slow
 def test_predictions_ask_nobody(sites, white, heard):
     counts = [len(answers) for answers in heard.values()]
     kernel = fedmcmc.lsd(white.posterior, step_size=0.1)

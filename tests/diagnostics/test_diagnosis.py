@@ -389,6 +389,7 @@ def test_log_densities_of_a_posterior_end_far_above_the_limit(name):
     assert 2 < np.median(depths) < 9 and max(depths) < 0.8 * diagnostics.DEPTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope, said", [(1.0, "tau grew to"), (-1.0, "tau fell to"), (0.0, None)])
 def test_a_scale_that_went_far_is_seen_on_its_logarithm(slope, said):
     """``log tau`` drifts by 0.1 per round: the position stays small, the scale does not."""

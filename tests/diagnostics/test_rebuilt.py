@@ -9,7 +9,6 @@ import numpyro.distributions as dist
 import pytest
 
 import fedmcmc
-from tests.support.lanes import fast_and_slow
 
 KEY = jax.random.key(0)
 
@@ -134,9 +133,8 @@ def test_steps_far_too_large_for_logistic_data_are_said(name, white, data):
     assert np.abs(np.asarray(samples.draws["b"])).std() > 3
 
 
-@pytest.mark.parametrize(
-    "kernel", fast_and_slow(["fsgld", "qlsd_pp", "fa_hmc", "fed_ep"], ["fsgld"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["fsgld", "qlsd_pp", "fa_hmc", "fed_ep"])
 def test_what_the_page_advises_is_right(kernel, white, data):
     model = white.posterior
     build, settings = {

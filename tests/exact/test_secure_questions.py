@@ -135,6 +135,7 @@ def test_a_candidate_that_is_impossible_for_one_client_is_for_all_and_the_others
     assert total.differences[0] == 10 and total.differences[1] < BELOW and total.one == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, jnp.inf, -1e12], ids=str)
 def test_a_search_does_not_end_where_numbers_have_no_words(value):
     """As where they are not finite without a secure sum, and the other places are as they were."""

@@ -78,6 +78,20 @@ def test_chains_follow_the_likelihoods_averaged_over_transformations(of_estimato
     assert worst_z(draws[:, 1], expected[8]) < LIMIT
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transforms", [True, False])
+def test_a_warning_says_which_posterior_draws_are_held_against(transforms):
+    estimator = fedmcmc.minibatch(2)
+    if transforms:
+        estimator = fedmcmc.augmented(estimator, flip_and_jitter)
+    kernel = fedmcmc.langevin(FEDERATION.posterior, estimator, step_size=0.01)
+    with pytest.warns(fedmcmc.DiagnosisWarning, match="are not the posterior's") as said:
+        run(kernel, num_rounds=3_000, num_chains=2)
+    words = str(said[0].message)
+    assert ("rows as they are" in words) == transforms
+    assert ("a smaller step" in words) == (not transforms)
+
+
 def test_every_step_of_every_client_and_round_has_a_key_of_its_own():
     kernel = fedmcmc.augment(
         fedmcmc.dsgld(FEDERATION.posterior, batch_size=2, **SETTINGS), flip_and_jitter

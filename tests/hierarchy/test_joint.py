@@ -216,6 +216,7 @@ def test_runs_with_latents_go_on_from_checkpoints_and_stores(tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     data = FederatedData.from_clients(clients("logistic"))
     posterior = fedmcmc.from_numpyro(logistic, example=data)

@@ -260,6 +260,7 @@ def test_kernels_sample_it_as_any_other_model():
         np.testing.assert_allclose(runs[0][name], runs[1][name], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_what_sums_over_rows_sums_over_groups():
     data = in_two_clients(clients())
     posterior = of(gaussian, data)

@@ -120,6 +120,7 @@ def test_chunks_cut_groups_without_a_difference(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     posterior = two.POSTERIOR
     for refused in (

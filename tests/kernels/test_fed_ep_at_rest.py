@@ -100,7 +100,8 @@ def test_points_have_the_moments_of_standard_normals():
     np.testing.assert_allclose(points.T @ points / 64, np.eye(7), atol=1e-12)
 
 
-@pytest.mark.parametrize("size", fast_and_slow([1, 4, 60], [1, 60]))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 4, 60])
 def test_tilted_moments_are_those_of_a_grid(size):
     data = ragged(3, [size])
     q = fedmcmc.Gaussian.from_moments(jnp.array([-1.0, 0.5]), jnp.array([[1.0, 0.6], [0.6, 1.5]]))
@@ -271,6 +272,7 @@ def test_a_run_that_is_not_at_rest_warns(data, mode):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_an_approximation_that_is_not_proper_warns():
     """Flat in one direction, which the prior does not hold either."""
     posterior = fedmcmc.Posterior(lambda t: 0.0, lambda t, x: -0.5 * (x - t[0]) ** 2)

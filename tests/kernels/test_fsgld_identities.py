@@ -81,6 +81,7 @@ def test_i1_sgld_is_plain_langevin_with_the_same_noise():
         np.testing.assert_allclose(draw, position, **SAME)
 
 
+@pytest.mark.slow
 def test_i13_i15_one_client_is_the_centralised_kernel():
     pooled = fedmcmc.FederatedData.from_clients(
         [jax.tree.map(lambda *x: np.concatenate(x), *FEDERATION.client_trees())]

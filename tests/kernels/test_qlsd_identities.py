@@ -200,6 +200,7 @@ def test_i37_relabelled_clients_move_the_chain_alike():
     same(path(lsd(**PLAIN, prior="split"), relabelled), full_gradients()[1])
 
 
+@pytest.mark.slow
 def test_i37_a_client_split_in_two_moves_the_chain_alike():
     trees = FEDERATION.client_trees()
     halves = [jax.tree.map(lambda x, p=p: x[p], trees[2]) for p in (slice(5), slice(5, 12))]

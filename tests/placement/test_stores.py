@@ -142,6 +142,7 @@ def test_what_was_kept_before_a_chain_is_lost_is_in_the_store():
     same(stored.value.samples.state, plain.value.samples.state)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said(tmp_path):
     with pytest.raises(ValueError, match="uniform\\(cohort_size\\) or categorical"):
         run(fed_ep(fedmcmc.full()), fedmcmc.HostStore())

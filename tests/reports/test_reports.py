@@ -177,6 +177,7 @@ def test_clients_codes_outcome_and_method_have_their_names(tmp_path):
     assert after["method"] == "dsgld"
 
 
+@pytest.mark.slow
 def test_the_page_of_a_fit_has_the_names_and_the_cost_of_all_stages(tmp_path):
     fitted = fedmcmc.fit(linear, clinics(), rng_key=jax.random.key(0), progress=False)
     of_fit = read(fitted.report.save(tmp_path / "fit.html"))

@@ -42,6 +42,7 @@ def test_a_setting_that_differs_is_named(changed, words, tmp_path):
     assert "model or kind of kernel" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

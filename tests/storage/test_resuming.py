@@ -98,6 +98,7 @@ def test_another_rule_is_refused(tmp_path):
     assert ruled("R-hat below 1.1").num_draws == 10
 
 
+@pytest.mark.slow
 def test_which_calls_are_counted(tmp_path):
     """Not those with a checkpoint of their own, those within a call, those of other threads."""
 
@@ -134,6 +135,7 @@ def test_an_interrupt_ends_the_program_and_not_a_call(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.draws, call().draws)
 
 
+@pytest.mark.slow
 def test_a_call_that_turned_non_finite_does_so_again(tmp_path):
     """A program that goes on after it finds the same error, from where that call was last good."""
     found = []

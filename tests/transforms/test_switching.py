@@ -167,6 +167,7 @@ def test_latents_of_both_levels_go_on():
     fedmcmc.sample(KEY, then, two.DATA, state=state, **settings)
 
 
+@pytest.mark.slow
 def test_other_latents_are_refused_by_name():
     data = FederatedData.from_clients(clients())
     standard, centered = (

@@ -221,6 +221,7 @@ def test_score_covariances_are_those_of_rows():
             np.testing.assert_allclose(covariance, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize("kernel", ["lsd", "fsgld", "fa_ld"])
 def test_minibatches_of_rows_that_share_a_curvature(kernel, replace):

@@ -42,6 +42,7 @@ def of_trajectories(step_size, direction):
     return time, np.max(1 / np.sqrt(1 - squares / 4) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.5)], ids=str)
 def test_the_functional_that_is_asked_for_mixes_fastest(direction):
     """Against the closed form of a trajectory on Gaussians, over all steps that are accepted."""

@@ -66,7 +66,8 @@ def first(law):
     return laws.Moments(law.mean[:3], law.covariance[:3, :3])
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES, ["star"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_the_law_of_sparsified_messages(case):
     kernel, law = build(**CASES[case])
     told = fedmcmc.predict_bias(kernel, FEDERATION.data, exact(FEDERATION))

@@ -122,6 +122,7 @@ def diagnose(
     approximation: ArrayTree = None,
     integrates: bool = True,
     proposes: bool = False,
+    transforms: bool = False,
 ) -> Diagnosis:
     """Judge draws: whether chains agree, whether they are enough, whether they are the posterior's.
 
@@ -142,6 +143,8 @@ def diagnose(
         Whether the draws' kernel integrates latents as `posterior` does, rather than move them.
     proposes
         Whether it proposes latents around their modes, as `fedmcmc.hierarchy.independence` does.
+    transforms
+        Whether it transforms rows at random (`fedmcmc.augment`), and so has another posterior.
 
     Examples
     --------
@@ -166,7 +169,11 @@ def diagnose(
         if moments is None:
             moments = check_moments(posterior, data, draws)
     whole = Diagnosis(found, moments, names, ())
-    of_moments = _of_weights(moments) or [*_of_depth(whole), *_of_moments(whole, approximates)]
+    cure = _cure(approximates, transforms)
+    of_moments = _of_weights(moments) or [
+        *_of_depth(whole),
+        *_of_moments(whole, approximates, cure),
+    ]
     findings = [*_of_mixing(whole, advise=not of_moments), *of_moments]
     error = None
     if integrates and posterior is not None and data is not None:
@@ -290,7 +297,26 @@ def _of_depth(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
+def _cure(approximates: bool, transforms: bool) -> str:
+    if transforms:
+        return (
+            "That posterior is the one of rows as they are. This kernel transforms rows at random "
+            "and samples another, see fedmcmc.augmented: the two may be that far apart, whatever "
+            "the step"
+        )
+    if approximates:
+        return (
+            "More rounds help while it still moves, structure='dense' and exacter inference if it "
+            f"is not the default's; else a Gaussian is {UNSUITABLE}"
+        )
+    return (
+        "More rounds do not help; a smaller step or fewer local steps do, and what a kernel has "
+        "against its bias (control_variate=True, surrogates, whole batches): see "
+        "fedmcmc.predict_bias"
+    )
+
+
+def _of_moments(diagnosis: Diagnosis, approximates: bool, cure: str) -> list[str]:
     found, findings = diagnosis.moments, []
     if found is None:
         return []
@@ -314,14 +340,6 @@ def _of_moments(diagnosis: Diagnosis, approximates: bool) -> list[str]:
     bias, stretch = np.abs(found.bias), np.abs(np.log(found.spread))
     worst = int(np.argmax(np.where(off, np.maximum(bias / BIAS, stretch / np.log(SPREAD)), 0)))
     what = "The approximation's draws are" if approximates else "These draws are"
-    cure = (
-        "More rounds help while it still moves, structure='dense' and exacter inference if it is "
-        f"not the default's; else a Gaussian is {UNSUITABLE}"
-        if approximates
-        else "More rounds do not help; a smaller step or fewer local steps do, and what a kernel "
-        "has against its bias (control_variate=True, surrogates, whole batches): see "
-        "fedmcmc.predict_bias"
-    )
     of_mean = f"the mean of {diagnosis.names[worst]} is {bias[worst]:.2g} posterior sd off"
     of_sd = f"the sd of {diagnosis.names[worst]} is {found.spread[worst]:.3g} times the posterior's"
     if few:

@@ -22,6 +22,7 @@ from fedmcmc.diagnostics import (
     diagnose,
     silenced,
 )
+from fedmcmc.gradients import holds_augmented
 from fedmcmc.hierarchy import Independence, Trajectories, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
@@ -252,6 +253,7 @@ def judge(
             isinstance(node, Independence)
             for node in jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Independence))
         ),
+        transforms=holds_augmented(kernel),
     )
 
 
