@@ -378,11 +378,7 @@ def test_a_run_goes_on_to_the_last_bit_and_chains_are_those_run_alone(name):
     close(state, jax.tree.map(lambda leaf: leaf[1], first.state))
 
 
-# Newton's method within another loop takes long to trace.
-TRACED = {*FAMILIES} - {"fed_ep: latents", "lsd: two levels"}
-
-
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, TRACED))
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, FAMILIES))
 def test_one_trace_serves_all_numbers(name):
     traces = []
 

@@ -16,6 +16,7 @@ from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import Diagnosis, SamplingWarning, diagnose
 from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import holds_augmented
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.pytrees import trees
@@ -338,7 +339,13 @@ class FederatedMCMCKernel(MCMCKernel):
         if latent[first].ndim != like[first].ndim + 2:
             raise ValueError("Give mcmc.get_samples(group_by_chain=True).")
         draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(jax.vmap(unconstrained)))(latent))
-        return diagnose(draws, kernel.target, data, approximates=kernel.approximates)
+        return diagnose(
+            draws,
+            kernel.target,
+            data,
+            approximates=kernel.approximates,
+            transforms=holds_augmented(kernel),
+        )
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
