@@ -243,8 +243,17 @@ class FederatedKernel(Phase):
         ValueError
             If model, position and federation do not fit together.
         """
-        if not self.setup:
-            return
+        if self.setup:
+            self.check_start(rng_key, position, federation)
+
+    def check_start(self, rng_key: Array, position: ArrayTree, federation: Federation) -> None:
+        """Raise what `server_init` raises, and compute nothing.
+
+        Raises
+        ------
+        ValueError
+            If model, position and federation do not fit together.
+        """
         first = jax.eval_shape(lambda: Broadcast(jnp.zeros((), jnp.int32), position))
         shapes = [phase.message_like(first) for phase in self.setup]
 

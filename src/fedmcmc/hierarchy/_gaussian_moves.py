@@ -25,7 +25,7 @@ from fedmcmc.hierarchy._latents import (
     solve_upper,
 )
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import now, schedules, trees
 
 _MADE_UP = 8
 """Rows that a server makes up to look at a model."""
@@ -138,15 +138,10 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
         return jnp.asarray(leaf)
 
     with jax.ensure_compile_time_eval():
-        zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-        some = made_up_rows(rows, _MADE_UP, rng)
-        client = Client(some, zero, zero + _MADE_UP, zero, one, one, _MADE_UP)
-        groups, place = groups_of(local, client), jax.tree.map(at, position)
-        dtype = jax.eval_shape(trees.ravel, local.like.tree).dtype
-        latents = [jnp.asarray(rng.normal(size=(1, groups.size)), dtype) for _ in range(2)]
-        first, other = (
-            np.asarray(groups.slope_and_curvature(place, latent)[1][0]) for latent in latents
-        )
+        some, place = made_up_rows(rows, _MADE_UP, rng), jax.tree.map(at, position)
+    dtype = jax.eval_shape(trees.ravel, local.like.tree).dtype
+    latents = rng.normal(size=(2, 1, trees.num_elements(local.like.tree))).astype(dtype)
+    first, other = now(_curvatures, local, place, some, latents)
     if not (np.isfinite(first).all() and np.isfinite(other).all()):
         return
     unit = np.maximum(np.abs(first), np.abs(other)).max()
@@ -156,3 +151,11 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
             f"by {gap:.3g} between two places, where it is up to {unit:.3g} (of made-up rows). "
             f"conjugate() is for normal effects of normal outcomes: use independence()."
         )
+
+
+@jax.jit
+def _curvatures(local: Local, position: ArrayTree, rows: ArrayTree, latents: Array) -> Array:
+    """Return the curvature of a group that has all `rows`, at each of the `latents`."""
+    zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
+    groups = groups_of(local, Client(rows, zero, zero + _MADE_UP, zero, one, one, _MADE_UP))
+    return jnp.stack([groups.slope_and_curvature(position, latent)[1][0] for latent in latents])

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Federation, LatentSums, Population, Posterior
+from fedmcmc._types import ArrayTree, Federation, LatentSums, Local, Population, Posterior
 from fedmcmc.hierarchy import Groups, made_up_rows
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import now, trees
 
 ROUNDINGS = 8
 """By so many roundings of its largest value a running sum may be wrong."""
@@ -185,33 +185,20 @@ def check_population(
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(posterior)):
         return
     local: Any = posterior.local
-    population: Population = local.population
     rng, num = np.random.default_rng(0), 8
 
-    def near(leaf: Any) -> Array:
+    def near(leaf: Any) -> np.ndarray:
         center = 0.0 if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)
-        return jnp.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
+        return np.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
 
     with jax.ensure_compile_time_eval():
         made_up = made_up_rows(federation.rows, num, rng)
-        latents = jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(size=(num, *leaf.shape)), leaf.dtype),
-            local.like.tree,
-        )
-        first, other = (jax.tree.map(near, position) for _ in range(2))
-        slope = jax.grad(lambda at: jnp.sum(local.loglikelihood_fn(at, latents, made_up)))(first)
-        origin = origin_of(population, first)
-        each = jax.vmap(lambda one: population.statistics_fn(one, origin))(latents)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
-        sums = first_sums(total, jnp.asarray(float(num))).known(origin)
-        priors, densities = (
-            np.array([float(fn(at)) for at in (first, other)])
-            for fn in (
-                lambda at: jnp.sum(jax.vmap(lambda one: local.logprior_fn(at, one))(latents)),
-                lambda at: population.logdensity_fn(at, sums),
-            )
-        )
-        flat = np.array(trees.ravel(slope))
+    latents = jax.tree.map(
+        lambda leaf: rng.normal(size=(num, *leaf.shape)).astype(leaf.dtype), local.like.tree
+    )
+    first, other = (jax.tree.map(near, position) for _ in range(2))
+    slope, priors, densities = now(_made_up_densities, local, first, other, latents, made_up)
+    flat = np.array(slope)
     names = trees.element_names(position)
     flat[rows_at] = 0
     seen = [name for name, x in zip(names, flat, strict=True) if np.isfinite(x) and x != 0]
@@ -227,3 +214,28 @@ def check_population(
             f"two positions that changes by {wanted:.4g}, and by its statistics by {found:.4g} (of "
             f"made-up latents)."
         )
+
+
+@jax.jit
+def _made_up_densities(
+    local: Local, first: ArrayTree, other: ArrayTree, latents: ArrayTree, rows: ArrayTree
+) -> tuple[Array, Array, Array]:
+    """Return the log likelihood's gradient, the log priors and what statistics say of those.
+
+    The gradient at the `first` position, ``[d]``, the others at both.
+    """
+    population: Any = local.population
+    slope = jax.grad(lambda at: jnp.sum(local.loglikelihood_fn(at, latents, rows)))(first)
+    origin = origin_of(population, first)
+    each = jax.vmap(lambda one: population.statistics_fn(one, origin))(latents)
+    total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
+    num = jax.tree.leaves(latents)[0].shape[0]
+    sums = first_sums(total, jnp.asarray(float(num))).known(origin)
+    priors, densities = (
+        jnp.stack([fn(at) for at in (first, other)])
+        for fn in (
+            lambda at: jnp.sum(jax.vmap(lambda one: local.logprior_fn(at, one))(latents)),
+            lambda at: population.logdensity_fn(at, sums),
+        )
+    )
+    return trees.ravel(slope), priors, densities

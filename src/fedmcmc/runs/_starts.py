@@ -98,10 +98,29 @@ def _every_chain(
     positions: ArrayTree,
     arrangement: Arrangement,
 ) -> FederatedState:
+    if arrangement.partial or arrangement.clients_at_a_time is not None:
+        return _mapped(kernel, data, keys, positions, arrangement)
+    # Where the kernel's own numbers are known: a program knows their shapes alone.
+    first = jax.tree.map(lambda leaf: leaf[0], positions)
+    kernel.check_start(keys[0], first, data.federation)
+    return _together(kernel, data, keys, positions, arrangement)
+
+
+def _mapped(
+    kernel: FederatedKernel,
+    data: FederatedData,
+    keys: Array,
+    positions: ArrayTree,
+    arrangement: Arrangement,
+) -> FederatedState:
     def one(key: Array, position: ArrayTree, rows: FederatedData) -> FederatedState:
         return initialize(kernel, key, position, rows, arrangement, combine=combined)
 
     return jax.vmap(one, in_axes=(0, 0, None))(keys, positions, data)
+
+
+# One program: operation by operation, some starts took longer to compile than the rounds.
+_together = jax.jit(_mapped)
 
 
 def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
