@@ -9,9 +9,10 @@ import fedmcmc
 from fedmcmc import rounds, wire
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import BELOW, Dithered, Points, Recipe, evaluations
-from fedmcmc.kernels._questions import compensated_sum, in_parts
+from fedmcmc.kernels._evaluations import compensated_sum, in_parts
 from fedmcmc.runs import SimulatedConsortium, as_consortium
 from tests.contracts.model import DATA, KEY, POSTERIOR, loglikelihood, make_data
+from tests.support.lanes import fast_and_slow
 
 CENTRE = jnp.array([0.3, -0.2, 0.5])
 POINTS = CENTRE + jax.random.normal(jax.random.key(1), (20, 3))
@@ -37,7 +38,7 @@ def test_values_and_gradients_are_those_of_pooled_rows():
 
 
 def test_many_clients_and_points_some_at_a_time(monkeypatch):
-    monkeypatch.setattr("fedmcmc.kernels._questions.POINTS_BUDGET", 100)
+    monkeypatch.setattr("fedmcmc.kernels._evaluations.POINTS_BUDGET", 100)
     monkeypatch.setattr("fedmcmc.runs._consortium.CLIENTS_AT_A_TIME", 2)
     asked = SimulatedConsortium(DATA).ask(evaluations(POSTERIOR), Points(POINTS, CENTRE))
     expected = pooled(POINTS) - pooled([CENTRE])[0]
@@ -160,7 +161,7 @@ def test_what_would_bias_is_refused():
         as_consortium([1])
 
 
-@pytest.mark.parametrize("content", ["points", "recipe", "dithered"])
+@pytest.mark.parametrize("content", fast_and_slow(["points", "recipe", "dithered"], ["recipe"]))
 def test_answers_cross_as_bytes_and_see_their_own_rows_alone(content):
     """A deployed round: each client by itself, the others' rows NaN, bytes alone cross."""
     kernel = evaluations(POSTERIOR, gradients=content != "dithered")

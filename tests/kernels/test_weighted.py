@@ -8,7 +8,7 @@ import pytest
 import fedmcmc
 from fedmcmc import Mixture
 from fedmcmc._types import as_functions
-from fedmcmc.kernels._questions import POINTS_BUDGET
+from fedmcmc.kernels._evaluations import POINTS_BUDGET
 from fedmcmc.rounds import TOGETHER, prepare_round, run_round
 from tests.contracts.model import DATA, NUM_CLIENTS, POSITIONS, POSTERIOR, surrogates
 from tests.oracles.exact_starts import FEDERATION, exact_draws, run

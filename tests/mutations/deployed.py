@@ -170,7 +170,7 @@ MUTATIONS = {
         WALL,
     ),
     "a place without numbers in the range is one of a mode": (
-        "kernels/_questions.py",
+        "kernels/_expansions.py",
         "value=jnp.where(impossible, -jnp.inf, total.value)",
         "value=jnp.where(impossible, 0.0, total.value)",
         NO_WORDS,

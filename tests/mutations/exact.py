@@ -10,6 +10,7 @@ DITHERED = (
 UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_know_nothing_of_the_value"
 TESTS = [DITHERED, UNIFORM, PREDICTED, WEIGHTED, FAULTS, SEPARATE]
 CORRECT, QUESTIONS = "exact/_correct.py", "kernels/_questions.py"
+EVALUATIONS = "kernels/_evaluations.py"
 
 MUTATIONS = {
     "the prior counts twice in a weight": (
@@ -55,13 +56,13 @@ MUTATIONS = {
         DITHERED,
     ),
     "rounded down instead of to the nearest": (
-        QUESTIONS,
+        EVALUATIONS,
         "jnp.round(exact)",
         "jnp.floor(exact)",
         UNIFORM,
     ),
     "a dither of half the width": (
-        QUESTIONS,
+        EVALUATIONS,
         "(num,), dtype, -0.5, 0.5)",
         "(num,), dtype, -0.25, 0.25)",
         UNIFORM,

@@ -1,8 +1,9 @@
 """Families of kernels: what a client does, what the server does, where both start.
 
 One family per file; `_shared`, `_adjusted`, `_prior_site` and `_distillation` hold pieces of
-families, `_questions` and `_separate` what is asked of clients once. A kernel knows nothing of
-devices, chunks, files or processes; it is built of blocks and fits, and imports no transform.
+families, `_questions`, `_evaluations`, `_expansions` and `_separate` what is asked of clients once.
+A kernel knows nothing of devices, chunks, files or processes; it is built of blocks and fits, and
+imports no transform.
 """
 
 from fedmcmc.kernels._averaging import averaging as averaging
@@ -12,6 +13,17 @@ from fedmcmc.kernels._ensemble import Distiller as Distiller
 from fedmcmc.kernels._ensemble import dirichlet_ensemble as dirichlet_ensemble
 from fedmcmc.kernels._ensemble import ensemble as ensemble
 from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
+from fedmcmc.kernels._evaluations import Dithered as Dithered
+from fedmcmc.kernels._evaluations import Evaluated as Evaluated
+from fedmcmc.kernels._evaluations import Points as Points
+from fedmcmc.kernels._evaluations import Recipe as Recipe
+from fedmcmc.kernels._evaluations import compensated_sum as compensated_sum
+from fedmcmc.kernels._evaluations import differences as differences
+from fedmcmc.kernels._evaluations import dither_of as dither_of
+from fedmcmc.kernels._evaluations import evaluations as evaluations
+from fedmcmc.kernels._evaluations import in_parts as in_parts
+from fedmcmc.kernels._expansions import Expanded as Expanded
+from fedmcmc.kernels._expansions import expansions as expansions
 from fedmcmc.kernels._gibbs import fed_gibbs as fed_gibbs
 from fedmcmc.kernels._hamiltonian import hmc as hmc
 from fedmcmc.kernels._hamiltonian import mala as mala
@@ -27,18 +39,7 @@ from fedmcmc.kernels._pseudo_gradients import pseudo_gradients as pseudo_gradien
 from fedmcmc.kernels._questions import BELOW as BELOW
 from fedmcmc.kernels._questions import Answer as Answer
 from fedmcmc.kernels._questions import Answered as Answered
-from fedmcmc.kernels._questions import Dithered as Dithered
-from fedmcmc.kernels._questions import Evaluated as Evaluated
-from fedmcmc.kernels._questions import Expanded as Expanded
-from fedmcmc.kernels._questions import Points as Points
 from fedmcmc.kernels._questions import Question as Question
-from fedmcmc.kernels._questions import Recipe as Recipe
-from fedmcmc.kernels._questions import compensated_sum as compensated_sum
-from fedmcmc.kernels._questions import differences as differences
-from fedmcmc.kernels._questions import dither_of as dither_of
-from fedmcmc.kernels._questions import evaluations as evaluations
-from fedmcmc.kernels._questions import expansions as expansions
-from fedmcmc.kernels._questions import in_parts as in_parts
 from fedmcmc.kernels._refreshed_relay import RefreshedRelay as RefreshedRelay
 from fedmcmc.kernels._refreshed_relay import refreshed_relay as refreshed_relay
 from fedmcmc.kernels._relay import Relay as Relay

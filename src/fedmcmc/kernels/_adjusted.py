@@ -24,17 +24,8 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
 )
-from fedmcmc.kernels._questions import (
-    BELOW,
-    EVERYONE,
-    IMPOSSIBLE,
-    POINTS_BUDGET,
-    Points,
-    below_range,
-    differences,
-    impossible_in_sum,
-    zero_where,
-)
+from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
+from fedmcmc.kernels._questions import BELOW, EVERYONE, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import check_model, report
 from fedmcmc.pytrees import trees
 

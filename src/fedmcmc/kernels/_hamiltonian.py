@@ -42,7 +42,8 @@ from fedmcmc.kernels._adjusted import (
     probability,
     repeated,
 )
-from fedmcmc.kernels._questions import BELOW, Points
+from fedmcmc.kernels._evaluations import Points
+from fedmcmc.kernels._questions import BELOW
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import integers_below, realize_normals
 

@@ -26,7 +26,7 @@ from fedmcmc._types import (
 from fedmcmc.compression import Identity
 from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
 from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeated
-from fedmcmc.kernels._questions import Points
+from fedmcmc.kernels._evaluations import Points
 from fedmcmc.pytrees import schedules, trees
 
 
