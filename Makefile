@@ -66,8 +66,8 @@ test-experiments: $(STAMP) ## the fast lane of the experiments' tests
 test-slow: $(STAMP) ## every test, those of the fast lane too: all, or one folder: make test-slow PART=laws
 	$(PYTEST) tests/$(PART) $(ARGS)
 
-doctest: $(STAMP) ## the examples of docstrings, and those of the pages in docs/
-	$(PYTEST) --dist worksteal --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
+doctest: $(STAMP) ## the examples of docstrings, and of the pages in docs/ but for the slow ones
+	$(PYTEST) --dist worksteal -m "not slow" --doctest-modules src tests/docs/test_pages.py --ignore src/fedmcmc/deploy/nvflare.py $(ARGS)
 
 examples: $(STAMP) ## run the examples, two at a time
 	$(PYTEST) --dist load tests/examples --durations 0 $(ARGS)

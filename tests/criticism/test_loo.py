@@ -31,6 +31,7 @@ from tests.criticism.federation import (
     numbers,
 )
 from tests.hierarchy import models as groups
+from tests.support.lanes import fast_and_slow
 
 
 def by_arviz(table, reff=1.0):
@@ -45,8 +46,8 @@ def pooled(name, least=1):
     return jax.tree.map(lambda *x: np.concatenate(x), *rows)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("efficiency", [1.0, 0.4])
+@pytest.mark.parametrize("name", fast_and_slow(MODELS, ["logistic"]))
+@pytest.mark.parametrize("efficiency", fast_and_slow([1.0, 0.4], [0.4]))
 def test_loo_is_arvizs_on_pooled_rows(name, efficiency):
     data, draws = federation(name), draws_near(name)
     found = criticism.loo(MODELS[name], data, draws, minimum_rows=1, efficiency=efficiency)

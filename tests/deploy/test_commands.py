@@ -16,6 +16,7 @@ from tests.support.commands import NAMES, Consortium, rows_of
 FIT = dict(kernel="fit", seed=0, draws="draws.npz", report="fit.html", progress=False)
 
 
+@pytest.mark.slow
 def test_a_server_fits_as_its_file_says(tmp_path):
     clinics = Consortium(tmp_path, asks=deploy.FIT, run=FIT)
     with clinics.in_threads(NAMES):

@@ -57,6 +57,7 @@ def check_draws(clinics):
     assert expected.draws.shape == (2, SETTINGS["num_rounds"] // 2, 2)
 
 
+@pytest.mark.slow
 def test_a_killed_site_and_a_killed_server_change_no_draw(clinics):
     assert run_killing(clinics, ["bern", "server"], 0.2, seed=0) == 2
     check_draws(clinics)

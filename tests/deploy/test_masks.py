@@ -17,7 +17,6 @@ from fedmcmc import deploy
 from fedmcmc.deploy import secure
 from tests.contracts.model import KEY
 from tests.support import studies
-from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
 from tests.support.site_runs import MASKED, POSITION, at_sites, run_both
 
@@ -35,11 +34,11 @@ ROWS = (
     "sequence",
 )
 # Clients that keep a state and count bits below; two phases.
-FAST = ("fa_hmc",)
 STATEFUL, SET_UP = studies.masked_study("lsd_pp"), studies.masked_study("lsd_star")
 
 
-@pytest.mark.parametrize("row", fast_and_slow(ROWS, FAST))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
 def test_sites_under_masks_draw_what_a_simulated_secure_sum_does(row, tmp_path):
     run_both(studies.masked_study(row), tmp_path, num_chains=2)
 

@@ -19,11 +19,7 @@ from tests.support.processes import environment
 from tests.support.site_runs import POSITION, at_sites, run_both
 
 # A memory that the server copies, a set-up, a phase before the last, sites, faults.
-FAST = (
-    "fa_hmc",
-    "fed_ep",
-    "faults: compress: lsd, memory",
-)
+FAST = ("fa_hmc",)
 OF_CLIENTS = [
     name for name in KERNELS if not studies.study_of(name).kernel("main").participation.pooled
 ]
@@ -67,6 +63,7 @@ def test_chains_burn_in_thinning_and_accumulators_are_those_of_sample(tmp_path):
     assert samples.draws["a"].shape == (3, 3) and samples.streams["m"].num_draws == 3
 
 
+@pytest.mark.slow
 def test_a_rule_ends_a_run(tmp_path):
     study = studies.study_of("fed_ep: expansions")
     samples = at_sites(study, tmp_path, until=fedmcmc.at_rest(0.5), max_rounds=30)

@@ -98,6 +98,7 @@ def test_what_is_wrong_with_a_client_is_known_by_its_number(sites):
             surrogates.taylor(MODEL, data, nowhere)
 
 
+@pytest.mark.slow
 def test_the_mode(sites):
     there = surrogates.mode(MODEL, sites, POSITION)
     for data in (DATA, SIMULATED):

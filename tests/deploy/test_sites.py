@@ -312,6 +312,7 @@ def test_a_run_goes_on_from_the_state_of_another(study, tmp_path):
     sites.close()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_state_at_its_sites_alone(tmp_path):
     simulated = fedmcmc.sample(
         KEY, STUDY.kernel("main"), DATA, POSITION, num_rounds=2, progress=False

@@ -1,4 +1,4 @@
-"""The snippets of the pages in docs/, in their order."""
+"""The snippets of the pages in docs/, in their order; those that take half a minute are slow."""
 
 import os
 import re
@@ -58,6 +58,7 @@ def test_the_page_on_choosing_runs():
     assert names["samples"].diagnosis.findings == ()
 
 
+@pytest.mark.slow
 def test_the_page_on_effects_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_page("hierarchies.md")
@@ -129,6 +130,7 @@ def test_the_page_on_privacy_runs():
     assert all((words != 0).all() for words in names["arrived"])
 
 
+@pytest.mark.slow
 def test_the_page_on_real_sites_runs():
     text = (DOCS / "deploy.md").read_text()
     study = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]

@@ -16,6 +16,7 @@ from fedmcmc.kernels._gibbs_judging import Judged, Judgement
 from fedmcmc.kernels._questions import IMPOSSIBLE
 from fedmcmc.runs import SimulatedConsortium
 from tests.contracts.model import DATA, KEY, POSTERIOR
+from tests.support.lanes import fast_and_slow
 
 CENTRE = jnp.array([0.3, -0.2, 0.5])
 POINTS = CENTRE + jax.random.normal(jax.random.key(1), (20, 3))
@@ -38,7 +39,7 @@ def where(condition, value):
     return POSTERIOR._replace(loglikelihood_fn=loglikelihood_fn)
 
 
-@pytest.mark.parametrize("digits", [22, 8, 4])
+@pytest.mark.parametrize("digits", fast_and_slow([22, 8, 4], [8]))
 def test_a_log_weight_is_off_by_half_a_step_per_client_at_most(digits):
     exact, found = (
         x.ask(evaluations(POSTERIOR, gradients=True), CONTENT).value

@@ -242,6 +242,7 @@ class Watched(SimulatedConsortium):
         return super().sample(*args, num_rounds=num_rounds, **kwargs)
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_sampled(monkeypatch):
     monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
     settings = dict(position=jnp.zeros(2), num_draws=500)
@@ -273,6 +274,7 @@ def test_a_fit_resumes(tmp_path):
     assert again.verdict.split(";")[0] == whole.verdict.split(";")[0]
 
 
+@pytest.mark.slow
 def test_whitened_posteriors_give_draws_in_the_users_coordinates():
     white = fedmcmc.whiten(FEDERATION.posterior, FEDERATION.data, jnp.zeros(3))
     fitted = fit(white.posterior, FEDERATION.data, position=white.position)
@@ -359,6 +361,7 @@ def compares_codes_with_a_label(x, arm, y=None):
         numpyro.sample("y", dist.Normal(slope * x + effect * (arm == "drug"), 1), obs=y)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_no_row_depends_on_is_said(tmp_path, monkeypatch):
     """A label compared with codes is false in every row, and the draws are those of the prior."""
 

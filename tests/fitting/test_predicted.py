@@ -65,6 +65,7 @@ def test_variances_without_correlations_are_too_narrow(diagonal):
     assert tail.bits_down > 0 and tail.bits_up > 0
 
 
+@pytest.mark.slow
 def test_products_end_at_what_is_hopeless_and_never_say_too_much(diagonal):
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(30, 45))

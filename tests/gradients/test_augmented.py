@@ -10,7 +10,6 @@ import fedmcmc
 from fedmcmc import inference
 from tests.oracles import laws
 from tests.oracles.federations import LIMIT, Federation, worst_z, z_scores
-from tests.support.lanes import fast_and_slow
 
 NUM_CHAINS = 16384
 FEDERATION = Federation()
@@ -58,7 +57,8 @@ def law(batch):
     )
 
 
-@pytest.mark.parametrize("of_estimator", fast_and_slow([True, False], [False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("of_estimator", [True, False])
 def test_chains_follow_the_likelihoods_averaged_over_transformations(of_estimator):
     """The mean, the noise of rows and transformations, and that each local step draws anew."""
     if of_estimator:
@@ -146,7 +146,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["dsgld"]))
+@pytest.mark.parametrize("name", KERNELS)
 def test_rows_as_they_are_give_the_same_draws_to_the_last_bit_and_others_do_not(name):
     kernel = KERNELS[name](FEDERATION.posterior)
     plain, unchanged = run(kernel), run(fedmcmc.augment(kernel, same))

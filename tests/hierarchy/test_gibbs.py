@@ -158,7 +158,8 @@ def totals_of(data, samples):
     return found, wanted
 
 
-@pytest.mark.parametrize("faulty", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", [False, True])
 def test_the_totals_are_those_of_the_clients_latents(faulty):
     """After rounds with clients that vanish and messages that arrive broken, too."""
     data = in_two_clients(clients())

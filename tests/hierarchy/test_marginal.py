@@ -131,7 +131,8 @@ def test_of_a_logistic_group_it_is_the_integral():
     assert 1e-4 < errors[0] < 0.1 and errors[1] < errors[0] / 20
 
 
-@pytest.mark.parametrize("nodes", fast_and_slow([1, 5], fast=[1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 5])
 def test_gradients_are_those_of_the_value(nodes):
     """With one node they come from the mode's own derivative alone."""
     data = in_two_clients(clients("logistic"))

@@ -53,6 +53,7 @@ def whole(x, y, ward_of, group_of):
         numpyro.sample("y", dist.Bernoulli(logits=effect[group_of] + 0.5 * x), obs=y)
 
 
+@pytest.mark.slow
 def test_densities_of_all_clients_are_those_of_the_model_written_out():
     posterior = fedmcmc.from_numpyro(model, example=DATA, local=LOCAL, centered=1.0)
     ward, effect = np.array([0.2, -0.7]), np.array([0.5, 0.1, -0.4])

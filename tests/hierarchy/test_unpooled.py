@@ -20,6 +20,7 @@ def drawn(model, data, shared, how=hierarchy.unpooled):
     return how(fedmcmc.from_numpyro(model, example=data), data, shared, rng_key=KEY)
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_the_groups_own_rows():
     own = clients()
     found = drawn(gaussian, fedmcmc.FederatedData.from_clients(own), SHARED)

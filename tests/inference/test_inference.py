@@ -332,7 +332,8 @@ def test_samples_of_a_step_of_ngvi_share_its_minibatch():
     assert found <= {1.0, 2.0, 4.0} and len(found) > 1
 
 
-@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
 def test_epochs_of_ngvi_pass_over_the_rows_of_each_client(index):
     def block(mean):
         return inference.ngvi(mean, num_epochs=2, decay=0.5, initial=1.0, batch_size=1)
@@ -415,7 +416,7 @@ def test_a_run_refuses_what_is_not_quadratic(num_chains):
             )
 
 
-@pytest.mark.parametrize("sd", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("sd", fast_and_slow([1.0, 1e-3, 1e-6], [1e-6]))
 def test_a_large_curvature_hides_no_other(sd):
     def model(curve):
         return fedmcmc.Posterior(

@@ -252,7 +252,8 @@ def test_changes_are_clipped_at_the_client():
 # The prior's factor
 
 
-@pytest.mark.parametrize("structure", fast_and_slow(STRUCTURES, ["dense"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_prior_that_is_not_gaussian_is_a_site_that_the_server_refines(structure):
     """At rest its gradient and curvature are the log prior's expected ones."""
     posterior = fedmcmc.Posterior(lambda theta: -jnp.sum(jnp.sqrt(1 + 9 * theta**2)), loglikelihood)

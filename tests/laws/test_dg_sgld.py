@@ -226,6 +226,7 @@ def test_i20_the_sampler_with_many_small_steps_is_the_gibbs_sampler():
 # The kernel
 
 
+@pytest.mark.slow
 def test_i20_the_server_averages_and_adds_noise():
     kernel, draws = dg_sgld(**LOCAL), local_run().draws
     for chain in range(3):

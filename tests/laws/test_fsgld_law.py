@@ -75,9 +75,7 @@ def build(name, structure, settings):
 # Each kernel; of DSGLD, the stationary law below.
 FAST = (
     "sgld-minibatch-cool",
-    "fsgld-exact-distinct-rows",
     "fsgld-dense-half",
-    "fsgld-own-steps",
 )
 
 
@@ -90,6 +88,7 @@ def test_law_after_six_and_twelve_rounds(case):
     assert worst_z(draws[:, 1], expected[12]) < LIMIT
 
 
+@pytest.mark.slow
 def test_law_of_a_relay_with_a_noisy_corrected_gradient():
     surrogates, parameters = FEDERATION.surrogates("dense", seed=1)
     noisy = fedmcmc.noisy(fedmcmc.full_gradient(), 3.0)

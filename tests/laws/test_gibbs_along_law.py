@@ -13,7 +13,6 @@ from fedmcmc.kernels._gibbs_interweaving import gone_along, proposed
 from tests.oracles import federations_gibbs, federations_joint, laws
 from tests.oracles.federations import LIMIT, worst_z
 from tests.oracles.federations_joint import DATA, D, joint_vector
-from tests.support.lanes import fast_and_slow
 
 NUM_CHAINS = 8192
 
@@ -30,7 +29,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", fast_and_slow(WAYS, ["recentering"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WAYS)
 def test_draws_of_the_posterior_stay_such(kind):
     """Nine moves alone, with no other in between, of chains that are draws beforehand."""
     oracle, of_rows, settings = WAYS[kind]

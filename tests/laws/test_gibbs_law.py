@@ -79,6 +79,7 @@ def test_slices_draw_what_is_shared_given_latents():
     assert worst_z(draws, law) < LIMIT
 
 
+@pytest.mark.slow
 def test_law_of_every_round_where_the_server_draws_by_slices():
     """So many sweeps are as good as draws; clients that are absent are in the totals alone."""
     some = fedmcmc.bernoulli(PROBABILITIES)

@@ -91,6 +91,7 @@ def two_level_round():
     return own, laws_joint.langevin_round_of_blocks(joint, blocks, size, STEP)
 
 
+@pytest.mark.slow
 def test_law_of_two_levels():
     kernel = fedmcmc.lsd(two.POSTERIOR, step_size=STEP, refresh=LEVELS)
     init, step = fedmcmc.simulate(kernel, two.DATA)

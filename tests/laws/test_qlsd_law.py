@@ -41,12 +41,8 @@ CASES = {
     "lsd-cohort-distinct-rows": dict(rule="cohort", batch=3, replace=False, step_size=STEPS),
     "qlsd-sparse-realised": dict(rule="realised", keep=0.3, temperature=0.2),
     "star-off-the-mode": dict(rule="bernoulli", centre=True, batch=2, keep=0.4, temperature=0.1),
-    "pp-memory-of-all": dict(rule="bernoulli", refresh_every=2, batch=2, keep=0.5, rates=RATES),
     "pp-memory-of-the-active": dict(
         rule="cohort", refresh_every=2, batch=2, keep=0.5, rates=0.4, memory_of="active"
-    ),
-    "pp-operators-per-client": dict(
-        rule="bernoulli", refresh_every=2, batch=2, keep=OWN_KEEP, rates="default"
     ),
 }
 MORE = {
@@ -58,6 +54,10 @@ MORE = {
     "star-split-realised": dict(rule="realised", centre=True, keep=0.5, split=True),
     "star-distinct-rows": dict(rule="full", centre=True, batch=3, replace=False, temperature=0.1),
     "fixed-point": dict(rule="bernoulli", centre=True, centred=False, batch=2, keep=0.5),
+    "pp-memory-of-all": dict(rule="bernoulli", refresh_every=2, batch=2, keep=0.5, rates=RATES),
+    "pp-operators-per-client": dict(
+        rule="bernoulli", refresh_every=2, batch=2, keep=OWN_KEEP, rates="default"
+    ),
     "pp-split": dict(rule="bernoulli", refresh_every=2, batch=2, split=True, temperature=0.1),
     "pp-every-round": dict(rule="cohort", refresh_every=1, batch=2, keep=0.5, rates=RATES),
     "pp-memory-realised": dict(rule="realised", refresh_every=3, batch=2, keep=0.5, rates=RATES),
@@ -243,14 +243,14 @@ def test_law_of_every_round_of_sample(case):
 @pytest.mark.parametrize("case", ["star-off-the-mode", "pp-memory-of-all"])
 def test_law_on_other_federations(case, seed):
     federation = Curved(seed)
-    kernel, law = build(federation, CASES[case])
+    kernel, law = build(federation, (CASES | MORE)[case])
     assert_law(run(kernel, federation, seed=seed)[0], law, federation.start)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["pp-every-round", "qlsd-sparse-realised"])
 def test_stationary_law(case):
-    kernel, law = build(FEDERATION, MORE.get(case) or CASES[case])
+    kernel, law = build(FEDERATION, (CASES | MORE)[case])
     limit, late = law.stationary(), law.rounds(FEDERATION.start, 120)[-1]
     scale = np.sqrt(np.diag(limit.covariance))
     # Far below the standard error of the draws.

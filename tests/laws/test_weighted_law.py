@@ -82,14 +82,15 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("case", fast_and_slow(MIXED, ["tries among a mixture"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MIXED)
 def test_mixtures_keep_the_law(case):
     result = run(MIXED[case](), exact_draws(1), NUM_ROUNDS)
     assert_law(result.draws)
     assert 0.1 < result.info.acceptance[:, 1:].mean() < 0.9
 
 
-@pytest.mark.parametrize("num_tries", fast_and_slow([2, 8, 32], [2, 8]))
+@pytest.mark.parametrize("num_tries", fast_and_slow([2, 8, 32], [2]))
 def test_a_choice_among_tries_keeps_the_law_and_moves_as_often_as_told(num_tries):
     off = dict(variance=1.4, distance=0.5)
     kernel = fedmcmc.multiple_try(
@@ -115,6 +116,7 @@ def test_faults_make_rounds_void_and_leave_the_law_alone():
     assert 0.3 < whole.mean() < 0.5 and not moved[~whole[:, 1:]].any()
 
 
+@pytest.mark.slow
 def test_an_impossible_half_is_never_entered_and_the_rest_keeps_its_law():
     posterior = fedmcmc.Posterior(
         lambda theta: jnp.where(theta[0] < 0, -jnp.inf, 0.0),

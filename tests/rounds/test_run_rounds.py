@@ -35,6 +35,7 @@ def test_rounds_are_those_of_sample(name):
     jax.tree.map(close, final, samples.state)
 
 
+@pytest.mark.slow
 def test_rounds_take_a_placement():
     kernel, _ = started("lsd_pp")
     placement = fedmcmc.Placement(clients_at_a_time=1, num_buckets=2)

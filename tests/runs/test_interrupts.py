@@ -16,6 +16,7 @@ from fedmcmc.storage import Saver
 from tests.storage.small_run import kernel, numbers, run
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
+from tests.support.lanes import fast_and_slow
 
 
 def once(call, number):
@@ -32,7 +33,7 @@ def once(call, number):
     return interrupted
 
 
-@pytest.mark.parametrize("recorder", [MemoryRecorder, ZarrRecorder])
+@pytest.mark.parametrize("recorder", fast_and_slow([MemoryRecorder, ZarrRecorder], [ZarrRecorder]))
 def test_between_the_draws_and_the_state(recorder, tmp_path, monkeypatch):
     """Draws that were recorded without their state are none: not returned, saved or run twice."""
     monkeypatch.setattr(recorders, "CHUNK_BYTES", 1000)  # of a few segments

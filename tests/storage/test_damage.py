@@ -9,6 +9,7 @@ import fedmcmc
 from fedmcmc.storage._files import read_record, write_record
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
+from tests.support.lanes import fast_and_slow
 
 RUN, BEFORE = "run.json", "run-before.json"
 
@@ -58,7 +59,7 @@ def file_of(folder, kind, manifest=RUN):
     return folder / (record["state"] if kind == "state" else record["draws"][-1])[0]
 
 
-@pytest.mark.parametrize("damage", [truncated, emptied, flipped, removed])
+@pytest.mark.parametrize("damage", fast_and_slow([truncated, emptied, flipped, removed], [flipped]))
 @pytest.mark.parametrize("kind", ["manifest", "state", "draws"])
 def test_a_run_goes_on_from_the_checkpoint_before(kind, damage, folder, whole):
     path = file_of(folder, kind)
@@ -103,7 +104,7 @@ def test_a_round_that_is_not_that_of_the_state_is_noticed(folder, whole):
         assert_same(numbers(run(folder, 90)), whole)
 
 
-@pytest.mark.parametrize("kind", ["state", "draws"])
+@pytest.mark.parametrize("kind", fast_and_slow(["state", "draws"], ["state"]))
 def test_a_part_of_another_run_is_noticed(kind, folder, tmp_path, whole):
     """Even where the manifest has its checksum."""
     run(tmp_path / "other", 30, seed=1)

@@ -139,7 +139,7 @@ def largest_z(found, expected, case):
     return np.array([worst_z(x, without_pending(law, case)) for x, law in pairs])
 
 
-@pytest.mark.parametrize("case", fast_and_slow(CASES, ["nan", "all", "memory"]))
+@pytest.mark.parametrize("case", fast_and_slow(CASES, ["all"]))
 def test_law_of_every_round(case):
     states, counts = run(build(case))
     found = [seen(state, case) for state in states]
@@ -350,9 +350,6 @@ def test_a_run_that_leaves_out_most_messages_warns():
 # Every kernel
 
 
-SHOWN = ("fed_ep",)
-
-
 @functools.cache
 def kernel_of(name):
     return BARE[name](NESTED, Given())
@@ -411,7 +408,8 @@ def test_a_guard_that_finds_nothing_changes_rounding_at_most(name):
     assert (info.num_excluded == 0).all()
 
 
-@pytest.mark.parametrize("name", fast_and_slow(BARE, SHOWN))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BARE)
 def test_faults_stop_no_kernel(name):
     """Rounds in which nobody is heard of are among them; clients are chunked as well."""
     bare = kernel_of(name)
@@ -452,7 +450,8 @@ def test_a_round_that_nobody_is_heard_of_in_keeps_all_clients(name):
             jax.tree.map(close, state.broadcast.extra, before.broadcast.extra)
 
 
-@pytest.mark.parametrize("cavity", fast_and_slow(["site", "none"], ["none"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("cavity", ["site", "none"])
 def test_sites_stay_in_step_with_the_product(cavity):
     """What is pending is all that the server's product lacks of prior and sites."""
     federation = Federation()

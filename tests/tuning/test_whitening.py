@@ -294,6 +294,7 @@ def test_what_has_no_scale_is_refused():
     assert "position_fn" in repr(white.posterior)
 
 
+@pytest.mark.slow
 def test_numpyros_driver_refuses_whitened_coordinates():
     data = fedmcmc.FederatedData.from_clients(
         [{"x": np.arange(5.0) - 2, "y": np.array([0, 1, 0, 1, 1])}] * 2
