@@ -284,7 +284,7 @@ def close(a, b):
 
 # In the fast lane: a phase to set up, a phase before the last, rounds that may be void, and faults
 # with memories.
-DEPLOYED = ("fa_hmc", "faults: compress: lsd, memory")
+DEPLOYED = ("fa_hmc",)
 OF_CLIENTS = [name for name in KERNELS if not kernel_of(name).participation.pooled]
 
 

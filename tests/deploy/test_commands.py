@@ -34,6 +34,7 @@ def test_a_server_fits_as_its_file_says(tmp_path):
 RUN = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start", num_rounds=20)
 
 
+@pytest.mark.slow
 def test_a_server_reports_a_run_and_says_early_where_it_cannot(tmp_path, monkeypatch):
     clinics = Consortium(tmp_path, run=RUN | dict(report="run.html", progress=False))
     with clinics.in_threads(NAMES):

@@ -70,6 +70,7 @@ def test_a_rule_ends_a_run(tmp_path):
     assert samples.stopped["reached"] and samples.totals["rounds"] < 30
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_with_more_rounds(tmp_path):
     study = studies.study_of("compress: lsd_pp, memory: per client")
     whole = at_sites(study, tmp_path / "whole", num_rounds=9)

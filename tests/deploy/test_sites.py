@@ -294,8 +294,11 @@ def test_what_needs_rows_is_refused(settings, message, tmp_path):
 
 @pytest.mark.parametrize(
     "study",
-    [studies.study_of("lsd"), STUDY, studies.masked_study("lsd_pp")],
-    ids=["nothing kept", "states and memories", "masked"],
+    [
+        pytest.param(studies.study_of("lsd"), id="nothing kept", marks=pytest.mark.slow),
+        pytest.param(STUDY, id="states and memories"),
+        pytest.param(studies.masked_study("lsd_pp"), id="masked", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_goes_on_from_the_state_of_another(study, tmp_path):
     local = deploy.Local()

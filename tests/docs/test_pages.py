@@ -52,6 +52,7 @@ def test_the_page_on_own_kernels_runs():
     assert names["samples"].totals["bits_up"][0] < 50 * 4 * 64
 
 
+@pytest.mark.slow
 def test_the_page_on_choosing_runs():
     names = run_page("choosing.md")
     assert names["best"].prediction.slowest < 10
@@ -89,6 +90,7 @@ def test_the_page_on_exact_draws_runs(tmp_path, monkeypatch):
     assert (tmp_path / "fit.html").exists()
 
 
+@pytest.mark.slow
 def test_the_page_on_criticism_runs():
     names = run_page("criticism.md")
     assert names["fitted"].corrected.verdict == "exact"

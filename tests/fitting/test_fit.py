@@ -178,6 +178,7 @@ def test_tempering_takes_over_between_modes_that_weights_miss():
     assert np.isfinite(fitted.log_evidence)
 
 
+@pytest.mark.slow
 def test_patience_is_asked_for():
     with pytest.warns(fedmcmc.SamplingWarning, match=r'effort="exact" would take'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000, latency=9.0)

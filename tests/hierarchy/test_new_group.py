@@ -30,6 +30,7 @@ def test_a_new_group_is_drawn_from_the_population(centered):
     assert abs(np.corrcoef(gaps.ravel(), MU.ravel())[0, 1]) * np.sqrt(NUM) < LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centered", fast_and_slow([0.0, 1.0], fast=[0.0]))
 def test_of_groups_that_do_not_differ_a_new_one_is_the_mean(centered):
     """Predictions for a new hospital and at the mean effect are one number where tau is zero."""

@@ -89,7 +89,8 @@ def test_mala_is_a_trajectory_of_one_step():
 NOISE = 1.0
 
 
-@pytest.mark.parametrize("steps", fast_and_slow([1, 3], [3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3])
 def test_noise_in_what_decides_is_paid_for_and_leaves_the_law_alone(steps):
     """Every round from exact draws; without the penalty variances would be a fifth too large."""
     settings = dict(step_size=1.2, metric=COVARIANCE, value_noise=NOISE)
