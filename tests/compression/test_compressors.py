@@ -159,10 +159,7 @@ KINDS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "which",
-    [(0, 1, 2), (3, 2, 4), (1, 1, 3)],
-)
+@pytest.mark.parametrize("which", [(0, 1, 2), (3, 2, 4), (1, 1, 3)])
 def test_a_client_says_what_its_compressor_says_alone(which):
     """The same draws, code, message, bits but for the place, and what is kept; next time again."""
     together = fedmcmc.per_client(KINDS, which)
