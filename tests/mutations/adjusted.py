@@ -14,20 +14,6 @@ VOID_WEIGHTS = f"{OF_WEIGHTS}::test_faults_make_rounds_void_and_leave_the_law_al
 MIXED = f"{OF_WEIGHTS}::test_mixtures_keep_the_law[mixture]"
 MODES = "exact/test_tempered.py::test_masses_of_two_modes_that_no_chain_comes_across_between"
 NEAR = "exact/test_tempered.py::test_evidence_and_moments_of_a_gaussian_federation[near]"
-TESTS = [
-    NOISY,
-    STEPS,
-    METRIC,
-    VOID,
-    WALL,
-    ALONE,
-    CORRELATED,
-    TRIES,
-    VOID_WEIGHTS,
-    MIXED,
-    MODES,
-    NEAR,
-]
 HMC, WEIGHTED = "kernels/_hamiltonian.py", "kernels/_weighted.py"
 TEMPERED = "exact/_tempered.py"
 

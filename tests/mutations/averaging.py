@@ -11,7 +11,6 @@ ONE = f"{LAW}[scheme-one]"
 TWO = f"{LAW}[scheme-two]"
 LANGEVIN = f"{LAW}[langevin]"
 SAMPLES = "laws/test_fed_avg_law.py::test_averaged_iterates_have_their_exact_law[1-2]"
-TESTS = [HALF, NOISE, BATCH, REUSE, CONTROL, MASS, ONE, TWO, LANGEVIN, SAMPLES]
 AVERAGING, INTEGRATORS = "kernels/_averaging.py", "dynamics/_integrators.py"
 
 MUTATIONS = {

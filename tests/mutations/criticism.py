@@ -10,7 +10,6 @@ CONFLICT = "criticism/test_conflict.py::test_statistics_are_the_formulas_of_pseu
 WITHOUT = "criticism/test_leave_out.py::test_moments_are_those_of_the_others_posterior"
 OUTCOMES = "criticism/test_calibrate.py::test_outcomes_are_redrawn_and_covariates_stay"
 ELSEWHERE = "criticism/test_calibrate.py::test_clients_elsewhere_draw_their_outcomes_themselves"
-TESTS = [ELSEWHERE, LOO, GROUPS, COMPARE, CELLS, CONFLICT, WITHOUT, OUTCOMES]
 
 MUTATIONS = {
     "a tail that forgets how efficient draws are": (

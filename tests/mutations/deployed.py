@@ -23,10 +23,6 @@ ZERO = f"{QUESTIONS}a_density_of_zero_is_one_in_a_secure_sum"
 WALL = f"{QUESTIONS}a_chain_turns_back_at_a_wall_in_a_secure_sum[mala]"
 NO_WORDS = f"{QUESTIONS}a_search_does_not_end_where_numbers_have_no_words[-inf]"
 ANSWER = "deploy/test_masked_questions.py::test_an_answer_has_the_bits_of_a_simulated_secure_sum"
-TESTS = [
-    *(LEFT_OUT, JOINS, INTERRUPTED, WRONG, SIMULATED, CHAINED, LOGGED, APPROVED, ASKED_FIRST),
-    *(SUMS_ALONE, ALIKE, KNOWS, ZERO, WALL, NO_WORDS, ANSWER),
-]
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {

@@ -8,7 +8,6 @@ DITHERED = (
     "exact/test_noise.py::test_dithered_values_cost_draws_and_leave_weights_and_evidence_right"
 )
 UNIFORM = "exact/test_noise.py::test_errors_are_uniform_and_know_nothing_of_the_value"
-TESTS = [DITHERED, UNIFORM, PREDICTED, WEIGHTED, FAULTS, SEPARATE]
 CORRECT, QUESTIONS = "exact/_correct.py", "kernels/_questions.py"
 EVALUATIONS = "kernels/_evaluations.py"
 

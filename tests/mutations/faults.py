@@ -3,7 +3,6 @@
 LAW = "transforms/test_faults.py::test_law_of_every_round"
 DROP, LATE, ALL, MEMORY = (f"{LAW}[{case}]" for case in ("drop", "late", "all", "memory"))
 RELAY = "transforms/test_faults.py::test_a_relay_that_drops_out_stays_where_it_is"
-TESTS = [DROP, LATE, ALL, MEMORY, RELAY]
 FAULTY = "transforms/_faulty.py"
 
 MUTATIONS = {

@@ -8,7 +8,6 @@ DEPTH = (
 )
 SHRINK = "tuning/test_visits.py::test_where_surrogates_are_exact_visits_shrink_by_the_step[4]"
 LOOP = "tuning/test_visits.py::test_the_worst_visit_is_that_of_a_loop_in_numpy"
-TESTS = [WEIGHTS, SPREAD, REPEATED, DEPTH, SHRINK, LOOP]
 BY_WEIGHTS, BY_GRADIENTS = "diagnostics/_weights.py", "diagnostics/_moments.py"
 VISITS = "tuning/_visits.py"
 

@@ -19,24 +19,6 @@ TILTED = "inference/test_latents.py::test_moments_are_those_of_the_tilted_distri
 ALONG = "laws/test_fed_ep_law.py::test_one_round_of_clients_that_sample_latents_along"
 SAMPLED, OF_EACH = f"{ALONG}[dense]", f"{ALONG}[diagonal]"
 CHAINS = "inference/_latents.py"
-TESTS = [
-    TILTED,
-    SAMPLED,
-    OF_EACH,
-    SITE,
-    AVERAGE,
-    POWER,
-    COHORT,
-    STATELESS,
-    PER_ROW,
-    LAPLACE,
-    NGVI,
-    SAMPLES,
-    CHAIN,
-    AVG,
-    MEMBERS,
-    PA,
-]
 NATURAL, PSEUDO = "kernels/_natural.py", "kernels/_pseudo_gradients.py"
 
 MUTATIONS = {

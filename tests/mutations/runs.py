@@ -1,7 +1,6 @@
 """Bugs of what runs keep that tests must notice; see `test_mutations`."""
 
 PIECES = "storage/test_checkpoints.py::test_a_run_in_pieces_is_one_run[plain]"
-TESTS = [PIECES]
 
 MUTATIONS = {
     "totals before a checkpoint forgotten": (

@@ -44,35 +44,6 @@ AUGMENTED = (
     "gradients/test_augmented.py"
     "::test_chains_follow_the_likelihoods_averaged_over_transformations[False]"
 )
-TESTS = [
-    OPERATORS,
-    REFRESHED,
-    AUGMENTED,
-    FSGLD,
-    DISTINCT,
-    HOT,
-    OWN,
-    LSD,
-    COHORT,
-    SPARSE,
-    STAR,
-    MEMORY,
-    ACTIVE,
-    CONSENSUS,
-    QUANTISED,
-    *adjusted.TESTS,
-    *averaging.TESTS,
-    *criticism.TESTS,
-    *deployed.TESTS,
-    *exact.TESTS,
-    *hierarchy.TESTS,
-    *faults.TESTS,
-    *judging.TESTS,
-    *natural.TESTS,
-    *runs.TESTS,
-    *tuning.TESTS,
-    *secure.TESTS,
-]
 LAWS = ("< LIMIT", "Not equal to tolerance", "Arrays are not equal")
 MUTATIONS = {
     "noise off by sqrt 2": (
@@ -348,6 +319,7 @@ MUTATIONS = {
     **tuning.MUTATIONS,
     **secure.MUTATIONS,
 }
+TESTS = list(dict.fromkeys(test for _, _, _, test in MUTATIONS.values()))
 
 
 def run_law_test(folder, test):
@@ -386,6 +358,18 @@ def test_every_bug_has_its_place_in_the_source():
     for bug, (file, before, _, _) in MUTATIONS.items():
         found = (ROOT / "src" / "fedmcmc" / file).read_text().count(before)
         assert found == 1, f"{bug}: {file} has changed, renew this mutation"
+
+
+@pytest.mark.slow
+def test_every_test_that_is_named_here_exists():
+    named = {f"tests/{test}" for test in TESTS}
+    files = sorted({test.partition("::")[0] for test in named})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert not named - set(done.stdout.splitlines())
 
 
 @pytest.mark.slow

@@ -17,8 +17,6 @@ CONSTANTS = "tuning/test_constants.py"
 NOISE = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[compressor1-2-0.6]"
 BATCHES = f"{CONSTANTS}::test_noise_at_a_position_is_that_of_rounds[None-2-1.0]"
 RELAY = f"{CONSTANTS}::test_noise_of_a_relay_with_exact_surrogates_is_the_constant_of_its_bound"
-TESTS = [FUNCTIONAL, USERS, ROWS, MINIBATCH, SCORES, SUM, AVERAGE, FAULTS, SPARSE, ROUND, TIMES]
-TESTS += [NOISE, BATCHES, RELAY]
 LAWS, LINEARIZED = "tuning/_laws.py", "tuning/_linearized.py"
 MINIBATCHES, TWIN = "gradients/_minibatches.py", "tuning/_twin.py"
 
