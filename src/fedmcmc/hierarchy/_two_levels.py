@@ -16,7 +16,7 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Client, ClientLatent, Local
+from fedmcmc._types import ArrayTree, Client, ClientLatent, Local, as_functions
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._moments import WithMoments
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh
@@ -144,7 +144,8 @@ class TwoLevels(Refresh):
             several = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), one)
             return inner.loglikelihood_fn((position, own), several, rows)
 
-        self.client.check(Local(logprior_fn, loglikelihood_fn, upper.like), position, rows)
+        of_client = as_functions(Local(logprior_fn, loglikelihood_fn, upper.like))
+        self.client.check(of_client, position, rows)
 
     def begin(self, groups: Any, position: ArrayTree) -> Any:
         own = trees.zeros_like(groups.upper.like.tree)
