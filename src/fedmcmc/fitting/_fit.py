@@ -14,7 +14,7 @@ from jax import Array
 from tqdm import tqdm
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Broadcast, FederatedState, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.algorithms import fed_ep
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics import SamplingWarning, at_rest
@@ -26,13 +26,21 @@ from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._report import Stage
+from fedmcmc.fitting._stages import (
+    COSTS,
+    as_samples,
+    cost_of,
+    forecast,
+    one_chain,
+    row_of,
+    what_was_done,
+)
 from fedmcmc.gaussian import Gaussian, moments_of
 from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, as_consortium
-from fedmcmc.storage import versions
 
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0
@@ -46,7 +54,6 @@ PREDICTION = 8
 """Folded into the key, one per stage."""
 TEMPERED_DIMENSIONS, WIDER, MOST_SHIFT = 50, 4.0, 0.2
 """Where tempering is tried; how wide it begins, in variances; posterior sds between repetitions."""
-COSTS = ("rounds", "bits_up", "bits_down")
 
 
 def fit(
@@ -325,7 +332,7 @@ class _Fit:
                     Stage("correction", method, 1, 0.0, 0.0, 0.0, verdict="failed", why=str(error))
                 )
                 return
-            done(_row("correction", f"{method}, {len(found.rounds)} proposal(s)", found))
+            done(row_of("correction", f"{method}, {len(found.rounds)} proposal(s)", found))
 
     def _weights_may_do(self) -> bool:
         """Predict k-hat of the Gaussians at the modes, and return whether it is worth a round."""
@@ -338,7 +345,7 @@ class _Fit:
                     f"posterior is not Gaussian; {rows:,.1f} rows per parameter, of which ten are "
                     "usually enough"
                 )
-                done(_forecast("curvature at the modes", 0.0, why))
+                done(forecast("curvature at the modes", 0.0, why))
                 return True
             tail = predicted_tail(
                 self._key(PREDICTION), self.posterior, self.consortium, self.search
@@ -350,7 +357,7 @@ class _Fit:
             )
             done(
                 replace(
-                    _forecast("curvature along some directions", tail.khat, why),
+                    forecast("curvature along some directions", tail.khat, why),
                     rounds=tail.rounds,
                     bits_up=tail.bits_up,
                     bits_down=tail.bits_down,
@@ -376,14 +383,14 @@ class _Fit:
             )
             reached = bool(samples.stopped["reached"])
             verdict = "at rest" if reached else "still moves"
-            done(Stage("approximation", "FedEP", *_cost(samples), 0.0, verdict=verdict))
+            done(Stage("approximation", "FedEP", *cost_of(samples), 0.0, verdict=verdict))
         if reached:
             with self._bar("prediction") as done:
                 of_chain = jax.tree.map(lambda x: x[0], samples.state.server)
                 _, covariance = moments_of(of_chain.approximation.gaussian)
                 khat = tail_index(covariance, np.linalg.inv(self.search.modes[0].covariance))
                 why = "FedEP's covariance against the curvature at the mode"
-                done(_forecast("FedEP's Gaussian", khat, why))
+                done(forecast("FedEP's Gaussian", khat, why))
             self._correct(RECORRECTION, samples, "FedEP's Gaussian")
 
     def _run_chains(self, max_rounds: int) -> str:
@@ -402,7 +409,7 @@ class _Fit:
                 Stage(
                     "chains",
                     chains.method,
-                    *_cost(chains.samples, chains.num_rounds),
+                    *cost_of(chains.samples, chains.num_rounds),
                     0.0,
                     rhat=chains.rhat,
                     ess=chains.ess,
@@ -479,7 +486,7 @@ class _Fit:
                 centre=self.search.centre,
                 adapt=False,
             )
-            done(_row("evidence", "weights of a Gaussian with the chains' moments", found))
+            done(row_of("evidence", "weights of a Gaussian with the chains' moments", found))
 
     def _by_importance(self, kind: str, more: str = "") -> str:
         found = self.corrected
@@ -561,47 +568,19 @@ class _Fit:
     def _samples(self) -> Samples:
         if self.tempered:
             draws = [each.draws for each in self.tempered]
-            return _as_samples(jax.tree.map(lambda *leaves: np.stack(leaves), *draws), self.stages)
+            return as_samples(jax.tree.map(lambda *leaves: np.stack(leaves), *draws), self.stages)
         if self.chains is not None:
             samples = self.chains.samples  # whose settings are those of the last segment
             of_all = ("method", "kernel", "data", "chains", "where")
             kept = {name: x for name, x in samples.settings.items() if name in of_all}
-            return replace(samples, settings=_done(self.stages) | kept)
+            return replace(samples, settings=what_was_done(self.stages) | kept)
         if self.evidence is not None:
             found, num = self.evidence, self.num_draws
             index_key = self._key(DRAW)
-            return _as_samples(_one_chain(found.resample(index_key, num)), self.stages)
+            return as_samples(one_chain(found.resample(index_key, num)), self.stages)
         flat = self.search.mixture(tail=0.0).draw(self._key(DRAW), self.num_draws)
         draws = jax.vmap(lambda x: trees.unravel(x, self.search.centre))(flat)
-        return _as_samples(_one_chain(draws), self.stages)
-
-
-def _row(stage: str, method: str, found: Corrected) -> Stage:
-    totals = found.totals
-    return Stage(
-        stage,
-        method,
-        int(totals["rounds"]),
-        totals["bits_up"],
-        totals["bits_down"],
-        0.0,
-        khat=found.khat,
-        ess=found.ess,
-        verdict=found.verdict,
-        why=found.reason,
-    )
-
-
-def _forecast(method: str, khat: float, why: str) -> Stage:
-    verdict = f"k-hat above {HOPELESS:g}" if khat > HOPELESS else "worth a round"
-    return Stage("prediction", method, 0, 0.0, 0.0, 0.0, khat=khat, verdict=verdict, why=why)
-
-
-def _cost(samples: Samples, rounds: int | None = None) -> tuple[int, float, float]:
-    """Return exchanges (those of all chains are one) and bits of all chains."""
-    totals = samples.totals
-    up, down = (float(np.sum(totals[way])) for way in ("bits_up", "bits_down"))
-    return int(np.max(totals["rounds"])) if rounds is None else rounds, up, down
+        return as_samples(one_chain(draws), self.stages)
 
 
 def _largest_shift(one: ArrayTree, two: ArrayTree) -> float:
@@ -609,30 +588,3 @@ def _largest_shift(one: ArrayTree, two: ArrayTree) -> float:
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
     shifts = [np.abs(a.mean(0) - b.mean(0)) / np.concatenate([a, b]).std(0) for a, b in pairs]
     return max(float(np.max(shift)) for shift in shifts)
-
-
-def _one_chain(draws: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], draws)
-
-
-def _as_samples(draws: ArrayTree, stages: list[Stage]) -> Samples:
-    """Return draws of equal weight, leaves ``[num_chains, num, *event]``."""
-    num_chains, num = jax.tree.leaves(draws)[0].shape[:2]
-    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:, 0]), draws)
-    rounds = jnp.zeros(num_chains, jnp.int32)
-    nothing = FederatedState(Broadcast(rounds, first), (), ())
-    info = {"draw": np.tile(np.arange(num), (num_chains, 1))}
-    totals = {
-        name: np.full(num_chains, sum(getattr(stage, name) for stage in stages) / num_chains)
-        for name in COSTS
-    }
-    return Samples(draws, info, nothing, totals, settings=_done(stages), versions=versions())
-
-
-def _done(stages: list[Stage]) -> dict[str, str]:
-    """Return what was done, stage by stage, as a page of the draws tells it."""
-    return {
-        f"stage {number}: {stage.stage}": f"{stage.method}; {stage.rounds:,} "
-        f"round{'s' * (stage.rounds != 1)}" + f"; {stage.verdict}" * bool(stage.verdict)
-        for number, stage in enumerate(stages, 1)
-    }
