@@ -331,7 +331,7 @@ def run_law_test(folder, test):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
