@@ -94,6 +94,12 @@ def test_latents_are_kept_and_shown_as_the_model_names_them():
     assert (np.diff(standard["client"], axis=1) != 0).any()
 
 
+def test_normal_latents_of_clients_and_groups_are_taken():
+    normal = hierarchy.two_levels(conjugate(), conjugate())
+    kernel = fedmcmc.lsd(two.POSTERIOR, step_size=0.02, refresh=normal)
+    kernel.check_start(KEY, jnp.asarray(two.START), two.DATA.federation)
+
+
 @pytest.mark.slow
 def test_moments_of_groups_are_kept():
     moments = with_moments(hmc(5, num_adapt=20), num_burnin=20)
