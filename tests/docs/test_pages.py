@@ -16,6 +16,8 @@ import fedmcmc.deploy
 from fedmcmc import rounds
 from fedmcmc.__main__ import main as fedmcmc_command
 
+pytestmark = pytest.mark.filterwarnings("error::fedmcmc.DiagnosisWarning")
+"""Draws of pages are judged, in whatever lane; see `tests.conftest`."""
 DOCS = Path(__file__).parents[2] / "docs"
 
 
