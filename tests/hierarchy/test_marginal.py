@@ -42,6 +42,15 @@ def rare(y):
         numpyro.sample("y", dist.Poisson(jnp.exp(effect)), obs=y)
 
 
+def wide(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    effect = numpyro.sample(
+        "effect", dist.Normal(mu, 1).expand([4]).to_event(1), infer={"local": True}
+    )
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect.sum() + x, 1), obs=y)
+
+
 def of(model, data, nodes=5, **settings):
     return marginal(fedmcmc.from_numpyro(model, example=data, **settings), nodes)
 
@@ -104,6 +113,21 @@ def test_searches_that_fail_are_counted():
     np.testing.assert_array_equal(hierarchy.failed_searches(own.local, data, draws), (60, 80))
     (told,) = searches_told(own, data, draws, integrates=False, proposes=True)
     assert told.startswith("In 60 of 80 cases") and "seldom accepted" in told
+
+
+def squared(y):
+    tau = numpyro.sample("tau", dist.HalfNormal(2))
+    effect = numpyro.sample("effect", dist.Normal(0, tau), infer={"local": True})
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(effect**2, 0.1), obs=y)
+
+
+def test_searches_that_end_at_a_saddle_have_failed():
+    """By symmetry zero is no mode where the outcome is positive, and one where it is negative."""
+    data = FederatedData.from_clients([{"y": np.array([y])} for y in (1.0, -1.0)])
+    local = fedmcmc.from_numpyro(squared, example=data).local
+    draws = {"tau": np.zeros((1, 20))}
+    np.testing.assert_array_equal(hierarchy.failed_searches(local, data, draws), (20, 40))
 
 
 @pytest.mark.slow
@@ -313,6 +337,10 @@ def test_posteriors_that_do_not_fit_are_refused():
         marginal(posterior, 4)
     with pytest.raises(ValueError, match="no latents of groups"):
         marginal(marginal(posterior))
+    four = fedmcmc.from_numpyro(wide, example=data)
+    with pytest.raises(ValueError, match=r"at most 3 numbers per group, and this model has 4"):
+        marginal(four)
+    assert marginal(four, nodes=1).local is None  # Laplace's approximation takes any number
     with pytest.raises(ValueError, match="Pooled rows have no groups"):
         fedmcmc.sgld(marginal(posterior), step_size=0.1)
     kernel = fedmcmc.lsd(marginal(posterior), step_size=0.1, batch_size=1)

@@ -7,7 +7,7 @@ import pytest
 
 import fedmcmc
 from fedmcmc import FederatedData
-from fedmcmc.hierarchy import Here, groups_of, hmc, independence, mala
+from fedmcmc.hierarchy import Here, conjugate, groups_of, hmc, independence, mala, ula
 from tests.hierarchy.models import SD, SIZES, SPREAD, clients, gaussian, in_two_clients, logistic
 from tests.support.lanes import fast_and_slow
 
@@ -16,6 +16,13 @@ PLACE = {"mu": 0.4, "slope": -0.2}
 NUM = 40_000
 LIMIT = 1.63
 """Of Kolmogorov and Smirnov, passed by one in a hundred; the seed is fixed."""
+
+
+@pytest.mark.parametrize("refresh", [conjugate(), hmc(3), independence(), mala(), ula()], ids=str)
+def test_what_a_group_draws_does_not_depend_on_others(refresh):
+    few, many = (refresh.prepare(jax.random.key(1), num, 2) for num in (3, 7))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:3]), few, many)
+    assert all(len(np.unique(leaf)) == leaf.size for leaf in jax.tree.leaves(many))
 
 
 def conditional(own):

@@ -134,6 +134,7 @@ def test_what_does_not_fit_is_refused():
         lambda: fedmcmc.marginal(posterior),
         lambda: fedmcmc.fed_gibbs(posterior, refresh=conjugate()),
         lambda: fedmcmc.fed_ep(posterior),
+        lambda: fedmcmc.fit(posterior, two.DATA, rng_key=KEY, position=two.START),
         lambda: fedmcmc.local_draws(posterior, two.DATA, np.zeros((1, 3, 2)), rng_key=KEY),
     ):
         with pytest.raises(ValueError, match="latents of clients and of their groups"):

@@ -134,7 +134,10 @@ def test_an_sdist_builds_the_same_wheel(built, tmp_path):
     (rebuilt,) = again.iterdir()
     assert rebuilt.name == wheel.name
     assert contents(rebuilt) == contents(wheel)
+    # What the targets of the Makefile, and the tests, look at.
     for name in ("README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "tests"):
+        assert (source / name).exists(), name
+    for name in ("docs", "examples", "configs", ".ci", ".github", ".pre-commit-config.yaml"):
         assert (source / name).exists(), name
 
 

@@ -68,8 +68,9 @@ class Page:
         """Load a page, and wait for its scripts and figures."""
         self.requests, self.problems, self.loaded = [], [], False
         self.call("Page.navigate", url=address)
-        while not self.loaded:
+        while not self.loaded:  # which the page before may have been late to say
             self.note(json.loads(self.socket.recv()))
+        self.wait_for("document.readyState == 'complete'")
 
     def run(self, script):
         """Return the value of an expression, of which a promise is waited for."""

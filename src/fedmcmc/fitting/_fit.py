@@ -36,7 +36,7 @@ from fedmcmc.fitting._stages import (
     what_was_done,
 )
 from fedmcmc.gaussian import Gaussian, moments_of
-from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal
+from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, refuse_two_levels
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -204,6 +204,7 @@ def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
 
 def _without_latents(posterior: Posterior) -> Posterior:
     local: Any = posterior.local
+    refuse_two_levels(local)
     if local is None or trees.num_elements(local.like.tree) > MOST_DIMENSIONS:
         return posterior
     return marginal(posterior)

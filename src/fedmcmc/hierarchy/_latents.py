@@ -193,7 +193,8 @@ class Locals(NamedTuple):
     Attributes
     ----------
     latents
-        Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not.
+        Unconstrained, leaves ``[max_groups, *event]``; zeros of groups that the client has not. Of
+        two levels ``{"client": ..., "group": ...}``, the client's ``[*event]``.
     refresh
         What their refresh keeps.
     accepted

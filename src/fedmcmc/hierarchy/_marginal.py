@@ -129,7 +129,9 @@ def failed_searches(
     """Return how many searches for a latent's mode end where there is none, and how many were made.
 
     Newton's method has failed where its next step promises more than a thousandth of a nat, or is
-    not finite. Quadrature takes the place for the mode, and `independence` proposes around it.
+    not finite, and where the log density is not curved downwards: it begins at zero, which is no
+    mode of an effect that enters by its square. Quadrature takes the place for the mode, and
+    `independence` proposes around it.
     `fedmcmc.diagnostics.diagnose`, which ends every run, warns of it.
 
     Parameters
@@ -151,7 +153,10 @@ def failed_searches(
 def _failures(local: Local, data: FederatedData, draws: ArrayTree) -> tuple[Array, Array]:
     def of_client(client: Client, position: ArrayTree) -> tuple[Array, Array]:
         groups = groups_of(local, client)
-        there = find_modes(groups, position).gain < UNSETTLED  # false where it is not a number
+        mode = find_modes(groups, position)
+        factor = cholesky(groups.slope_and_curvature(position, mode.flat)[1])
+        peaked = jnp.all(jnp.diagonal(factor, axis1=-2, axis2=-1) > 0, -1)
+        there = (mode.gain < UNSETTLED) & peaked  # false where it is not a number
         return jnp.sum(groups.present & ~there), jnp.sum(groups.present)
 
     def one(position: ArrayTree) -> tuple[Array, Array]:

@@ -78,10 +78,10 @@ def from_numpyro(
     Returns
     -------
     Posterior
-        With all five functions, and with ``local`` if the model has local sites. A position is a
-        dict, latent site to unconstrained float array.
-        Each latent site has one value for all clients, though the model is written for the rows
-        of one; printed, the posterior says which these are.
+        With all five functions; with ``local`` in place of `loglikelihood_fn` and `resample_fn`
+        if the model has local sites. A position is a dict, latent site to unconstrained float
+        array. Each site that is not local has one value for all clients, though the model is
+        written for the rows of one; printed, the posterior says which these are.
 
         - `logprior_fn` has the log densities of the latent sites and the log Jacobians of their
           transformations, and of observed sites and factors that do not depend on the rows
@@ -105,15 +105,18 @@ def from_numpyro(
         observed site or factor that depends on the rows without one term per row, a plate that
         subsamples, a `numpyro.param` that the density depends on; a model that runs on no other
         number of rows than the example's; or, with `check_rows`, a value outside of the support of
-        its distribution, such as a Bernoulli coded 1 and 2.
+        its distribution, such as a Bernoulli coded 1 and 2. Of local sites: one that is not a
+        latent site, all of them local, a shared site's prior that depends on one, and one's prior
+        that depends on rows.
     TypeError
         If the rows are a dict and hold what the model does not take, or lack what it needs.
 
     Warns
     -----
     UserWarning
-        If a scalar site's scale is another latent site, as an effect per client would have it; with
-        `check_rows`, if a model of groups has outcomes in single precision above ten thousand.
+        With `check_rows`, if a model without `local` has a scalar site whose scale is another
+        latent site, as an effect per client would have it; and if a model of groups has outcomes in
+        single precision above ten thousand.
 
     Notes
     -----

@@ -504,7 +504,8 @@ def fed_gibbs(
     ------
     TypeError, ValueError
         If the posterior has no latents or no population, the refresh is not exact, on settings out
-        of range; from `init` where shared parameters are those of rows.
+        of range, and where shared parameters are those of rows and not all clients take part; from
+        `init` where the population's functions do not fit.
 
     Notes
     -----
