@@ -36,6 +36,7 @@ PATHS = "hierarchy/test_refresh.py::test_trajectories_keep_a_conditional[hmc]"
 SWITCHED = "transforms/test_switching.py::test_the_law_goes_on[to gibbs]"
 BEGUN = "transforms/test_switching.py::test_where_there_were_no_latents_clients_draw_theirs"
 SEARCHES = "hierarchy/test_marginal.py::test_searches_that_fail_are_counted"
+SADDLES = "hierarchy/test_marginal.py::test_searches_that_end_at_a_saddle_have_failed"
 LATENTS, MARGINAL = "hierarchy/_latents.py", "hierarchy/_marginal.py"
 REFRESH, NORMAL = "hierarchy/_refresh.py", "hierarchy/_gaussian_moves.py"
 KERNEL, SERVER = "kernels/_joint.py", "kernels/_gibbs.py"
@@ -242,6 +243,12 @@ MUTATIONS = {
         "groups.present & ~there & (jnp.arange(groups.num) < 0)",
         SEARCHES,
     ),
+    "a saddle counts as a mode": (
+        MARGINAL,
+        "(mode.gain < UNSETTLED) & peaked",
+        "mode.gain < UNSETTLED",
+        SADDLES,
+    ),
     "a level under the density from the wrong distribution": (
         SLICED,
         "log_density(now) + jnp.log1p(-below)",
@@ -301,6 +308,12 @@ MUTATIONS = {
         PATH,
         "taken = (drawn.uniforms < chance) & groups.present",
         "taken = (drawn.uniforms < 2) & groups.present",
+        PATHS,
+    ),
+    "momenta of trajectories are off by the root of two": (
+        PATH,
+        "jax.random.normal(momentum, (num, size), dtype),",
+        "jnp.sqrt(2.0) * jax.random.normal(momentum, (num, size), dtype),",
         PATHS,
     ),
     "the kinetic energy at the end of a trajectory is forgotten": (

@@ -105,9 +105,9 @@ def from_numpyro(
         observed site or factor that depends on the rows without one term per row, a plate that
         subsamples, a `numpyro.param` that the density depends on; a model that runs on no other
         number of rows than the example's; or, with `check_rows`, a value outside of the support of
-        its distribution, such as a Bernoulli coded 1 and 2. Of local sites: one that is not a
-        latent site, all of them local, a shared site's prior that depends on one, and one's prior
-        that depends on rows.
+        its distribution, such as a Bernoulli coded 1 and 2. Of local sites: a name
+        that is no latent site, a model in which nothing is shared, a shared site's prior that
+        depends on a local one, and a local site's prior that depends on rows.
     TypeError
         If the rows are a dict and hold what the model does not take, or lack what it needs.
 
