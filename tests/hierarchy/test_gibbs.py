@@ -101,6 +101,13 @@ def test_parameters_of_rows_are_told_apart():
     assert of(logistic, data).local.population.of_rows.value == (True, False)  # slope, tau
 
 
+def heavy_tails(x, y=None):
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    effect = numpyro.sample("effect", dist.StudentT(4, 0, tau), infer={"local": True})
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=effect * x), obs=y)
+
+
 class Exact:
     """The posterior of the Gaussian model's mu and slope, its effects integrated out."""
 
@@ -177,6 +184,29 @@ def test_the_totals_are_those_of_the_clients_latents(faulty):
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*messages of the kept rounds were left out")
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_totals_are_those_of_the_latents_after_every_round(faulty):
+    with jax.enable_x64(True):
+        data = in_two_clients(clients())
+        kernel = fedmcmc.fed_gibbs(
+            of(shared_spread, data), refresh=conjugate(), participation=fedmcmc.bernoulli(0.6)
+        )
+        if faulty:
+            kernel = fedmcmc.faults(kernel, drop=0.2, nan=0.2)
+        state, taus = None, set()
+        for _ in range(25):
+            start = {"position": {"mu": 0.0, "tau": 0.0}} if state is None else {"state": state}
+            samples = fedmcmc.sample(KEY, kernel, data, num_rounds=1, progress=False, **start)
+            state = samples.state
+            taus.add(float(samples.draws["tau"][0, 0]))
+            for found, wanted in zip(*totals_of(data, samples), strict=True):
+                assert found.dtype == np.float64
+                np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
+        assert len(taus) == 25 and state.broadcast.extra.origins.recount[0] > 3
+
+
 def test_what_does_not_fit_is_refused():
     data = FederatedData.from_clients(clients("logistic"))
     centered, standard = of(logistic, data), fedmcmc.from_numpyro(logistic, example=data)
@@ -184,8 +214,10 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"'effect' is written as a standard.*centered=1\.0"):
         gibbs(standard, refresh=independence())
     by_hand = centered._replace(local=centered.local._replace(population=None))
-    with pytest.raises(ValueError, match="latents 'effect', their distribution"):
+    with pytest.raises(ValueError, match=r"latents 'effect' \(Normal\), their distribution"):
         gibbs(by_hand, refresh=independence())
+    with pytest.raises(ValueError, match=r"latents 'effect' \(StudentT\), their distribution"):
+        gibbs(of(heavy_tails, data), refresh=independence())
     with pytest.raises(ValueError, match="a refresh that is exact"):
         gibbs(centered, refresh=ula())
     with pytest.raises(ValueError, match="full participation"):

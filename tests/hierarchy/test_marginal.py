@@ -1,10 +1,12 @@
 """Effects integrated out: closed forms, other quadratures, and every layout of groups."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
+import scipy.optimize
 from numpyro import distributions as dist
 
 import fedmcmc
@@ -326,6 +328,50 @@ def test_of_two_effects_per_subject_it_is_the_published_likelihood():
     value, slope = jax.value_and_grad(total(of(model, data, 1), data))(SLEEP)
     np.testing.assert_allclose(-2 * value, 1751.94, atol=0.005)
     assert np.abs(slope["sds"]).max() < 1e-2 and abs(slope["sigma"]) < 1e-2
+
+
+@pytest.mark.slow
+def test_of_real_districts_more_nodes_have_a_maximum_of_their_own():
+    """Seven nodes, whose effects' sd is above that of Laplace's approximation."""
+    model, data = contraception()
+    start, unravel = jax.flatten_util.ravel_pytree(LAPLACE)
+    value_fn = total(of(model, data, 7), data)
+    both = jax.jit(jax.value_and_grad(lambda flat: -value_fn(unravel(flat))))
+    found = scipy.optimize.minimize(both, start, jac=True, method="BFGS")
+    np.testing.assert_allclose(-found.fun, -1186.23, atol=0.005)
+    np.testing.assert_allclose(np.exp(unravel(found.x)["tau"]), 0.4786, atol=5e-4)
+
+
+RESTRICTED = {
+    "sds": np.log([24.740, 5.922]),
+    "correlation": np.log((1 + 0.066) / (1 - 0.066)),
+    "sigma": np.log(25.592),
+}
+
+
+@pytest.mark.slow
+def test_of_two_effects_per_subject_it_has_the_published_restricted_likelihood():
+    """With the fixed effects integrated out under a flat prior: REML, as lme4 fits by default."""
+    model, data = sleepstudy()
+    value_fn = total(of(model, data, 1), data)
+
+    def at(b, spread):
+        return value_fn({"b": b, **spread})
+
+    @jax.jit
+    def criterion(spread):
+        zero = jnp.zeros(2)  # in the fixed effects the value is quadratic: one Newton step is all
+        precision = -jax.hessian(at)(zero, spread)
+        b = jnp.linalg.solve(precision, jax.grad(at)(zero, spread))
+        log_det = jnp.linalg.slogdet(precision / (2 * jnp.pi))[1]
+        return log_det - 2 * at(b, spread), (b, jnp.sqrt(jnp.diagonal(jnp.linalg.inv(precision))))
+
+    (value, (b, errors)), slope = jax.value_and_grad(criterion, has_aux=True)(RESTRICTED)
+    np.testing.assert_allclose(value, 1743.628, atol=5e-4)
+    np.testing.assert_allclose(b, [251.405, 10.467], atol=5e-4)
+    np.testing.assert_allclose(errors, [6.825, 1.546], atol=1e-3)
+    for leaf in jax.tree.leaves(slope):
+        assert np.abs(leaf).max() < 2e-2  # per unit of a logarithm, of estimates of 4 digits
 
 
 def test_posteriors_that_do_not_fit_are_refused():

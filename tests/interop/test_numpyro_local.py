@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import pytest
 from numpyro import distributions as dist
+from numpyro.contrib.control_flow import scan
 from numpyro.infer.reparam import LocScaleReparam
 
 import fedmcmc
@@ -105,6 +106,62 @@ def test_a_scale_around_a_local_site_is_that_of_its_jacobian():
     posterior = from_numpyro(tempered, example=ROWS, local=["rate"])
     found = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.asarray(0.2)})
     wanted = (dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2) / 2
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_mask_around_a_local_site_is_that_of_its_jacobian():
+    def half_masked(x, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        with numpyro.handlers.mask(mask=jnp.array([True, False])):
+            rates = dist.Gamma(2, 1).expand([2])
+            rate = numpyro.sample("rate", rates, infer={"local": True})
+        observe(mu + rate[0] + rate[1] * x, y)
+
+    posterior = from_numpyro(half_masked, example=ROWS)
+    found = posterior.local.logprior_fn({"mu": 0.4}, {"rate": jnp.array([0.2, 0.7])})
+    wanted = dist.Gamma(2, 1).log_prob(np.exp(0.2)) + 0.2
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("centered", [0.0, 1.0])
+def test_a_scale_around_a_site_that_is_reparametrized(centered):
+    def tempered(x, y):
+        with numpyro.handlers.scale(scale=0.5):
+            marked(x, y)
+
+    posterior = from_numpyro(tempered, example=ROWS, centered=centered)
+    position = {"mu": 0.4, "tau": -0.3}
+    (name,) = posterior.local.like.tree
+    found = posterior.local.logprior_fn(position, {name: jnp.asarray(0.7)})
+    mean, spread = (0.4, np.exp(-0.3)) if centered else (0.0, 1.0)
+    np.testing.assert_allclose(found, dist.Normal(mean, spread).log_prob(0.7) / 2, rtol=1e-5)
+    assert posterior.local.population is None  # of tempered latents sums tell another law
+
+
+def test_sites_of_a_scan_may_be_local():
+    """A walk per group, of which each row sees one step."""
+
+    def walk(visit, y):
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+
+        def step(before, _):
+            now = numpyro.sample("level", dist.Normal(before, spread))
+            return now, now
+
+        _, levels = scan(step, 0.0, None, length=4)
+        with numpyro.plate("rows", len(visit)):
+            numpyro.sample("y", dist.Normal(levels[visit], 1.0), obs=y)
+
+    rows = {"visit": np.array([0, 2, 3]), "y": ROWS["y"]}
+    posterior = from_numpyro(walk, example=rows, local=["level"])
+    level = jnp.array([0.3, -0.2, 0.5, 0.1])
+    before, spread = jnp.append(0.0, level[:-1]), np.exp(0.2)
+    found = posterior.local.logprior_fn({"spread": 0.2}, {"level": level})
+    wanted = dist.Normal(before, spread).log_prob(level).sum()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    latents = {"level": jnp.broadcast_to(level, (3, 4))}
+    found = posterior.local.loglikelihood_fn({"spread": 0.2}, latents, rows)
+    wanted = dist.Normal(level[rows["visit"]], 1.0).log_prob(rows["y"])
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 

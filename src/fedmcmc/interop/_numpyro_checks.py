@@ -157,9 +157,7 @@ def warn_of_large_outcomes(
 
 def _outside(site: dict[str, Any], axis: int) -> tuple[Array, Array] | None:
     """Return which rows are outside of the support, ``[num_rows]``, and the first such value."""
-    fn = site["fn"]
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
-        fn = fn.base_dist
+    fn = tracing.bare(site["fn"])
     if tracing.is_factor(site) or isinstance(fn, dist.MaskedDistribution):
         return None
     try:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax import Array
-from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam
 
@@ -150,9 +149,7 @@ def prior_spread(
         def parameters(position: ArrayTree) -> list[Any]:
             trace, found = tracing.trace_at(model, rows, position), []
             for name in whose:
-                fn = trace[name]["fn"]
-                while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
-                    fn = fn.base_dist
+                fn = tracing.bare(trace[name]["fn"])
                 found += [getattr(fn, x) for x in sorted(fn.arg_constraints) if x != "loc"]
             return found
 

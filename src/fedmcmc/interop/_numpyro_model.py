@@ -288,6 +288,7 @@ def _build(
             return total(local_trace(position, latent), local.local_prior)
 
         local_logprior_fn.sites = _listed(local.local)  # type: ignore[attr-defined]
+        local_logprior_fn.distributions = local.distributions  # type: ignore[attr-defined]
 
         def local_loglikelihood_fn(
             position: ArrayTree, latents: Position, batch: ArrayTree

@@ -106,8 +106,7 @@ def population_of(
 
 def _normal(fn: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
     """Return location and scale, ``[*shape]`` each, or the scale's lower factor ``[k, k]``."""
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
-        fn = fn.base_dist
+    fn = tracing.bare(fn)
     if type(fn) is dist.Normal:
         return jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(fn.scale, shape)
     if type(fn) is dist.MultivariateNormal and len(shape) == 1 and fn.scale_tril.ndim == 2:

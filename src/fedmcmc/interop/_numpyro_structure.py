@@ -37,6 +37,8 @@ class Structure(NamedTuple):
         The axis of rows in the log density of each site that makes up the likelihood.
     deterministic, local_deterministic
         Names of the deterministic sites that do not depend on rows, nor the former on local sites.
+    distributions
+        Name of the distribution of each local site.
     outcomes
         ``(site, leaf)`` for each observed site in an order in which they can be drawn, `leaf` the
         index among the leaves of rows that is its value; ``None`` where that cannot be known.
@@ -49,6 +51,7 @@ class Structure(NamedTuple):
     likelihood: dict[str, int]
     deterministic: tuple[str, ...]
     local_deterministic: tuple[str, ...]
+    distributions: dict[str, str]
     outcomes: tuple[tuple[str, int], ...] | None
 
     @property
@@ -106,6 +109,7 @@ def find_structure(
         likelihood,
         deterministic,
         tuple(name for name in global_ if name not in deterministic),
+        {name: trace[name]["distribution"] for name in local},
         None if local else _outcomes(model, rows, shapes, likelihood, pair[0], tracer),
     )
 
@@ -312,7 +316,10 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         facts["subsampled"] = subsample_size not in (None, size) or len(site["value"]) != size
     if facts["latent"]:
         facts["discrete"] = site["fn"].support.is_discrete
-        facts["location_scale"] = _has_location_and_scale(site["fn"])
+        # Handlers do not see into a scan: its sites stay as they are written.
+        steps = "_scan_current_index" in (site.get("infer") or {})
+        facts["location_scale"] = not steps and _has_location_and_scale(site["fn"])
+        facts["distribution"] = type(tracing.bare(site["fn"])).__name__
         facts["delta"] = isinstance(site["fn"], dist.Delta)
         if not facts["discrete"]:
             transform = biject_to(site["fn"].support)
@@ -321,8 +328,7 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_location_and_scale(fn: dist.Distribution) -> bool:
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
-        fn = fn.base_dist
+    fn = tracing.bare(fn)
     real = fn.support is dist.constraints.real
     return real and {"loc", "scale"} <= set(fn.arg_constraints)
 

@@ -115,6 +115,13 @@ def log_prob(site: dict[str, Any]) -> Array:
     return value if site["scale"] is None else site["scale"] * value
 
 
+def bare(fn: Any) -> Any:
+    """Return a distribution without what gives it its shape."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return fn
+
+
 def is_factor(site: dict[str, Any]) -> bool:
     """Return whether the site is a `numpyro.factor`."""
     fn = site["fn"]

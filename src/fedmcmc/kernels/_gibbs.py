@@ -425,7 +425,9 @@ def _no_population(local: Local) -> str:
             f"shifted and scaled, of which shared parameters have none: give it the posterior of "
             f"from_numpyro(model, centered=1.0)."
         )
-    named = f" {', '.join(map(repr, sites))}" if sites else ""
+    kinds = getattr(local.logprior_fn, "distributions", {})
+    listed = [f"{name!r} ({kinds[name]})" if name in kinds else repr(name) for name in sites]
+    named = f" {', '.join(listed)}" if sites else ""
     return (
         f"fed_gibbs needs the population of the latents{named}, their distribution given shared "
         f"parameters by sums of statistics: local sites that are Normal or MultivariateNormal "

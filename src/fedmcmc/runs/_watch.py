@@ -1,7 +1,6 @@
 """What a run warns of at its end, and the error that ends it where a chain turns non-finite."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from fedmcmc.diagnostics import (
     silenced,
 )
 from fedmcmc.gradients import holds_augmented
-from fedmcmc.hierarchy import Independence, Trajectories, locals_in
+from fedmcmc.hierarchy import Independence, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
@@ -161,19 +160,22 @@ def warn_stuck(samples: Samples, data: Any) -> Messages:
 
 
 def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
-    """Warn where draws were kept of rounds in which step sizes of latents still adapted."""
-    is_path: Callable[[Any], bool] = lambda node: isinstance(node, Trajectories)  # noqa: E731
-    found = [node for node in jax.tree.leaves(kernel, is_leaf=is_path) if is_path(node)]
-    rounds = samples.info.get("round", np.zeros(0))
-    if not found or rounds.size < FEWEST_DRAWS:
+    """Warn where draws were kept of rounds in which step sizes still adapted."""
+    numbers = [
+        int(np.max(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(kernel)
+        if path and getattr(path[-1], "name", None) == "num_adapt"
+    ]
+    num_adapt = max(numbers, default=0)
+    if not num_adapt:
         return ()
-    num_adapt = int(np.max([path.num_adapt for path in found]))
+    rounds = np.asarray(samples.info.get("round", ()))
     early = int(np.sum(rounds < num_adapt))
     if early:
         return warn(
-            f"{early} of {rounds.size} kept draws are of rounds in which step sizes of latents "
-            f"still adapted, and are not exact: give num_burnin={num_adapt}, or a smaller "
-            f"num_adapt= of the refresh.",
+            f"{early} of {rounds.size} kept draws are of rounds in which step sizes still adapted, "
+            f"and are not exact: give num_burnin={num_adapt}, or a smaller num_adapt= of the "
+            f"kernel or of its refresh.",
             depth=5,
         )
     return ()
