@@ -1,5 +1,7 @@
 """Kernels that move latents: what stays where, whose rows matter, and what a run keeps."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -178,6 +180,63 @@ def test_groups_lie_in_clients_of_their_own_or_together():
         np.testing.assert_allclose(sums[0][name], sums[1][name], rtol=1e-4)
 
 
+def turned(data, own):
+    """Return the two clients the other way round, and the rows of a client group by group."""
+    parts, labels = [], []
+    for client in (1, 0):
+        begin, size = int(data.start[client]), int(data.size[client])
+        group = np.asarray(data.rows.group)[begin : begin + size]
+        order = np.argsort(group, kind="stable")
+        rows = jax.tree.map(np.asarray, data.client_rows(client))
+        parts.append({name: value[order] for name, value in rows.items()})
+        labels.append(group[order])
+    return FederatedData.from_clients(parts, groups=labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["joint", "gibbs"])
+def test_what_a_client_draws_depends_on_no_order(kind):
+    """Of rows and of clients: draws go by the ids of a client and of its groups."""
+    data = in_two_clients(clients("logistic"))
+    other = turned(data, clients("logistic"))
+    if kind == "joint":
+        kernel = kernel_of(logistic, data)
+    else:
+        centered = fedmcmc.from_numpyro(logistic, example=data, centered=1.0)
+        kernel = fedmcmc.fed_gibbs(centered, refresh=independence())
+
+    def found(data, index, id_):
+        state = kernel.init(KEY, ODDS, data)
+        client = dataclasses.replace(data.client(index), index=np.int32(id_))
+        own = jax.tree.map(lambda leaf: leaf[index], state.clients)
+        message, kept, _ = jax.jit(rounds.client_step, static_argnums=1)(
+            kernel, len(kernel.before), KEY, state.broadcast, own, client
+        )
+        return jax.tree.leaves((message, kept.latents))
+
+    for id_ in range(2):
+        wanted = found(data, id_, id_)
+        assert np.ptp(wanted[-1]) > 0.1
+        for a, b in zip(found(other, 1 - id_, id_), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+        apart = found(other, 1 - id_, 1 - id_)[-1]  # with another id it draws other latents
+        assert np.abs(apart - wanted[-1]).max() > 0.01
+
+
+@pytest.mark.slow
+def test_a_prior_that_clients_split_enters_once():
+    """The shared prior, of which each has its share of rows; that of effects is never split."""
+    with jax.enable_x64(True):
+        data = in_two_clients(clients("logistic"))
+        posterior = fedmcmc.marginal(fedmcmc.from_numpyro(logistic, example=data))
+        draws = [
+            run(fedmcmc.lsd(posterior, step_size=0.02, prior=prior), data, ODDS).draws
+            for prior in ("server", "split")
+        ]
+        for name in ODDS:
+            np.testing.assert_allclose(draws[1][name], draws[0][name], rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_chunks_cut_groups_without_a_difference(monkeypatch):
     from fedmcmc.data import _federated
@@ -232,6 +291,8 @@ def test_what_does_not_fit_is_refused():
         lsd(posterior, step_size=0.1, refresh="ula")
     with pytest.raises(ValueError, match="temperature one"):
         lsd(posterior, step_size=0.1, refresh=ula(), batch_size=2)
+    with pytest.raises(ValueError, match="the server adds the prior"):
+        lsd(posterior, step_size=0.1, refresh=ula(), prior="split")
     with pytest.raises(ValueError, match="are of latents"):
         lsd(other, step_size=0.1, num_draws=2)
     with pytest.raises(ValueError, match="order must be"):

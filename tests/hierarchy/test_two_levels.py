@@ -139,6 +139,18 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match="latents of clients and of their groups"):
             refused()
+
+    def many(x, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        ward = numpyro.sample("ward", dist.Normal(mu, 1))
+        effect = numpyro.sample("effect", dist.Normal(ward, 1).expand([4]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Bernoulli(logits=effect.sum() + x), obs=y)
+
+    for centered in (0.0, 1.0):  # for so many numbers per group fit has chains that move them
+        wide = fedmcmc.from_numpyro(many, example=DATA, local=LOCAL, centered=centered)
+        with pytest.raises(ValueError, match="latents of clients and of their groups"):
+            fedmcmc.fit(wide, DATA, rng_key=KEY)
     with pytest.raises(ValueError, match="takes refresh=hierarchy"):
         fedmcmc.lsd(posterior, step_size=0.1, refresh=conjugate())
     with pytest.raises(ValueError, match="with_moments is for latents"):
