@@ -1,5 +1,6 @@
 """One call, against exact laws, quadrature and pooled NUTS."""
 
+import html
 import json
 import re
 import shutil
@@ -61,6 +62,9 @@ def test_reports(gaussian, tmp_path):
     page = gaussian.report.save(tmp_path / "new" / "fit.html").read_text()
     assert "These results can be used" in page
     assert page.count("<svg") == 2 and "Importance weights" in page
+    asked = "effort='auto', num_draws=4000, max_rounds=2000"
+    assert told["about"]["fit"] == gaussian.samples.settings["fit"] == asked
+    assert html.escape(asked) in page
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert gaussian.samples.to_datatree()["posterior"]["theta"].shape == (1, 4000, 3)
 

@@ -4,7 +4,10 @@ in bulk."""
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import pandas as pd
 import pytest
+from numpyro import distributions as dist
 
 import fedmcmc
 from fedmcmc._types import Described, described
@@ -121,3 +124,34 @@ def test_sweeps():
         mode="sequential",
     )
     assert repr(swept) == ("Sweep(step_size of 2; 3 seeds, 1 chains, 20 draws each; sequential)")
+
+
+def test_notebooks_show_tables():
+    frames = [
+        pd.DataFrame({"x": [0.5], "sex": ["<f>"]}),
+        pd.DataFrame({"x": [0.5, 1.5], "sex": ["m", "m"]}),
+    ]
+    told = fedmcmc.FederatedData.from_clients(frames)._repr_html_()
+    assert "FederatedData: 2 clients, 3 rows, 1 to 2 per client" in told
+    assert ">x</th><td style='text-align:left'>float32</td>" in told
+    assert ">int32 (0 &#x27;&lt;f&gt;&#x27;, 1 &#x27;m&#x27;)</td>" in told
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        effect = numpyro.sample("effect", dist.Normal(mu, 1), infer={"local": True})
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("x", dist.Normal(effect, 1), obs=x)
+
+    posterior = fedmcmc.from_numpyro(model, example={"x": np.zeros(3)}, centered=1.0)
+    told = posterior._repr_html_()
+    for name, text in (
+        ("shared by all clients", "mu"),
+        ("one per group", "effect"),
+        ("functions", "logprior_fn, constrain_fn, init_fn, local"),
+    ):
+        assert f">{name}</th><td style='text-align:left'>{text}</td>" in told
+    own = fedmcmc.Posterior(lambda t: -0.5 * t**2, lambda t, x: -0.5 * (x - t) ** 2)
+    assert own._repr_html_().count("<tr>") == 1
+    told = fedmcmc.lsd(own, step_size=0.5, batch_size=2)._repr_html_()
+    assert told.startswith("<strong>Langevin</strong>")
+    assert ">step_size</th><td style='text-align:left'>0.5</td>" in told

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.tree_util import Partial
 
+from fedmcmc._types._html import html_table
 from fedmcmc._types._values import PerClient, Posterior, Static
 
 
@@ -21,6 +22,11 @@ class Described:
     def __repr__(self) -> str:
         """Return the name of the class and the settings that are not defaults."""
         return described(self)
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks, a setting per row."""
+        shown = {name: described(part) for name, part in _settings(self)}
+        return html_table(type(self).__name__, shown)
 
 
 def described(value: Any) -> str:
@@ -75,8 +81,13 @@ def _prints_fields(value: Any) -> bool:
 
 
 def _of_dataclass(value: Any) -> str:
+    return _named(value, _settings(value))
+
+
+def _settings(value: Any) -> list[tuple[str, Any]]:
+    """Return names and values of the fields of a dataclass that say something."""
     held = ((field, getattr(value, field.name)) for field in fields(value) if field.repr)
-    return _named(value, [(f.name, x) for f, x in held if not _is_default(x, f.default)])
+    return [(f.name, x) for f, x in held if not _is_default(x, f.default)]
 
 
 def _of_named_tuple(value: Any) -> str:

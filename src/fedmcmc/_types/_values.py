@@ -8,6 +8,8 @@ import jax
 from jax import Array
 from jax.tree_util import Partial, register_dataclass, register_static
 
+from fedmcmc._types._html import html_table
+
 ArrayTree = Any
 """Any pytree of arrays."""
 
@@ -318,13 +320,27 @@ class Posterior(NamedTuple):
 
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
-        given = [name for name, fn in zip(self._fields, self, strict=True) if fn is not None]
-        # Of a model with named sites, as `from_numpyro` leaves it.
-        sites = getattr(self.logprior_fn, "sites", None)
-        shared = "" if sites is None else f"shared by all clients: {sites}; "
-        own = getattr(self.local and self.local.logprior_fn, "sites", None)
-        shared += "" if own is None else f"one per group: {own}; "
-        return f"Posterior({shared}{', '.join(given)})"
+        named = "".join(f"{whose}: {sites}; " for whose, sites in self._sites().items())
+        return f"Posterior({named}{self._given()})"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks, as a table."""
+        return html_table("Posterior", {**self._sites(), "functions": self._given()})
+
+    def _sites(self) -> dict[str, str]:
+        """Return what is shared and what is not, of a model whose sites have names."""
+        functions = {
+            "shared by all clients": self.logprior_fn,
+            "one per group": self.local and self.local.logprior_fn,
+        }
+        # `from_numpyro` leaves them.
+        named = {whose: getattr(fn, "sites", None) for whose, fn in functions.items()}
+        return {whose: sites for whose, sites in named.items() if sites is not None}
+
+    def _given(self) -> str:
+        """Return which functions there are."""
+        fields = zip(self._fields, self, strict=True)
+        return ", ".join(name for name, fn in fields if fn is not None)
 
 
 class Broadcast(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Federation
+from fedmcmc._types import ArrayTree, Client, Federation, html_table
 from fedmcmc.data._groups import Grouped, all_groups, count_groups, grouped, own_groups, values_of
 from fedmcmc.data._rows import (
     Levels,
@@ -248,12 +248,24 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """Return sizes, types and names; rows stay where they are."""
+        columns = ", ".join(f"{name}: {kind}" for name, kind in self._columns().items())
+        return f"FederatedData({self._counts()}; {columns})"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks, a column per row."""
+        return html_table(f"FederatedData: {self._counts()}", self._columns())
+
+    def _counts(self) -> str:
         counts = f"{self.num_clients} clients, {self.num_rows} rows"
         if not isinstance(self.size, jax.core.Tracer):
             counts += f", {int(self.size.min())} to {int(self.size.max())} per client"
-        columns = []
         if self.num_groups is not None:
             counts += f", {int(self.num_groups.sum())} groups"
+        return counts
+
+    def _columns(self) -> dict[str, str]:
+        """Return the type of each column, by its name, and what its codes stand for."""
+        columns = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(self.rows)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             shape = str(list(leaf.shape[1:])) if leaf.ndim > 1 else ""
@@ -261,8 +273,8 @@ class FederatedData:
             codes = ", ".join(f"{code} {level!r}" for code, level in enumerate(levels))
             if len(levels) > MOST_SHOWN:
                 codes = f"{len(levels)} codes"  # which may be names
-            columns.append(f"{name or 'rows'}: {leaf.dtype}{shape}" + f" ({codes})" * bool(codes))
-        return f"FederatedData({counts}; {', '.join(columns)})"
+            columns[name or "rows"] = f"{leaf.dtype}{shape}" + f" ({codes})" * bool(codes)
+        return columns
 
     @property
     def labels(self) -> Levels:

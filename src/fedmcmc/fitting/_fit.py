@@ -159,12 +159,13 @@ def fit(
     if latency is not None and not latency >= 0:
         raise ValueError(f"latency must be a number of seconds per round, got {latency!r}.")
     posterior, consortium = _understood(model, data)
+    asked = dict(effort=effort, num_draws=num_draws, max_rounds=max_rounds, latency=latency)
     if posterior.local is not None:  # of more numbers than are integrated out
         check_many(posterior, effort, max_rounds)
         fitted = fit_by_gibbs(
             posterior, consortium, as_key(rng_key), max_rounds, position, progress
         )
-        return warned(with_names(fitted, consortium), effort, consortium)
+        return warned(with_names(fitted, consortium, asked), effort, consortium)
     sampled = as_functions(posterior._replace(position_fn=None))
     run = _Fit(sampled, consortium, as_key(rng_key), num_draws, progress)
     # What the stages find is in the report, and the verdict warns.
@@ -175,7 +176,7 @@ def fit(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         verdict = run.go(effort, max_rounds, latency or 0.0)
-    fitted = with_names(run.fitted(posterior, verdict), consortium)
+    fitted = with_names(run.fitted(posterior, verdict), consortium, asked)
     return warned(fitted, effort, consortium, said)
 
 

@@ -1,6 +1,7 @@
 """What a fit returns."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -64,15 +65,20 @@ class Fitted:
         return self.report.page().body
 
 
-def with_names(fitted: Fitted, consortium: Consortium) -> Fitted:
-    """Return a fit that says who the clients are, what codes stand for, and what is predicted."""
-    named = {}
+def with_names(fitted: Fitted, consortium: Consortium, asked: dict[str, Any]) -> Fitted:
+    """Return a fit that says who the clients are, what codes stand for, and what is predicted.
+
+    And what its user asked for, by argument.
+    """
+    named: dict[str, Any] = {}
     if isinstance(consortium, SimulatedConsortium):
         named = in_words(consortium.data)
     elif type(consortium).__repr__ is not object.__repr__:  # `deploy.Sites` say who they are
         named = {"sites": str(consortium)}
     if fitted.posterior.observed:
         named["outcome"] = fitted.posterior.observed
+    given = {name: value for name, value in asked.items() if value is not None}
+    named["fit"] = ", ".join(f"{name}={value!r}" for name, value in given.items())
     report, samples = fitted.report, fitted.samples
     # Of one stage its own draws say it all.
     cost = {"cost": report.cost} if len(report.stages) > 1 else {}
