@@ -106,7 +106,9 @@ def test_moments_of_groups_are_kept():
     kernel = fedmcmc.lsd(
         two.POSTERIOR, step_size=0.02, refresh=hierarchy.two_levels(conjugate(), moments)
     )
-    samples = fedmcmc.sample(KEY, kernel, two.DATA, two.START, num_rounds=40, progress=False)
+    samples = fedmcmc.sample(
+        KEY, kernel, two.DATA, two.START, num_rounds=40, num_burnin=20, progress=False
+    )
     found = hierarchy.local_moments(samples.state.clients)
     np.testing.assert_array_equal(found.num > 0, two.DATA.group_mask)
 

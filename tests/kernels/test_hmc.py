@@ -170,6 +170,15 @@ def test_the_step_size_adapts_and_then_stays():
     assert steps[:, -1].std() > 0  # of each chain its own
 
 
+def test_a_run_warns_of_kept_draws_of_adapting_rounds(tmp_path):
+    kernel = fedmcmc.mala(POSTERIOR, VECTOR, step_size=0.1, num_adapt=4)
+    run = partial(fedmcmc.sample, KEY, kernel, DATA, VECTOR, num_rounds=9, progress=False)
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"^3 of 8 kept draws .* num_burnin=4"):
+        told = run(num_burnin=1, record=fedmcmc.Record(draws_to=tmp_path / "draws.zarr"))
+    assert len(told.warnings) == 1
+    assert not run(num_burnin=4).warnings
+
+
 def test_a_trajectory_keeps_its_step_size_when_another_is_given():
     build = partial(fedmcmc.hmc, POSTERIOR, VECTOR, max_integration_steps=8)
     first, then = build(step_size=0.1), build(step_size=0.3)

@@ -107,6 +107,7 @@ def totals(state):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*step sizes still adapted")
 def test_latents_of_numpyro_models_go_on_between_all_kernels():
     data = FederatedData.from_clients(clients())
     posterior = fedmcmc.from_numpyro(shared_spread, example=data, centered=1.0)

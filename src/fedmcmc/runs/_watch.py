@@ -170,12 +170,16 @@ def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
     if not num_adapt:
         return ()
     rounds = np.asarray(samples.info.get("round", ()))
+    what, remedy = "kept draws are", f"give num_burnin={num_adapt}"
+    if kernel.approximates:  # the last one is what counts
+        rounds, what = rounds[..., -1:], "approximations are"
+        remedy = f"run more than {num_adapt} rounds"
     early = int(np.sum(rounds < num_adapt))
     if early:
         return warn(
-            f"{early} of {rounds.size} kept draws are of rounds in which step sizes still adapted, "
-            f"and are not exact: give num_burnin={num_adapt}, or a smaller num_adapt= of the "
-            f"kernel or of its refresh.",
+            f"{early} of {rounds.size} {what} of rounds in which step sizes still adapted, and "
+            f"are not exact: {remedy}, or give a smaller num_adapt= of the kernel or of its "
+            f"refresh.",
             depth=5,
         )
     return ()
