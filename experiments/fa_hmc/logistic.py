@@ -12,6 +12,7 @@ import numpy as np
 import fedmcmc
 from experiments import checks
 from experiments.checks import require
+from experiments.fa_hmc.error_curves import error_curve
 from experiments.fa_hmc.grids import run_grid
 from experiments.fa_hmc.logistic_figures import draw
 from experiments.fa_hmc.logistic_findings import PAPER, commentary
@@ -284,17 +285,6 @@ def perfect(config: Config, given: Problem, num_draws: int) -> float:
     """Return the marginal error that so many independent draws of the posterior have."""
     key = jax.random.key(config.seed + 3)
     return float(np.mean(marginal_error_floor(key, given.reference, num_draws, num_repeats=5)))
-
-
-def error_curve(draws: np.ndarray, reference: np.ndarray) -> list[tuple[int, float]]:
-    """Return pairs (rounds, marginal error of the draws so far), at rounds that grow by a tenth.
-
-    The first half of the draws so far is left out, so that the start is forgotten.
-    """
-    num = draws.shape[1]
-    grid = np.unique(np.concatenate([np.geomspace(2, num, 1 + int(24 * np.log(num))), [num]]))
-    marks = sorted({int(r) for r in grid})
-    return [(r, _error(draws[:, r // 2 : r], reference)) for r in marks]
 
 
 def run(config: Config, out: Path) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from experiments.fa_hmc import (
     dimension,
     dimension_law,
     drift,
+    error_curves,
     grids,
     local_steps,
     logistic,
     logistic_findings,
 )
-from fedmcmc.metrics import gaussian_w2
+from fedmcmc.metrics import gaussian_w2, marginal_error
 
 CLIENTS = dimension_law.Scalars(
     np.array([1.0, 3.0, 2.0]), np.array([-1.0, 2.0, 0.5]), np.array([0.4, 0.35, 0.25])
@@ -268,3 +269,19 @@ def test_steps_beyond_a_clients_stability_are_refused(tmp_path):
     config = logistic.Config(**(TINY | dict(scaled_steps=(50.0,))))
     with pytest.raises(ValueError, match=r"scaled_steps must stay below .* where every client"):
         logistic.run(config, tmp_path)
+
+
+def test_errors_of_the_draws_so_far_are_marginal_errors(monkeypatch):
+    monkeypatch.setattr(error_curves, "CHUNK", 50)  # of several chunks
+    rng = np.random.default_rng(0)
+    reference = rng.normal(size=(500, 3)).astype(np.float32)
+    draws = (0.3 + 1.2 * rng.normal(size=(2, 80, 3))).astype(np.float32)
+    draws[:, 3, 0], draws[:, 5, 1] = reference[:, 0].max(), 40
+    curve = error_curves.error_curve(draws, reference)
+    assert curve[0][0] == 2 and curve[-1][0] == 80 and len(curve) > 50
+    for mark, error in curve:
+        own = draws[:, mark // 2 : mark].reshape(-1, 3)
+        assert error == pytest.approx(float(marginal_error(own, reference)), abs=1e-6)
+    draws[1, 20, 2] = np.nan
+    lost = [mark for mark, error in error_curves.error_curve(draws, reference) if np.isnan(error)]
+    assert lost == [mark for mark, _ in curve if mark // 2 <= 20 < mark]
