@@ -10,15 +10,16 @@ __all__ = ["PAPER", "commentary"]
 TIMES = 2.0
 KINDS = ("error of the mean", "error of sds")
 PAPER = """
-El Mekkaoui et al. (2021) fit FSGLD's surrogates once, before the run, each client alone, and leave
-open whether refreshing them during the run would help. The sites of expectation propagation are
-surrogates of the same form that are refreshed by design: a client refits its own Gaussian where the
-others' say that the posterior lies. This study takes logistic regression on few rows per client,
-most of one label (breast cancer data, which scikit-learn ships): a client alone hardly bounds the
-coefficients. Surrogates are, with dense precisions: Laplace's at each client's own maximum under
-the prior; FedEP's sites after so many rounds (after one: the moments of each likelihood under the
-prior, which is a fit of each client alone as well); and second-order expansions at the common mode.
-Gradients are full ones, so that nothing but the surrogates and the step size matters.
+El Mekkaoui et al. (2021) fit FSGLD's surrogates once, before the run, each client alone, and
+believe that for very complex models it could be useful to refresh them. The sites of expectation
+propagation are surrogates of the same form that are refreshed by design: a client refits its own
+Gaussian where the others' say that the posterior lies. This study takes logistic regression on few
+rows per client, most of one label (breast cancer data, which scikit-learn ships): a client alone
+hardly bounds the coefficients. Surrogates are, with dense precisions: Laplace's at each client's
+own maximum under the prior; FedEP's sites after so many rounds (after one: the moments of each
+likelihood under the prior, which is a fit of each client alone as well); and second-order
+expansions at the common mode. Gradients are full ones, so that nothing but the surrogates and the
+step size matters.
 """
 
 

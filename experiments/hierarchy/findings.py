@@ -104,9 +104,9 @@ def commentary(metrics: dict[str, Any]) -> str:
             said.append(
                 "In a round of `fed_gibbs` clients are asked twice: parameters of rows have an "
                 "exchange of their own, which needs all clients, so that here nobody may be "
-                f"absent. Its slowest parameter is `{row['slowest']}`: slopes of what varies "
+                f"absent. Its slowest parameter is `{row['slowest']}`. Slopes of what varies "
                 "between groups (uranium of a county, the kind of a school) are held back by the "
-                "effects, which were drawn at the slope that was."
+                "effects, which were drawn at the slope that was; so is the mean of the effects."
             )
         if row["method"] == "`fed_gibbs(recenter=True)`":
             said.append(

@@ -27,8 +27,9 @@ ResNet-20 with a normal prior of variance 1/5 on CIFAR-10, in 20 blocks of equal
 of the run is dropped and every tenth of the rest kept. Predictions are compared with those of
 Hamiltonian Monte Carlo by Izmailov et al. (2021): how often both predict the same class, and the
 total variation distance of the class probabilities. The row HMC compares two of its chains. The
-paper concludes that QLSD++ is about as close to HMC as SGLD, and closer than FedBE and DG-SGLD,
-which predict more accurately:
+paper concludes that QLSD++ is about as close to HMC as SGLD and competes with the other federated
+methods; by total variation it is closer than FedBE and DG-SGLD, by agreement it is not, and these
+predict more accurately:
 
 {output.published("method", ("accuracy %", "agreement", "TV"), TABLE_4)}
 

@@ -17,12 +17,13 @@ __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "power", "run"]
 TITLE = "Table 2 and section S4: the bias after many rounds, by the law"
 PAPER = """
 How the asymptotic bias depends on the step size, on compression and on how much clients differ
-(Table 2), and as rows grow, with a step size of one over the number of rows and minibatches of one
-size (section S4): that of QLSD does not vanish, those of QLSD* and QLSD++ do. Our copy of the paper
-lacks the entries of the table. Here the bias is the 2-Wasserstein distance of the stationary law
-from the posterior on the federation of Figure 1, whose mean is right for both algorithms; the
-variance solves one equation (exact without compression, else up to a mean over directions by
-simulation). Powers are those of the squared distance, between the two ends of a range.
+(Table 2), and as rows grow, with a step size of a tenth over the number of rows and minibatches of
+one row (section S4 as we read it; its symbols are lost): that of QLSD does not vanish, those of
+QLSD* and QLSD++ do. Our copy of the paper lacks the entries of the table. Here the bias is the
+2-Wasserstein distance of the stationary law from the posterior on the federation of Figure 1, whose
+mean is right for both algorithms; the variance solves one equation (exact without compression, else
+up to a mean over directions by simulation). Powers are those of the squared distance, between the
+two ends of a range.
 """
 ALGORITHMS = {"QLSD": False, "QLSD*": True}
 

@@ -37,8 +37,8 @@ position, so that minibatches make no noise. It also has 2 bits, with an error o
 with 4 or 8. Settings of FSGLD and DG-SGLD were not released. Ours: FSGLD with the same step size,
 ten local steps a visit and diagonal expansions at the mode as surrogates; DG-SGLD with one local
 step and the tolerance `10 / M_i`, of client i's largest curvature `M_i` (of the factors of its own
-paper, 1 to 50, the one with least bias where the prior decides). The default source is MNIST, which
-stands in for EMNIST's digits.
+paper, 1 to 50, the one with least bias where the prior decides). The paper names
+FEMNIST; the default source here is MNIST, which stands in for it.
 """
 
 
