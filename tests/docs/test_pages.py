@@ -34,8 +34,28 @@ def test_the_readme_runs():
     assert names["fitted"].samples.constrained["slope"].mean() == pytest.approx(0.7, abs=0.15)
 
 
+def words_and_numbers(printed):
+    """Return a printed fit without its seconds: its words, and its numbers."""
+    lines = printed.strip().splitlines()
+    (header,) = [line for line in lines if line.startswith("stage ")]
+    first, last = (header.index(name) for name in ("seconds", "verdict"))
+    table = range(lines.index(header) + 1, lines.index("", lines.index(header)))
+    for i in table:
+        lines[i] = lines[i][:first] + lines[i][last:]
+    number = r"-?\d[\d,]*\.?\d*"
+    numbers = [float(x.replace(",", "")) for x in re.findall(number, "\n".join(lines))]
+    return re.sub(number, "#", " ".join(" ".join(lines).split())), numbers
+
+
 def test_the_quickstart_runs():
     names = run_page("quickstart.md")
+    (shown,) = re.findall(
+        r"```text\n(exact .*?)```", (DOCS / "quickstart.md").read_text(), re.DOTALL
+    )
+    (words, numbers), (wanted, those) = map(words_and_numbers, (str(names["fitted"]), shown))
+    assert words == wanted
+    # Other versions of JAX round in other ways.
+    np.testing.assert_allclose(numbers, those, rtol=0.05, atol=0.05)
     assert names["data"].coding == {"arm": ("control", "drug")}
     assert names["fitted"].verdict.startswith("exact (importance)")
     assert names["samples"].diagnosis.findings == ()
