@@ -17,7 +17,8 @@ Training images are dealt out at random to 10 clients of equal size; all clients
 momenta (`rho = 1`); a sample is kept after every so many rounds, and predictions are averaged over
 all samples so far. The step size is the best of a grid for each setting and each score, judged on
 the test images as in the paper. Settings are compared at equal rounds of communication, which is
-not at equal computation: a client's minibatch gradients are counted beside.
+not at equal computation, which the paper claims besides: a client's minibatch gradients are counted
+beside.
 
 Not stated in the paper, or lost, and chosen here: `T = 10` where `L` varies and `L = 10` where `T`
 does, the prior (normal with standard deviation 0.1), pixels with mean zero and variance one, the

@@ -193,8 +193,8 @@ def _exploration(metrics: Given, config: Given) -> Verdict:
     listed = ", ".join(f"{a:g} ({e:g})" for a, e in zip(multiples, errors, strict=True))
     return Verdict(
         REPRODUCED if falls else CONTRADICTED,
-        "the multiple with the least variance, by how far surrogates' means are off (in the "
-        f"scatter of the shards): {listed}",
+        "of the multiples tried that with the least variance, by how far surrogates' means are "
+        f"off (in the scatter of the shards): {listed}",
     )
 
 

@@ -472,10 +472,11 @@ CLAIMS = (
     ),
     Claim(
         "Figure S5",
-        "Predictions are less sure of clothes than of digits (entropy).",
+        "Predictions are less sure of clothes than of digits (entropy; the paper draws it).",
         "qlsd/mnist",
         _unsure,
         "entropy.png",
+        RANDOM_START,
     ),
     Claim(
         "Figure S6",

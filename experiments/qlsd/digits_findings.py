@@ -102,7 +102,7 @@ def commentary(metrics: dict[str, Any]) -> str:
             + "; in bits of real messages "
             + ", ".join(f"{r['efficiency']:.3g}" for r in ours)
             + f". Messages are shorter than that bound with {shorter or 'none'} and longer with "
-            f"{longer or 'none'}: its dropped terms make it none.",
+            f"{longer or 'none'}: the formula leaves out terms, and bounds nothing.",
         },
         {
             "the paper": "FSGLD and DG-SGLD have errors as QLSD++ with 4 bits.",

@@ -10,13 +10,14 @@ __all__ = ["PAPER", "commentary"]
 
 PAPER = """
 Twenty clients with 10 to 199 rows around very different means; the posterior of the overall mean,
-in 50 dimensions, is sampled with minibatches of a tenth of a client's rows and the step size
-`1 / L` (`L` is the number of rows, the smoothness of the potential). The bottom row of Figure 1
-plots the mean squared error of a test function against the bits sent; the numbers are in the plot
-only. Section 4 concludes that QLSD* always outperforms QLSD, that decreasing a parameter "does not
+in 50 dimensions, is sampled with minibatches of a tenth of a client's rows and the step size `1 /
+L` (`L` is the number of rows, the smoothness of the potential). The bottom row of Figure 1 plots
+the mean squared error of a test function against the bits sent; the numbers are in the plot only.
+Section 4 concludes that QLSD* always outperforms QLSD, that decreasing a parameter "does not
 significantly reduce the bias" of QLSD, and that QLSD* with 16 bits reaches the error of LSD* with
 about 2.5 times fewer bits. Section S5.1 concludes from Figure S2 that the saving in bits "can be
-further improved by decreasing" a parameter. Our copy of the paper lacks both symbols. We read the
+further improved by decreasing" a parameter. Our copy of the paper lacks both symbols, and here and
+there an algorithm's name, the step size and the size of minibatches, which we restored. We read the
 first as the compression parameter omega, which more bits lower, and the second as the step size,
 which the heading of that paragraph names. Our Figure S2 gives each setting the same number of bits
 per client and compares levels and step sizes.

@@ -58,9 +58,7 @@ def commentary(metrics: dict[str, Any]) -> str:
                 "zero."
                 if ratio
                 else "."
-            )
-            + f" (Messages at the mode, squared and summed: {metrics['heterogeneity']:.3g}; that "
-            "is what is compressed without memory.)",
+            ),
         },
         {
             "the paper": "Nothing on bits.",
