@@ -23,6 +23,8 @@ import fedmcmc
 
 SOURCE = Path(fedmcmc.__path__[0])
 COMMANDS = ("__main__", "launch", "server", "site")
+APART = ("nvflare",)
+"""Modules that need an environment of their own, and are read without being imported."""
 GROUPS = {
     "Models and data": ("interop", "data", "hierarchy", "_types"),
     "Answers in one call": ("fitting", "exact", "criticism", "reports"),
@@ -99,7 +101,7 @@ def rooms() -> dict[str, list[Name]]:
             add(f"fedmcmc.{name}", getattr(fedmcmc, name), source)
     for room in found:
         for path in sorted((SOURCE / room).glob("[a-z]*.py")):
-            if path.stem != "nvflare":  # NVFlare has an environment of its own
+            if path.stem not in APART:
                 name = f"fedmcmc.{room}.{path.stem}"
                 add(name, importlib.import_module(name), name)
         module = importlib.import_module(f"fedmcmc.{room}")
@@ -145,9 +147,26 @@ def page(room: str) -> str:
     """Return the page of a room."""
     module = f"fedmcmc.{room}"
     about = inspect.getdoc(importlib.import_module(module))
-    return "\n".join(
-        [*heading(room.lstrip("_"), "=", module, about), *map(directive, rooms()[room])]
-    )
+    parts = [*heading(room.lstrip("_"), "=", module, about), *map(directive, rooms()[room])]
+    for path in sorted((SOURCE / room).glob("[a-z]*.py")):
+        if path.stem in APART:
+            parts += summaries(path, f"{module}.{path.stem}")
+    return "\n".join(parts)
+
+
+def summaries(path: Path, module: str) -> list[str]:
+    """Return what a module says of itself, and first paragraphs of its functions and classes."""
+    source = ast.parse(path.read_text())
+    lines = heading(module, "-", module, ast.get_docstring(source))
+    for node in source.body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name[0] == "_":
+            continue
+        what, signature = "class", node.name
+        if isinstance(node, ast.FunctionDef):
+            what, signature = "function", f"{node.name}({ast.unparse(node.args)})"
+        about = (ast.get_docstring(node) or "").partition("\n\n")[0]
+        lines += [f".. py:{what}:: {module}.{signature}", "", textwrap.indent(about, "   "), ""]
+    return lines
 
 
 def commands() -> str:

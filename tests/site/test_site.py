@@ -31,6 +31,9 @@ CONTENT = """(async () => {
         anchors: [...document.querySelectorAll("[id]")].map(element => element.id),
         missing: figures.filter(figure => figure.naturalWidth === 0).map(figure => figure.src),
         figures: figures.length,
+        formulas: [...document.querySelectorAll("math")].map(formula => (
+            {width: formula.getBoundingClientRect().width, text: formula.textContent}
+        )),
         title: document.title,
         address: document.location.href,
     };
@@ -98,6 +101,13 @@ def test_figures_load(visits):
     assert not [figure for visit in visits.values() for figure in visit.content["missing"]]
     assert visits["docs/design.html"].content["figures"] > 0
     assert visits["docs/results/fsgld.html"].content["figures"] > 3
+
+
+def test_formulas_are_shown(visits):
+    """As MathML, which a browser lays out by itself, with no command of TeX left in it."""
+    found = [(name, x) for name, visit in visits.items() for x in visit.content["formulas"]]
+    assert "docs/conventions.html" in {name for name, _ in found}
+    assert not [x for x in found if x[1]["width"] < 5 or "\\" in x[1]["text"]]
 
 
 def test_links_within_the_site_resolve(visits, address):
