@@ -1,10 +1,14 @@
 """Hierarchical models of real data: the table, the quadrature, and the funnel's grid."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from experiments.hierarchy import contraception, funnel, methods, radon, studies
 
+RECORDS = Path(__file__).parents[2] / "docs" / "results" / "runs" / "hierarchy"
 TINY = dict(num_reference=300, num_draws=400, num_rounds=300, num_burnin=100)
 
 
@@ -57,3 +61,12 @@ def test_settings_out_of_range(wrong, message):
     with pytest.raises(ValueError, match=message):
         radon.Config(**wrong)
     assert set(radon.Config().methods) == set(methods.METHODS)
+
+
+@pytest.mark.parametrize("method", ["`mala` on `marginal`", "`fed_gibbs`"])
+def test_radon_by_county_is_what_pooled_nuts_has(method):
+    """In the record of the whole run: `make test` has no time for it."""
+    record = json.loads((RECORDS / "radon.json").read_text())
+    (row,) = [row for row in record["metrics"]["table"] if row["method"] == method]
+    assert row["error of means"] < 0.1
+    assert 0.95 < row["sds, least"] <= row["sds, most"] < 1.05
