@@ -73,12 +73,13 @@ def _mse(metrics: Given, config: Given) -> Verdict:
 def _plateau(metrics: Given, config: Given) -> Verdict:
     del config
     rows = [r for r in _of(metrics, "DSGLD") if r["T"] >= 100] or _of(metrics, "DSGLD")
+    bias = max(r["exact bias"] for r in rows)
     share = max(r["exact bias"] ** 2 / r["exact MSE"] for r in rows)
     word = REPRODUCED if share > 0.1 else CONTRADICTED
     return Verdict(
         word,
-        f"the bias, which would be the plateau, is {max(r['exact bias'] for r in rows):.1g}; the "
-        "error falls as one over the number of samples, from a higher start",
+        f"the bias, which would be the plateau, is at most {bias:.1g} from T = 100 on; the error "
+        "falls as one over the number of samples, as FSGLD's does, from a higher start",
     )
 
 
@@ -223,7 +224,7 @@ CLAIMS = (
     ),
     Claim(
         "Figure 3b",
-        "DSGLD with a hundred local updates plateaus at a higher error.",
+        "DSGLD with a hundred local updates converges as fast as FSGLD, and plateaus higher.",
         "fsgld/gaussian",
         _plateau,
         "mse.png",
