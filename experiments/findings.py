@@ -499,7 +499,7 @@ FINDINGS = (
         "alpha.png",
     ),
     Finding(
-        "FSGLD's table of network likelihoods is what networks give that ignore their input",
+        "FSGLD's table of network likelihoods is like that of networks that ignore their input",
         ("fsgld/mlp_small_paper_step",),
         _coin,
     ),

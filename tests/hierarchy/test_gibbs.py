@@ -226,6 +226,9 @@ def test_what_does_not_fit_is_refused():
         gibbs(fedmcmc.marginal(centered), refresh=independence())
     gaussians = FederatedData.from_clients(clients())
     plain, some = of(shared_spread, gaussians), fedmcmc.bernoulli(0.5)
+    for interweave in (False, True):  # else nothing adapts, and no run warns of it
+        kernel = gibbs(plain, refresh=conjugate(), interweave=interweave, num_adapt=7)
+        assert kernel.num_adapt == 7 * interweave
     with pytest.raises(ValueError, match="asks all clients"):
         gibbs(plain, refresh=conjugate(), participation=some, interweave=True)
     bare = plain.local._replace(population=plain.local.population._replace(transport_fn=None))

@@ -593,6 +593,8 @@ def fed_gibbs(
             )
     if num_adapt != 0:
         num_adapt = positive_integer(num_adapt, "num_adapt")
+    if not (any(flags.value) or interweave or recenter):
+        num_adapt = 0  # nothing adapts: every draw is exact
     if participation.weighted:
         participation = replace(participation, weighted=False)
     return as_functions(
