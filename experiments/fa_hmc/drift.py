@@ -165,8 +165,8 @@ def commentary(metrics: dict[str, Any]) -> str:
             {
                 "method": name,
                 "best error against FA-LD's": said(*compared(metrics, name)),
-                "means off, in sds": f"{min(bias):.2f} to {max(bias):.2f}",
-                "sds over the posterior's": f"{min(spread):.3f} to {max(spread):.3f}",
+                "means off by the law, in sds": f"{min(bias):.2f} to {max(bias):.2f}",
+                "sds by the law over the posterior's": f"{min(spread):.3f} to {max(spread):.3f}",
             }
         )
     return (

@@ -45,7 +45,9 @@ over 10 draws from it. The paper finds that both families are ahead of FedAvg an
 accuracy and calibration (with L, after 1500 rounds, FedPA is the more accurate in its tables),
 that the scaled identity is as good as the others, and that FedSEP nearly matches FedEP. Weight
 decay, clipping, norms and damping are those of the released code, which differs from the paper (see
-`docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller.
+`docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller. The published runs crop and mirror
+CIFAR-100's training images anew at every visit; `fed_ep/cifar` does so once, before the run, and
+CIFAR-10's images are shrunk and not cropped.
 
 Table 2: best accuracy (%), and rounds to an accuracy.
 

@@ -237,7 +237,8 @@ def _memory(metrics: Given, config: Given) -> Verdict:
         for a, b in zip(without, with_, strict=True)
         if b["added by compression"] > TIMES * b["s.e. of that"]
     ]
-    text = "the variance that compression adds is "
+    drawn = "clients share all noise" if metrics["shared_seed"] else "clients' noise is independent"
+    text = f"{drawn}: the variance that compression adds is "
     text += f"{min(added):.0f} to {max(added):.0f} times less" if added else "not told from zero"
     coarse, plain = without[order[0]], _named(metrics, "LSD++")[0]
     text += (
