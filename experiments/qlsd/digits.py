@@ -16,7 +16,7 @@ from experiments.checks import require
 from experiments.qlsd import baselines, image_federations, logistic
 from experiments.qlsd.digits_findings import PAPER, commentary
 from experiments.qlsd.federations import Rows
-from experiments.qlsd.hpd import Run, curves, row, run_kernel
+from experiments.qlsd.hpd import STRETCHES, Run, curves, row, run_kernel
 from experiments.qlsd.hpd_figures import draw
 from fedmcmc import Placement
 
@@ -53,8 +53,9 @@ class Config:
     num_rounds, num_burnin, thinning
         Rounds, those dropped, and rounds between two kept.
     num_chains
-        Independent chains (one in the paper). They start at the mode plus a draw of the prior's
-        scale (the notebook: standard normal, ten times as wide, which takes a long burn-in).
+        Independent chains; a single one must leave ten draws. They start at the mode plus a draw
+        of the prior's scale (the notebook: standard normal, ten times as wide, which takes a long
+        burn-in).
     fsgld_local_steps
         Of FSGLD, a visit (not released). Its surrogates are diagonal expansions at the mode.
     dg_local_steps, dg_tolerance_factor
@@ -75,7 +76,7 @@ class Config:
     num_rounds: int = 500_000
     num_burnin: int = 50_000
     thinning: int = 100
-    num_chains: int = 4
+    num_chains: int = 1
     fsgld_local_steps: int = 10
     dg_local_steps: int = 1
     dg_tolerance_factor: float = 10.0
@@ -87,11 +88,16 @@ class Config:
             "scaling must be 'standard' or 'unit'",
             self.scaling,
         )
-        counts = ("num_clients", "thinning", "refresh_every")
+        counts = ("num_clients", "thinning", "refresh_every", "num_chains")
         checks.at_least(1, self, *counts, "fsgld_local_steps", "dg_local_steps")
-        checks.chains(self)
         checks.positive(self, "prior_precision", "smoothness_factor", "dg_tolerance_factor")
         checks.rounds(self)
+        draws = (self.num_rounds - self.num_burnin) // self.thinning
+        require(
+            self.num_chains > 1 or draws >= STRETCHES,
+            f"num_chains must be two or more where fewer than {STRETCHES} draws are kept",
+            self.num_chains,
+        )
         checks.between(0, 1, self, "step_size_factor", "batch_fraction")
         checks.bits(self.bits)
 

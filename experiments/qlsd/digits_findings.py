@@ -3,6 +3,7 @@
 from typing import Any
 
 from experiments import output
+from experiments.qlsd.hpd import STRETCHES
 
 __all__ = ["PAPER", "PUBLISHED", "commentary"]
 
@@ -71,7 +72,7 @@ def commentary(metrics: dict[str, Any]) -> str:
         {
             "the paper": "Nothing on how far two runs of the reference are apart.",
             "ours": f"LSD++ with another key is {_with_error(floor)} from LSD++ "
-            f"({settings['num_chains']} chains of {settings['kept_rounds']:,} rounds after "
+            f"({_chains(settings['num_chains'])} of {settings['kept_rounds']:,} rounds after "
             f"burn-in; the slowest directions take about {settings['slow_rounds']:,.0f} to forget)."
             + f" One chain as long as the paper's would leave about {left:.1g}."
             + (
@@ -118,10 +119,19 @@ def commentary(metrics: dict[str, Any]) -> str:
     return (
         output.markdown_table(beside)
         + "\n\nErrors are relative to the reference's threshold; `s.e.` is their standard error, a "
-        "jackknife over chains; `sign` is that of the potential's error at the published level. "
-        "Efficiency is LSD++'s bits up a round, of all clients, over the algorithm's: counted, and "
-        "by the bound with either logarithm (of a message for one class, d = 784)."
+        f"jackknife over {_jackknife(settings['num_chains'])}; `sign` is that of the potential's "
+        "error at the published level. Efficiency is LSD++'s bits up a round, of all clients, over "
+        "the algorithm's: counted, and by the bound with either logarithm (of a message for one "
+        "class, d = 784)."
     )
+
+
+def _chains(num: int) -> str:
+    return "one chain" if num == 1 else f"{num} chains"
+
+
+def _jackknife(num: int) -> str:
+    return f"{STRETCHES} stretches of the chain" if num == 1 else "chains"
 
 
 def _with_error(row: dict[str, Any]) -> str:

@@ -13,9 +13,10 @@ from fedmcmc import Placement
 from fedmcmc.compression import bound_bits
 from fedmcmc.metrics import hpd_error, hpd_threshold
 
-__all__ = ["PUBLISHED_ALPHA", "Gap", "Run", "curves", "gap", "row", "run_kernel"]
+__all__ = ["PUBLISHED_ALPHA", "STRETCHES", "Gap", "Run", "curves", "gap", "row", "run_kernel"]
 
 CURVE_ALPHAS = np.linspace(0.02, 0.98, 49)
+STRETCHES = 10  # of a single chain, that stand in for chains
 
 
 class Run(NamedTuple):
@@ -80,29 +81,44 @@ def run_kernel(
 def gap(potential: np.ndarray, reference: np.ndarray, alpha: float = 0.01) -> Gap:
     """Compare thresholds of all chains together; the standard error is a jackknife over chains.
 
+    A single chain is cut into `STRETCHES` of consecutive draws instead, which must be much longer
+    than the chain remembers.
+
     Parameters
     ----------
     potential, reference
-        ``[num_chains, num_draws]`` and ``[num_chains, num_reference]`` with as many chains, two or
-        more, of which those with the same number may depend on each other.
+        ``[num_chains, num_draws]`` and ``[num_chains, num_reference]`` with as many chains, of
+        which those with the same number may depend on each other. A single chain has `STRETCHES`
+        draws or more.
     alpha
         One minus the region's probability.
     """
-    num = len(potential)
-    if len(reference) != num or num < 2:
+    if len(reference) != len(potential):
         raise ValueError(
-            f"potential and reference need as many chains, two or more, got {num} and "
+            f"potential and reference need as many chains, got {len(potential)} and "
             f"{len(reference)}."
         )
     both = (np.asarray(potential, np.float64), np.asarray(reference, np.float64))
+    apart = both if len(potential) > 1 else tuple(_stretches(x) for x in both)
+    num = len(apart[0])
     error = float(hpd_error(both[0].ravel(), both[1].ravel(), alpha))
     eta, eta_ref = (_threshold(x, alpha) for x in both)
     without = [
-        [_threshold(np.delete(x, chain, axis=0), alpha) for x in both] for chain in range(num)
+        [_threshold(np.delete(x, chain, axis=0), alpha) for x in apart] for chain in range(num)
     ]
     left_out = np.array([(own - ref) / abs(eta_ref) for own, ref in without])
     variance = (num - 1) / num * ((left_out - left_out.mean()) ** 2).sum()
     return Gap(error, (eta - eta_ref) / abs(eta_ref), float(np.sqrt(variance)))
+
+
+def _stretches(potential: np.ndarray) -> np.ndarray:
+    """Return ``[STRETCHES, n]`` of a chain ``[1, num_draws]``, without what is left over."""
+    length = potential.shape[1] // STRETCHES
+    if not length:
+        raise ValueError(
+            f"a single chain needs {STRETCHES} draws or more, got {potential.shape[1]}."
+        )
+    return potential[0, : STRETCHES * length].reshape(STRETCHES, length)
 
 
 def row(

@@ -43,8 +43,34 @@ def test_gap_is_that_of_quantiles_of_all_chains():
         eta, eta_ref = (np.quantile(x, 1 - alpha) for x in (own, reference))
         assert found.signed == pytest.approx((eta - eta_ref) / eta_ref, rel=1e-4)
         assert found.error == pytest.approx(abs(found.signed), rel=1e-4)
-    with pytest.raises(ValueError, match="as many chains, two or more, got 3 and 2"):
+    with pytest.raises(ValueError, match="as many chains, got 3 and 2"):
         hpd.gap(own, reference[:2])
+
+
+def test_a_single_chain_is_cut_into_stretches():
+    own, reference = RNG.gamma(20, size=(1, 47)), RNG.gamma(25, size=(1, 60))
+    found = hpd.gap(own, reference, 0.3)
+    eta, eta_ref = (np.quantile(x, 0.7) for x in (own, reference))
+    assert found.signed == pytest.approx((eta - eta_ref) / eta_ref, rel=1e-4)  # of all draws
+    cut = hpd.gap(own[:, :40].reshape(10, 4), reference.reshape(10, 6), 0.3)
+    assert found.standard_error == pytest.approx(cut.standard_error, rel=0.2)
+    assert found.standard_error > 0
+    with pytest.raises(ValueError, match="a single chain needs 10 draws or more, got 9"):
+        hpd.gap(own[:, :9], reference)
+
+
+def test_standard_error_of_a_single_chain_knows_what_its_draws_remember():
+    def repetition():
+        noise = RNG.normal(size=(2, 1, 2000))
+        chains = np.zeros_like(noise)
+        for i in range(1, 2000):
+            chains[..., i] = 0.9 * chains[..., i - 1] + noise[..., i]
+        return hpd.gap(50 + chains[0], 50 + chains[1], 0.5)
+
+    found = [repetition() for _ in range(60)]
+    spread = np.std([gap.signed for gap in found])
+    claimed = np.sqrt(np.mean([gap.standard_error**2 for gap in found]))
+    assert 0.6 < claimed / spread < 1.6
 
 
 def test_standard_error_of_a_gap_knows_what_chains_share():
@@ -160,6 +186,7 @@ def test_gradients_of_clients():
         (digits, dict(source="letters")),
         (digits, dict(num_burnin=500_000)),
         (digits, dict(bits=(4, 24))),
+        (digits, dict(num_chains=1, num_burnin=499_100)),
         (digits, dict(batch_fraction=1.0)),
         (covtype, dict(split="rows")),
         (covtype, dict(num_clients=5)),
@@ -207,10 +234,16 @@ def made_up_digits():
 
 
 @pytest.mark.slow
-def test_digits_from_settings_to_report(tmp_path, monkeypatch):
+@pytest.mark.parametrize("num_chains", [1, 3])
+def test_digits_from_settings_to_report(tmp_path, monkeypatch, num_chains):
     monkeypatch.setitem(digits.SOURCES, "mnist", made_up_digits)
     config = digits.Config(
-        num_clients=3, num_rounds=400, num_burnin=100, thinning=5, num_chains=3, bits=(2, 8)
+        num_clients=3,
+        num_rounds=400,
+        num_burnin=100,
+        thinning=5,
+        num_chains=num_chains,
+        bits=(2, 8),
     )
     metrics = digits.run(config, tmp_path)
     rows = {row["algorithm"]: row for row in metrics["table"]}
@@ -223,6 +256,7 @@ def test_digits_from_settings_to_report(tmp_path, monkeypatch):
     assert metrics["reference"]["bits per round"] == 3 * 32 * 160
     assert rows["FSGLD"]["efficiency"] == 3 and rows["DG-SGLD"]["efficiency"] == 1
     said = digits.commentary(metrics)
+    assert ("10 stretches of the chain" in said) == (num_chains == 1)
     assert f"{rows['QLSD++, 2 bits']['efficiency']:.3g}" in said
     assert (tmp_path / metrics["figures"][0]["file"]).stat().st_size > 1000
 
