@@ -1,5 +1,7 @@
 """Latents that go on with another kernel: to the bit, in the right law, and what is refused."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +106,25 @@ def totals(state):
     away = latents - jax.tree.leaves(state.broadcast.extra.origins.now)[0]
     held = [np.asarray(leaf) for leaf in jax.tree.leaves(state.server.sums.now.total)]
     return held, [away.sum(), (away**2).sum()]
+
+
+def test_rounds_in_which_the_second_kernel_adapts_count_from_the_switch():
+    data = FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta) ** 2
+    )
+    settings = dict(progress=False)
+    first = fedmcmc.lsd(posterior, step_size=0.1)
+    burnt_in = fedmcmc.sample(KEY, first, data, 0.0, num_rounds=25, **settings)
+    adjusted = fedmcmc.mala(posterior, 0.5, num_adapt=20)
+    state = fedmcmc.switch(adjusted, data, burnt_in.state)
+    with pytest.warns(fedmcmc.SamplingWarning, match=r"^20 of 30 kept draws.*num_burnin=20"):
+        then = fedmcmc.sample(KEY, adjusted, data, state=state, num_rounds=30, **settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fedmcmc.sample(KEY, adjusted, data, state=then.state, num_rounds=30, **settings)
+        fedmcmc.sample(KEY, adjusted, data, state=state, num_rounds=30, num_burnin=20, **settings)
+    assert not any("still adapted" in str(each.message) for each in told)
 
 
 @pytest.mark.slow

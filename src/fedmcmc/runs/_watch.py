@@ -161,20 +161,18 @@ def warn_stuck(samples: Samples, data: Any) -> Messages:
 
 def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
     """Warn where draws were kept of rounds in which step sizes still adapted."""
-    numbers = [
-        int(np.max(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(kernel)
-        if path and getattr(path[-1], "name", None) == "num_adapt"
-    ]
-    num_adapt = max(numbers, default=0)
+    num_adapt = max(_named(kernel, "num_adapt"), default=0)
     if not num_adapt:
         return ()
+    # The adjusted kernels count from their own first round, which is a later one after a `switch`.
+    counted = max(_named(samples.state.server, "num_rounds"), default=None)
+    before = 0 if counted is None else int(np.max(samples.state.broadcast.round)) - counted
     rounds = np.asarray(samples.info.get("round", ()))
     what, remedy = "kept draws are", f"give num_burnin={num_adapt}"
     if kernel.approximates:  # the last one is what counts
         rounds, what = rounds[..., -1:], "approximations are"
         remedy = f"run more than {num_adapt} rounds"
-    early = int(np.sum(rounds < num_adapt))
+    early = int(np.sum(rounds < before + num_adapt))
     if early:
         return warn(
             f"{early} of {rounds.size} {what} of rounds in which step sizes still adapted, and "
@@ -183,6 +181,15 @@ def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
             depth=5,
         )
     return ()
+
+
+def _named(tree: Any, name: str) -> list[int]:
+    """Return the largest number in each leaf of a tree that is a field of this name."""
+    return [
+        int(np.max(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if path and getattr(path[-1], "name", None) == name
+    ]
 
 
 def finished(
