@@ -159,10 +159,11 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
         text += "So the rows of FSGLD in Table 1 are not reproduced at this step size. "
         if kind:
             text += (
-                "We did not look for the cause further. An expansion is a parabola and the "
-                "network's log likelihood is not: away from the start a shard's own curvature "
-                "changes and that of its surrogate does not, so that what is left of their "
-                "difference may drive the chain farther at every visit. "
+                "An expansion is a parabola and the network's log likelihood is not: away from the "
+                "start a shard's own curvature changes and that of its surrogate does not. A visit "
+                "multiplies their difference by the number of shards, so that its length counts: "
+                "`mlp_small_fisher_dense_short` and `mlp_small_fisher_dense_shorter` "
+                "cover the same sum of step sizes in visits a tenth and a hundredth as long. "
             )
     return text + (
         "A repetition counts as diverged where a log likelihood is not finite; a chain that ran "
