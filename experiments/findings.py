@@ -551,7 +551,7 @@ FINDINGS = (
     ),
     Finding(
         "QLSD's messages have to vanish at the mode",
-        ("qlsd/gaussian_small",),
+        ("qlsd/gaussian",),
         _centered,
         "squares.png",
     ),
@@ -563,7 +563,7 @@ FINDINGS = (
     ),
     Finding(
         "Real messages save fewer bits than bounds do",
-        ("qlsd/gaussian_small",),
+        ("qlsd/gaussian",),
         _real_bits,
         "mse.png",
     ),
@@ -582,7 +582,7 @@ FINDINGS = (
         _memory,
         "memory.png",
     ),
-    Finding("Smaller steps do not save bits", ("qlsd/gaussian_small",), _small_steps, "budget.png"),
+    Finding("Smaller steps do not save bits", ("qlsd/gaussian",), _small_steps, "budget.png"),
     Finding(
         "Long trajectories let clients drift, which control variates mend",
         ("fa_hmc/logistic_small", "fa_hmc/drift"),
