@@ -183,8 +183,8 @@ def _visits(*runs: Given) -> str:
     for of in runs:
         lost = {r["split"]: r["diverged"] for r in of["table"] if r["method"] == "FSGLD"}
         told.append(
-            f"{lost['iid']} and {lost['non_iid']} with visits of {of['config']['num_local_steps']} "
-            f"steps of size {of['config']['step_size']:g}"
+            f"{of['config']['num_local_steps']} steps of size {of['config']['step_size']:g} it "
+            f"diverged in {lost['iid']} on IID and in {lost['non_iid']} on non-IID shards"
         )
     last = runs[-1]
     gaps = [
@@ -192,12 +192,13 @@ def _visits(*runs: Given) -> str:
         for split in ("iid", "non_iid")
     ]
     return (
-        f"Networks on {last['config']['num_shards']} shards, with dense expansions at a trained "
-        f"network as surrogates: of {last['config']['num_repetitions']} repetitions of FSGLD on "
-        f"IID and on non-IID shards, there diverge {', '.join(told)}. All chains cover the same "
-        "sum of step sizes. A visit multiplies what the surrogate gets wrong of its shard by the "
-        "number of shards, and away from where it was made an expansion of a network's likelihood "
-        "gets much wrong. With the shortest visits FSGLD less DSGLD on held-out rows is "
+        f"FSGLD sampled a network from {last['config']['num_shards']} shards, with dense "
+        "expansions at a trained network as surrogates, "
+        f"{last['config']['num_repetitions']} times on each kind of shards. "
+        f"With visits of {'; with visits of '.join(told)}. All chains cover the "
+        "same sum of step sizes. A visit multiplies what the surrogate gets wrong of its shard by "
+        "the number of shards, and away from where it was made an expansion of a network's "
+        "likelihood gets much wrong. With the shortest visits FSGLD less DSGLD on held-out rows is "
         f"{gaps[0][0]:+.3f} nats (s.e. {gaps[0][1]:.3f}) on IID and {gaps[1][0]:+.3f} (s.e. "
         f"{gaps[1][1]:.3f}) on non-IID shards. Where a chain of FSGLD turns non-finite, take fewer "
         "local steps."
