@@ -18,6 +18,7 @@ __all__ = [
     "REPRODUCED",
     "UNTESTABLE",
     "Claim",
+    "Finding",
     "Given",
     "Rows",
     "Verdict",
@@ -74,6 +75,27 @@ class Claim:
     judge: Callable[[Given, Given], Verdict] | None = None
     figure: str | None = None
     runs: tuple[str, ...] = ()
+
+
+class Finding(NamedTuple):
+    """What runs of a method say to whoever chooses one; the page of findings lists them.
+
+    Attributes
+    ----------
+    title
+        The finding, as a sentence.
+    runs
+        Those that show it.
+    tell
+        From the metrics of each, with its settings as ``config``, to the text.
+    figure
+        Of the first run, as it names it.
+    """
+
+    title: str
+    runs: tuple[str, ...]
+    tell: Callable[..., str]
+    figure: str | None = None
 
 
 def rows_of(metrics: Given, column: str, start: str) -> Rows:

@@ -24,7 +24,8 @@ Not stated in the paper, or lost, and chosen here: `T = 10` where `L` varies and
 does, the prior (normal with standard deviation 0.1), pixels with mean zero and variance one, the
 start (the module's own initialisation, another for every chain), rounds, samples and chains. Grids
 of step sizes are multiples of the largest stable one at the start, the same for all settings.
-Clients run on the loss whose target is the posterior itself, not on a mean over rows.
+Clients run on the loss whose target is the posterior itself, not on a mean over rows. Runs on a GPU
+shared it with seven others, so that each alone is faster than its time says.
 """
 
 Score = Mapping[str, Any]

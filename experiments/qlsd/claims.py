@@ -21,6 +21,7 @@ from experiments.qlsd.consistency import power
 from experiments.qlsd.digits_findings import PUBLISHED
 from experiments.qlsd.gaussian_figures import rows_of_clients
 from experiments.qlsd.label_split import shares
+from experiments.qlsd.synthetic_findings import by_memory, cut_by_memory
 
 __all__ = ["CLAIMS"]
 
@@ -222,8 +223,7 @@ def _step_sizes(metrics: Given, config: Given) -> Verdict:
 
 def _memory(metrics: Given, config: Given) -> Verdict:
     del config
-    rows = _named(metrics, "QLSD++")
-    without, with_ = ([r for r in rows if r["memory"] == kind] for kind in ("no", "yes"))
+    without, with_ = by_memory(metrics)
     gains = [
         a["error of variances"] - b["error of variances"]
         for a, b in zip(without, with_, strict=True)
@@ -232,11 +232,7 @@ def _memory(metrics: Given, config: Given) -> Verdict:
     order = np.argsort([-a["omega"] for a in without])
     largest_first = list(np.argsort([-g for g in gains])) == list(order)
     good = gains[order[0]] > TIMES * errors[order[0]] and largest_first
-    added = [
-        a["added by compression"] / b["added by compression"]
-        for a, b in zip(without, with_, strict=True)
-        if b["added by compression"] > TIMES * b["s.e. of that"]
-    ]
+    added = cut_by_memory(without, with_)
     drawn = "clients share all noise" if metrics["shared_seed"] else "clients' noise is independent"
     text = f"{drawn}: the variance that compression adds is "
     text += f"{min(added):.0f} to {max(added):.0f} times less" if added else "not told from zero"

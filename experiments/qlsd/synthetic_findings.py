@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from experiments import output
+from experiments.claims import TIMES, Given, Rows, rows_of
 
-__all__ = ["PAPER", "commentary"]
+__all__ = ["PAPER", "by_memory", "commentary", "cut_by_memory"]
 
 PAPER = """
 Logistic regression on Synthetic(1, 1), 20 clients with 10 to 49 rows, ten coefficients and a prior
@@ -24,16 +25,10 @@ so that clients share all noise; `shared_seed=false` draws independent ones.
 
 def commentary(metrics: dict[str, Any]) -> str:
     """Return what a run says about the paper's conclusions, for the report."""
-    plain, *others = metrics["table"]
-    without, with_ = (
-        [row for row in others if row["memory"] == memory] for memory in ("no", "yes")
-    )
+    plain = metrics["table"][0]
+    without, with_ = by_memory(metrics)
     levels = ", ".join(row["algorithm"].removeprefix("QLSD++, ") for row in without)
-    ratio = [
-        a["added by compression"] / b["added by compression"]
-        for a, b in zip(without, with_, strict=True)
-        if b["added by compression"] > 2 * b["s.e. of that"]
-    ]
+    ratio = cut_by_memory(without, with_)
     beside = [
         {
             "the paper": "Memory reduces the error of the variances, most where omega is large.",
@@ -81,6 +76,22 @@ def commentary(metrics: dict[str, Any]) -> str:
         "standard error, and over the norm of MALA's variances; mean variance over MALA's; what "
         "compression adds to it, by the difference to LSD++'s run of the same noise."
     )
+
+
+def by_memory(metrics: Given) -> tuple[Rows, Rows]:
+    """Return the rows of QLSD++ without and with memory, in the order of their levels."""
+    rows = rows_of(metrics, "algorithm", "QLSD++")
+    without, with_ = ([row for row in rows if row["memory"] == kind] for kind in ("no", "yes"))
+    return without, with_
+
+
+def cut_by_memory(without: Rows, with_: Rows) -> list[float]:
+    """Return how many times less variance compression adds with memory, where that is told."""
+    return [
+        a["added by compression"] / b["added by compression"]
+        for a, b in zip(without, with_, strict=True)
+        if b["added by compression"] > TIMES * b["s.e. of that"]
+    ]
 
 
 def _times(row: dict[str, Any], plain: dict[str, Any]) -> str:
