@@ -144,8 +144,8 @@ def main() -> None:
 
 
 def _in_single_precision() -> None:
-    """Have a GPU multiply as a CPU does: JAX lets it round factors to ten bits (TF32)."""
-    if jax.default_backend() == "gpu" and jax.config.jax_default_matmul_precision is None:
+    """Have a GPU or TPU multiply as a CPU does: by default JAX lets them round factors."""
+    if jax.default_backend() != "cpu" and jax.config.jax_default_matmul_precision is None:
         jax.config.update("jax_default_matmul_precision", "highest")
 
 

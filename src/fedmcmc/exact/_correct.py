@@ -29,7 +29,7 @@ from fedmcmc.kernels import (
     dither_of,
     evaluations,
 )
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, as_consortium
@@ -47,6 +47,7 @@ PER_DIMENSION = 10
 """Effective draws per dimension from which on moments are believed."""
 
 
+@in_single_precision
 def correct(
     rng_key: Array,
     posterior: Posterior,
@@ -179,7 +180,7 @@ def correct(
     last = found[-1]
     verdict, reason = _verdict(rounds, num_draws, passed, enough)
     if verdict == "failed" or len(rounds) > 1:
-        warnings.warn(f"correct: {verdict}: {reason}", SamplingWarning, stacklevel=2)
+        warnings.warn(f"correct: {verdict}: {reason}", SamplingWarning, stacklevel=3)
     unsmoothed = last.log_ratios - logsumexp(last.log_ratios)
     draws = target.in_users_coordinates(last.points)
     exchanges, up, down = np.array([x.cost for x in found]).sum(0)
@@ -318,7 +319,7 @@ class Target:
                 f"correct: the log density is NaN or infinite at {num} of {len(points)} draws, "
                 f"which get no weight.",
                 SamplingWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         log_target[wrong] = -np.inf
 

@@ -20,7 +20,7 @@ from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import Target, first_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
 from fedmcmc.kernels import BELOW, Evaluated, Points
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import as_consortium
@@ -84,6 +84,7 @@ class Tempered:
         return jax.tree.map(np.asarray, mapped)
 
 
+@in_single_precision
 def tempered(
     rng_key: Array,
     posterior: Posterior,
@@ -296,14 +297,14 @@ class _Path:
                 f"tempered: at a temperature moves were accepted with a share of "
                 f"{min(acceptance):.2g}, so that chains hardly moved: take a larger length.",
                 SamplingWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         if self.num_invalid > MOST_INVALID * self.num_points:
             warnings.warn(
                 f"tempered: the log density is NaN or infinite at {self.num_invalid} of "
                 f"{self.num_points} points, which get no weight.",
                 SamplingWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

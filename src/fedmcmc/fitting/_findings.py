@@ -17,7 +17,7 @@ def warn_early(untold: tuple[str, ...], consortium: Consortium) -> tuple[str, ..
     """
     said = (_nothing_told(untold, consortium),) if untold else ()
     for finding in said:
-        warnings.warn(finding, DiagnosisWarning, stacklevel=3)
+        warnings.warn(finding, DiagnosisWarning, stacklevel=4)
     return said
 
 
@@ -29,10 +29,10 @@ def warned(
     The warnings name the line that called the caller.
     """
     if effort != "approximate" and not fitted.verdict.startswith("exact"):
-        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=3)
+        warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=4)
     few = _of_few(fitted, consortium)
     if few is not None:
-        warnings.warn(few, DiagnosisWarning, stacklevel=3)
+        warnings.warn(few, DiagnosisWarning, stacklevel=4)
         said = (*said, few)
     report = replace(fitted.report, warnings=(*fitted.report.warnings, *said))
     samples = replace(fitted.samples, warnings=(*fitted.samples.warnings, *said))

@@ -37,7 +37,7 @@ from fedmcmc.fitting._stages import (
 )
 from fedmcmc.gaussian import Gaussian, moments_of
 from fedmcmc.hierarchy import MOST_DIMENSIONS, marginal, refuse_two_levels
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, as_consortium
@@ -56,6 +56,7 @@ TEMPERED_DIMENSIONS, WIDER, MOST_SHIFT = 50, 4.0, 0.2
 """Where tempering is tried; how wide it begins, in variances; posterior sds between repetitions."""
 
 
+@in_single_precision
 def fit(
     model: Any,
     data: Any,

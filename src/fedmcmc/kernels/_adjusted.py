@@ -27,7 +27,7 @@ from fedmcmc._types import (
 from fedmcmc.kernels._evaluations import POINTS_BUDGET, Points, differences, zero_where
 from fedmcmc.kernels._questions import BELOW, EVERYONE, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import check_model, report
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 CHAINS = 64
 """Chains that are computed together as a rule: each takes that share of what a question may."""
@@ -127,6 +127,7 @@ class AdjustedKernel(FederatedKernel):
         check_model(self.posterior, position, federation)
         return position, trees.cast_like(centre, position)
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Proposed, ArrayTree, StepInfo]:

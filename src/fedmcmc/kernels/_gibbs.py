@@ -65,7 +65,7 @@ from fedmcmc.kernels._gibbs_walks import first_walk
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import in_single_precision, schedules, trees
 
 
 class Statistics(NamedTuple):
@@ -141,6 +141,7 @@ class _FirstSums(Phase):
     def sums_rows(self) -> bool:
         return False
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[_First, ArrayTree, StepInfo]:
@@ -309,6 +310,7 @@ class FederatedGibbs(LatentKernel):
         size = trees.num_elements(self.local.like.tree)
         return self.refresh.prepare(rng_key, max_groups(client), size)
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[Exact, Locals, StepInfo]:
@@ -353,6 +355,7 @@ class FederatedGibbs(LatentKernel):
         # How many numbers slices take is not known ahead.
         return rng_key
 
+    @in_single_precision
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Exact
     ) -> tuple[Broadcast, _Server, ArrayTree]:

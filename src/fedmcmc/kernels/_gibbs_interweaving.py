@@ -23,7 +23,7 @@ from fedmcmc.hierarchy import Groups, Locals, groups_of
 from fedmcmc.kernels._gibbs_walks import NUM_CANDIDATES, Walk, candidates, choose
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 RIDGE = 1e-3
 """Of the rows' information about a latent, added where latents are to make up for slopes."""
@@ -92,6 +92,7 @@ class GoingAlong(Phase):
         flat = flat.at[self.places(position)].add(shift.astype(flat.dtype))
         return trees.cast_like(trees.unravel(flat, position), position)
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[Exact, ArrayTree, StepInfo]:
@@ -134,6 +135,7 @@ class GoingAlong(Phase):
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
 
+    @in_single_precision
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Exact
     ) -> tuple[Broadcast, Any, ArrayTree]:

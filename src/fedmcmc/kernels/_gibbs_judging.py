@@ -13,7 +13,7 @@ from fedmcmc.hierarchy import Locals, groups_of
 from fedmcmc.kernels._gibbs_rows import judge
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum
 from fedmcmc.kernels._shared import report
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 
 class Judged(NamedTuple):
@@ -31,6 +31,7 @@ class Judgement(Phase):
 
     kernel: Any  # the `FederatedGibbs` that asks
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[Exact, ArrayTree, StepInfo]:
@@ -81,6 +82,7 @@ class Judgement(Phase):
     def prepare_server(self, rng_key: Array, like: Broadcast) -> Array:
         return jax.random.uniform(rng_key, (), jnp.result_type(float))
 
+    @in_single_precision
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: Any, total: Exact
     ) -> tuple[Broadcast, Any, ArrayTree]:

@@ -44,7 +44,7 @@ from fedmcmc.kernels._adjusted import (
 )
 from fedmcmc.kernels._evaluations import Points
 from fedmcmc.kernels._questions import BELOW
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import in_single_precision, schedules, trees
 from fedmcmc.random import integers_below, realize_normals
 
 # Dual averaging as in Hoffman and Gelman (2014), section 3.2.
@@ -163,6 +163,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
             centre = position
         return Broadcast(none, position, Points(repeated(position, 1), centre)), server
 
+    @in_single_precision
     def prepare_server(self, rng_key: Array, like: Broadcast) -> _Draws:
         momentum_key, length_key, uniform_key = jax.random.split(rng_key, 3)
         most = self._most_steps(like.position)
@@ -172,6 +173,7 @@ class HamiltonianMonteCarlo(AdjustedKernel):
             jax.random.uniform(uniform_key, (), jnp.result_type(float)),
         )
 
+    @in_single_precision
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Proposed
     ) -> tuple[Broadcast, _Server, Adjusted]:

@@ -24,7 +24,7 @@ from fedmcmc._types import (
     StepInfo,
 )
 from fedmcmc.participation import full
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 IMPOSSIBLE = -1e30
 """What a client sends for a log likelihood of minus infinity, so that sums stay finite."""
@@ -95,6 +95,7 @@ class Question(FederatedKernel):
         count = jnp.asarray(federation.num_clients, jnp.result_type(float))
         return Broadcast(jnp.zeros((), jnp.int32), position), _Server(nothing, count)
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Any, ArrayTree, StepInfo]:

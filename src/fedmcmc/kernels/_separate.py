@@ -34,8 +34,7 @@ class Separate(Question):
             rows = jnp.zeros((self.num_clients, *leaf.shape), leaf.dtype)
             return rows.at[client.index].set(leaf)
 
-        with jax.default_matmul_precision("highest"):
-            return Exact(jax.tree.map(table, self.own(content, client)))
+        return Exact(jax.tree.map(table, self.own(content, client)))
 
     def answer_like(self, content: ArrayTree) -> Exact:
         def table(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -27,7 +27,7 @@ from fedmcmc.compression import Identity
 from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of
 from fedmcmc.kernels._adjusted import AdjustedKernel, Proposed, probability, repeated
 from fedmcmc.kernels._evaluations import Points
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import in_single_precision, schedules, trees
 
 
 class _Draws(NamedTuple):
@@ -86,6 +86,7 @@ class WeightedKernel(AdjustedKernel):
         asked = Points(repeated(position, self.num_proposals), centre)
         return Broadcast(jnp.zeros((), jnp.int32), position, asked), server
 
+    @in_single_precision
     def prepare_server(self, rng_key: Array, like: Broadcast) -> _Draws:
         proposal_key, uniform_key = jax.random.split(rng_key)
         num, dtype = self.num_proposals, jnp.result_type(float)
@@ -105,6 +106,7 @@ class WeightedKernel(AdjustedKernel):
         """Return proposals, ``[num, d]``, where the chain is at a raveled position."""
         return self.proposal.placed(draws)
 
+    @in_single_precision
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: _Server, total: Proposed
     ) -> tuple[Broadcast, _Server, Adjusted]:

@@ -1,0 +1,77 @@
+"""Kernels whose law hangs on log densities keep all digits of products, on every device."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedmcmc
+from fedmcmc.kernels import Points, evaluations
+from tests.contracts import kernels
+from tests.contracts.model import DATA, POSITIONS, POSTERIOR, Given
+
+KEY = jax.random.key(0)
+VECTOR = POSITIONS["vector"]
+
+
+class Traced:
+    """A posterior whose log densities note with which precision of products they are traced."""
+
+    def __init__(self):
+        self.rows, self.prior = set(), set()
+
+        def loglikelihood_fn(position, rows):
+            self.rows.add(jax.config.jax_default_matmul_precision)
+            return POSTERIOR.loglikelihood_fn(position, rows)
+
+        def logprior_fn(position):
+            self.prior.add(jax.config.jax_default_matmul_precision)
+            return POSTERIOR.logprior_fn(position)
+
+        self.posterior = fedmcmc.Posterior(logprior_fn, loglikelihood_fn)
+
+    def of_a_round(self, kernel, position=VECTOR):
+        """Return what a round noted of the rows and of the prior."""
+        init, step = fedmcmc.simulate(kernel, DATA)
+        state = init(position)
+        self.rows.clear()
+        self.prior.clear()
+        step(KEY, state)
+        return self.rows, self.prior
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        kernels.build_hmc,
+        kernels.build_mala,
+        kernels.build_gaussian_mh,
+        kernels.build_multiple_try,
+        kernels.build_gibbs,
+    ],
+    ids=lambda build: build.__name__.removeprefix("build_"),
+)
+def test_adjusted_kernels(build):
+    traced = Traced()
+    kernel = build(VECTOR, Given(traced.posterior))
+    assert traced.of_a_round(kernel) == ({"highest"}, {"highest"})
+
+
+def test_questions():
+    traced = Traced()
+    asked = Points(VECTOR[None], VECTOR)
+    assert traced.of_a_round(evaluations(traced.posterior), asked)[0] == {"highest"}
+
+
+def test_others_have_the_precision_that_the_user_chose():
+    traced = Traced()
+    kernel = fedmcmc.lsd(traced.posterior, step_size=0.1)
+    assert traced.of_a_round(kernel) == ({None}, {None})
+
+
+def test_importance_weights_at_clients_and_server():
+    traced = Traced()
+    far = fedmcmc.Gaussian.from_moments(VECTOR + 3, variance=jnp.full(3, 0.01))
+    with pytest.warns(fedmcmc.SamplingWarning, match="correct: failed") as said:
+        fedmcmc.correct(KEY, traced.posterior, DATA, far, num_draws=100, adapt=False)
+    assert (traced.rows, traced.prior) == ({"highest"}, {"highest"})
+    assert [warning.filename for warning in said] == [__file__]
