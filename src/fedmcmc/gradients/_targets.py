@@ -11,7 +11,7 @@ from fedmcmc._types import ArrayTree, Client, Posterior
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients._curvature import minus_hessian
 from fedmcmc.gradients._terms import Terms, fold_terms, row_terms
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 
 class Target(NamedTuple):
@@ -55,6 +55,7 @@ class Target(NamedTuple):
         value, gradient = jax.value_and_grad(self.prior)(flat)
         return total[0] + value.astype(total[0].dtype), total[1] + gradient
 
+    @in_single_precision
     def expand(self, client: Client, flat: Array, dense: bool) -> tuple[Array, Array]:
         """Return the gradient ``[d]`` and minus the Hessian, ``[d, d]`` or its diagonal ``[d]``."""
         gradient = self.value_and_gradient(client, flat)[1]

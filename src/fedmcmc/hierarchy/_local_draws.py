@@ -14,7 +14,7 @@ from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Here, Refresh, independence
-from fedmcmc.pytrees import named_leaves, trees
+from fedmcmc.pytrees import in_single_precision, named_leaves, trees
 from fedmcmc.random import as_key
 
 TRIES = 20
@@ -192,6 +192,7 @@ def late_round(groups: Groups, refresh: Refresh, position: ArrayTree, begin: Arr
 
 
 @jax.jit
+@in_single_precision
 def _drawn(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, rng_key: Array, refresh: Refresh
 ) -> tuple[ArrayTree, Array]:

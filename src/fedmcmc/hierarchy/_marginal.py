@@ -21,7 +21,7 @@ from fedmcmc.hierarchy._latents import (
     solve,
     solve_upper,
 )
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 MOST_DIMENSIONS = 3
 """Numbers per latent; ``nodes**3`` points per group are the most that pays."""
@@ -51,6 +51,7 @@ class MarginalTerms(ClientTerms):
     def present(self, client: Client) -> Array:
         return groups_of(self.local, client).present
 
+    @in_single_precision
     def terms(self, position: ArrayTree, client: Client) -> Array:
         groups = groups_of(self.local, client)
         found = find_modes(groups, jax.lax.stop_gradient(position))
@@ -150,6 +151,7 @@ def failed_searches(
 
 
 @jax.jit
+@in_single_precision
 def _failures(local: Local, data: FederatedData, draws: ArrayTree) -> tuple[Array, Array]:
     def of_client(client: Client, position: ArrayTree) -> tuple[Array, Array]:
         groups = groups_of(local, client)

@@ -18,7 +18,7 @@ from fedmcmc.hierarchy._local_draws import (
     late_round,
 )
 from fedmcmc.hierarchy._refresh import Refresh, independence
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 
 
@@ -86,6 +86,7 @@ def new_group(
 
 
 @jax.jit
+@in_single_precision
 def _drawn(
     posterior: Posterior, rows: ArrayTree, draws: ArrayTree, rng_key: Array, refresh: Refresh
 ) -> ArrayTree:

@@ -15,7 +15,7 @@ from fedmcmc._types import ArrayTree, Client, Federation, Posterior
 from fedmcmc.gaussian import Gaussian, from_flat, project
 from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, Tilted
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 MOST_DIMENSIONS = 64
 _TOGETHER = 64  # points whose log densities are computed at a time
@@ -65,6 +65,7 @@ class Importance(Inference):
     num_points: int = field(metadata={"static": True})
     num_steps: int = field(metadata={"static": True})
 
+    @in_single_precision
     def fit(
         self,
         posterior: Posterior,

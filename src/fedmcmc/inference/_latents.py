@@ -35,7 +35,7 @@ from fedmcmc.hierarchy import (
 )
 from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, LatentInference, Tilted
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 
 NEWTON_STEPS = 6
 """To the tilted mode, from the server's mean."""
@@ -86,6 +86,7 @@ class McmcLocal(LatentInference):
     def prepare(self, rng_key: Array, like: ArrayTree, client: Client) -> Array:
         return jax.random.split(rng_key, self.num_burnin + self.num_samples)
 
+    @in_single_precision
     def fit_latents(
         self,
         posterior: Posterior,

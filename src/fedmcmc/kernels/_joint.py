@@ -34,7 +34,7 @@ from fedmcmc.hierarchy import Locals, Refresh, TwoLevels, latents_of
 from fedmcmc.kernels._latents import LatentKernel, expect_latents
 from fedmcmc.kernels._shared import report
 from fedmcmc.participation import full
-from fedmcmc.pytrees import schedules, trees
+from fedmcmc.pytrees import in_single_precision, schedules, trees
 from fedmcmc.random import realize_normals
 
 Order = Literal["refresh_first", "gradient_first"]
@@ -73,6 +73,7 @@ class JointLangevin(LatentKernel):
         keys, num = jax.random.split(rng_key, self.num_draws), max_groups(client)
         return jax.vmap(lambda key: self.refresh.randomness(key, self.local, num))(keys)
 
+    @in_single_precision
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: Locals, client: Client
     ) -> tuple[ArrayTree, Locals, StepInfo]:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def in_single_precision(fn: F) -> F:
+def in_single_precision(fn: Callable[P, T]) -> Callable[P, T]:
     """Have the products within `fn` keep all digits of float32.
 
     By default JAX rounds the factors of a product to three digits or fewer on a GPU (TF32) or TPU
@@ -18,8 +19,8 @@ def in_single_precision(fn: F) -> F:
     """
 
     @wraps(fn)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
         with jax.default_matmul_precision("highest"):
             return fn(*args, **kwargs)
 
-    return called  # type: ignore[return-value]
+    return called

@@ -14,7 +14,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian
 from fedmcmc.kernels import Question, Separate
-from fedmcmc.pytrees import trees
+from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.runs import Consortium, Sum, as_consortium
 from fedmcmc.surrogates._maxima import client_cost, over_clients
 
@@ -103,9 +103,9 @@ def answers(question: Separate, data: Any, content: ArrayTree, *, rows_cost: int
 
 @partial(jax.jit, static_argnames="cost")
 def _computed(question: Separate, data: FederatedData, content: ArrayTree, *, cost: int) -> Any:
+    @in_single_precision
     def one(index: Array) -> ArrayTree:
-        with jax.default_matmul_precision("highest"):
-            return question.own(content, data.client(index))
+        return question.own(content, data.client(index))
 
     return over_clients(one, data.num_clients, cost)
 
