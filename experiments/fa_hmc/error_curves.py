@@ -1,5 +1,7 @@
 """Marginal errors of the draws so far, at many rounds of a run, from counts that move along."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 __all__ = ["error_curve", "marks"]
@@ -14,8 +16,10 @@ def marks(num_rounds: int) -> list[int]:
     return sorted({int(r) for r in [*grid, num_rounds]})
 
 
-def error_curve(draws: np.ndarray, reference: np.ndarray) -> list[tuple[int, float]]:
-    """Return pairs (rounds, marginal error of the draws so far) at `marks`.
+def error_curve(
+    stretches: Iterable[np.ndarray], reference: np.ndarray, num_rounds: int, enough: float = 0.0
+) -> list[tuple[int, float]]:
+    """Return pairs (rounds, marginal error of the draws so far) at `marks`, until it is `enough`.
 
     The first half of the draws so far is left out, so that the start is forgotten. The error is
     that of `fedmcmc.metrics.marginal_error`, which would compile anew for each number of draws;
@@ -23,24 +27,35 @@ def error_curve(draws: np.ndarray, reference: np.ndarray) -> list[tuple[int, flo
 
     Parameters
     ----------
-    draws
-        ``[num_chains, num_rounds, d]``.
+    stretches
+        Draws of consecutive rounds, ``[num_chains, rounds, d]``; no more are asked for than the
+        curve needs.
     reference
         ``[num_reference, d]``.
+    num_rounds
+        Where the curve ends at the latest.
+    enough
+        The first error that is not above it is the last one.
     """
-    num_chains, num_rounds, dim = draws.shape
+    source = iter(stretches)
+    draws = next(source)
+    num_chains, _, dim = draws.shape
     low, high = reference.min(0), reference.max(0)
     wanted = _counts(reference, low, high) / len(reference)
     counts, begin, end, curve = np.zeros_like(wanted), 0, 0, []
-    finite = np.isfinite(draws).all((0, 2))
     for mark in marks(num_rounds):
+        while draws.shape[1] < mark:
+            draws = np.concatenate([draws, next(source)], axis=1)
         half = mark // 2
         counts += _counts(draws[:, end:mark].reshape(-1, dim), low, high)
         counts -= _counts(draws[:, begin:half].reshape(-1, dim), low, high)
         begin, end = half, mark
         shares = counts / (num_chains * (mark - half))
         error = np.abs(shares - wanted).sum(1).mean() / 2
-        curve.append((mark, float(error) if finite[half:mark].all() else float("nan")))
+        finite = np.isfinite(draws[:, half:mark]).all()
+        curve.append((mark, float(error) if finite else float("nan")))
+        if curve[-1][1] <= enough:
+            break
     return curve
 
 

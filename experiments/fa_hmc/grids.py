@@ -1,6 +1,6 @@
-"""Grids of step sizes as one compiled program: chains of every step size side by side."""
+"""Many chains as one compiled program: those of every step size, or of one in stretches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import fedmcmc
 from experiments import restarts
 from fedmcmc import rounds
 
-__all__ = ["run_grid"]
+__all__ = ["run_grid", "run_stretches"]
 
 
 def run_grid(
@@ -46,8 +46,7 @@ def run_grid(
     num_chains, num_rounds, num_burnin
         As in `fedmcmc.sample`.
     """
-    ahead = rounds.PREPARED_BYTES // num_chains
-    keys = jax.vmap(lambda c: jax.random.fold_in(rng_key, c))(jnp.arange(num_chains))
+    ahead, keys = rounds.PREPARED_BYTES // num_chains, _keys(rng_key, num_chains)
 
     @jax.jit
     def program(data_: fedmcmc.FederatedData, keys_: Array, steps: Array) -> Any:
@@ -61,3 +60,58 @@ def run_grid(
 
     steps = jnp.asarray(step_sizes, jnp.result_type(float))
     return restarts.once(lambda: jax.tree.map(np.asarray, program(data, keys, steps)))
+
+
+def run_stretches(
+    rng_key: Array,
+    kernel: fedmcmc.FederatedKernel,
+    data: fedmcmc.FederatedData,
+    position: Any,
+    *,
+    num_chains: int,
+    num_rounds: int,
+) -> Iterator[Any]:
+    """Yield a run's draws in stretches, leaves ``[num_chains, num_rounds, *event]``.
+
+    They are those of `run_grid`. The next stretch is computed when it is asked for, so that a run
+    can end when it has shown what it is for. Each is one part of a run that survives being killed.
+
+    Parameters
+    ----------
+    rng_key, data, position, num_chains
+        As of `run_grid`.
+    kernel
+        Of all chains.
+    num_rounds
+        Of each stretch.
+    """
+    ahead, keys = rounds.PREPARED_BYTES // num_chains, _keys(rng_key, num_chains)
+
+    @jax.jit
+    def begin(kernel_: fedmcmc.FederatedKernel, data_: fedmcmc.FederatedData, keys_: Array) -> Any:
+        return jax.vmap(lambda key: kernel_.init(fedmcmc.random.init_key(key), position, data_))(
+            keys_
+        )
+
+    @jax.jit
+    def stretch(
+        kernel_: fedmcmc.FederatedKernel, data_: fedmcmc.FederatedData, keys_: Array, state: Any
+    ) -> Any:
+        def chain(key: Array, own: Any) -> Any:
+            end, records = rounds.run_rounds(
+                kernel_, data_, key, own, num_rounds, ahead_bytes=ahead
+            )
+            return end, records.draws
+
+        return jax.vmap(chain)(keys_, state)
+
+    state = begin(kernel, data, keys)
+    while True:
+        state, draws = restarts.once(
+            lambda state=state: jax.tree.map(np.asarray, stretch(kernel, data, keys, state))
+        )
+        yield draws
+
+
+def _keys(rng_key: Array, num_chains: int) -> Array:
+    return jax.vmap(lambda c: jax.random.fold_in(rng_key, c))(jnp.arange(num_chains))

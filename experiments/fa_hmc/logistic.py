@@ -13,7 +13,7 @@ import fedmcmc
 from experiments import checks
 from experiments.checks import require
 from experiments.fa_hmc.error_curves import error_curve
-from experiments.fa_hmc.grids import run_grid
+from experiments.fa_hmc.grids import run_grid, run_stretches
 from experiments.fa_hmc.logistic_figures import draw
 from experiments.fa_hmc.logistic_findings import PAPER, commentary
 from experiments.qlsd import logistic as models
@@ -25,6 +25,7 @@ __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Figure 1 (5.1): marginal errors on simulated logistic regression"
 COMMENT_ON_ALL = True  # high and low dimension are two questions
+STRETCHES = 20  # of a run over local steps, which ends when the threshold is reached
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Config:
     local_steps, local_step_size, local_leapfrog
         ``T``, scaled step and ``L`` of the comparison over local steps (Figure 1c).
     local_gradients, local_rounds
-        Gradients a client and chain computes at most there, and rounds at most.
+        Gradients per client and chain at most there, and rounds at most.
     threshold
-        The marginal error that is to be reached there.
+        The marginal error that is to be reached there, where a run ends.
     reference_warmup, reference_draws, reference_thinning
         Of Metropolis-adjusted HMC on all rows, four chains, with lengths that NUTS chooses: those
         of one length come full circle where a posterior is nearly isotropic.
@@ -247,11 +248,11 @@ def over_local_steps(config: Config, given: Problem) -> list[dict[str, Any]]:
     for num in config.local_steps:
         calls = num * config.local_leapfrog
         rounds = min(config.local_rounds, config.local_gradients // calls)
-        draws = run_grid(
+        stretches = run_stretches(
             jax.random.key(config.seed + 2),
-            lambda step_size, num=num: fedmcmc.fa_hmc(
+            fedmcmc.fa_hmc(
                 given.posterior,
-                step_size=step_size,
+                step_size=config.local_step_size * given.scale,
                 num_integration_steps=config.local_leapfrog,
                 num_local_steps=num,
                 gradient_noise=config.gradient_noise,
@@ -259,19 +260,17 @@ def over_local_steps(config: Config, given: Problem) -> list[dict[str, Any]]:
             ),
             given.data,
             jnp.zeros(config.dim),
-            [config.local_step_size * given.scale],
             num_chains=config.num_chains,
-            num_rounds=rounds,
-        )[0]
-        curve = error_curve(draws, given.reference)
-        reached = [r for r, error in curve if error <= config.threshold]
-        last = reached[0] if reached else rounds
+            num_rounds=math.ceil(rounds / STRETCHES),
+        )
+        curve = error_curve(stretches, given.reference, rounds, config.threshold)
+        last, error = curve[-1]
         num_draws = config.num_chains * (last - last // 2)
         lines.append(
             {
                 "T": num,
-                "rounds to threshold": reached[0] if reached else None,
-                "rounds run": rounds,
+                "rounds to threshold": last if error <= config.threshold else None,
+                "rounds run": last,
                 "smallest error": min(error for _, error in curve),
                 "draws": num_draws,
                 "floor": perfect(config, given, num_draws),

@@ -170,6 +170,10 @@ def test_a_grid_draws_what_sample_draws():
             key, kernel_of(step_size), data, start, progress=False, **settings
         )
         np.testing.assert_allclose(draws, expected.draws, rtol=1e-5, atol=1e-5)
+    stretches = grids.run_stretches(key, kernel_of(0.2), data, start, num_chains=2, num_rounds=3)
+    parts = [next(stretches) for _ in range(3)]  # rounds 1 to 9
+    together = np.concatenate(parts, axis=1)[:, 3:7]
+    np.testing.assert_allclose(together, expected.draws, rtol=1e-5, atol=1e-5)
 
 
 TINY = dict(
@@ -277,11 +281,27 @@ def test_errors_of_the_draws_so_far_are_marginal_errors(monkeypatch):
     reference = rng.normal(size=(500, 3)).astype(np.float32)
     draws = (0.3 + 1.2 * rng.normal(size=(2, 80, 3))).astype(np.float32)
     draws[:, 3, 0], draws[:, 5, 1] = reference[:, 0].max(), 40
-    curve = error_curves.error_curve(draws, reference)
+    asked = []
+
+    def stretches():
+        for start in range(0, 80, 10):
+            asked.append(start)
+            yield draws[:, start : start + 10]
+
+    curve = error_curves.error_curve(stretches(), reference, 75)
+    assert curve[-1][0] == 75 and asked[-1] == 70
+    asked.clear()
+    enough = sorted(error for _, error in curve)[len(curve) // 2]
+    ended = error_curves.error_curve(stretches(), reference, 75, enough)
+    first = next(i for i, (_, error) in enumerate(curve) if error <= enough)
+    assert ended == curve[: first + 1]
+    assert asked[-1] < curve[first][0] <= asked[-1] + 10  # no stretch in vain
+    curve = error_curves.error_curve([draws], reference, 80)
     assert curve[0][0] == 2 and curve[-1][0] == 80 and len(curve) > 50
     for mark, error in curve:
         own = draws[:, mark // 2 : mark].reshape(-1, 3)
         assert error == pytest.approx(float(marginal_error(own, reference)), abs=1e-6)
     draws[1, 20, 2] = np.nan
-    lost = [mark for mark, error in error_curves.error_curve(draws, reference) if np.isnan(error)]
+    marked = error_curves.error_curve([draws], reference, 80)
+    lost = [mark for mark, error in marked if np.isnan(error)]
     assert lost == [mark for mark, _ in curve if mark // 2 <= 20 < mark]
