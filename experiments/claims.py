@@ -85,7 +85,7 @@ class Finding(NamedTuple):
     title
         The finding, as a sentence.
     runs
-        Those that show it.
+        Those that show it; of several names in one place the first that was run.
     tell
         From the metrics of each, with its settings as ``config``, to the text.
     figure
@@ -93,9 +93,14 @@ class Finding(NamedTuple):
     """
 
     title: str
-    runs: tuple[str, ...]
+    runs: tuple[str | tuple[str, ...], ...]
     tell: Callable[..., str]
     figure: str | None = None
+
+    def runs_of(self, records: Mapping[str, Any]) -> list[str]:
+        """Return the names of the runs that are told, whether or not they are in `records`."""
+        places = [(of,) if isinstance(of, str) else of for of in self.runs]
+        return [next((name for name in of if name in records), of[0]) for of in places]
 
 
 def rows_of(metrics: Given, column: str, start: str) -> Rows:

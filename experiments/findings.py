@@ -23,16 +23,15 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page as Markdown; `records` are those of all runs, by name."""
     parts, missing = [INTRODUCTION], []
     for finding in FINDINGS:
-        lacking = [name for name in finding.runs if name not in records]
+        names = finding.runs_of(records)
+        lacking = [name for name in names if name not in records]
         if lacking:
             listed = ", ".join(f"`{name}`" for name in lacking)
             missing.append(f"- {finding.title} ({listed})")
             continue
-        given = [
-            records[name]["metrics"] | {"config": records[name]["config"]} for name in finding.runs
-        ]
+        given = [records[n]["metrics"] | {"config": records[n]["config"]} for n in names]
         text = finding.tell(*given)
-        parts += [f"## {finding.title}", text, _evidence(finding)]
+        parts += [f"## {finding.title}", text, _evidence(finding, names)]
     parts.append(_released())
     if missing:
         parts.append(
@@ -42,12 +41,12 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _evidence(finding: Finding) -> str:
-    commands = "; ".join(f"`python -m experiments.run experiment={name}`" for name in finding.runs)
-    pages = sorted({name.split("/")[0] for name in finding.runs})
+def _evidence(finding: Finding, names: list[str]) -> str:
+    commands = "; ".join(f"`python -m experiments.run experiment={name}`" for name in names)
+    pages = sorted({name.split("/")[0] for name in names})
     links = [f"[{paper}](results/{paper}.md)" for paper in pages]
     if finding.figure is not None:
-        name = finding.runs[0].replace("/", "-")
+        name = names[0].replace("/", "-")
         links.append(f"[figure](results/figures/{name}-{finding.figure})")
     return f"{commands}. {', '.join(links)}."
 

@@ -14,9 +14,9 @@ TITLE = "Section 5.5: logistic regression on two classes of CIFAR-10"
 PAPER = f"""
 Logistic regression of airplanes against automobiles (CF2), batches of 1000, `L` in 1, 10, 50, 100
 and `T` in 1, 10, 50. The paper finds `L = 10` best in accuracy and Brier score and a larger one in
-ECE, never `L = 1` (FA-LD), and some `T` above 1 better than `T = 1` but for accuracy. Negative log
-likelihoods are ours. The model has a vector of weights a class, whose difference is that of the
-binary model with twice the prior variance.
+ECE, never `L = 1` (FA-LD), and a value of `T` that our copy has lost, presumably some above 1,
+better than `T = 1` but for accuracy. Negative log likelihoods are ours. The model has a vector of
+weights a class, whose difference is that of the binary model with twice the prior variance.
 {image_findings.SETTINGS}
 """
 

@@ -12,11 +12,22 @@ import fedmcmc
 from experiments import output
 from experiments.checks import require
 from experiments.fa_hmc import logistic
-from experiments.fa_hmc.logistic_findings import best, gain, said
+from experiments.fa_hmc.logistic_findings import said
+from experiments.fa_hmc.logistic_judging import Best, best, gain
 from experiments.figures import COLORS, figure, floor, label_ticks, points
 from fedmcmc.metrics import marginal_error
 
-__all__ = ["PAPER", "TITLE", "Config", "agreement", "commentary", "compared", "draw", "run"]
+__all__ = [
+    "PAPER",
+    "TITLE",
+    "Config",
+    "agreement",
+    "commentary",
+    "compared",
+    "draw",
+    "ends",
+    "run",
+]
 
 TITLE = "Figure 1(a), continued: what the errors with exact gradients are made of"
 PAPER = """
@@ -26,7 +37,7 @@ law of each sampler on second-order expansions of the clients' likelihoods; besi
 errors are those that as many draws of chains with the predicted law have. With
 `control_variate=True` clients correct their gradients by the difference to the mean of all clients'
 gradients, at the price of one more exchange per round, so that the drift has no bias to first
-order.
+order. Errors are compared at equal rounds, not at equal exchanges or gradients.
 """
 METHODS = ("FA-LD", "FA-LD, control variate", "FA-HMC", "FA-HMC, control variate")
 SHADES = ("orange", "pink", "blue", "green")
@@ -146,39 +157,73 @@ def agreement(metrics: dict[str, Any]) -> tuple[float, float]:
     return min(ratios), max(ratios)
 
 
-def compared(metrics: dict[str, Any], name: str) -> tuple[float, float]:
-    """Return by which share a method's best error is smaller than FA-LD's, and its error.
+def compared(metrics: dict[str, Any], name: str, base: str = "FA-LD") -> str:
+    """Return by which share a method's best error is smaller than another's, in words.
 
-    Of step sizes with more than one leapfrog step.
+    FA-HMC's is that of step sizes with more than one leapfrog step.
     """
-    longer = [row for row in metrics["table"] if row[f"L, {name}"] > 1]
-    return gain(best(longer, name), best(metrics["table"], "FA-LD"))
+    ours, theirs = (_best(metrics, method) for method in (name, base))
+    return "not to be said" if ours is None or theirs is None else said(*gain(ours, theirs))
+
+
+def ends(metrics: dict[str, Any]) -> str:
+    """Return whose best step size is an end of those tried, as a sentence; empty if nobody's."""
+    listed = [
+        f"the {found.edge} for {name}"
+        for name in METHODS
+        if (found := _best(metrics, name)) is not None and found.edge
+    ]
+    if not listed:
+        return ""
+    return (
+        " A best step size is an end of those tried, so that others may do better: "
+        f"{', '.join(listed)}."
+    )
+
+
+def _best(metrics: dict[str, Any], name: str) -> Best | None:
+    return best([row for row in metrics["table"] if _counts(row, name)], name)
 
 
 def commentary(metrics: dict[str, Any]) -> str:
     """Return what remains of the difference, and whether the law explains it."""
     low, high = agreement(metrics)
-    rows = [row for row in metrics["table"] if row["L, FA-HMC"] > 1]
+    rows = metrics["table"]
     lines = []
-    for name in METHODS[1:]:
+    for name in METHODS:
         bias, spread = (
-            [row[f"{what}, {name}"] for row in rows]
+            [row[f"{what}, {name}"] for row in rows if _counts(row, name)]
             for what in ("bias of means", "sd over the posterior's")
         )
         lines.append(
             {
                 "method": name,
-                "best error against FA-LD's": said(*compared(metrics, name)),
+                "best error against FA-LD's": "-" if name == "FA-LD" else compared(metrics, name),
+                "against FA-LD's, control variate": "-"
+                if name == METHODS[1]
+                else compared(metrics, name, METHODS[1]),
                 "means off by the law, in sds": f"{min(bias):.2f} to {max(bias):.2f}",
                 "sds by the law over the posterior's": f"{min(spread):.3f} to {max(spread):.3f}",
             }
         )
+    listed = ", ".join(
+        f"{row['step size'] * row['L, FA-HMC']:.3g} (L = {row['L, FA-HMC']}): "
+        f"{row['bias of means, FA-HMC']:.2g}"
+        for row in rows
+    )
     return (
         output.markdown_table(lines)
         + f"\n\nPredicted errors are {low:.2f} to {high:.2f} times the measured ones, wherever "
-        "chains have arrived at the end of the burn-in. The bias hardly depends on the leapfrog "
-        "step: the trajectories are as long for every step, and it is their length that counts."
+        "chains have arrived at the end of the burn-in. The means of FA-HMC without control "
+        "variates are off by so many standard deviations, by the length of the trajectory, `L` "
+        f"times the leapfrog step, which the rule for `L` does not keep constant: {listed}."
+        + ends(metrics)
     )
+
+
+def _counts(row: dict[str, Any], name: str) -> bool:
+    """Return whether a line counts for a method: FA-HMC's have more than one leapfrog step."""
+    return not name.startswith("FA-HMC") or bool(row[f"L, {name}"] > 1)
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:

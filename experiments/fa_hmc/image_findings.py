@@ -1,34 +1,48 @@
 """What the report says about the experiments on images; the numbers come from the runs."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from experiments import output
+from experiments.fa_hmc.image_comparisons import (
+    NOISE,
+    Score,
+    against_one,
+    compare,
+    ranking,
+    told,
+)
 from experiments.fa_hmc.image_figures import TITLES
 from experiments.fa_hmc.image_sweep import SCORES
-from experiments.fa_hmc.image_tuning import orientation
 from experiments.qlsd.network_scores import standard_error
 
-__all__ = ["SETTINGS", "commentary", "compare", "ranking", "table_row"]
+__all__ = ["SETTINGS", "commentary", "same_work", "table_row"]
 
 SETTINGS = """
 Training images are dealt out at random to 10 clients of equal size; all clients have the same
 momenta (`rho = 1`); a sample is kept after every so many rounds, and predictions are averaged over
 all samples so far. The step size is the best of a grid for each setting and each score, judged on
 the test images as in the paper. Settings are compared at equal rounds of communication, which is
-not at equal computation, which the paper claims besides: a client's minibatch gradients are counted
-beside.
+not at equal computation, which the paper claims besides ("under the same budgets of communication
+and computation"): a client's minibatch gradients are counted beside. The paper's section 5 has
+clients synchronize "every", then a symbol that our copy has lost, "local leapfrog step"; we take
+`T` as the number of trajectories, as the paper's Algorithm 3 does. If it counts leapfrog steps in
+these experiments, larger `L` take no more gradients there.
+
+A difference counts where it exceeds the noise of chains: Welch's test at 95 %, of the level divided
+by the number of values above one where the best of them is meant. "So far" stands where it is
+smaller at the end of the run than at half of it: all samples count from the first, so that chains
+which learn sooner stay ahead for long. One chain judges nothing, nor does a best step size at an
+end of the grid.
 
 Not stated in the paper, or lost, and chosen here: `T = 10` where `L` varies and `L = 10` where `T`
 does, the prior (normal with standard deviation 0.1), pixels with mean zero and variance one, the
-start (the module's own initialisation, another for every chain), rounds, samples and chains. Grids
+start (the module's own initialization, another for every chain), rounds, samples and chains. Grids
 of step sizes are multiples of the largest stable one at the start, the same for all settings.
 Clients run on the loss whose target is the posterior itself, not on a mean over rows. Runs on a GPU
 shared it with seven others, so that each alone is faster than its time says.
 """
 
-Score = Mapping[str, Any]
 UNTRAINED = 0.05  # an accuracy that is lower by so much belongs to a chain still on its way
 
 
@@ -50,28 +64,6 @@ def table_row(result: Mapping[str, Any], num_step_sizes: int) -> dict[str, Any]:
     return row
 
 
-def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple[int, Score]]:
-    """Return the values of ``L`` or ``T`` and their scores, best first, without diverged ones."""
-    found = [(r[varied], r["scores"][name]) for r in results if varied in r["sweeps"]]
-    good = [(value, score) for value, score in found if score["mean"] is not None]
-    return sorted(good, key=lambda pair: -orientation(name) * pair[1]["mean"])
-
-
-def compare(name: str, ours: Score, theirs: Score) -> tuple[str, float]:
-    """Return how one score compares with another, and by how much it is better.
-
-    ``"better"`` or ``"worse"`` where the difference exceeds the standard deviation of a difference
-    of two chains, else ``"within the spread"``; with one chain ``"better (one chain)"`` or
-    ``"worse (one chain)"``.
-    """
-    gain = orientation(name) * (ours["mean"] - theirs["mean"])
-    side = "better" if gain > 0 else "worse"
-    if ours["sd"] is None or theirs["sd"] is None:
-        return f"{side} (one chain)", gain
-    spread = math.hypot(ours["sd"], theirs["sd"])
-    return (side if abs(gain) > spread else "within the spread"), gain
-
-
 def commentary(metrics: dict[str, Any], paper: Mapping[str, Mapping[str, str]]) -> str:
     """Return what a run says about the paper's conclusions, for the report.
 
@@ -83,7 +75,10 @@ def commentary(metrics: dict[str, Any], paper: Mapping[str, Mapping[str, str]]) 
         For each sweep (``"L"``, ``"T"``) and score what the paper finds, in words.
     """
     settings, results = metrics["settings"], metrics["results"]
-    rows = [_beside(results, v, name, paper[v].get(name, "-")) for v in "LT" for name in SCORES]
+    chains = settings["num_chains"]
+    rows = [
+        _beside(results, v, name, paper[v].get(name, "-"), chains) for v in "LT" for name in SCORES
+    ]
     text = (
         f"{metrics['source']}; used here: {metrics['num_rows']:,} images of "
         f"{settings['num_clients']} clients, {metrics['num_test']:,} test images, "
@@ -95,76 +90,75 @@ def commentary(metrics: dict[str, Any], paper: Mapping[str, Mapping[str, str]]) 
     )
     text += "\n\n" + " ".join(
         (
-            _above_one(results, "L", "FA-HMC (the best L > 1) against FA-LD (L = 1)"),
-            _above_one(results, "T", "The best T > 1 against T = 1"),
-            *_equal_steps(results),
+            _above_one(results, "L", "FA-HMC (some L > 1) against FA-LD (L = 1)", chains),
+            _above_one(results, "T", "Some T > 1 against T = 1", chains),
+            *_equal_steps(results, chains),
         )
     )
     text += _uncertainty(metrics) + _cost(results) + _untrained(results) + _edges(results)
     return text + _divergence(results, len(settings["step_sizes"]))
 
 
-def _beside(results: list[dict[str, Any]], varied: str, name: str, paper: str) -> dict[str, Any]:
+def _beside(
+    results: list[dict[str, Any]], varied: str, name: str, paper: str, num_chains: int
+) -> dict[str, Any]:
     ordered = ranking(results, varied, name)
     row: dict[str, Any] = {"varied": varied, "score": TITLES[name], "paper": paper}
-    if not ordered:
-        return row | {"ours, best to worst": "all diverged", "best above 1 against 1": "-"}
+    found = against_one(results, varied, name, num_chains)
     return row | {
-        "ours, best to worst": _listed(ordered, name),
-        "best above 1 against 1": _against_one(ordered, name),
+        "ours, best to worst": _listed(ordered, name, num_chains) if ordered else "all diverged",
+        "above 1 against 1": found.word if found.value is None else f"{found.word}: {told(found)}",
     }
 
 
-def _listed(ordered: list[tuple[int, Score]], name: str) -> str:
+def _listed(ordered: list[tuple[int, Score]], name: str, num_chains: int) -> str:
     text = ""
     for i, (value, score) in enumerate(ordered):
         if i:
-            verdict = compare(name, ordered[i - 1][1], score)[0]
-            text += " ~ " if verdict == "within the spread" else " > "
-        text += f"{value} ({score['mean']:.4g})"
+            verdict = compare(name, ordered[i - 1][1], score, num_chains)[0]
+            text += " ~ " if verdict == NOISE else " > " if verdict.startswith("better") else ", "
+        text += f"{value} ({score['mean']:.4g}{'; end' if score['edge'] else ''})"
     return text
 
 
-def _against_one(ordered: list[tuple[int, Score]], name: str) -> str:
-    pair = _pair(ordered)
-    if pair is None:
-        return "-"
-    verdict, gain = compare(name, *pair)
-    return f"{verdict} ({gain:+.2g}, {100 * gain / pair[1]['mean']:+.2g} %)"
+def _above_one(results: list[dict[str, Any]], varied: str, title: str, num_chains: int) -> str:
+    words = {name: against_one(results, varied, name, num_chains).word for name in SCORES}
+    return _said(title, words)
 
 
-def _pair(ordered: list[tuple[int, Score]]) -> tuple[Score, Score] | None:
-    """Return the best score of a value above one, and that of one."""
-    one = [score for value, score in ordered if value == 1]
-    others = [score for value, score in ordered if value > 1]
-    return (others[0], one[0]) if one and others else None
+def _said(title: str, words: Mapping[str, str]) -> str:
+    named: dict[str, list[str]] = {}
+    for name, word in words.items():
+        named.setdefault(word, []).append(TITLES[name])
+    return f"{title}: " + "; ".join(f"{w} in {', '.join(n)}" for w, n in named.items()) + "."
 
 
-def _above_one(results: list[dict[str, Any]], varied: str, title: str) -> str:
-    return _said(title, {name: _pair(ranking(results, varied, name)) for name in SCORES})
+def same_work(results: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return pairs of settings with equal ``L T``, so with as many leapfrog steps a round.
+
+    The longer trajectories come first.
+    """
+    return [
+        (max(first, other, key=_length), min(first, other, key=_length))
+        for i, first in enumerate(results)
+        for other in results[i + 1 :]
+        if first["L"] * first["T"] == other["L"] * other["T"]
+    ]
 
 
-def _said(title: str, pairs: Mapping[str, tuple[Score, Score] | None]) -> str:
-    verdicts: dict[str, list[str]] = {}
-    for name, pair in pairs.items():
-        verdict = "not to be said" if pair is None else compare(name, *pair)[0]
-        verdicts.setdefault(verdict, []).append(TITLES[name])
-    return f"{title}: " + "; ".join(f"{v} in {', '.join(n)}" for v, n in verdicts.items()) + "."
+def _length(result: Mapping[str, Any]) -> int:
+    return int(result["L"])
 
 
-def _equal_steps(results: list[dict[str, Any]]) -> list[str]:
-    """Compare settings with equal ``L T``: as many rounds and leapfrog steps."""
+def _equal_steps(results: list[dict[str, Any]], num_chains: int) -> list[str]:
     said = []
-    for i, first in enumerate(results):
-        for other in results[i + 1 :]:
-            if first["L"] * first["T"] != other["L"] * other["T"]:
-                continue
-            few, many = sorted((first, other), key=lambda r: r["L"])
-            pairs = {name: _both(many["scores"][name], few["scores"][name]) for name in SCORES}
-            title = (
-                "L = {L}, T = {T}".format(**many) + " against " + "L = {L}, T = {T}".format(**few)
-            )
-            said.append(_said(f"With equal rounds and leapfrog steps, {title}", pairs))
+    for many, few in same_work(results):
+        words = {}
+        for name in SCORES:
+            pair = _both(many["scores"][name], few["scores"][name])
+            words[name] = compare(name, *pair, num_chains)[0] if pair else "not judged (diverged)"
+        title = "L = {L}, T = {T}".format(**many) + " against " + "L = {L}, T = {T}".format(**few)
+        said.append(_said(f"With equal rounds and leapfrog steps, {title}", words))
     return said
 
 
@@ -178,12 +172,16 @@ def _uncertainty(metrics: dict[str, Any]) -> str:
         return ""
     error = standard_error(best[0][1]["mean"], metrics["num_test"])
     text = f" From the test images alone an accuracy has a standard error of about {error:.2g} %"
-    if metrics["settings"]["num_chains"] > 1:
-        return text + (
-            ", which all settings share; the spread is the standard deviation of a difference of "
-            "two chains, and `~` stands between neighbours that differ by no more than it."
+    text += ", which settings share in part: their differences hold for these test images."
+    if metrics["settings"]["num_chains"] == 1:
+        return text + " With one chain the noise of chains is not known: the order is its own."
+    text += " Between neighbors, `~` stands for a difference within the noise of chains."
+    if _edges(metrics["results"]):
+        text += (
+            " A comma stands for one that is not judged, `end` for a best step size at an end of "
+            "the grid."
         )
-    return text + "; with one chain the spread over chains is not known, and the order is its own."
+    return text
 
 
 def _untrained(results: list[dict[str, Any]]) -> str:
@@ -214,7 +212,7 @@ def _edges(results: list[dict[str, Any]]) -> str:
     return (
         "\n\nThe best step size is an end of the grid, so that others may be better still: "
         + "; ".join(found)
-        + "."
+        + ". These scores are not judged."
     )
 
 

@@ -13,10 +13,10 @@ TITLE = "Section 5.5: logistic regression on KMNIST"
 
 PAPER = f"""
 Multinomial logistic regression, batches of 1000, `L` in 1, 10, 50, 100 and `T` in 1, 10, 50. The
-paper finds that the best `L` differs between scores and is never 1 (FA-LD), and that some `T`
-above 1 is better than `T = 1` in all scores. Negative log likelihoods are ours. Where KMNIST's
-training images are not to be had, its 10000 test images are split into 8000 to learn from and 2000
-to test on; the run says which it used.
+paper finds that the best `L` differs between scores and is never 1 (FA-LD), and that a value of `T`
+that our copy has lost, presumably some above 1, is better than `T = 1` in all scores. Negative log
+likelihoods are ours. Where KMNIST's training images are not to be had, its 10000 test images are
+split into 8000 to learn from and 2000 to test on; the run says which it used.
 {image_findings.SETTINGS}
 """
 

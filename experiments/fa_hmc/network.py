@@ -15,8 +15,8 @@ PAPER = f"""
 A network with one hidden layer, 784 to 512 to 10, and rectifiers (the paper says two hidden layers;
 its footnote on the widths gives two shapes, which we read as those of the weight matrices); one
 chain, `L` in 1, 10, 50, 100 and `T` in 1, 10, 50. The paper finds an `L` above 1 notably better
-than FA-LD (`L = 1`) in accuracy and ECE, FA-LD slightly better in Brier score, and `T = 1` the
-worst `T`. Negative log likelihoods are ours.
+than FA-LD (`L = 1`) in accuracy and ECE, FA-LD slightly better in Brier score, and a value of `T`
+worst that our copy has lost, presumably 1. Negative log likelihoods are ours.
 {image_findings.SETTINGS}
 """
 

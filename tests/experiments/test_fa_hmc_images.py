@@ -11,6 +11,7 @@ from experiments import images, output
 from experiments.fa_hmc import (
     cifar2,
     fashion_mnist,
+    image_comparisons,
     image_data,
     image_findings,
     image_sweep,
@@ -165,17 +166,29 @@ def test_the_best_step_is_that_of_the_mean_over_chains():
     assert lost["ece"]["mean"] is None and lost["ece"]["edge"] == ""
 
 
-def score(mean, sd=0.01):
-    curves = {"curve": [mean], "curve_sd": [sd]}
-    return {"mean": mean, "sd": sd, "step": 0.1, "edge": "", "accuracy": 0.8} | curves
+def score(mean, sd=0.01, half=None, edge=""):
+    """Return a score that was `half` at half of the run; by default, it has drawn away since."""
+    curves = {"curve": [0.5 if half is None else half, mean], "curve_sd": [sd, sd]}
+    return {"mean": mean, "sd": sd, "step": 0.1, "edge": edge, "accuracy": 0.8} | curves
 
 
-def test_a_difference_is_judged_by_the_spread():
-    compare = image_findings.compare
-    assert compare("accuracy", score(0.9), score(0.8)) == ("better", pytest.approx(0.1))
-    assert compare("brier", score(0.9), score(0.8)) == ("worse", pytest.approx(-0.1))
-    assert compare("ece", score(0.79), score(0.8))[0] == "within the spread"
-    assert compare("ece", score(0.79, None), score(0.8, None))[0] == "better (one chain)"
+def test_a_difference_is_judged_by_the_noise_of_chains():
+    def compare(name, ours, theirs, **settings):
+        return image_comparisons.compare(name, ours, theirs, 3, **settings)[0]
+
+    found = image_comparisons.compare("accuracy", score(0.9), score(0.8), 3)
+    assert found == ("better", pytest.approx(0.1))
+    assert compare("brier", score(0.9), score(0.8)) == "worse"
+    assert compare("ece", score(0.79), score(0.8)) == "within the noise"
+    # Three chains with a deviation of 0.01 each: 2.78 standard errors of 0.01 (2 / 3)^(1 / 2).
+    assert compare("ece", score(0.777), score(0.8)) == "better"
+    assert compare("ece", score(0.778), score(0.8)) == "within the noise"
+    assert compare("ece", score(0.777), score(0.8), tried=3) == "within the noise"
+    assert compare("ece", score(0.79, None), score(0.8, None)) == image_comparisons.ONE_CHAIN
+    assert compare("ece", score(0.7, edge="largest"), score(0.8)) == image_comparisons.END
+    assert compare("accuracy", score(0.9, half=0.9), score(0.8, half=0.7)) == "better so far"
+    assert compare("accuracy", score(0.9, half=0.7), score(0.8, half=0.75)) == "better"
+    assert compare("accuracy", score(0.9, 0.0), score(0.8, 0.0)) == "better"
 
 
 def result(leapfrogs, local, sweeps, **means):
@@ -186,7 +199,7 @@ def result(leapfrogs, local, sweeps, **means):
 
 @pytest.fixture
 def made_up():
-    """Return the metrics of a run in which L = 10 and T = 1 are best, beyond the spread."""
+    """Return the metrics of a run in which L = 10 and T = 1 are best, beyond the noise."""
     first = dict(accuracy=0.80, brier=0.30, ece=0.10, nnll=0.6)
     ten = dict(accuracy=0.85, brier=0.25, ece=0.10, nnll=0.5)
     results = [
@@ -212,10 +225,10 @@ def test_findings_say_what_the_numbers_show(made_up):
     lines = {tuple(c.strip() for c in line.split("|")[1:3]): line for line in text.splitlines()}
     accuracy = lines["L", "accuracy"]
     assert "50 best, 1 second worst" in accuracy and "10 (0.85) > 1 (0.8)" in accuracy
-    assert "better (+0.05" in accuracy
-    assert "within the spread" in lines["L", "ECE"] and "1 (0.1) ~ 10 (0.1)" in lines["L", "ECE"]
+    assert "better: +6.2 % (s.e. 1 %) with 10" in accuracy
+    assert "within the noise" in lines["L", "ECE"] and "1 (0.1) ~ 10 (0.1)" in lines["L", "ECE"]
     assert "1 (0.95) > 10 (0.85)" in lines["T", "accuracy"] and "worse" in lines["T", "accuracy"]
-    assert "(L = 1): better in accuracy, Brier score, NLL; within the spread in ECE." in text
+    assert "(L = 1): better in accuracy, Brier score, NLL; within the noise in ECE." in text
     assert "against T = 1: worse in accuracy, Brier score, ECE, NLL." in text
     assert (
         "leapfrog steps, L = 10, T = 1 against L = 1, T = 10: better in accuracy, Brier score, "
@@ -233,11 +246,12 @@ def test_findings_name_what_diverged_and_grids_that_are_too_short(made_up):
     first["diverged"] = 1
     text = image_findings.commentary(made_up, kmnist.FINDINGS)
     assert "end of the grid" in text and "the largest for L = 1, T = 10 (ECE)" in text
+    assert "These scores are not judged" in text and "1 (0.1; end)" in text
     assert "L = 1, T = 10: 1 of 2." in text and "flat prediction" not in text
     for name in image_sweep.SCORES:
         first["scores"][name] = dict.fromkeys(first["scores"][name]) | {"edge": ""}
     text = image_findings.commentary(made_up, kmnist.FINDINGS)
-    assert "against FA-LD (L = 1): not to be said in" in text
+    assert "against FA-LD (L = 1): not judged (diverged) in" in text
     assert image_findings.table_row(first, 2)["accuracy %"] is None
 
 

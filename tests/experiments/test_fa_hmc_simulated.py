@@ -19,6 +19,7 @@ from experiments.fa_hmc import (
     local_steps,
     logistic,
     logistic_findings,
+    logistic_judging,
 )
 from fedmcmc.metrics import gaussian_w2, marginal_error
 
@@ -201,7 +202,7 @@ def test_the_logistic_experiment_runs(tmp_path):
     assert len(metrics["table"]) == 2 and 0 < metrics["floor"] < 0.3
     assert all(0 < row["FA-HMC, exact"] < 1 for row in metrics["table"])
     assert all(0 < row["s.e. FA-LD, noisy"] < 0.3 for row in metrics["table"])
-    assert "FA-HMC is" in logistic.commentary(metrics)
+    assert "FA-HMC's is" in logistic.commentary(metrics)
 
 
 def test_a_lost_chain_has_no_error_and_never_wins():
@@ -210,12 +211,25 @@ def test_a_lost_chain_has_no_error_and_never_wins():
     chains[0, 3, 1] = np.inf
     assert np.isnan(logistic._error(chains, reference))
     table = [{"step size": 0.1, "a": np.nan}, {"step size": 0.2, "a": 0.3}]
-    found = logistic_findings.best(table, "a")
+    found = logistic_judging.best(table, "a")
     assert (found.error, found.step) == (0.3, 0.2) and np.isnan(found.deviation)
-    assert logistic_findings.wide(table, "a", 0.5) == 1
+    assert logistic_judging.span(table, "a").number == 1
     table = [{"step size": step} for step in (0.1, 0.2, 0.3)]
-    named = [logistic_findings._named(row["step size"], table) for row in table]
-    assert named == ["step 0.1, the smallest tried", "step 0.2", "step 0.3, the largest tried"]
+    for i, end in enumerate(("smallest", "", "largest")):
+        rows = [row | {"a": 1.0 + (i != j)} for j, row in enumerate(table)]
+        assert logistic_judging.best(rows, "a").edge == end
+        assert (f", the {end} tried" if end else "step 0.2)") in logistic_findings._told(
+            logistic_judging.best(rows, "a")
+        )
+
+
+def test_the_shortest_trajectories_are_on_a_line_through_those_of_as_many_steps():
+    steps, errors = (0.2, 0.4, 0.5), (1.1, 0.9, 1.0)
+    table = [
+        {"step size": s, "L": n, "a": e} for s, n, e in zip(steps, (5, 2, 2), errors, strict=True)
+    ]
+    assert logistic_judging.shortest(table, "a", "L") == pytest.approx(0.9 - (0.4 - 0.5 * 2 / 3))
+    assert logistic_judging.shortest(table[:2], "a", "L") == 0
 
 
 def test_standard_errors_of_marginal_errors_are_those_of_repetitions():
@@ -228,28 +242,29 @@ def test_standard_errors_of_marginal_errors_are_those_of_repetitions():
 
 
 def test_a_gain_has_the_error_of_a_ratio():
-    better, worse = logistic_findings.Best(0.9, 0.09, 0.1), logistic_findings.Best(1.0, 0.0, 0.1)
-    assert logistic_findings.gain(better, worse) == pytest.approx((0.1, 0.09))
+    better, worse = logistic_judging.Best(0.9, 0.09, 0.1), logistic_judging.Best(1.0, 0.0, 0.1)
+    assert logistic_judging.gain(better, worse) == pytest.approx((0.1, 0.09))
 
 
 def test_local_steps_that_never_arrive_are_said():
-    lines = [
-        {"T": 1, "rounds to threshold": None, "rounds run": 50},
-        {"T": 10, "rounds to threshold": 7, "rounds run": 20},
-    ]
-    text = logistic_findings._local({"local_steps": lines, "threshold": 0.1})
-    assert "7 rounds at best, with T = 10" in text and "T = 1 did not reach it in 50 rounds" in text
-    capped = {"T": 50, "rounds to threshold": None, "rounds run": 4, "draws": 8, "floor": 0.3}
-    text = logistic_findings._local({"local_steps": [*lines, capped], "threshold": 0.1})
-    assert (
-        "T = 50 is not tested" in text
-        and "Whether larger T take more rounds again is not tested" in text
-    )
+    def told(*lines):
+        return logistic_findings._local({"local_steps": lines, "threshold": 0.1})
+
+    first = {"T": 1, "rounds to threshold": None, "rounds run": 50, "draws": 200, "floor": 0.05}
+    ten = {"T": 10, "rounds to threshold": 7, "rounds run": 20, "draws": 32, "floor": 0.09}
+    text = told(first, ten)
+    assert "T = 10 takes 7 rounds, T = 1 has not arrived in 50, more than 7.14 times" in text
+    assert "so near the threshold" in text and "T = 1: not in 50" in text
+    assert "T = 10 takes the fewest rounds, and none above it was tried" in text
+    capped = {"T": 50, "rounds to threshold": None, "rounds run": 40, "draws": 8, "floor": 0.09}
+    text = told(first, ten, capped)
+    assert "T = 50 is not tested" in text and "none above it was run for long enough" in text
     slow = capped | {"floor": 0.05}
-    text = logistic_findings._local({"local_steps": [*lines, slow], "threshold": 0.1})
-    assert "Not reached with T = 50 in 4 rounds" in text and "not tested" not in text
-    nobody = [dict(lines[0])]
-    assert "No T reaches" in logistic_findings._local({"local_steps": nobody, "threshold": 0.1})
+    text = told(first, ten, slow)
+    assert "more again: T = 50 has not arrived in 40" in text and "not tested" not in text
+    short = slow | {"rounds run": 9}  # too few to say
+    assert "less than 1.5 times as many" in told(first, ten, short)
+    assert "No T reaches" in told(first)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""When a difference of scores on images says something, and what it says."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from scipy import stats
+
+from experiments.fa_hmc.image_tuning import orientation
+
+__all__ = [
+    "END",
+    "NOISE",
+    "ONE_CHAIN",
+    "Against",
+    "against_one",
+    "compare",
+    "ranking",
+    "standard_error",
+    "told",
+]
+
+Score = Mapping[str, Any]
+LEVEL = 0.05  # of the tests
+NOISE = "within the noise"
+ONE_CHAIN = "not judged (one chain)"
+END = "not judged (best step size at an end of the grid)"
+LOST = "not judged (diverged)"
+BEST_FIRST = ("better", "better so far", LOST, END, ONE_CHAIN, NOISE, "worse so far", "worse")
+WORST_FIRST = ("worse", "worse so far", LOST, END, ONE_CHAIN, NOISE, "better so far", "better")
+
+
+class Against(NamedTuple):
+    """How a score of ``L`` or ``T`` above one compares with that of one.
+
+    Attributes
+    ----------
+    word
+        As of `compare`.
+    value
+        The ``L`` or ``T`` that decides, ``None`` where there is none.
+    gain, error
+        By which share of the score of one it is better, and the standard error of that share:
+        infinite for one chain.
+    """
+
+    word: str
+    value: int | None = None
+    gain: float = math.nan
+    error: float = math.inf
+
+
+def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple[int, Score]]:
+    """Return the values of ``L`` or ``T`` and their scores, best first, without diverged ones."""
+    found = [(r[varied], r["scores"][name]) for r in results if varied in r["sweeps"]]
+    good = [(value, score) for value, score in found if score["mean"] is not None]
+    return sorted(good, key=lambda pair: -orientation(name) * pair[1]["mean"])
+
+
+def compare(
+    name: str, ours: Score, theirs: Score, num_chains: int, *, tried: int = 1
+) -> tuple[str, float]:
+    """Return how one score compares with another, and by how much it is better.
+
+    ``"better"`` or ``"worse"`` where the difference of the means over chains is significant
+    (Welch's test, of the 95 % level divided by the number of values `tried`), with ``" so far"``
+    where the difference still shrinks; else `NOISE`. `ONE_CHAIN` and `END` where nothing can be
+    said: another step size, outside of the grid, may be better still.
+    """
+    gain = orientation(name) * (ours["mean"] - theirs["mean"])
+    if ours["sd"] is None or theirs["sd"] is None:
+        return ONE_CHAIN, gain
+    if ours["edge"] or theirs["edge"]:
+        return END, gain
+    if abs(gain) <= _noise(ours, theirs, num_chains, tried):
+        return NOISE, gain
+    return ("better" if gain > 0 else "worse") + " so far" * _shrinks(ours, theirs), gain
+
+
+def standard_error(ours: Score, theirs: Score, num_chains: int) -> float:
+    """Return the standard error of a difference of two means over chains."""
+    if ours["sd"] is None or theirs["sd"] is None:
+        return math.inf
+    return math.hypot(ours["sd"], theirs["sd"]) / math.sqrt(num_chains)
+
+
+def _noise(ours: Score, theirs: Score, num_chains: int, tried: int) -> float:
+    error = standard_error(ours, theirs, num_chains)
+    squares = [(score["sd"] ** 2 / num_chains) ** 2 for score in (ours, theirs)]
+    if error == 0:
+        return 0.0
+    freedom = error**4 * (num_chains - 1) / sum(squares)
+    return float(stats.t.ppf(1 - LEVEL / (2 * tried), freedom)) * error
+
+
+def _shrinks(ours: Score, theirs: Score) -> bool:
+    """Return whether a difference is smaller at the end than at half of the samples."""
+    gaps = [abs(a - b) for a, b in zip(ours["curve"], theirs["curve"], strict=True)]
+    return len(gaps) < 2 or gaps[-1] < gaps[len(gaps) // 2 - 1]
+
+
+def against_one(
+    results: list[dict[str, Any]],
+    varied: str,
+    name: str,
+    num_chains: int,
+    *,
+    all_of_them: bool = False,
+) -> Against:
+    """Return how values above one, some or all of them, compare with one in a score.
+
+    Some are better where any of them is, and all are where none is not. What cannot be judged
+    leaves the answer open, unless others give it.
+    """
+    ordered = ranking(results, varied, name)
+    one = next((score for value, score in ordered if value == 1), None)
+    others = [pair for pair in ordered if pair[0] > 1]
+    if one is None or not others:
+        return Against(LOST)
+    tried = 1 if all_of_them else len(others)
+    found = []
+    for value, score in reversed(others) if all_of_them else others:
+        word, gain = compare(name, score, one, num_chains, tried=tried)
+        error = standard_error(score, one, num_chains)
+        found.append(Against(word, value, gain / one["mean"], error / one["mean"]))
+    order = WORST_FIRST if all_of_them else BEST_FIRST
+    return min(found, key=lambda against: order.index(against.word))
+
+
+def told(found: Against) -> str:
+    """Return a difference in words, with its standard error where there is one.
+
+    Examples
+    --------
+    >>> told(Against("better", 50, 0.0123, 0.002)), told(Against(ONE_CHAIN, 10, -0.1))
+    ('+1.2 % (s.e. 0.2 %) with 50', '-10 % with 10')
+    """
+    if found.value is None:
+        return "-"
+    return f"{share(found.gain, found.error)} with {found.value}"
+
+
+def share(gain: float, error: float) -> str:
+    """Return a share in percent, with its standard error where it is finite.
+
+    Examples
+    --------
+    >>> share(0.234, 0.123), share(-0.1, math.inf)
+    ('+23 % (s.e. 12 %)', '-10 %')
+    """
+    digits = ".0f" if error >= 0.095 else ".1g"
+    told_ = f" (s.e. {format(100 * error, digits)} %)" if math.isfinite(error) else ""
+    return f"{100 * gain:+.2g} %{told_}"
