@@ -13,12 +13,12 @@ import numpy as np
 import fedmcmc
 from experiments import checks, output, spreading
 from experiments.checks import require
-from experiments.fsgld import gaussian_figures
-from experiments.fsgld.gaussian_findings import PAPER, commentary
+from experiments.fsgld import gaussian_figures, gaussian_law
+from experiments.fsgld.gaussian_findings import PAPER, about, commentary
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 
 TITLE = "Section 5.1: a Gaussian mean, non-IID shards, delayed communication"
 METHODS = ("dsgld", "fsgld")
@@ -139,10 +139,9 @@ def collect_every(thinning: int) -> Callable[..., jax.Array]:
 
 def simulate_shards(config: Config) -> np.ndarray:
     """Return the rows of every shard, ``[num_clients, rows, 2]``."""
-    rng = np.random.default_rng(config.seed)
-    centres = rng.uniform(-config.spread, config.spread, (config.num_clients, 2))
-    noise = rng.standard_normal((config.num_clients, config.rows_per_client, 2))
-    return centres[:, None] + noise
+    return gaussian_law.simulate_shards(
+        config.seed, config.spread, config.num_clients, config.rows_per_client
+    )
 
 
 def plan(config: Config, num_local_steps: int) -> Visit:

@@ -5,12 +5,14 @@ means and covariances follow a linear recursion; ``docs/laws.md`` derives its fi
 has unit curvature here, which makes the ``e_s`` numbers, not matrices.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-__all__ = ["RelayLaw", "relay_law"]
+__all__ = ["RelayLaw", "one_machine", "relay_law", "simulate_shards"]
 
 
 @dataclass(frozen=True)
@@ -149,3 +151,46 @@ def relay_law(
     noise = 2 * step_size * np.eye(dim) + scale * gradient_noise
     factor = np.full(num_clients, 1 - step_size * curvature)
     return RelayLaw(frequency, factor, step_size * pull, noise, num_local_steps)
+
+
+def simulate_shards(seed: int, spread: float, num_clients: int, rows_per_client: int) -> np.ndarray:
+    """Return the rows of every shard, ``[num_clients, rows, 2]``, around uniform means."""
+    rng = np.random.default_rng(seed)
+    centres = rng.uniform(-spread, spread, (num_clients, 2))
+    noise = rng.standard_normal((num_clients, rows_per_client, 2))
+    return centres[:, None] + noise
+
+
+def one_machine(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return what SGLD gives where one machine holds all rows of the Gaussian experiment.
+
+    Parameters
+    ----------
+    config
+        Settings of a run of ``fsgld/gaussian``.
+
+    Returns
+    -------
+    ``minibatches`` and ``all rows`` are variances a coordinate over the posterior's, with the
+    run's minibatches and with all rows at every step; ``scatter`` and ``within`` are the variances
+    of a row, over all rows and about the mean of its shard.
+    """
+    sizes = {name: config[name] for name in ("seed", "spread", "num_clients", "rows_per_client")}
+    shards = simulate_shards(**sizes)
+    pooled = shards.reshape(1, -1, shards.shape[-1])
+    precision = 1 + pooled.shape[1]
+    settings: dict[str, Any] = dict(step_size=config["step_size"], num_local_steps=1, alpha=0.0)
+
+    def width(rows: np.ndarray) -> float:
+        law = relay_law(rows, batch_size=config["batch_size"], **settings)
+        _, covariance = law.moments((1,))
+        return float(precision * np.trace(covariance) / len(covariance))
+
+    # A minibatch of rows that are all the same is as good as all rows.
+    quiet = np.broadcast_to(pooled.mean(axis=1, keepdims=True), pooled.shape)
+    return {
+        "minibatches": width(pooled),
+        "all rows": width(quiet),
+        "scatter": float(pooled.var(axis=1).mean()),
+        "within": float(shards.var(axis=1).mean()),
+    }

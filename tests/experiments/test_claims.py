@@ -305,15 +305,17 @@ def test_falling_steps_are_judged_by_a_logarithm(power, word):
 
 
 @pytest.mark.parametrize(
-    ("best", "word"), [((1.0, 0.9, 0.5), "reproduced"), ((0.5, 0.9, 1.0), "contradicted")]
+    ("turn", "best", "word"),
+    [(1.0, 0.51, "reproduced"), (1.0, 0.75, "partly"), (0.5, 0.51, "contradicted")],
 )
-def test_multiples_of_the_conducive_gradient_are_judged_by_the_surrogates_errors(best, word):
+def test_multiples_of_the_conducive_gradient_are_judged_beside_the_theory(turn, best, word):
+    """Right surrogates have their least variance with 1, and the best is the theory's."""
     table = [
-        {"error of surrogates": error, "alpha": a, "variance over the posterior's": 1 + abs(a - b)}
-        for error, b in zip((0.0, 0.3, 1.0), best, strict=True)
-        for a in (0.5, 0.9, 1.0)
+        {"error of surrogates": 0.0, "alpha": a, "variance over the posterior's": 1 + abs(a - turn)}
+        for a in (0.0, 0.5, 1.0, 1.5)
     ]
-    assert judge(fsgld, "Remark 1", {"table": table}) == word
+    least = [{"error of surrogates": 1.0, "best alpha": best, "its s.e.": 0.02, "theory": 0.5}]
+    assert judge(fsgld, "Remark 1", {"table": table, "least": least}) == word
 
 
 def scored(varied, value, mean, *, sd=0.01, half=None, edge="", other=1):
@@ -462,6 +464,8 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
     [
         ([1.0, 1.1, 1.2], "reproduced"),
         ([-1.0, -1.1, -1.2], "contradicted"),
+        ([0.03, 0.03, 0.031], "partly"),  # better, not far better
+        ([-0.5, 0.5, 0.6], "untestable"),  # the noise would hide what the paper has
         ([1.0], "untestable"),
         ([None, None, None], "untestable"),  # diverged
     ],
@@ -471,10 +475,74 @@ def test_networks_are_judged_within_repetitions(fsgld_scores, word):
     values["non_iid DSGLD"] = {"test": [0.0] * len(fsgld_scores)}
     row = {"method": "FSGLD", "split": "non_iid", "ignores input": "70%"}
     metrics = {"values": values, "data": "SUSY", "table": [row]}
-    assert judge(fsgld, "Table 1", metrics, {"table": "susy"}).startswith(word)
+    config = {"table": "susy", "step_size": 5e-5}
+    assert judge(fsgld, "Table 1", metrics, config).startswith(word)
     # What holds on other data holds in part.
-    other = judge(fsgld, "Table 1", metrics | {"data": "Covertype"}, {"table": "covtype"})
+    config["table"] = "covtype"
+    other = judge(fsgld, "Table 1", metrics | {"data": "Covertype"}, config)
     assert other.startswith("partly" if word == "reproduced" else word)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "word"),
+    [
+        ([0.01, -0.01, 0.0], "reproduced"),
+        ([-0.2, -0.21, -0.2], "contradicted"),
+        ([0.2, 0.21, 0.2], "contradicted"),
+        ([-0.2, 0.2, 0.1], "untestable here"),
+    ],
+)
+def test_networks_are_alike_up_to_a_margin(gaps, word):
+    values = {"iid FSGLD": {"test": gaps}, "iid DSGLD": {"test": [0.0] * 3}}
+    claim = next(c for c in fsgld.CLAIMS if c.text == "On IID shards both perform alike.")
+    config = {"table": "susy", "step_size": 5e-5}
+    assert claim.judge({"values": values, "table": []}, config).word == word
+
+
+def test_a_log_likelihood_is_beside_a_coin_toss_within_its_noise():
+    coin = -np.log(2)
+    assert "no better than" in fsgld._beside_a_coin(coin + np.array([-0.2, 0.1, 0.05]))
+    assert "worse than" in fsgld._beside_a_coin(coin - np.array([0.2, 0.21, 0.19]))
+    assert fsgld._beside_a_coin(coin + np.array([0.2, 0.21, 0.19])) == ""
+
+
+DEVIATIONS = np.random.default_rng(0).standard_normal((2, 10))
+
+
+@pytest.mark.parametrize(
+    ("learn", "test", "word"),
+    [
+        (0.3, 0.3, "reproduced"),
+        (1.0, 0.3, "partly"),
+        (1.0, 1.0, "untestable here"),
+        (1.0, 3.0, "contradicted"),
+    ],
+)
+def test_spreads_over_repetitions_are_judged_by_a_test(learn, test, word):
+    one, noise = DEVIATIONS
+    found = {k: list(f * (one + 0.2 * noise)) for k, f in (("learn", learn), ("test", test))}
+    methods = {"FSGLD": found, "DSGLD": {key: list(one) for key in found}}
+    (claim,) = [claim for claim in fsgld.CLAIMS if claim.text == "FSGLD varies less."]
+    assert claim.judge({"methods": methods}, {}).word == word
+
+
+@pytest.mark.parametrize(
+    ("iid", "non_iid", "word"),
+    [
+        (0.2, 0.2, "reproduced"),
+        (0.2, 1.0, "partly"),
+        (1.0, 1.0, "contradicted"),
+    ],
+)
+def test_spreads_of_networks_are_judged_by_a_half(iid, non_iid, word):
+    one, noise = DEVIATIONS
+    values = {}
+    for split, factor in (("iid", iid), ("non_iid", non_iid)):
+        values[f"{split} FSGLD"] = {"test": list(factor * (one + 0.2 * noise))}
+        values[f"{split} DSGLD"] = {"test": list(one)}
+    claim = next(c for c in fsgld.CLAIMS if c.text.startswith("FSGLD's standard deviations"))
+    config = {"table": "susy", "step_size": 5e-5}
+    assert claim.judge({"values": values}, config).word == word
 
 
 @pytest.mark.parametrize(
