@@ -115,7 +115,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
                     "error of surrogates": error,
                     "alpha": alpha,
                     NAME: float(each.mean()),
-                    "s.e. over draws": float(each.std(ddof=1) / len(each) ** 0.5),
+                    "s.e. over draws": float(each.std(ddof=1) / len(each) ** 0.5) if error else 0.0,
                     "first draw": float(each[0]),
                     "measured": measured,
                     "s.e.": its_error,
