@@ -70,8 +70,8 @@ def _mse(metrics: Given, config: Given) -> Verdict:
     word = first_that_holds((smaller > 2 and alike < 1.1, REPRODUCED), otherwise=CONTRADICTED)
     return Verdict(
         word,
-        f"at least {smaller:.0f} times smaller; the same for every T up to a factor of "
-        f"1 + {alike - 1:.0e} (exact laws)",
+        f"at least {smaller:.0f} times smaller; FSGLD's for all T agree within a factor of "
+        f"{alike:.4f} (exact laws)",
     )
 
 
@@ -81,12 +81,13 @@ def _plateau(metrics: Given, config: Given) -> Verdict:
     bias = max(r["exact bias"] for r in rows)
     share = max(r["exact bias"] ** 2 / r["exact MSE"] for r in rows)
     word = REPRODUCED if share > 0.1 else CONTRADICTED
-    above = max(r["exact MSE"] for r in rows) / max(r["exact MSE"] for r in _of(metrics, "FSGLD"))
+    own = [r["exact MSE"] for r in _of(metrics, "FSGLD") if r["T"] == rows[0]["T"]]
+    above = rows[0]["exact MSE"] / own[0]
     return Verdict(
         word,
         f"the bias, which would be the plateau, is at most {bias:.1g} from T = 100 on, that is 0; "
-        f"the error is up to {above:.0f} times FSGLD's, and falls as fast, as one over the number "
-        "of samples",
+        f"the error at T = {rows[0]['T']} is {above:.0f} times FSGLD's, and falls as fast, as one "
+        "over the number of samples",
     )
 
 
@@ -346,7 +347,14 @@ CLAIMS = (
         "log_likelihood.png",
         SAMPLED,
     ),
-    Claim("Figure 5", "FSGLD varies less.", "fsgld/metric", _spread, "log_likelihood.png", SAMPLED),
+    Claim(
+        "Figure 5",
+        "FSGLD varies less overall.",
+        "fsgld/metric",
+        _spread,
+        "log_likelihood.png",
+        SAMPLED,
+    ),
     Claim(
         "Appendix F.2",
         "Results with Laplace approximations as surrogates (the appendix is not in our copy).",

@@ -57,7 +57,7 @@ def _metric_spreads(sampled: Given) -> str:
         "In metric learning the standard deviation of FSGLD's log likelihood over "
         f"{len(of['FSGLD']['learn'])} repetitions, over that of DSGLD's, is "
         f"{found['learn']} on learning pairs and {found['test']} on pairs held out, by Pitman and "
-        "Morgan's test for pairs. The paper's Figure 5 has less everywhere. Our repetitions have "
+        "Morgan's test for pairs. The paper's Figure 5 has less overall. Our repetitions have "
         "pairs of their own, and most of the spread is theirs: FSGLD's over that of pooled NUTS is "
         f"{nuts['learn']} and {nuts['test']}. Ten repetitions tell little of a standard deviation: "
         "test it, on differences within repetitions where you can."
@@ -165,7 +165,7 @@ def _multiple(multiples: Given) -> str:
         f"e = {worst:g} single ones have their best from {row['lowest of a draw']:.2f} to "
         f"{row['highest of a draw']:.2f}. No multiple mends bad surrogates: with 1 the variance "
         f"grows {one[worst] / one[right]:.0f}-fold from right ones to the worst, to "
-        f"{one[worst] / none[worst]:.2f} times that without surrogates (DSGLD)."
+        f"{one[worst] / none[worst]:.2f} times what it is without surrogates (DSGLD)."
     )
 
 
