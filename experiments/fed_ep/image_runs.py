@@ -96,12 +96,13 @@ def measure(
     curves = runs.execute(settings, posterior, federation, score_fn, placement, variants)
     key = jax.random.key(settings.seed + 1)
     table, by_round, spreads, losses = [], {}, {}, {}
-    early, best = {}, {}
+    by_seed: dict[str, dict[str, list[float]]] = {"early": {}, "best": {}, "end": {}}
     for name, curve in curves.items():
         accuracy = 100 * np.asarray(curve.scores["accuracy"], np.float64)
         by_round[name] = accuracy.mean(axis=0).tolist()
         spreads[name] = image_figures.deviations(accuracy, settings.window)
-        early[name], best[name] = _by_seed(accuracy, settings)
+        for part, values in _by_seed(accuracy, settings).items():
+            by_seed[part][name] = values
         losses[name] = np.asarray(curve.scores["loss"], np.float64).mean(axis=0).tolist()
         row = {"method": name} | _summary(accuracy, settings)
         row |= _calibration(key, name, curve, predict_fn, federation.test, settings)
@@ -115,8 +116,7 @@ def measure(
         "by_round_sd": spreads,
         "loss_by_round": losses,
         # Of each seed, so that methods can be compared on the same burn-in and test images.
-        "early_by_seed": early,
-        "best_by_seed": best,
+        **{f"{part}_by_seed": values for part, values in by_seed.items()},
         **runs.trouble(curves),
     }
 
@@ -185,12 +185,21 @@ def _summary(accuracy: np.ndarray, settings: Settings) -> dict[str, Any]:
     return row
 
 
-def _by_seed(accuracy: np.ndarray, settings: Settings) -> tuple[list[float], list[float]]:
-    """Return each seed's mean of the first `window` rounds after the burn-in, and its best mean."""
-    windows = np.lib.stride_tricks.sliding_window_view(accuracy, settings.window, axis=1)
-    means = windows.mean(axis=-1)
-    early = means[:, settings.num_burnin :][:, :1]
-    return early.ravel().tolist(), means.max(axis=1).tolist()
+def _by_seed(accuracy: np.ndarray, settings: Settings) -> dict[str, list[float]]:
+    """Return each seed's means: first and last `window` rounds after the burn-in, and the best.
+
+    The best is a running mean of `best_window` rounds, as in the table. The best and the last are
+    NaN where the run turned non-finite before its end.
+    """
+    first, window = settings.num_burnin, settings.window
+    whole = accuracy.shape[1] == settings.num_rounds
+    lost = np.full(len(accuracy), np.nan)
+    best = metrics.best_running_mean(accuracy, settings.best_window) if whole else lost
+    return {
+        "early": accuracy[:, first : first + window].mean(axis=1).tolist(),
+        "best": np.asarray(best, np.float64).tolist(),
+        "end": (accuracy[:, -window:].mean(axis=1) if whole else lost).tolist(),
+    }
 
 
 def _deviation(values: np.ndarray | None) -> float | None:
