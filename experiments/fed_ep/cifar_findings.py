@@ -36,7 +36,7 @@ TABLE_5 = {
 }
 
 PAPER = f"""
-CIFAR-100 in 500 clients of 100 images (Pachinko allocation), ResNet-18 with group normalisation
+CIFAR-100 in 500 clients of 100 images (Pachinko allocation), ResNet-18 with group normalization
 (11.2 million parameters), 20 clients per round, 10 epochs of SGD with momentum; 400 rounds of
 FedAvg, then each method goes on to 1500 rounds. I, M, L and V are the ways of client inference: a
 scaled identity, the samples' variances, Laplace's method, natural-gradient variational inference;
@@ -47,7 +47,10 @@ that the scaled identity is as good as the others, and that FedSEP nearly matche
 decay, clipping, norms and damping are those of the released code, which differs from the paper (see
 `docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller. The published runs crop and mirror
 CIFAR-100's training images anew at every visit; `fed_ep/cifar` does so once, before the run, and
-CIFAR-10's images are shrunk and not cropped.
+CIFAR-10's images are shrunk and not cropped. In an epoch, here and in the sections below, a client
+goes through its rows in a new order; none is drawn twice. The paper's standard deviations over five
+seeds are 0.2 to 0.6 points of accuracy (FedPA has none); 50 % is reached by four seeds of FedEP (M)
+and by one of FedEP (V).
 
 Table 2: best accuracy (%), and rounds to an accuracy.
 

@@ -1,15 +1,21 @@
 """What the reports on images share: our tables, and which of the paper's orderings hold."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from experiments import output
+from experiments.fed_ep.differences import (
+    TIMES,
+    accuracy,
+    difference,
+    difference_noise,
+    fall,
+    within_seeds,
+)
 
-__all__ = ["difference_noise", "introduction", "number", "seeds", "tables", "trouble"]
+__all__ = ["fallen", "introduction", "number", "seeds", "tables", "trouble"]
 
-TIMES = 2.0
 STILL = 0.15
 CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
 
@@ -36,11 +42,27 @@ def tables(metrics: dict[str, Any], *, calibration: bool = False) -> str:
                 line[name] = number(row[name], row[deviation])
             else:
                 line[name] = _reached(row, name, settings["num_seeds"])
+        end = accuracy(metrics, row["method"], "end")
+        line[f"last {settings['window']} rounds"] = "-" if math.isnan(end) else f"{end:.1f}"
         rows.append(line)
-    parts = [introduction(metrics), output.markdown_table(rows)]
+    parts = [introduction(metrics), output.markdown_table(rows), fallen(metrics)]
     if calibration:
         parts.append(_calibration(metrics))
-    return "\n\n".join([*parts, _conclusions(metrics), trouble(metrics)]).strip()
+    parts += [_conclusions(metrics, calibration), trouble(metrics)]
+    return "\n\n".join(part for part in parts if part).strip()
+
+
+def fallen(metrics: Mapping[str, Any]) -> str:
+    """Name the methods whose last rounds are behind their best, which best accuracies hide."""
+    found = []
+    for row in metrics["table"]:
+        name = row["method"]
+        if fall(metrics, name).above:
+            best, end = (accuracy(metrics, name, part) for part in ("best", "end"))
+            found.append(f"{name} from {best:.1f} to {end:.1f}")
+    window = metrics["settings"]["window"]
+    text = f"A best accuracy hides what comes after it. In the last {window} rounds are below their"
+    return f"{text} best, beyond noise: {'; '.join(found)}." if found else ""
 
 
 def introduction(metrics: dict[str, Any]) -> str:
@@ -60,17 +82,6 @@ def seeds(settings: Mapping[str, Any]) -> str:
     """Return how many independent runs there were."""
     num = settings["num_seeds"]
     return f"{num} seed{'s' if num > 1 else ''}"
-
-
-def difference_noise(metrics: Mapping[str, Any], *rates: float) -> float:
-    """Return two standard errors of a difference of accuracies on two independent test sets.
-
-    Of accuracies in percent; one stands for both.
-    """
-    shares = np.array(rates if len(rates) > 1 else 2 * rates) / 100
-    return float(
-        TIMES * 100 * np.sqrt((shares * (1 - shares)).sum() / metrics["settings"]["num_test"])
-    )
 
 
 def _reached(row: Mapping[str, Any], name: str, num_seeds: int) -> str:
@@ -98,7 +109,7 @@ def number(value: float | None, deviation: float | None = None) -> str:
     return text if deviation is None else f"{text} ({deviation:.1f})"
 
 
-def _conclusions(metrics: dict[str, Any]) -> str:
+def _conclusions(metrics: dict[str, Any], calibration: bool) -> str:
     """Say which of the paper's orderings hold, for the methods that were run."""
     settings = metrics["settings"]
     column = f"accuracy in {settings['checkpoints'][-1]} rounds"
@@ -108,38 +119,60 @@ def _conclusions(metrics: dict[str, Any]) -> str:
         own = {name: value for name, value in best.items() if name.startswith(f"{family} ")}
         for baseline in ("FedAvg", "FedPA"):
             if own and baseline in best:
-                lines.append(_against(family, own, baseline, metrics, best[baseline]))
+                lines.append(_against(family, own, baseline, metrics, calibration))
     if lines:
         if _still(metrics):
             lines.append(f"\n\\* stood still in more than {STILL:.0%} of its rounds: see below.")
-        lines.append(
-            f"\nAhead or behind is a difference of best accuracies of more than {TIMES:g} standard "
-            "errors that two independent test sets of this size would give it; runs differ besides "
-            f"({seeds(settings)}), and windows are chosen on the test set. Calibration errors are "
-            "compared as they are."
-        )
+        lines.append("\n" + _noise(metrics, calibration))
     return "\n".join(lines)
 
 
+def _noise(metrics: Mapping[str, Any], calibration: bool) -> str:
+    """Say beyond what a difference counts."""
+    if within_seeds(metrics):
+        text = (
+            "Ahead or behind is a difference of best accuracies beyond the 95 % interval of "
+            f"differences within {seeds(metrics['settings'])}, by Student's law; all seeds have "
+            "the same clients and test images"
+        )
+    else:
+        text = (
+            f"Ahead or behind is a difference of best accuracies of more than {TIMES:g} standard "
+            "errors that two independent test sets of this size would give it; how much seeds "
+            f"differ besides is not in this record ({seeds(metrics['settings'])})"
+        )
+    text += ". Windows are chosen on the test set."
+    if calibration:
+        text += (
+            f" A calibration error counts as smaller beyond {TIMES:g} standard errors, those of "
+            "a share of a half on the test images."
+        )
+    return text
+
+
 def _against(
-    family: str, own: Mapping[str, float], baseline: str, metrics: dict[str, Any], level: float
+    family: str, own: Mapping[str, float], baseline: str, metrics: dict[str, Any], calibration: bool
 ) -> str:
-    errors = {r["method"]: r["ECE, point"] for r in metrics["table"] if r["ECE, point"] is not None}
-    size = metrics["settings"]["num_test"]
     found: dict[str, list[str]] = {"ahead of": [], "behind": [], "not told apart from": []}
     still = _still(metrics)
-    for name, value in sorted(own.items()):
-        rates = np.array([value, level]) / 100
-        noise = 100 * np.sqrt(np.sum(rates * (1 - rates)) / size)
-        far = abs(value - level) > TIMES * noise
-        kind = "not told apart from" if not far else "ahead of" if value > level else "behind"
+    for name in sorted(own):
+        gap = difference(metrics, name, baseline)
+        kind = "ahead of" if gap.above else "behind" if gap.below else "not told apart from"
         found[kind].append(name[-2] + "*" * (name in still))
     told = [f"{kind} {baseline} with {_listed(who, own)}" for kind, who in found.items() if who]
-    better = sorted(n[-2] for n in own if errors.get(n, 1e9) < errors.get(baseline, -1.0))
-    return (
-        f"- {family} is {'; '.join(told)}, in best accuracy; its point estimate has the smaller "
-        f"calibration error with {_listed(better, own)}."
-    )
+    text = f"- {family} is {'; '.join(told)}, in best accuracy"
+    if calibration:
+        errors = {row["method"]: row["ECE, point"] for row in metrics["table"]}
+        level = errors[baseline]
+        noise = difference_noise(metrics, 50.0)
+        better = [
+            n[-2]
+            for n in sorted(own)
+            if None not in (errors[n], level) and errors[n] < level - noise
+        ]
+        listed = _listed(better, own)
+        text += f"; its point estimate has the smaller calibration error with {listed}"
+    return f"{text}."
 
 
 def _still(metrics: dict[str, Any]) -> list[str]:

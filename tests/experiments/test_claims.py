@@ -554,45 +554,44 @@ def test_accuracies_are_judged_by_the_noise_of_their_test_images(gain, word):
         for name, value in (("FedAvg", 50.0), ("FedPA", 50.0), ("FedEP (I)", 50 + gain))
     ]
     settings = {"num_test": 1000, "checkpoints": [5]}
-    config = {"num_seeds": 1, "dataset": "cifar100"}
+    config = ONE_SEED
     metrics = {"table": table, "settings": settings}
     assert judge(fed_ep, "Table 2, Figure 2", metrics, config) == word
 
 
-@pytest.mark.parametrize(
-    ("lead", "num_test", "word"),
-    [
-        (9.0, 2000, "reproduced"),
-        (0.2, 2000, "untestable here"),  # too few images to see a point
-        (0.2, 100_000, "contradicted"),
-    ],
-)
-def test_a_lead_in_speed_is_judged_by_what_could_be_seen(lead, num_test, word):
-    curves = {"FedEP (I)": [30.0] * 6, "FedEP (V)": [30.0] * 2 + [30 + lead] * 4}
-    metrics = {"by_round": curves, "settings": dict(window=2, num_burnin=2, num_test=num_test)}
-    config = {"num_seeds": 3, "dataset": "cifar100"}
-    assert judge(fed_ep, "Figure 4, middle", metrics, config) == word
+ONE_SEED = {"num_seeds": 1, "dataset": "cifar100", "num_rounds": 5, "num_burnin": 2, "window": 2}
+THREE_SEEDS = ONE_SEED | {"num_seeds": 3}
+
+
+def within_seeds(**accuracies):
+    """Return what a run with seeds keeps, of accuracies at all parts of a run alike."""
+    table = [{"method": n, "accuracy in 5 rounds": np.mean(v)} for n, v in accuracies.items()]
+    settings = dict(window=2, num_burnin=2, num_test=2000, checkpoints=[5])
+    parts = {f"{part}_by_seed": accuracies for part in ("early", "best", "end")}
+    return {"table": table, "settings": settings, "num_parameters": 10_100, **parts}
 
 
 @pytest.mark.parametrize(
     ("leads", "small", "large"),
     [
         ([1.0, 1.1, 1.2], "reproduced", "contradicted"),
+        ([0.3, 0.31, 0.32], "partly", "reproduced"),  # a curve hardly shows it
         ([0.0, 0.1, -0.1], "contradicted", "reproduced"),
         ([-2.0, 3.0, 1.0], "untestable here", "untestable here"),  # seeds differ too much
+        ([0.1, 0.3, 0.5], "untestable here", "untestable here"),  # two s.e. are too few of three
     ],
 )
-def test_a_lead_in_speed_is_judged_within_seeds_where_a_run_kept_them(leads, small, large):
-    seeds = {"FedEP (I)": [30.0, 31.0, 29.0]}
-    seeds["FedEP (V)"] = [a + b for a, b in zip(seeds["FedEP (I)"], leads, strict=True)]
-    metrics = {"early_by_seed": seeds, "best_by_seed": seeds, "settings": {}}
-    metrics["settings"] = dict(window=2, num_burnin=2, num_test=10)
-    config = {"num_seeds": 3, "dataset": "cifar100"}
+def test_a_lead_in_speed_is_judged_within_seeds(leads, small, large):
+    plain = [30.0, 31.0, 29.0]
+    natural = [a + b for a, b in zip(plain, leads, strict=True)]
+    metrics = within_seeds(**{"FedEP (I)": plain, "FedEP (V)": natural})
+    config = THREE_SEEDS
     assert judge(fed_ep, "Figure 4, middle", metrics, config) == small
-    assert judge(fed_ep, "Figure 4, right", metrics, config) == large
     other = config | {"dataset": "cifar10"}
     expected = "partly" if small == "reproduced" else small
     assert judge(fed_ep, "Figure 4, middle", metrics, other) == expected
+    assert judge(fed_ep, "Figure 4, right", metrics, config) == "untestable here"  # no large model
+    assert judge(fed_ep, "Figure 4, right", metrics | {"num_parameters": 172_900}, config) == large
 
 
 @pytest.mark.parametrize(
@@ -600,18 +599,113 @@ def test_a_lead_in_speed_is_judged_within_seeds_where_a_run_kept_them(leads, sma
     [
         ((50.0, 50.0, 59.0), "reproduced", "contradicted"),
         ((59.0, 55.0, 50.0), "contradicted", "contradicted"),
-        ((50.0, 50.1, 50.2), "untestable here", "reproduced"),
+        ((50.0, 50.1, 50.2), "untestable here", "untestable here"),
     ],
 )
 def test_settings_are_judged_by_the_noise_of_their_test_images(best, epochs, robust):
-    table = [
-        {"method": f"FedEP (V): ngvi_epochs={n}", "accuracy in 5 rounds": value}
-        for n, value in zip((1, 5, 10), best, strict=True)
-    ]
-    metrics = {"table": table, "settings": {"num_test": 2000, "checkpoints": [5]}}
-    config = {"num_seeds": 1, "dataset": "cifar100"}
+    names = [f"FedEP (V): ngvi_epochs={n}" for n in (1, 5, 10)]
+    metrics = within_seeds(**{n: [value] for n, value in zip(names, best, strict=True)})
+    metrics |= {"by_round": {n: [v] * 5 for n, v in zip(names, best, strict=True)}, "diverged": {}}
+    config = ONE_SEED
     assert judge(fed_ep, "Figure 6", metrics, config) == epochs
     assert judge(fed_ep, "Table 8", metrics, config) == robust
+
+
+@pytest.mark.parametrize(
+    ("gains", "end", "epochs", "robust"),
+    [
+        ((0.1, 0.2, 0.15), None, "reproduced", "reproduced"),
+        ((-0.1, -0.2, -0.15), None, "contradicted", "reproduced"),
+        ((4.0, 4.2, 4.1), None, "reproduced", "contradicted"),
+        ((-1.0, 3.0, 1.0), None, "untestable here", "untestable here"),
+        # Best accuracies alone would hide that it ends at chance.
+        ((0.1, 0.2, 0.15), [10.0, 10.1, 9.9], "reproduced", "contradicted"),
+    ],
+)
+def test_settings_are_judged_within_seeds_and_by_what_lasts(gains, end, epochs, robust):
+    few = [50.0, 52.0, 51.0]
+    names = [f"FedEP (V): ngvi_epochs={n}" for n in (1, 10)]
+    many = [a + b for a, b in zip(few, gains, strict=True)]
+    metrics = within_seeds(**dict(zip(names, (few, many), strict=True)))
+    if end is not None:
+        metrics["end_by_seed"] = {names[0]: few, names[1]: end}
+    config = THREE_SEEDS
+    assert judge(fed_ep, "Figure 6", metrics, config) == epochs
+    assert judge(fed_ep, "Table 8", metrics, config) == robust
+    (claim,) = [c for c in fed_ep.CLAIMS if c.text.startswith("FedEP is robust")]
+    assert ("below the best" in claim.judge(metrics, config).number) == (end is not None)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "word"),
+    [
+        ([1.0, 1.1, 1.2], "reproduced"),  # the paper's largest gap is 1.8 points
+        ([1.0, 2.0, 1.5], "untestable here"),
+        ([5.0, 5.1, 5.2], "contradicted"),
+    ],
+)
+def test_nearly_equal_is_what_the_papers_own_gaps_are(gaps, word):
+    kept = [50.0, 52.0, 51.0]
+    without = [a - b for a, b in zip(kept, gaps, strict=True)]
+    metrics = within_seeds(**{"FedEP (I)": kept, "FedSEP (I)": without})
+    config = THREE_SEEDS
+    (claim,) = [c for c in fed_ep.CLAIMS if "nearly matches" in c.text]
+    assert claim.judge(metrics, config).word == word
+    # The noise of 2,000 test images hides gaps like the paper's.
+    one = {"table": metrics["table"], "settings": metrics["settings"]}
+    expected = word if word == "contradicted" and min(gaps) > 4.9 else "untestable here"
+    assert claim.judge(one, ONE_SEED).word == expected
+
+
+def test_an_identity_is_as_good_as_the_best_or_the_papers_gap_behind():
+    (claim,) = [c for c in fed_ep.CLAIMS if "as good as" in c.text]
+    config = THREE_SEEDS
+    for lead, word in ((-1.0, "reproduced"), (0.05, "reproduced"), (2.0, "contradicted")):
+        other = [a + lead for a in (50.0, 52.0, 51.0)]
+        metrics = within_seeds(**{"FedEP (I)": [50.0, 52.0, 51.0], "FedEP (V)": other})
+        assert claim.judge(metrics, config).word == word
+        one = {"table": metrics["table"], "settings": metrics["settings"]}
+        expected = "untestable here"
+        assert claim.judge(one, ONE_SEED).word == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "lead", "word"),
+    [
+        (40.0, None, 9.0, "reproduced"),
+        (40.0, None, 0.1, "untestable here"),  # the accuracy that tells them apart is noise
+        (40.0, 60.0, 9.0, "untestable here"),  # one seed says nothing of the noise of rounds
+        (None, 60.0, -9.0, "contradicted"),
+    ],
+)
+def test_fewer_rounds_are_judged_by_who_reaches_an_accuracy(own, base, lead, word):
+    (claim,) = [c for c in fed_ep.CLAIMS if "half the rounds" in c.text]
+    rows = {"FedAvg": (50.0, base), "FedPA": (50.0, None), "FedEP (I)": (50.0 + lead, own)}
+    table = [
+        {"method": n, "accuracy in 5 rounds": a, "rounds to 45 %": r} for n, (a, r) in rows.items()
+    ]
+    settings = {"num_test": 1000, "checkpoints": [5], "thresholds": [45.0]}
+    found = claim.judge({"table": table, "settings": settings}, ONE_SEED)
+    assert found.word == word
+
+
+def test_another_covariance_tests_nothing_of_the_papers():
+    (claim,) = [c for c in fed_ep.CLAIMS if c.where.startswith("Table 6")]
+    names = {"FedAvg": 90.0, "FedPA": 90.0, "FedSEP (I)": 80.0}
+    metrics = within_seeds(**{n: [v, v + 1, v + 2] for n, v in names.items()})
+    config = THREE_SEEDS | {"dataset": "emnist62", "covariance": 5e-3}
+    assert claim.judge(metrics, config).word == "contradicted"
+    found = claim.judge(metrics, config | {"covariance": 0.1})
+    assert found.word == "untestable here" and "0.1, the paper's is 0.005" in found.number
+
+
+def test_calibration_is_judged_beyond_the_noise_of_the_test_images():
+    (claim,) = [c for c in fed_ep.CLAIMS if c.where == "Table 5"]
+    config = ONE_SEED
+    for own, word in ((20.0, "reproduced"), (28.0, "untestable here"), (39.0, "contradicted")):
+        errors = {"FedAvg": 30.0, "FedPA": 31.0, "FedEP (I)": own}
+        table = [{"method": n, "ECE, point": v} for n, v in errors.items()]
+        assert claim.judge({"table": table, "settings": {"num_test": 2000}}, config).word == word
 
 
 def test_losses_are_those_of_the_end():
@@ -630,5 +724,6 @@ def test_made_up_words_test_no_claim_on_real_ones():
     names = ("FedAvg", "FedPA", "FedSEP (I)", "FedSEP (L)", "FedSEP (V)", "FedSEP (M)")
     table = [{"method": n, "micro F1": 10.0 + i} for i, n in enumerate(names)]
     for dataset, word in (("synthetic", "untestable here"), ("stackoverflow", "reproduced")):
-        found = judge(fed_ep, "Table 3, Figure 3", {"table": table}, {"dataset": dataset})
+        config = {"dataset": dataset, "num_seeds": 1}
+        found = judge(fed_ep, "Table 3, Figure 3", {"table": table}, config)
         assert found == word

@@ -142,8 +142,13 @@ def test_a_line_of_the_grid_is_the_method_with_that_setting(monkeypatch, tmp_pat
         cifar.Config(methods=("FedAvg", "FedSEP (I)"), covariance=0.1, **given), tmp_path
     )
     assert found["by_round"]["FedAvg"] == alone["by_round"]["FedAvg"]
-    assert found["loss_by_round"][GRID[0]] == alone["loss_by_round"]["FedSEP (I)"]
-    assert found["loss_by_round"][GRID[0]] != found["loss_by_round"][GRID[1]]
+    for part in ("early", "best", "end"):
+        kept = found[f"{part}_by_seed"]
+        assert kept[GRID[0]] == alone[f"{part}_by_seed"]["FedSEP (I)"]
+    assert found["by_round"][GRID[0]] == alone["by_round"]["FedSEP (I)"]
+    assert found["end_by_seed"][GRID[0]] == pytest.approx(
+        [np.mean(found["by_round"][GRID[0]][-2:])]
+    )
     of = hyperparameters.groups(found)["FedSEP (I), covariance"]
     assert list(of) == ["0.1", "0.001"]
     assert "FedSEP (I), covariance | 0.1: " in hyperparameters.commentary(found)
