@@ -19,7 +19,8 @@ hardly bounds the coefficients. Surrogates are, with dense precisions: Laplace's
 own maximum under the prior; FedEP's sites after so many rounds (after one: the moments of each
 likelihood under the prior, which is a fit of each client alone as well); and second-order
 expansions at the common mode. Gradients are full ones, so that nothing but the surrogates and the
-step size matters.
+step size matters. It is one data set, one split and one fit of the sites: how much these matter was
+not measured.
 """
 
 
