@@ -295,7 +295,7 @@ def _settings(family: str) -> Any:
             on_other_data(word, config["dataset"] != "cifar100"),
             f"points from the worst to the best value, at their best: {listed}; the paper: at "
             f"most {SETTINGS_SPREAD:g}"
-            + (f"; the last {window} rounds are below the best: {ends}" if ends else "")
+            + (f"; the last {window} rounds are further below the best: {ends}" if ends else "")
             + f"; {_seeds(config)}{_data(config, 'cifar100')}",
         )
 

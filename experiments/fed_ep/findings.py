@@ -177,9 +177,17 @@ def _against(
 
 def _still(metrics: dict[str, Any]) -> list[str]:
     """Return the methods whose point stood still in many rounds."""
-    settings = metrics["settings"]
-    own = settings["num_rounds"] - settings["num_burnin"]
+    own = _own_rounds(metrics["settings"])
     return [n for n, rounds in metrics["improper_rounds"].items() if rounds > STILL * own]
+
+
+def _own_rounds(settings: Mapping[str, Any]) -> int:
+    """Return a method's rounds after the burn-in, those of all seeds together."""
+    return int(settings["num_seeds"] * (settings["num_rounds"] - settings["num_burnin"]))
+
+
+def _of_all(metrics: Mapping[str, Any]) -> str:
+    return " of all seeds" if metrics["settings"]["num_seeds"] > 1 else ""
 
 
 def _listed(letters: list[str], own: Mapping[str, float]) -> str:
@@ -201,10 +209,10 @@ def trouble(metrics: dict[str, Any]) -> str:
         if share > 0:
             told.append(f"{share:.1%} of the fits were not proper (their sites were kept)")
         if rounds:
-            settings = metrics["settings"]
-            own = settings["num_rounds"] - settings["num_burnin"]
+            own, whose = _own_rounds(metrics["settings"]), _of_all(metrics)
             told.append(
-                f"after {rounds} of {own} rounds the product was improper and the point stood still"
+                f"after {rounds} of {own} rounds{whose} the product was improper and the point "
+                "stood still"
             )
         if told:
             lines.append(f"- {name}: {', and '.join(told)}.")

@@ -14,6 +14,7 @@ from experiments.fed_ep import (
     cifar,
     emnist,
     federations,
+    findings,
     hyperparameters,
     image_runs,
     linear,
@@ -152,6 +153,24 @@ def test_a_line_of_the_grid_is_the_method_with_that_setting(monkeypatch, tmp_pat
     of = hyperparameters.groups(found)["FedSEP (I), covariance"]
     assert list(of) == ["0.1", "0.001"]
     assert "FedSEP (I), covariance | 0.1: " in hyperparameters.commentary(found)
+
+
+def test_what_falls_or_stands_still_is_named():
+    settings = dict(num_seeds=2, num_rounds=5, num_burnin=2, window=2, num_test=100)
+    best, end = {"A": [50.0, 52.0], "B": [50.0, 52.0]}, {"A": [50.0, 52.0], "B": [10.0, 12.01]}
+    metrics = {
+        "table": [{"method": n, "accuracy in 5 rounds": 51.0} for n in "AB"],
+        "settings": settings | {"checkpoints": [5]},
+        "by_round": {"A": [51.0] * 5, "B": [51.0, 51.0, 51.0, 11.0, 11.0]},
+        "best_by_seed": best,
+        "end_by_seed": end,
+        "diverged": {},
+        "lost_fits": {"A": 0.0, "B": 0.0},
+        "improper_rounds": {"A": 0, "B": 4},
+    }
+    text = findings.fallen(metrics)
+    assert "B from 51.0 to 11.0" in text and "A from" not in text
+    assert "after 4 of 6 rounds of all seeds" in findings.trouble(metrics)
 
 
 @pytest.mark.parametrize(
