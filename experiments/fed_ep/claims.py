@@ -16,6 +16,7 @@ from experiments.claims import (
     on_other_data,
 )
 from experiments.fed_ep.differences import (
+    PARTS,
     Difference,
     accuracy,
     difference,
@@ -309,7 +310,7 @@ def _more_epochs(metrics: Given, config: Given) -> Verdict:
     if len(names) < 2:
         return Verdict(UNTESTABLE, "fewer than two numbers of epochs were run")
     few, many = min(names), max(names)
-    early, last = (difference(metrics, names[many], names[few], part) for part in ("early", "best"))
+    early, last, end = (difference(metrics, names[many], names[few], part) for part in PARTS)
     more, less = (early.above or last.above), (early.below or last.below)
     word = first_that_holds(
         (early.above and last.above, REPRODUCED),
@@ -321,7 +322,7 @@ def _more_epochs(metrics: Given, config: Given) -> Verdict:
     return Verdict(
         on_other_data(word, config["dataset"] != "cifar100"),
         f"best accuracy by epochs: {listed}; {many} less {few}: {last}, in the first "
-        f"{metrics['settings']['window']} rounds {early}; {_seeds(config)}"
+        f"{metrics['settings']['window']} rounds {early}, in the last {end}; {_seeds(config)}"
         f"{_data(config, 'cifar100')}",
     )
 

@@ -10,6 +10,7 @@ from scipy import stats
 from experiments import claims
 
 __all__ = [
+    "PARTS",
     "Difference",
     "accuracy",
     "difference",

@@ -117,9 +117,10 @@ def _lost(grid: Given, tried: Given) -> str:
         f"components as they are, {seeds(settings)}) some settings lose more than half of their "
         f"best accuracy by the last {settings['window']} rounds, which the best accuracies of "
         f"the paper's tables do not show: {'; '.join(lost) or 'none'}. Of what was tried against "
-        f"it, these are not below their best beyond noise at the end: {'; '.join(kept) or 'none'};"
-        f" these are: {'; '.join(fell) or 'none'}. So look at the last rounds, and where they fall "
-        "take smaller steps at the server or at the clients."
+        f"it, these keep their best, up to noise: {'; '.join(kept) or 'none'}; these do not: "
+        f"{'; '.join(fell) or 'none'}. `row_curvature` changes a client's steps and not the "
+        "minimum that they seek; where it alone keeps the best, steps were too large for the "
+        "cavity. So look at the last rounds, and where they fall use it, or take smaller steps."
     )
 
 
