@@ -27,6 +27,8 @@ COMMENT_ON_ALL = True  # a warm and a random start are two questions
 class Config(networks.Settings):
     """Settings; see `experiments.qlsd.networks.Settings`. The start is random, as in the paper.
 
+    Banded convolutions are the fastest of this network, on CPUs and on a GPU.
+
     Attributes
     ----------
     proportion
@@ -35,6 +37,7 @@ class Config(networks.Settings):
         Of preconditioned SGLD.
     """
 
+    convolution: str = "banded"
     num_warm_steps: int = 0
     proportion: float = 0.8
     psgld_step_size: float = 1e-8
