@@ -20,6 +20,7 @@ from experiments.qlsd.cifar10_findings import MIXED
 from experiments.qlsd.consistency import power
 from experiments.qlsd.digits_findings import PUBLISHED
 from experiments.qlsd.gaussian_figures import rows_of_clients
+from experiments.qlsd.gaussian_findings import small_over_large
 from experiments.qlsd.label_split import shares
 from experiments.qlsd.synthetic_findings import by_memory, cut_by_memory
 
@@ -207,17 +208,18 @@ def _dominant(metrics: Given, config: Given) -> Verdict:
 
 def _step_sizes(metrics: Given, config: Given) -> Verdict:
     del config
-    grid = metrics["budget"]
-    factors, error = np.array(grid["factors"]), np.array(grid["error"])
-    order = np.argsort(factors)
-    ratio = error[:, order[0]] / error[:, order[-1]]
+    factors = metrics["budget"]["factors"]
+    mean, square = small_over_large(metrics)
+    both = np.concatenate([mean, square])
     word = first_that_holds(
-        (ratio.max() < 1, REPRODUCED), (ratio.min() < 1, PARTLY), otherwise=CONTRADICTED
+        (both.max() < 1, REPRODUCED), (both.min() < 1, PARTLY), otherwise=CONTRADICTED
     )
     return Verdict(
         word,
-        f"with {factors[order[0]]:g} / L the error is {ratio.min():.2g} to {ratio.max():.2g} times "
-        f"that with {factors[order[-1]]:g} / L for the same bits",
+        f"with {min(factors):g} / L, over {max(factors):g} / L for the same bits, the squared "
+        f"error of the average of theta is {mean.min():.2g} to {mean.max():.2g} times as large, "
+        f"that of the average squared distance from the mean {square.min():.1g} to "
+        f"{square.max():.1g} times (by the law)",
     )
 
 

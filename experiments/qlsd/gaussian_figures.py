@@ -112,13 +112,14 @@ def _budget(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
     errors, spreads = np.array(budget["error"]), np.array(budget["error_sd"])
     with figure(out / name) as (_, axes):
         axes[0, 0].set(xscale="log", yscale="log")
-        for j, (color, factor) in enumerate(zip(PALETTE * 2, budget["factors"], strict=False)):
+        shades = matplotlib.colormaps["viridis"](np.linspace(0.9, 0.0, len(budget["factors"])))
+        for j, (shade, factor) in enumerate(zip(shades, budget["factors"], strict=True)):
             points(
                 axes[0, 0],
                 budget["levels"],
                 errors[:, j],
                 spreads[:, j],
-                color=color,
+                color=shade,
                 label=f"{factor:g} / L",
             )
         axes[0, 0].set(xlabel="levels s of QLSD*", ylabel="squared error")

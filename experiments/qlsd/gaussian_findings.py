@@ -1,12 +1,14 @@
 """What the report says about the Gaussian experiment; the numbers come from the run."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from experiments import output
+from experiments.qlsd.gaussian_law import squares_for_the_budget
 
-__all__ = ["PAPER", "commentary"]
+__all__ = ["PAPER", "commentary", "small_over_large"]
 
 PAPER = """
 Twenty clients with 10 to 199 rows around very different means; the posterior of the overall mean,
@@ -60,7 +62,7 @@ def commentary(metrics: dict[str, Any]) -> str:
         },
         {
             "the paper": "Figure S2: smaller step sizes improve the saving in bits further.",
-            "ours": _budget(metrics["budget"]),
+            "ours": _budget(metrics),
         },
     ]
     return (
@@ -102,26 +104,43 @@ def _uncentered(
     )
 
 
-def _budget(budget: dict[str, Any]) -> str:
+def small_over_large(metrics: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the smallest step size does to errors for the same bits, as ratios per level.
+
+    To the error of the mean as measured, and to that of the squared distance by the law, each over
+    the error with the largest step size.
+    """
+    order = np.argsort(metrics["budget"]["factors"])
+    measured, law = np.asarray(metrics["budget"]["error"]), squares_for_the_budget(metrics)
+    mean, square = (error[:, order[0]] / error[:, order[-1]] for error in (measured, law))
+    return mean, square
+
+
+def _budget(metrics: dict[str, Any]) -> str:
     """Return what the same number of bits buys, by levels and step size."""
+    budget = metrics["budget"]
     error, levels, rounds = (np.asarray(budget[k]) for k in ("error", "levels", "rounds"))
     factors = np.asarray(budget["factors"])
     order = np.argsort(factors)
-    ratio = error[:, order[0]] / error[:, order[-1]]
+    ratio, square = small_over_large(metrics)
     sizes = f"{factors[order[0]]:g} / L", f"{factors[order[-1]]:g} / L"
     text = ""
     if len(factors) > 1:
         if (np.diff(error[:, order], axis=1) < 0).all():
-            text += "The opposite: at every s the error grows as the step size falls. "
+            text += "Of the average of theta the opposite: at every s its error grows as the "
+            text += "step size falls. "
         text += (
             f"The error with the step size {sizes[0]} is {ratio.min():.2g} to {ratio.max():.2g} "
             f"times that with {sizes[1]}. A smaller step makes successive states depend more on "
             "each other: by the law of LSD*, the error of a long average is proportional to one "
             f"over the step size, {factors.max() / factors.min():.3g} times here. The paper argues "
-            "with the bias, which the average of theta does not have. "
+            "with the bias, which the average of theta does not have. The average of the squared "
+            f"distance from the mean has one: by the law, {sizes[0]} has {square.min():.1g} to "
+            f"{square.max():.1g} times the mean squared error of {sizes[1]} there. "
         )
     i, j = np.unravel_index(error.argmin(), error.shape)
-    text += f"Least error at s = {levels[i]} with {factors[j]:g} / L ({rounds[i]} rounds)"
+    text += f"The average of theta has its least error at s = {levels[i]} with {factors[j]:g} / L "
+    text += f"({rounds[i]} rounds)"
     text += "".join(
         f"; with s = {levels[k]} {error[k].min() / error[i, j]:.2g} times that"
         for k in (0, len(levels) - 1)

@@ -4,11 +4,20 @@ All potentials are isotropic, so the law is ``mean + isotropic noise`` if the no
 is; its variance a coordinate solves one linear equation.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from experiments.qlsd.federations import GaussianFederation
 
-__all__ = ["average_error", "stationary_variance"]
+__all__ = [
+    "average_error",
+    "centered_variance",
+    "square_error",
+    "squares_for_the_budget",
+    "stationary_variance",
+]
 
 NUM_DIRECTIONS = 4000
 
@@ -40,18 +49,14 @@ def stationary_variance(
     its mean over ``x = 0`` and minibatches. With `batch_rows`, minibatches have so many rows,
     whatever the client's fraction.
     """
-    rng = np.random.default_rng(seed)
     rows, start = np.asarray(federation.data.rows, np.float64), np.asarray(federation.data.start)
     sizes = np.asarray(federation.data.sizes)
     dim = rows.shape[1]
+    if centred:
+        return centered_variance(sizes, dim, step_size=step_size, num_levels=num_levels, seed=seed)
+    rng = np.random.default_rng(seed)
     contraction = (1 - step_size * federation.precision) ** 2
     constant = 2 * step_size * dim
-    if centred:
-        direction = rng.standard_normal((NUM_DIRECTIONS, dim))
-        direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-        ratio = 0.0 if num_levels is None else quantiser_variance(direction, num_levels).mean()
-        growth = contraction + step_size**2 * ratio * float((sizes.astype(float) ** 2).sum())
-        return constant / (1 - growth) / dim
     noise = 0.0
     for first, size in zip(start, sizes, strict=True):
         own = rows[first : first + size]
@@ -64,6 +69,23 @@ def stationary_variance(
             messages = size * (own[index].mean(axis=1) - federation.mean)
             noise += quantiser_variance(messages, num_levels).mean()
     return (constant + step_size**2 * noise) / (1 - contraction) / dim
+
+
+def centered_variance(
+    sizes: np.ndarray | Sequence[int],
+    dim: int,
+    *,
+    step_size: float,
+    num_levels: int | None,
+    seed: int,
+) -> float:
+    """Return `stationary_variance` of centered messages, for clients with `sizes` rows."""
+    direction = np.random.default_rng(seed).standard_normal((NUM_DIRECTIONS, dim))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    ratio = 0.0 if num_levels is None else quantiser_variance(direction, num_levels).mean()
+    own = np.asarray(sizes, float)
+    growth = (1 - step_size * own.sum()) ** 2 + step_size**2 * ratio * float((own**2).sum())
+    return 2 * step_size / (1 - growth)
 
 
 def quantiser_variance(vectors: np.ndarray, num_levels: int) -> np.ndarray:
@@ -84,3 +106,34 @@ def average_error(variance: float, contraction: float, num: np.ndarray) -> np.nd
     first, second = np.cumsum(powers), np.cumsum(lags * powers)
     pairs = np.array([n * first[n - 2] - second[n - 2] if n > 1 else 0.0 for n in num])
     return variance * (num + 2 * pairs) / num.astype(float) ** 2
+
+
+def square_error(
+    variance: float, target: float, dim: int, contraction: float, num: np.ndarray
+) -> np.ndarray:
+    """Return the mean squared error of averages of ``|x|^2`` over `num` states, in units.
+
+    The states are those of `average_error`, Gaussian in `dim` coordinates; what is estimated is
+    ``dim * target``, which is the unit, with `target` the posterior's variance. The error is that
+    of a bias, ``variance / target - 1``, and of chance, whose autocorrelation is the square of that
+    of the states.
+    """
+    bias = variance / target - 1
+    return bias**2 + average_error(2 * variance**2 / dim, contraction**2, num) / target**2
+
+
+def squares_for_the_budget(metrics: Mapping[str, Any]) -> np.ndarray:
+    """Return `square_error` of QLSD* for the rounds that the budget pays for.
+
+    ``[num_levels, num_step_sizes]``, as the measured errors of the mean in ``metrics["budget"]``.
+    Compressed states are taken as Gaussian, which they are where compression is fine.
+    """
+    grid, target, dim = metrics["budget"], metrics["posterior_variance"], metrics["dim"]
+    found = np.empty((len(grid["levels"]), len(grid["factors"])))
+    for i, (levels, num) in enumerate(zip(grid["levels"], grid["rounds"], strict=True)):
+        for j, factor in enumerate(grid["factors"]):
+            variance = centered_variance(
+                metrics["sizes"], dim, step_size=factor * target, num_levels=levels, seed=0
+            )
+            found[i, j] = square_error(variance, target, dim, 1 - factor, np.array([num]))[0]
+    return found

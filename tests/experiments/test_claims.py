@@ -411,13 +411,19 @@ def test_bits_are_judged_at_the_same_error(saved, error, word):
 
 
 @pytest.mark.parametrize(
-    ("smallest", "word"),
-    [((8.0, 9.0), "contradicted"), ((0.5, 2.0), "partly"), ((0.5, 0.6), "reproduced")],
+    ("smallest", "rounds", "word"),
+    [
+        ((8.0, 9.0), 30, "contradicted"),  # too few rounds for the smaller bias to count
+        ((8.0, 9.0), 3000, "partly"),
+        ((0.5, 2.0), 3000, "partly"),
+        ((0.5, 0.6), 3000, "reproduced"),
+    ],
 )
-def test_step_sizes_are_judged_by_the_error_for_the_same_bits(smallest, word):
-    error = [[1.0, s] for s in smallest]
-    budget = {"factors": [1.0, 0.1], "error": error}
-    assert judge(qlsd, "Figure S2", {"budget": budget}) == word
+def test_step_sizes_are_judged_by_both_errors_for_the_same_bits(smallest, rounds, word):
+    budget = {"factors": [0.5, 0.1], "error": [[1.0, s] for s in smallest]}
+    budget |= {"levels": [8, 64], "rounds": [rounds] * 2}
+    metrics = {"budget": budget, "posterior_variance": 1 / 30, "dim": 2, "sizes": [10, 20]}
+    assert judge(qlsd, "Figure S2", metrics) == word
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,19 @@ def test_the_error_of_an_average_is_the_sum_of_all_covariances():
     )
 
 
+def test_the_error_of_an_average_square_is_that_of_chains():
+    variance, target, dim, contraction, num = 1.3, 1.0, 3, 0.7, 20
+    x = RNG.normal(0, variance**0.5, size=(40_000, dim))
+    total = np.zeros(len(x))
+    for _ in range(num):
+        total += (x**2).sum(1)
+        noise = RNG.normal(size=x.shape)
+        x = contraction * x + (variance * (1 - contraction**2)) ** 0.5 * noise
+    squared = (total / num / (dim * target) - 1) ** 2
+    found = gaussian_law.square_error(variance, target, dim, contraction, np.array([num]))[0]
+    assert abs(squared.mean() - found) < 4 * squared.std() / len(squared) ** 0.5
+
+
 def law(federation, **settings):
     defaults = dict(step_size=1 / federation.precision, batch_fraction=0.1, seed=0)
     return gaussian_law.stationary_variance(federation, **(defaults | settings))
