@@ -410,6 +410,28 @@ def test_bits_are_judged_at_the_same_error(saved, error, word):
     assert judge(qlsd, "Figure 1, bottom", {"table": table}) == word
 
 
+def digits(num_draws, others):
+    """Return a record of Table 3 whose LSD++ runs differ by 0.02 (s.e. 0.01)."""
+    names = ("LSD++, another key", "FSGLD", "DG-SGLD", "QLSD++, 4 bits", "QLSD++, 16 bits")
+    rows = zip(names, (0.02, *others, 1e-3, 1e-5), strict=True)
+    table = [{"algorithm": name, "HPD error": error, "s.e.": 0.01} for name, error in rows]
+    return {"table": table, "num_draws": num_draws}
+
+
+@pytest.mark.parametrize(
+    ("others", "word"), [((0.01, 0.02), "reproduced"), ((0.01, 0.9), "partly")]
+)
+def test_thresholds_with_few_draws_beyond_them_judge_nothing(others, word):
+    claims = ("gives results like its uncompressed", "do about as well as QLSD++")
+    for text, found in zip(claims, ("reproduced", word), strict=True):
+        for num_draws, expected in ((400, "untestable here"), (4500, found)):
+            (claim,) = [c for c in qlsd.CLAIMS if text in c.text]
+            verdict = claim.judge(digits(num_draws, others), {})
+            assert verdict.word == expected
+            assert ("no standard errors: 4 of 400" in verdict.number) == (num_draws == 400)
+            assert ("s.e. 1.0e-02" in verdict.number) == (num_draws == 4500)
+
+
 @pytest.mark.parametrize(
     ("smallest", "rounds", "word"),
     [
