@@ -42,7 +42,8 @@ class Config:
     num_rounds, num_burnin, thinning
         Rounds, those dropped, and rounds between two kept.
     num_chains
-        Chains of every algorithm and of MALA. All start from the Gaussian at the mode.
+        Chains of every algorithm and of MALA. All start from the Gaussian at the mode. Together
+        they keep more rounds than the paper's single chain of the digits.
     dg_local_steps, dg_tolerance_factor
         Of DG-SGLD, see `baselines.dg_settings`.
     mala_warmup, mala_draws, mala_thinning
@@ -58,9 +59,9 @@ class Config:
     batch_fraction: float = 0.2
     refresh_every: int = 100
     bits: tuple[int, ...] = (4, 8, 16)
-    num_rounds: int = 500_000
-    num_burnin: int = 50_000
-    thinning: int = 100
+    num_rounds: int = 100_000
+    num_burnin: int = 10_000
+    thinning: int = 50
     num_chains: int = 8
     dg_local_steps: int = 1
     dg_tolerance_factor: float = 1.0
