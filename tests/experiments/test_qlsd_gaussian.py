@@ -150,7 +150,7 @@ def test_a_budget_pays_for_as_many_rounds_as_real_messages_allow(tiny):
     assert grid["rounds"].tolist() == [int(config.budget / bits) for bits in grid["bits"]]
     assert grid["error"].shape == (2, 2) and (grid["error"] > 0).all()
     assert (grid["error_sd"] < grid["error"]).all()
-    assert "Least error" in gaussian.commentary(metrics)
+    assert "least error" in gaussian.commentary(metrics)
 
 
 def test_the_bias_by_rows_and_clients_follows_from_the_noise_at_the_mode(tmp_path):
