@@ -13,12 +13,12 @@ from experiments import checks, spreading
 from experiments import data as tables
 from experiments.checks import require
 from experiments.qlsd import baselines, federations, logistic, truth
-from experiments.qlsd.covtype_findings import PAPER, commentary
+from experiments.qlsd.covtype_findings import PAPER, about, commentary
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
 from experiments.qlsd.hpd_figures import draw
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Table S1: logistic regression on covertype, HPD error"
 

@@ -6,7 +6,16 @@ from typing import Any
 from experiments import output
 from experiments.qlsd.hpd import STRETCHES
 
-__all__ = ["FEW", "PAPER", "PUBLISHED", "beyond", "commentary", "few_beyond", "with_error"]
+__all__ = [
+    "FEW",
+    "PAPER",
+    "PUBLISHED",
+    "beyond",
+    "commentary",
+    "few_beyond",
+    "with_error",
+    "with_middle",
+]
 
 PUBLISHED: dict[str, tuple[float | None, float | None]] = {
     "FSGLD": (5.4e-3, 6.2),
@@ -23,11 +32,13 @@ FEW = 20
 """Draws beyond a threshold, below which a jackknife tells nothing of how far it is off."""
 
 PAPER = """
-Multinomial logistic regression on ten clients with 20 to 99 digits each, which share images and
-favour some labels; a Gaussian prior of precision 100, 7840 coefficients. The potential `U` (minus
-the log posterior) of the draws is compared with that of LSD++, the same sampler without
-compression: the relative error of the 99 % quantile of `U`, that bounds the region of highest
-posterior density (HPD), and the relative efficiency, 32 bits per number over the bits of a message.
+Multinomial logistic regression with a Gaussian prior. Our copy of the paper lacks the settings;
+the released notebook has ten clients with 20 to 99 digits each, which share images and favour some
+labels, a prior precision of 100 and 7840 coefficients. The potential `U` (minus the log posterior)
+of the draws is compared with that of LSD++, the same sampler without compression. The error is that
+of the 99 % quantile of `U`, which bounds the region of highest posterior density (HPD), in
+proportion to the quantile. The relative efficiency is 32 bits per number over the bits of a
+message.
 
 | | FSGLD | DG-SGLD | QLSD++, 4 bits | 8 bits | 16 bits |
 |---|---|---|---|---|---|
@@ -35,13 +46,13 @@ posterior density (HPD), and the relative efficiency, 32 bits per number over th
 | relative efficiency | 6.2 | 6.4 | 7.6 | 6.7 | 3.1 |
 
 What the released notebook computes differs from the text: the quantile is that of level 0.4975,
-about the median; the bits are a bound with natural logarithms for log2; the gradient leaves out
-the rows of other classes, for the reference too; the snapshot of the control variate follows the
-position, so that minibatches make no noise. It also has 2 bits, with an error of 8.1e-4, less than
-with 4 or 8. Settings of FSGLD and DG-SGLD were not released. Ours: FSGLD with the same step size,
-ten local steps a visit and diagonal expansions at the mode as surrogates; DG-SGLD with one local
-step and the tolerance `10 / M_i`, of client i's largest curvature `M_i` (of the factors of its own
-paper, 1 to 50, the one with least bias where the prior decides). The paper names
+about the median; the bits are a bound with natural logarithms for log2; the gradient leaves out the
+rows of other classes, for the reference too; the snapshot of the control variate follows the
+position, so that minibatches make no noise. The notebook also has 2 bits, with an error of 8.1e-4,
+less than with 4 or 8. Settings of FSGLD and DG-SGLD were not released. Ours: FSGLD with the same
+step size, ten local steps per visit and diagonal expansions at the mode as surrogates; DG-SGLD with
+one local step and the tolerance `10 / M_i`, of client i's largest curvature `M_i` (of the factors
+of its own paper, 1 to 50, the one with least bias where the prior decides). The paper names
 FEMNIST; the default source here is MNIST, which stands in for it.
 """
 
@@ -92,11 +103,11 @@ def commentary(metrics: dict[str, Any]) -> str:
             ),
         },
         {
-            "the paper": "The printed errors are at level 0.4975.",
+            "the paper": "Table 3 says 99 %; the released notebook computes the level 0.4975.",
             "ours": "There: "
             + "; ".join(
-                f"{r['algorithm'][8:]} {r['at published level']:.1e} (published "
-                f"{PUBLISHED[r['algorithm']][0]:.1e})"
+                f"{r['algorithm'][8:]} {with_middle(r)}, published "
+                f"{PUBLISHED[r['algorithm']][0]:.1e}"
                 for r in ours
                 if r["algorithm"] in PUBLISHED
             )
@@ -117,6 +128,8 @@ def commentary(metrics: dict[str, Any]) -> str:
         {
             "the paper": "FSGLD and DG-SGLD have errors as QLSD++ with 4 bits.",
             "ours": "; ".join(f"{r['algorithm']} {with_error(r, metrics)}" for r in others)
+            + "; at the level 0.4975 "
+            + "; ".join(f"{r['algorithm']} {with_middle(r)}" for r in (*others, floor))
             + f". FSGLD sends one message a round, after {settings['fsgld_local_steps']} local "
             f"steps, hence its efficiency of {others[0]['efficiency']:.3g}; its minibatches have "
             "no control variate. In DG-SGLD every client sends its message, uncompressed; its "
@@ -153,6 +166,11 @@ def with_error(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
     """Return an error of a threshold, with its standard error where enough draws give it one."""
     error = "" if beyond(metrics) < FEW else f" (s.e. {row['s.e.']:.1e})"
     return f"{row['HPD error']:.1e}{error}"
+
+
+def with_middle(row: Mapping[str, Any]) -> str:
+    """Return an error at the released notebook's level, where half of the draws lie beyond."""
+    return f"{row['at published level']:.1e} (s.e. {row['s.e. there']:.1e})"
 
 
 def few_beyond(metrics: Mapping[str, Any]) -> str:

@@ -39,12 +39,12 @@ pytorch"; it keeps the warm start for CIFAR-10. Where `num_warm_steps` is not ze
 at the same network instead, which Adam trained on all rows together: then FedBE's distance from the
 others, the largest contrast of Table S2, is not tested.
 
-Not stated in the paper, or lost, and chosen here: the number of clients (20), how dominant the
-label is (80 %), 5 of 20 clients for partial participation (the released code's default), a
-snapshot every 100 rounds, how long FedBE runs, its 10 models and Dirichlet weights of 0.5, and
-FSGLD's surrogates (the diagonal empirical Fisher information at the start). The algorithms are read
-as unbiased: the released code quantises twice, initialises all memories with the weights and takes
-a prior of half the variance; those are not repeated. The logits have no rectifier.
+Not stated in the paper, or lost, and chosen here: the number of clients (20), the levels, how
+dominant the label is (80 %), 5 of 20 clients for partial participation (the released code's
+default), a snapshot every 100 rounds, how long FedBE runs, its 10 models and Dirichlet weights of
+0.5, and FSGLD's surrogates (the diagonal empirical Fisher information at the start). The algorithms
+are read as unbiased: the released code quantises twice, initialises all memories with the weights
+and takes a prior of half the variance; those are not repeated. The logits have no rectifier.
 
 Not reproduced: CIFAR-10 against SVHN, the other pair of the study of inputs out of distribution
 (S5.3).

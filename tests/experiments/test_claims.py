@@ -462,22 +462,43 @@ def digits(num_draws, others):
     """Return a record of Table 3 whose LSD++ runs differ by 0.02 (s.e. 0.01)."""
     names = ("LSD++, another key", "FSGLD", "DG-SGLD", "QLSD++, 4 bits", "QLSD++, 16 bits")
     rows = zip(names, (0.02, *others, 1e-3, 1e-5), strict=True)
+    middle = {"at published level": 2e-4, "s.e. there": 1e-4}
     table = [{"algorithm": name, "HPD error": error, "s.e.": 0.01} for name, error in rows]
-    return {"table": table, "num_draws": num_draws}
+    return {"table": [row | middle for row in table], "num_draws": num_draws}
 
 
 @pytest.mark.parametrize(
     ("others", "word"), [((0.01, 0.02), "reproduced"), ((0.01, 0.9), "partly")]
 )
 def test_thresholds_with_few_draws_beyond_them_judge_nothing(others, word):
-    claims = ("gives results like its uncompressed", "do about as well as QLSD++")
+    claims = ("gives results like its uncompressed", "QLSD++ performs like")
     for text, found in zip(claims, ("reproduced", word), strict=True):
         for num_draws, expected in ((400, "untestable here"), (4500, found)):
             (claim,) = [c for c in qlsd.CLAIMS if text in c.text]
             verdict = claim.judge(digits(num_draws, others), {})
             assert verdict.word == expected
-            assert ("no standard errors: 4 of 400" in verdict.number) == (num_draws == 400)
-            assert ("s.e. 1.0e-02" in verdict.number) == (num_draws == 4500)
+            few = num_draws == 400
+            assert ("no standard errors: 4 of 400" in verdict.number) == few
+            assert ("2.0e-04 (s.e. 1.0e-04)" in verdict.number) == few  # of half of the draws
+            assert ("s.e. 1.0e-02" in verdict.number) != few
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "coarse", "finer", "word"),
+    [
+        (2000, 0.002, 0.02, "untestable here"),  # with few draws beyond
+        (20_000, 0.002, 0.02, "reproduced"),
+        (20_000, 0.002, 0.005, "untestable here"),  # within the noise; the paper's rows are lost
+        (20_000, 0.02, 0.02, "untestable here"),
+    ],
+)
+def test_less_error_with_fewer_bits_has_to_be_beyond_the_noise(num_rounds, coarse, finer, word):
+    rows = zip(("QLSD++, 4 bits", "QLSD++, 8 bits"), (coarse, finer), strict=True)
+    middle = {"at published level": 2e-4, "s.e. there": 1e-4}
+    table = [middle | {"algorithm": n, "HPD error": e, "s.e.": 0.001} for n, e in rows]
+    metrics = {"table": table, "against_lsd_pp": table}
+    config = {"num_rounds": num_rounds, "num_burnin": 0, "thinning": 10, "num_chains": 2}
+    assert judge(qlsd, "Table S1", metrics, config) == word
 
 
 @pytest.mark.parametrize(
@@ -518,11 +539,11 @@ def test_accuracies_of_chains_are_judged_against_sgld(qlsd_rate, warm, word):
 
 
 def test_a_reference_that_has_not_mixed_judges_nobody():
-    scores = {name: {"tv": 0.1} for name in ("QLSD++", "SGLD", "DG-SGLD", "FedBE-Gauss")}
-    scores["FedBE-Gauss"] = {"tv": 0.2}
-    where = "Table 4"
-    assert judge(qlsd, where, {"scores": scores, "hmc": {"rhat": 3.0}}) == "untestable here"
-    mixed = {"scores": scores, "hmc": {"rhat": 1.01}}
+    names = ("QLSD++", "QLSD++ PP", "SGLD", "DG-SGLD", "FSGLD", "FedBE-Gauss")
+    scores = {name: {"tv": 0.1, "agreement": 0.9} for name in names}
+    where, images = "Table 4", {"scores": scores, "num_test": 1000}
+    assert judge(qlsd, where, images | {"hmc": {"rhat": 3.0}}) == "untestable here"
+    mixed = images | {"hmc": {"rhat": 1.01}}
     assert judge(qlsd, where, mixed) == "reproduced"
     # What counts are predictions, and what holds on other data holds in part.
     assert judge(qlsd, where, mixed | {"hmc": {"rhat": 3.0, "rhat of predictions": 1.01}}) == (
@@ -531,8 +552,31 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
     unknown = {"rhat": 1.01, "rhat of predictions": None}
     assert judge(qlsd, where, mixed | {"hmc": unknown}) == "untestable here"
     assert judge(qlsd, where, mixed, {"source": "digits"}) == "partly"
-    far = {"QLSD++": {"tv": 0.3}, "SGLD": {"tv": 0.1}, "HMC": {"tv": 0.05}}
-    assert judge(qlsd, where, mixed | {"scores": scores | far}) == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "value", "word"),
+    [
+        ("QLSD++", "tv", 0.3, "contradicted"),  # from SGLD and from the others
+        ("QLSD++ PP", "agreement", 0.8, "contradicted"),
+        ("QLSD++ PP", "agreement", 0.89, "reproduced"),  # chance in 1,000 test images
+        ("QLSD++", "tv", 0.14, "reproduced"),  # two chains of HMC are as far apart
+        ("FSGLD", "tv", 0.01, "partly"),
+        ("SGLD", "tv", 0.01, "partly"),
+    ],
+)
+def test_closeness_to_hmc_is_judged_by_both_measures(name, score, value, word):
+    names = ("QLSD++", "QLSD++ PP", "SGLD", "DG-SGLD", "FSGLD", "FedBE-Gauss")
+    scores = {each: {"tv": 0.1, "agreement": 0.9} for each in names}
+    scores |= {"HMC": {"tv": 0.05}, name: scores[name] | {score: value}}
+    metrics = {"scores": scores, "num_test": 1000, "hmc": {"rhat": 1.01}}
+    assert judge(qlsd, "Table 4", metrics) == word
+
+
+def test_clothes_are_told_from_digits_beyond_the_noise_of_the_images():
+    for auc, word in ((0.6, "reproduced"), (0.52, "untestable here"), (0.4, "contradicted")):
+        metrics = {"scores": {"QLSD": {"auc": auc}}, "num_test": 400}
+        assert judge(qlsd, "Figure S5", metrics) == word
 
 
 @pytest.mark.parametrize(
