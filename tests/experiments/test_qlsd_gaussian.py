@@ -153,10 +153,56 @@ def test_a_budget_pays_for_as_many_rounds_as_real_messages_allow(tiny):
     assert "least error" in gaussian.commentary(metrics)
 
 
+@pytest.mark.parametrize("algorithm", ["QLSD", "QLSD*", "QLSD++"])
+@pytest.mark.parametrize(("participation", "num_levels"), [(1.0, 1), (0.5, 2)])
+def test_law_of_memories_and_of_absent_clients_is_that_of_a_loop(
+    algorithm, participation, num_levels
+):
+    """QLSD sends whole messages here: quantized ones have their noise at the mode in the law."""
+    made, num_chains, rng = federations.gaussian(3, 4), 2000, np.random.default_rng(0)
+    sizes = np.asarray(made.data.sizes, float)
+    own = [np.asarray(made.data.client_rows(i), np.float64) for i in range(3)]
+    settings = dict(step_size=0.3 / made.precision, seed=0, participation=participation)
+    away, spread, rate = np.zeros((3, 4)), np.zeros((3, 4)), 0.0
+    if algorithm == "QLSD":
+        away = np.array([made.mean - rows.mean(axis=0) for rows in own])
+        spread = np.array([rows.std(axis=0) for rows in own]) / np.sqrt(sizes[:, None])
+    if algorithm == "QLSD++":
+        rate = 1 / (1 + min(4 / num_levels**2, 2 / num_levels))
+        found = gaussian_law.memory_variance(sizes, 4, num_levels=num_levels, **settings)
+    else:
+        found = gaussian_law.stationary_variance(
+            made,
+            batch_fraction=1.0,
+            num_levels=None if algorithm == "QLSD" else num_levels,
+            centred=algorithm == "QLSD*",
+            **settings,
+        )
+
+    def sent(messages):
+        norms = np.linalg.norm(messages, axis=-1, keepdims=True)
+        scaled = num_levels * np.abs(messages) / norms
+        whole = np.floor(scaled) + (rng.random(scaled.shape) < scaled % 1)
+        code = messages if algorithm == "QLSD" else np.sign(messages) * norms * whole / num_levels
+        return (rng.random((num_chains, 3, 1)) < participation) * code
+
+    x, memories, seen = 1e-3 * rng.standard_normal((num_chains, 4)), np.zeros((3, 4)), []
+    for number in range(600):
+        chance = spread * rng.standard_normal((num_chains, 3, 4))
+        code = sent(sizes[:, None] * (x[:, None] + away + chance) - memories)
+        total = (memories + code / participation).sum(axis=1)
+        memories = memories + rate * code
+        x = x - settings["step_size"] * total
+        x = x + (2 * settings["step_size"]) ** 0.5 * rng.standard_normal(x.shape)
+        if number >= 100:
+            seen.append((x**2).mean())
+    assert found == pytest.approx(np.mean(seen), rel=0.01)
+
+
 def test_the_bias_by_rows_and_clients_follows_from_the_noise_at_the_mode(tmp_path):
     """Full messages of single rows: the variance that the recursion has, by hand."""
     config = consistency.Config(num_clients=3, dim=4, levels=2**20, row_factors=(1, 4))
-    found, size = consistency.squared_bias(config, False, consistency.Point())
+    found, size = consistency.squared_bias(config, "QLSD", consistency.Point())
     federation = federations.gaussian(3, 4)
     noise = fedmcmc.tuning.noise_at_mode(
         gaussian.posterior(),
@@ -169,6 +215,10 @@ def test_the_bias_by_rows_and_clients_follows_from_the_noise_at_the_mode(tmp_pat
     expected = 4 * (variance**0.5 - rows**-0.5) ** 2
     assert found == pytest.approx(expected, rel=1e-3) and size == pytest.approx(4 / rows)
     metrics = consistency.run(config, tmp_path)
-    assert consistency.power(metrics, "rows", "QLSD*") == pytest.approx(-1, abs=1e-3)
+    for name in ("QLSD*", "QLSD++"):
+        assert consistency.power(metrics, "rows", name) == pytest.approx(-1, abs=1e-3)
+        assert consistency.power(metrics, "spread", name) == pytest.approx(0, abs=1e-6)
+    for name in ("batch", "participation"):
+        assert consistency.power(metrics, name, "QLSD") < -0.3
     assert consistency.power(metrics, "rows", "QLSD") > -0.1
     assert "| the number of rows |" in consistency.commentary(metrics)
