@@ -496,6 +496,13 @@ CLAIMS = (
         "bias.png",
     ),
     Claim(
+        "Table 2",
+        "How much clients differ biases QLSD, not QLSD* and QLSD++.",
+        "qlsd/consistency",
+        _heterogeneity,
+        "bias.png",
+    ),
+    Claim(
         "Figure 1, top",
         "The clients' data are independent but not identically distributed (a picture of them).",
         "qlsd/gaussian",
@@ -522,13 +529,6 @@ CLAIMS = (
         "qlsd/gaussian",
         _less_compression,
         "squares.png",
-    ),
-    Claim(
-        "Table 2",
-        "How much clients differ biases QLSD, not QLSD* and QLSD++.",
-        "qlsd/consistency",
-        _heterogeneity,
-        "bias.png",
     ),
     Claim(
         "Table 3",

@@ -1,5 +1,6 @@
 """Table 2 and section S4 of Vono et al. (2022): asymptotic bias, by the law on Gaussian clients."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from experiments.qlsd.gaussian_law import memory_variance, stationary_variance
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "power", "run"]
 
-TITLE = "Table 2 and section S4: the bias after many rounds, by the law"
+TITLE = "Section 3, Table 2 and section S4: the bias after many rounds, by the law"
 PAPER = """
 Section 3 says what the bias of QLSD after many rounds comes from: stochastic gradients make one,
 and compression and partial participation add to it, the more so the more clients differ. By Table 2
@@ -122,7 +123,7 @@ def squared_bias(config: Config, algorithm: str, at: Point) -> tuple[float, floa
         "seed": config.seed,
     }
     if algorithm == "QLSD++":
-        variance = memory_variance(federation.data.sizes, config.dim, **settings)
+        variance = memory_variance(np.asarray(federation.data.sizes), config.dim, **settings)
     else:
         variance = stationary_variance(
             federation,
@@ -161,7 +162,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     return metrics | {"figures": draw(metrics, out)}
 
 
-def power(metrics: dict[str, Any], varied: str, algorithm: str) -> float:
+def power(metrics: Mapping[str, Any], varied: str, algorithm: str) -> float:
     """Return the power of what is varied that the squared distance has, from end to end."""
     rows = [r for r in metrics["table"] if r["varied"] == varied and r["value"] > 0]
     change = np.log(rows[-1][algorithm] / rows[0][algorithm])

@@ -20,7 +20,7 @@ from fedmcmc.compression import bound_bits
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
-TITLE = "Figures 1 and S2: a Gaussian mean, error against bits"
+TITLE = "Figures 1, S1 and S2: a Gaussian mean, error against bits"
 
 
 @dataclass(frozen=True)

@@ -436,6 +436,53 @@ def test_always_better_is_for_the_same_bits_all_along_the_curves(early, word):
     assert judge(qlsd, "Figure 1, bottom", metrics, which=1) == word
 
 
+def biases(varied, **powers):
+    """Return a record of biases whose squared distances are such powers of what is varied."""
+    rows = []
+    for value in (1.0, 10.0):
+        row = {"varied": varied, "value": value}
+        for name, power in powers.items():
+            name = {"star": "QLSD*", "memory": "QLSD++"}.get(name, name)
+            row |= {name: value**power, f"{name}, relative": value ** (power + 1)}
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("plain", "star", "memory", "word"),
+    [
+        (1.8, 0.0, 0.0, "reproduced"),
+        (1.8, 0.0, 0.5, "partly"),
+        (1.8, 0.5, 0.5, "contradicted"),
+        (0.0, 0.0, 0.0, "contradicted"),
+    ],
+)
+def test_differences_between_clients_bias_qlsd_alone(plain, star, memory, word):
+    table = biases("spread", QLSD=plain, star=star, memory=memory)
+    (claim,) = [c for c in qlsd.CLAIMS if "How much clients differ" in c.text]
+    assert claim.judge({"table": table}, {}).word == word
+
+
+@pytest.mark.parametrize(
+    ("plain", "star", "memory", "word"),
+    [
+        (0.0, -1.0, -1.0, "reproduced"),
+        (0.0, -1.0, 0.0, "partly"),
+        (-1.0, -1.0, -1.0, "contradicted"),
+    ],
+)
+def test_more_rows_help_what_reduces_the_variance(plain, star, memory, word):
+    table = biases("rows", QLSD=plain, star=star, memory=memory)
+    assert judge(qlsd, "Section S4, Table 2", {"table": table}) == word
+
+
+def test_each_source_of_bias_is_judged_by_itself():
+    for absent, word in ((-1.2, "reproduced"), (0.0, "partly")):
+        table = biases("batch", QLSD=-1.0) + biases("levels", QLSD=-1.0)
+        table += biases("participation", QLSD=absent)
+        assert judge(qlsd, "Section 3", {"table": table}) == word
+
+
 @pytest.mark.parametrize(("coarse", "word"), [(2.0, "contradicted"), (1.4, "reproduced")])
 def test_less_compression_is_judged_beside_the_law_of_the_released_settings(coarse, word):
     made = federations.gaussian(3, 4)
