@@ -577,7 +577,11 @@ def test_accuracies_of_chains_are_judged_against_sgld(qlsd_rate, warm, word):
     rates = {"SGLD": 0.9, "QLSD": qlsd_rate, "QLSD++": 0.9}
     rates |= {"FedBE-Gauss": 0.5, "FedBE-Dirichlet": 0.6}
     metrics = {"scores": {n: {"accuracy": r} for n, r in rates.items()}, "num_test": 1000}
+    metrics["num_rows"] = 100
     config = {"num_warm_steps": warm, "num_rounds": 10, "fed_be_local_steps": 250}
+    config |= {"batch_size": 5, "num_clients": 4, "sgld_rounds": 60}
+    (claim,) = [c for c in qlsd.CLAIMS if "close to SGLD in accuracy" in c.text]
+    assert "2 passes over the rows, SGLD's 3" in claim.judge(metrics, config).number
     assert judge(qlsd, "Table S2", metrics, config) == word
     behind = judge(qlsd, "Table S2", metrics, config, which=1)
     assert behind == ("untestable here" if warm else "reproduced")
