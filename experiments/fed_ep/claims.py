@@ -333,15 +333,22 @@ def _losses(metrics: Given, config: Given) -> Verdict:
     curves = metrics.get("loss_by_round")
     if curves is None:
         return Verdict(UNTESTABLE, "this run kept accuracies alone")
-    last = {name: float(np.mean(values[-window:])) for name, values in curves.items()}
+    # A record has no number where a loss is not finite.
+    last = {name: np.mean(np.array(values[-window:], float)) for name, values in curves.items()}
     own = {n: v for n, v in last.items() if n not in ("FedAvg", "FedPA")}
     base = min(v for n, v in last.items() if n not in own)
-    listed = ", ".join(f"{n} {v:.2f}" for n, v in own.items())
+    listed = ", ".join(f"{n} {_loss(v)}" for n, v in own.items())
     return Verdict(
         UNTESTABLE,
         f"test loss in the last {window} rounds: {listed}; the better baseline {base:.2f}; "
         f"{_seeds(config)}{_data(config, 'cifar100')}",
     )
+
+
+def _loss(value: float) -> str:
+    if not np.isfinite(value):
+        return "not finite"
+    return f"{value:.2f}" if value < 100 else f"{value:.1e}"
 
 
 CLAIMS = (
