@@ -57,7 +57,7 @@ class Config:
     num_rows: int = 1000
     num_clients: int = 20
     prior_precision: float = 1.0
-    scaled_steps: tuple[float, ...] = (0.1, 0.2, 0.35, 0.4, 0.5, 0.6, 0.75)
+    scaled_steps: tuple[float, ...] = (0.05, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6, 0.75, 0.9, 1.05)
     num_local_steps: int = 2
     num_rounds: int = 300
     num_burnin: int = 100
