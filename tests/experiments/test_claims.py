@@ -880,14 +880,16 @@ def test_calibration_is_judged_beyond_the_noise_of_the_test_images():
 
 
 def test_losses_are_those_of_the_end():
-    names = ("FedAvg", "FedPA", "FedEP (I)", "FedSEP (I)")
-    losses = {n: [9.0, x, x] for n, x in zip(names, (1.5, 1.6, 1.0, 1.9), strict=True)}
+    names = ("FedAvg", "FedPA", "FedEP (I)", "FedSEP (I)", "FedSEP (V)")
+    losses = {n: [9.0, x, x] for n, x in zip(names, (1.5, 1.6, 1.0, 1.9, 2e5), strict=True)}
+    losses["FedSEP (L)"] = [9.0, 2.0, None]  # as records write what is not finite
     metrics = {"loss_by_round": losses, "settings": {"window": 2}}
     config = {"num_seeds": 1, "dataset": "cifar100"}
     (claim,) = [claim for claim in fed_ep.CLAIMS if claim.where == "Figures 2, 3, 5, 7"]
     found = claim.judge(metrics, config)  # which curves the paper has is not in our copy
     assert found.word == "untestable here"
-    assert "FedEP (I) 1.00, FedSEP (I) 1.90; the better baseline 1.50" in found.number
+    assert "FedEP (I) 1.00, FedSEP (I) 1.90, FedSEP (V) 2.0e+05" in found.number
+    assert "FedSEP (L) not finite; the better baseline 1.50" in found.number
     assert claim.judge({"settings": {"window": 2}}, config).word == "untestable here"
 
 
