@@ -45,14 +45,15 @@ over 10 draws from it. The paper finds that both families are ahead of FedAvg an
 and calibration (with L, after 1500 rounds, FedPA is the more accurate in its tables), that the
 scaled identity is as good as the others, and that FedSEP nearly matches FedEP. Weight decay,
 clipping, norms and damping are those of the released code, which differs from the paper (see
-`docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller. With the paper's passes and epochs both
-fall after their best rounds, sooner with a larger `scale`, and not with smaller steps where
-curvature is high: see `hyperparameters_cifar10_network_small` below. The published runs crop and
-mirror CIFAR-100's training images anew at every visit; `fed_ep/cifar` does so once, before the run,
-and CIFAR-10's images are shrunk and not cropped. In an epoch, here and in the sections below, a
-client goes through its rows in a new order; none is drawn twice. The paper's standard deviations
-over five seeds are 0.2 to 0.6 points of accuracy (FedPA has none); 50 % is reached by four seeds of
-FedEP (M) and by one of FedEP (V).
+`docs/fed_ep.md`); CIFAR-10's `scale` of L and V is smaller. In `cifar10_gpu`, which has the paper's
+passes of L and epochs of V, FedSEP with L and V and FedEP with V fall after their best rounds, and
+FedEP with L stops moving. In `hyperparameters_cifar10_network_small` below (FedSEP, one seed, fewer
+images and rounds) a larger `scale` makes L and V fall sooner. The published runs crop and mirror
+CIFAR-100's training images anew at every visit; `fed_ep/cifar` does so once, before the run, and
+CIFAR-10's images are shrunk and not cropped. In an epoch, here and in the sections below, a client
+goes through its rows in a new order; none is drawn twice. The paper's standard deviations over five
+seeds are 0.2 to 0.6 points of accuracy (FedPA has none); 50 % is reached by four seeds of FedEP (M)
+and by one of FedEP (V).
 
 Table 2: best accuracy (%), and rounds to an accuracy.
 

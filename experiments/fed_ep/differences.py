@@ -10,18 +10,21 @@ from scipy import stats
 from experiments import claims
 
 __all__ = [
+    "FALL",
     "PARTS",
     "Difference",
     "accuracy",
     "difference",
     "difference_noise",
     "fall",
+    "fell",
     "margin",
     "within_seeds",
 ]
 
 TIMES = claims.TIMES
 COVERAGE = 0.95
+FALL = 2.0  # points of accuracy below the best that do not go unnoticed
 PARTS = ("early", "best", "end")  # see `image_runs.measure`
 
 
@@ -82,6 +85,11 @@ def fall(metrics: Mapping[str, Any], name: str) -> Difference:
         return _paired(best, end)
     rates = [accuracy(metrics, name, part) for part in ("best", "end")]
     return Difference(rates[0] - rates[1], difference_noise(metrics, *rates))
+
+
+def fell(metrics: Mapping[str, Any], name: str) -> bool:
+    """Return whether a method ends more than `FALL` points below its best, or not finite."""
+    return not fall(metrics, name).points <= FALL
 
 
 def within_seeds(metrics: Mapping[str, Any]) -> bool:

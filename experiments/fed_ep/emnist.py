@@ -100,8 +100,9 @@ def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
     noise = difference_noise(metrics, accuracy(metrics, metrics["table"][0]["method"]))
     times = config["covariance"] / COVARIANCE
     parts = [
-        f"The paper's gains at the end ({' and '.join(f'{x:.1f}' for x in _gains())} points over "
-        f"FedAvg and FedPA) are beside a noise of {noise:.1f} points from the test images here."
+        f"The paper's gains at the end are {' and '.join(f'{x:.1f}' for x in _gains())} points "
+        "over FedAvg and FedPA; accuracies on two independent sets of as many test images as here "
+        f"differ by up to {noise:.1f} points by chance."
     ]
     if times != 1:
         parts.append(

@@ -60,11 +60,11 @@ good as its best ones (Table 2); here they need not be, and are shown beside the
 `hyperparameters_cifar10_small_server` asks why FedSEP falls there: with a fifth of the server's or
 of the clients' step size, and with clients' gradients divided by their curvature, cavity included
 (`row_curvature`, see `docs/fed_ep.md`); its lines have 5 epochs of V and 5 passes of L.
-`hyperparameters_cifar10_network_small` asks the same of the network of `cifar10_gpu`, with fewer
-images and rounds, and by the `scale` of what L and V add to the cavity. The runs on MNIST ask
-another thing: how far FedSEP is from FedAvg there (Table 6) by how hard clients are pulled. A
-client is pulled to the global mean with a precision of `covariance` per row of all other clients,
-who have many times as many rows as it has.
+`hyperparameters_cifar10_network_small` does so for the network of `cifar10_gpu` (FedSEP alone,
+fewer images, rounds and samples of V), and varies the `scale` of what L and V add to the cavity.
+The runs on MNIST ask another thing: how far FedSEP is from FedAvg there (Table 6) by how hard
+clients are pulled. A client is pulled to the global mean with a precision of `covariance` per row
+of all other clients, who have many times as many rows as it has.
 """
 GRID = (
     *(f"{f} (I): covariance={a}" for f in ("FedEP", "FedSEP") for a in (0.04, 0.05, 0.06)),
