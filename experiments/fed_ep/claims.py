@@ -125,7 +125,9 @@ def _where(metrics: Given, config: Given, papers: str, families: tuple[str, ...]
         if rounds > 0 and name.split()[0] in families
     )
     lost = "".join(
-        f"; {name} fell to {accuracy(metrics, name, 'end'):.1f} in the end"
+        f"; {name} turned non-finite"
+        if name in metrics["diverged"]
+        else f"; {name} fell to {accuracy(metrics, name, 'end'):.1f} in the end"
         for name in metrics.get("by_round", ())
         if name.split()[0] in families and fell(metrics, name)
     )

@@ -150,7 +150,7 @@ def _lost(grid: Given, tried: Given) -> str:
     lost = [n for n in _methods(grid) if fall(grid, n).above]
     others = [n for n in _methods(tried) if ":" in n]
     kept = [n for n in others if not fall(tried, n).above]
-    fell = [n for n in others if fall(tried, n).above]
+    behind = [n for n in others if fall(tried, n).above]
     settings = grid["settings"]
     return (
         f"With a linear model of CIFAR-10 ({grid['num_parameters']:,} parameters, principal "
@@ -158,7 +158,7 @@ def _lost(grid: Given, tried: Given) -> str:
         "settings are below their best beyond noise, some as low as chance (10 %). The best "
         "accuracies of the paper's tables would not show it. They are: "
         f"{_ends(grid, lost)}. Of what was tried against it, these keep their best, up to noise: "
-        f"{_ends(tried, kept)}; these do not: {_ends(tried, fell)}. `row_curvature` "
+        f"{_ends(tried, kept)}; these do not: {_ends(tried, behind)}. `row_curvature` "
         "changes a client's steps and not the minimum that they seek; where it alone keeps the "
         "best, steps were too large for the cavity. So look at the last rounds, and where they "
         "fall use it, or take smaller steps."

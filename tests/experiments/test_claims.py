@@ -860,6 +860,38 @@ def test_fewer_rounds_are_judged_by_who_reaches_an_accuracy(own, base, lead, wor
     assert found.word == word
 
 
+def test_an_accuracy_counts_where_all_seeds_reach_it():
+    (claim,) = [c for c in fed_ep.CLAIMS if "half the rounds" in c.text]
+    rows = {"FedAvg": 60.0, "FedPA": 70.0, "FedEP (I)": 40.0}
+    table = [
+        {"method": n, "accuracy in 5 rounds": 50.0, "rounds to 45 %": r, "seeds to 45 %": 3}
+        for n, r in rows.items()
+    ]
+    settings = {"num_test": 1000, "checkpoints": [5], "thresholds": [45.0]}
+    metrics = {"table": table, "settings": settings}
+    assert claim.judge(metrics, THREE_SEEDS).word == "partly"  # half is not shown
+    table[-1]["seeds to 45 %"] = 2
+    found = claim.judge(metrics, THREE_SEEDS)
+    assert found.word == "untestable here" and "FedEP (I) 40 (2 of 3 seeds)" in found.number
+
+
+def test_a_verdict_names_methods_that_fell_after_their_best():
+    (claim,) = [c for c in fed_ep.CLAIMS if c.text.startswith("CIFAR: FedEP is ahead")]
+    accuracies = {"FedAvg": 40.0, "FedPA": 40.0, "FedEP (I)": 50.0, "FedEP (V)": 50.0}
+    metrics = within_seeds(**{n: [v, v + 1, v + 2] for n, v in accuracies.items()})
+    metrics |= {
+        "by_round": {n: [v + 1] * 5 for n, v in accuracies.items()},
+        "diverged": {},
+        "settings": metrics["settings"] | {"window": 2},
+    }
+    metrics["by_round"]["FedEP (V)"] = [51.0, 51.0, 51.0, 10.0, 10.0]
+    metrics["end_by_seed"] = metrics["best_by_seed"] | {"FedEP (V)": [10.0, 10.0, 10.0]}
+    number = claim.judge(metrics, THREE_SEEDS).number
+    assert "FedEP (V) fell to 10.0 in the end" in number and "FedEP (I) fell" not in number
+    metrics |= {"diverged": {"FedEP (V)": 4}, "end_by_seed": {}}
+    assert "FedEP (V) turned non-finite" in claim.judge(metrics, THREE_SEEDS).number
+
+
 def test_another_covariance_tests_nothing_of_the_papers():
     (claim,) = [c for c in fed_ep.CLAIMS if c.where.startswith("Table 6")]
     names = {"FedAvg": 90.0, "FedPA": 90.0, "FedSEP (I)": 80.0}
@@ -878,7 +910,9 @@ def test_calibration_is_judged_beyond_the_noise_of_the_test_images():
     for own, word in ((20.0, "reproduced"), (28.0, "untestable here"), (39.0, "contradicted")):
         errors = {"FedAvg": 30.0, "FedPA": 31.0, "FedEP (I)": own}
         table = [{"method": n, "ECE, point": v} for n, v in errors.items()]
-        assert claim.judge({"table": table, "settings": {"num_test": 2000}}, config).word == word
+        found = claim.judge({"table": table, "settings": {"num_test": 2000}}, config)
+        assert found.word == word
+        assert ("larger: FedEP (I)" in found.number) == (word == "contradicted")
 
 
 def test_losses_are_those_of_the_end():
