@@ -1,0 +1,176 @@
+"""What runs of networks say about Tables 4 and S2 and Figures 2, S5 and S6."""
+
+from experiments.claims import (
+    CONTRADICTED,
+    PARTLY,
+    REPRODUCED,
+    TIMES,
+    UNTESTABLE,
+    Given,
+    Verdict,
+    first_that_holds,
+    on_other_data,
+)
+from experiments.qlsd.cifar10_findings import MIXED
+
+__all__ = [
+    "calibration",
+    "confident",
+    "fed_be_behind",
+    "near_hmc",
+    "near_sgld",
+    "unsure_of_clothes",
+]
+
+OURS = ("QLSD++", "QLSD++ PP")
+FEDERATED = ("DG-SGLD", "FSGLD", "FedBE-Dirichlet", "FedBE-Gauss")
+
+
+def near_hmc(metrics: Given, config: Given) -> Verdict:
+    """Judge predictions by their distance to those of HMC (Table 4)."""
+    found, hmc = {n: s for n, s in metrics["scores"].items() if s}, metrics["hmc"]
+    # Networks' weights have many modes that predict the same: where a run has it, that of the
+    # predictions counts.
+    rhat = hmc.get("rhat of predictions", hmc.get("rhat"))
+    names = [name for name in (*OURS, "SGLD", *FEDERATED) if name in found]
+    tv, agreement = ({n: found[n][score] for n in names} for score in ("tv", "agreement"))
+    listed = "total variation: " + ", ".join(f"{name} {tv[name]:.3f}" for name in names)
+    if hmc and (rhat is None or rhat > MIXED):
+        told = "not to be told" if rhat is None else f"{rhat:.2g}"
+        return Verdict(UNTESTABLE, f"our HMC has not mixed (R-hat {told}); {listed}")
+    # No farther than two chains of HMC are from each other, and than chance in the test images.
+    noise = found.get("HMC", {}).get("tv", 0.0)
+    share = agreement["SGLD"]
+    chance = TIMES * (2 * share * (1 - share) / metrics["num_test"]) ** 0.5
+    ours, others = ([n for n in names if n in of] for of in (OURS, FEDERATED))
+    near = all(tv[n] <= tv["SGLD"] + noise and agreement[n] >= share - chance for n in ours)
+    competes = all(
+        tv[n] <= tv[other] + noise and agreement[n] >= agreement[other] - chance
+        for n in ours
+        for other in others
+    )
+    word = first_that_holds(
+        (near and competes, REPRODUCED), (near or competes, PARTLY), otherwise=CONTRADICTED
+    )
+    listed += f", two chains of HMC {noise:.3f}" if rhat is not None else ""
+    listed += "; agreement: " + ", ".join(f"{name} {agreement[name]:.3f}" for name in names)
+    digits = config.get("source") == "digits"
+    where = "; scikit-learn's digits, a perceptron" if digits else ""
+    if rhat is not None:
+        of = "the reference's predictions" if "rhat of predictions" in hmc else "the reference"
+        where += f"; R-hat of {of} {rhat:.3f}"
+    return Verdict(on_other_data(word, digits), f"{listed} (noise {chance:.3f}){where}")
+
+
+def calibration(metrics: Given, config: Given) -> Verdict:
+    """List calibration errors; the paper concludes nothing from them (Figure 2)."""
+    del config
+    found = {n: s["ece"] for n, s in metrics["scores"].items() if s and n != "start"}
+    listed = ", ".join(f"{name} {100 * ece:.2g}" for name, ece in found.items())
+    return Verdict(
+        UNTESTABLE,
+        f"the text draws no conclusion; expected calibration errors in hundredths: {listed}",
+    )
+
+
+def near_sgld(metrics: Given, config: Given) -> Verdict:
+    """Judge whether QLSD and QLSD++ predict as well as SGLD (Table S2)."""
+    found = metrics["scores"]
+    if not all(found.get(n) for n in ("SGLD", "QLSD", "QLSD++")):
+        return Verdict(UNTESTABLE, "a chain turned non-finite")
+    rate = found["SGLD"]["accuracy"]
+    noise = TIMES * 100 * (2 * rate * (1 - rate) / metrics["num_test"]) ** 0.5
+    gaps = {n: 100 * (found[n]["accuracy"] - rate) for n in ("QLSD", "QLSD++")}
+    within = max(noise, 1.0)
+    listed = ", ".join(f"{n} {gap:+.1f} points" for n, gap in gaps.items())
+    warm = bool(config["num_warm_steps"])
+    start = "; all start at a trained network" if warm else "; from random weights"
+    word = first_that_holds(
+        (min(gaps.values()) < -within, CONTRADICTED),
+        (max(gaps.values()) > within or warm, PARTLY),  # ahead is not close, either
+        otherwise=REPRODUCED,
+    )
+    passes = config["batch_size"] / metrics["num_rows"]
+    ours = passes * config["num_clients"] * config["num_rounds"]
+    return Verdict(
+        word,
+        f"{listed} of accuracy (noise {noise:.1f}){start}, {config['num_rounds']:,} iterations: "
+        f"{ours:.0f} passes over the rows, SGLD's {passes * config['sgld_rounds']:.0f}",
+    )
+
+
+FED_BE_STEPS = 250  # local steps of FedBE in the paper
+
+
+def fed_be_behind(metrics: Given, config: Given) -> Verdict:
+    """Judge whether FedBE predicts worse than SGLD (Table S2)."""
+    found = metrics["scores"]
+    gaps = [
+        f"{name} {100 * (found[name]['accuracy'] - found['SGLD']['accuracy']):+.1f}"
+        for name in ("FedBE-Gauss", "FedBE-Dirichlet")
+        if found.get(name) and found.get("SGLD")
+    ]
+    if config["num_warm_steps"]:
+        return Verdict(UNTESTABLE, f"FedBE starts trained here: {', '.join(gaps)} points to SGLD")
+    far = [
+        found[n]["accuracy"] < found["SGLD"]["accuracy"] - 0.05
+        for n in ("FedBE-Gauss", "FedBE-Dirichlet")
+    ]
+    word = first_that_holds((all(far), REPRODUCED), (any(far), PARTLY), otherwise=CONTRADICTED)
+    length = f"{config['num_rounds']:,} iterations from random weights"
+    if (steps := config["fed_be_local_steps"]) < FED_BE_STEPS:
+        # The drift of long local runs is what the claim is about.
+        word = UNTESTABLE
+        length += f", with {steps} local steps (the paper's {FED_BE_STEPS})"
+    return Verdict(word, f"{', '.join(gaps)} points to SGLD after {length}")
+
+
+def unsure_of_clothes(metrics: Given, config: Given) -> Verdict:
+    """Judge how well entropy tells clothes from digits (Figure S5)."""
+    del config
+    auc = {n: f["auc"] for n, f in metrics["scores"].items() if f and "auc" in f and n != "start"}
+    low = min(auc, key=lambda name: auc[name])
+    # As many images are in the distribution as out of it; this is the most their noise can be.
+    noise = (auc[low] * (1 - auc[low]) / metrics["num_test"]) ** 0.5
+    word = first_that_holds(
+        (auc[low] - TIMES * noise > 0.5, REPRODUCED),
+        (auc[low] + TIMES * noise < 0.5, CONTRADICTED),
+        otherwise=UNTESTABLE,
+    )
+    return Verdict(
+        word,
+        f"area under the curve {auc[low]:.3f} ({low}, s.e. at most {noise:.3f}) to "
+        f"{max(auc.values()):.3f}",
+    )
+
+
+ENOUGH = 100  # images, of which an accuracy near one can be told
+
+
+def confident(metrics: Given, config: Given) -> Verdict:
+    """Judge how many predictions are right where they are sure (Figure S6)."""
+    del config
+    found = {}
+    for name, curve in metrics["curves"].items():
+        of = curve["credibility"]
+        rows = zip(of["accuracy"], of["num_rows"], strict=True)
+        kept = [accuracy for accuracy, num in rows if num >= ENOUGH]
+        if kept and name != "start":
+            found[name] = (kept[0], kept[-1])
+    if not found:
+        return Verdict(UNTESTABLE, "too few test images")
+    worst = min(found, key=lambda name: found[name][1])
+    best = max(last for _, last in found.values())
+    rises = all(last >= first for first, last in found.values())
+    word = first_that_holds(
+        (rises and found[worst][1] > 0.98, REPRODUCED),
+        (rises, PARTLY),
+        otherwise=CONTRADICTED,
+    )
+    return Verdict(
+        word,
+        f"{100 * found[worst][1]:.1f} ({worst}) to {100 * best:.1f} % are right where predictions "
+        f"are most confident (at least {ENOUGH} images), "
+        f"{100 * min(first for first, _ in found.values()):.1f} to "
+        f"{100 * max(first for first, _ in found.values()):.1f} % over all images",
+    )
