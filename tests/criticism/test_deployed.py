@@ -95,6 +95,7 @@ def test_leave_out_and_those_who_are_asked_without_a_client(places):
     near(there, here, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_clients_who_compress_their_messages_leave_these_alone(places):
     data, _ = places
     squeezed = fedmcmc.runs.SimulatedConsortium(

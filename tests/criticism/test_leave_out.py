@@ -137,6 +137,7 @@ def test_a_refit_without_the_client_says_the_same():
         np.testing.assert_allclose(without.sd[i], refit.sd(), rtol=error)
 
 
+@pytest.mark.slow
 def test_whitened_draws_are_in_the_models_coordinates():
     data = fedmcmc.FederatedData.from_clients(clients("logistic", SIZES))
     white = fedmcmc.whiten(LOGISTIC, data, jnp.zeros(2))

@@ -62,6 +62,7 @@ def test_loo_is_arvizs_on_pooled_rows(name, efficiency):
     assert found.totals["rounds"] == 1
 
 
+@pytest.mark.slow
 def test_blocks_of_rows_change_nothing(monkeypatch):
     data, draws = federation("normal"), draws_near("normal")
     whole = criticism.loo(NORMAL, data, draws, minimum_rows=1)
@@ -251,6 +252,7 @@ def laplace(data):
     return clients.sum() * prior
 
 
+@pytest.mark.slow
 def test_weighted_draws_are_resampled():
     data = federation("logistic")
     corrected = fedmcmc.correct(jax.random.key(0), LOGISTIC, data, laplace(data), num_draws=2000)
@@ -264,6 +266,7 @@ def test_weighted_draws_are_resampled():
         criticism.loo(white, data, corrected)
 
 
+@pytest.mark.slow
 def test_draws_of_a_run_are_taken_at_even_distances():
     data = federation("logistic")
     kernel = fedmcmc.lsd(LOGISTIC, step_size=0.01)

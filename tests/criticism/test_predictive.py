@@ -231,6 +231,7 @@ def test_messages_hold_no_row_no_replicated_row_and_no_small_cell():
             assert min(abs(told[place] - private), abs(told[place - 1] - private)) > 1e-7
 
 
+@pytest.mark.slow
 def test_under_a_secure_sum_the_rules_hold_for_the_total():
     data, draws = federation("normal"), draws_near("normal", 200)
     found = criticism.predictive_check(KEY, NORMAL, data, draws, HISTOGRAM, secure_sum=True)

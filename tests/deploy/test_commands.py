@@ -51,6 +51,7 @@ def test_a_server_reports_a_run_and_says_early_where_it_cannot(tmp_path, monkeyp
         deploy.run_server(tmp_path / "server.toml")
 
 
+@pytest.mark.slow
 def test_a_server_may_call_functions_in_place_of_one_run(tmp_path):
     """With the settings of its file, and no table of a run."""
     clinics = Consortium(tmp_path, asks=deploy.FIT)

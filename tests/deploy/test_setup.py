@@ -214,6 +214,7 @@ def test_what_needs_the_rows_is_refused_by_name(sites, tmp_path):
         surrogates.taylor(as_functions(other), sites, CENTER)
 
 
+@pytest.mark.slow
 def test_sites_calibrate_a_fit_on_outcomes_that_they_draw(tmp_path):
     """Ranks are the simulation's; the question within has to be allowed by the study, too."""
 

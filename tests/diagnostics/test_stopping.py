@@ -43,6 +43,7 @@ def test_a_run_stops_at_the_first_check_that_the_rule_passes():
     np.testing.assert_array_equal(samples.draws, run(num_rounds=said["rounds"]).draws)
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_not_met_warns_and_the_run_can_go_on():
     slow = fedmcmc.fa_ld(POSTERIOR, step_size=1e-5, num_local_steps=1)
     with pytest.warns(RuntimeWarning, match=r"120 rounds without R-hat below 1.01.*rhat \d"):

@@ -96,6 +96,7 @@ def test_compressed_messages_and_a_metric_compose():
     assert np.isfinite(path(kernel, jnp.zeros(3))).all()
 
 
+@pytest.mark.slow
 def test_whitening_gives_the_metric():
     for structure, shape in (("dense", (3, 3)), ("diagonal", (3,))):
         white = fedmcmc.whiten(POSTERIOR, DATA, jnp.zeros(3), structure=structure)

@@ -138,6 +138,7 @@ def test_faults_and_many_points_change_nothing(monkeypatch):
     assert parts.totals["rounds"] == 3 and z_of(parts) < LIMIT
 
 
+@pytest.mark.slow
 def test_approximations_of_other_kinds():
     diagonal = fedmcmc.Gaussian.from_moments(
         jnp.asarray(EXACT.mean), variance=jnp.asarray(1.3 * np.diag(EXACT.covariance))

@@ -173,6 +173,7 @@ def test_answers_that_do_not_fit_are_an_error_with_the_remedy():
         secured().ask(evaluations(POSTERIOR), nowhere)
 
 
+@pytest.mark.slow
 def test_falls_without_bound_are_falls():
     """Two sds from the mode the density may be zero."""
     posterior = where(lambda theta: theta[0] > 1.2, -jnp.inf)

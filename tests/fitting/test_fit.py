@@ -190,6 +190,7 @@ def test_patience_is_asked_for():
     assert len(fitted.report.stages) == 3
 
 
+@pytest.mark.slow
 def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
     monkeypatch.setattr("fedmcmc.fitting._fit.MANY_PARAMETERS", 1)
     with pytest.warns(fedmcmc.SamplingWarning, match=r'2 parameters: effort="exact" would run'):

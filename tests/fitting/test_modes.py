@@ -163,6 +163,7 @@ def test_starts_that_have_no_density_are_left_out():
         find_modes(KEY, posterior, as_consortium(data))
 
 
+@pytest.mark.slow
 def test_a_start_near_the_origin_has_a_gradient():
     """At zero NumPyro's Bernoulli(logits) has a wrong one, which no line search survives."""
 
@@ -184,6 +185,7 @@ def test_a_start_near_the_origin_has_a_gradient():
     np.testing.assert_allclose(search.centre["b"], expected, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_many_dimensions_go_by_gradients():
     rows = jax.random.normal(KEY, (40, 300))
     posterior = fedmcmc.Posterior(

@@ -10,6 +10,7 @@ import fedmcmc
 from fedmcmc import inference
 from tests.oracles import laws
 from tests.oracles.federations import LIMIT, Federation, worst_z, z_scores
+from tests.support.lanes import fast_and_slow
 
 NUM_CHAINS = 16384
 FEDERATION = Federation()
@@ -146,7 +147,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", fast_and_slow(KERNELS, ["fa_hmc", "compressed"]))
 def test_rows_as_they_are_give_the_same_draws_to_the_last_bit_and_others_do_not(name):
     kernel = KERNELS[name](FEDERATION.posterior)
     plain, unchanged = run(kernel), run(fedmcmc.augment(kernel, same))

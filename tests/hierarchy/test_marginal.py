@@ -204,6 +204,7 @@ def test_a_group_cut_by_a_chunk_is_the_same(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), found, wanted)
 
 
+@pytest.mark.slow
 def test_rows_of_other_groups_and_clients_do_not_enter():
     own = clients("logistic")
     data = in_two_clients(own)

@@ -55,6 +55,7 @@ def test_moves_keep_a_conditional():
     assert distance * np.sqrt(NUM) < LIMIT
 
 
+@pytest.mark.slow
 def test_each_group_is_accepted_by_itself():
     data = in_two_clients(clients("logistic"))
     local = fedmcmc.from_numpyro(logistic, example=data).local

@@ -106,6 +106,7 @@ def test_weight_decay_is_a_factor_of_the_likelihood():
     np.testing.assert_allclose(factor.precision_mean, CAVITY_PRECISION * CAVITY_MEAN, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_exact_moments_project():
     mean, precision = exact_mean()
     variances = np.diag(np.linalg.inv(precision))

@@ -345,6 +345,7 @@ def test_a_network_learns_digits():
     assert (mean.argmax(axis=1) == test["y"]).mean() > 0.85
 
 
+@pytest.mark.slow
 def test_flax_is_imported_only_when_it_is_used():
     script = (
         "import sys, fedmcmc\n"

@@ -256,6 +256,7 @@ def test_i34_with_a_control_variate_the_mode_is_a_fixed_point(steps):
     assert np.abs(after(False) - mode).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_control_variate_costs_one_more_exchange():
     for control_variate, factor in ((False, 1), (True, 2)):
         info = run(fa_hmc(control_variate=control_variate)).info

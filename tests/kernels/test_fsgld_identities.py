@@ -310,6 +310,7 @@ def test_other_numbers_do_not_retrace():
     assert len(traces) == after_schedule
 
 
+@pytest.mark.slow
 def test_a_kernel_can_be_built_inside_vmap():
     step_sizes = jnp.array([0.001, 0.003, 0.006])
 

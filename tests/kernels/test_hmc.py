@@ -179,6 +179,7 @@ def test_a_run_warns_of_kept_draws_of_adapting_rounds(tmp_path):
     assert not run(num_burnin=4).warnings
 
 
+@pytest.mark.slow
 def test_a_trajectory_keeps_its_step_size_when_another_is_given():
     build = partial(fedmcmc.hmc, POSTERIOR, VECTOR, max_integration_steps=8)
     first, then = build(step_size=0.1), build(step_size=0.3)
@@ -307,6 +308,7 @@ def test_what_needs_every_client_refuses_to_go_without():
         fedmcmc.sequence(kernel, other)
 
 
+@pytest.mark.slow
 def test_what_is_predicted_of_it_is_no_bias_and_how_often_a_draw_is_effective():
     metric = GAUSSIAN.covariance
     kernel = fedmcmc.hmc(FEDERATION.posterior, FEDERATION.start, metric=metric)

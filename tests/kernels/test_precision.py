@@ -66,7 +66,11 @@ def test_questions():
 
 @pytest.mark.parametrize(
     "build",
-    [kernels.build_joint, kernels.build_two_levels, kernels.build_fed_ep_of_latents],
+    [
+        kernels.build_joint,
+        kernels.build_two_levels,
+        pytest.param(kernels.build_fed_ep_of_latents, marks=pytest.mark.slow),
+    ],
     ids=lambda build: build.__name__.removeprefix("build_"),
 )
 def test_kernels_whose_clients_accept_moves_of_latents(build):
@@ -89,6 +93,7 @@ def test_surrogates_that_are_refitted():
     assert traced.of_a_round(kernel)[0] == {None, "highest"}  # visits, and expansions
 
 
+@pytest.mark.slow
 def test_latents_that_are_integrated_out_or_drawn_afterwards():
     traced = Traced()
     posterior = kernels.with_latents(traced.posterior)

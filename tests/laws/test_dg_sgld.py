@@ -239,6 +239,7 @@ def test_i20_the_server_averages_and_adds_noise():
             np.testing.assert_allclose(draw[:3], expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_one_position_each_way():
     info = local_run().info
     np.testing.assert_array_equal(info["bits_up"], 4 * 32 * 3)

@@ -141,6 +141,7 @@ def test_numbers_of_steps_per_client_that_do_not_fit(steps, message):
         init(FEDERATION.start)
 
 
+@pytest.mark.slow
 def test_law_of_every_local_iterate():
     kernel, law = build(*CASES["fsgld-dense-half"])
     draws = run(kernel, collect=fedmcmc.local_positions)[:, -1]

@@ -135,6 +135,7 @@ def test_an_impossible_half_is_never_entered_and_the_rest_keeps_its_law():
             assert np.abs(z_scores(draws**power, expected)).max() < LIMIT
 
 
+@pytest.mark.slow
 def test_a_chain_comes_in_from_where_the_posterior_is_nothing():
     posterior = FEDERATION.posterior._replace(
         logprior_fn=lambda theta: jnp.where(jnp.max(theta) > 50, -jnp.inf, 0.0)

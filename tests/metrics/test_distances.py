@@ -210,6 +210,7 @@ def test_estimation_error_is_bias_and_variance():
     np.testing.assert_allclose(one.mse[0], found.mse[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @given(arrays(np.int64, 30, elements=st.integers(0, 8)), st.integers(0, 8))
 @properties
 def test_running_means(curve, threshold):

@@ -83,6 +83,7 @@ def test_a_loader_without_a_mesh_loads_all():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_one_device_changes_nothing():
     kernel = KERNELS["lsd"](POSITIONS["nested"], Given())
     alone, spread = (

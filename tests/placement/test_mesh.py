@@ -86,6 +86,7 @@ def test_each_device_has_as_many_clients_of_each_bucket():
     assert starts[7] == 1 + 2 + 30 and layout.block == 93
 
 
+@pytest.mark.slow
 def test_a_single_bucket_keeps_the_order_of_the_clients():
     sizes, mesh = np.array([30, 1, 40]), jax.make_mesh((1,), ("clients",))
     layout, _, _ = layout_of(sizes, mesh, "gather", by_size(sizes, 1))

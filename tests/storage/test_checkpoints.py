@@ -114,6 +114,7 @@ def test_a_state_that_holds_typed_keys_goes_on(tmp_path):
         run("pieces", 120, impl="rbg")
 
 
+@pytest.mark.slow
 def test_a_finished_run_runs_no_round_more(tmp_path):
     checkpoint = fedmcmc.Checkpoint(tmp_path / "c")
     first = short(tmp_path, checkpoint=checkpoint)
@@ -276,6 +277,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(kind, num_kills, tmp_path):
     assert_same(found, whole)
 
 
+@pytest.mark.slow
 def test_draws_on_disk_are_those_in_memory(tmp_path):
     in_memory = short(tmp_path / "a")
     on_disk = short(tmp_path / "b", "zarr")

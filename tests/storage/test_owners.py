@@ -143,6 +143,7 @@ def test_a_directory_that_cannot_be_written_costs_no_draw(tmp_path):
     assert_same(numbers(found), numbers(run(None, 30)))
 
 
+@pytest.mark.slow
 def test_two_runs_that_start_at_once_never_mix(tmp_path, monkeypatch):
     """Where nothing keeps a second seed out, as on a file system without locks."""
     monkeypatch.setattr(_owner, "_lock", lambda directory: contextlib.nullcontext())

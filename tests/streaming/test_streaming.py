@@ -73,6 +73,7 @@ def test_a_transform_is_accumulated_in_place_of_the_draw():
     np.testing.assert_allclose(found.streams["odds"].mean, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_draws_the_streams_are_the_same():
     streams = {"m": streaming.moments(), "r": streaming.reservoir(8), "t": streaming.thinned(8)}
     with_draws, without = run(streams), run(streams, keep_draws=False)

@@ -220,6 +220,7 @@ def test_taylor_matches_derivatives_and_sums_to_the_global_gradient():
     assert_close(fitted.sum().grad_log(at), np.sum(each_gradient, 0), 1e-4)
 
 
+@pytest.mark.slow
 def test_laplace_matches_an_independent_optimiser():
     # The last client has three rows in two dimensions and is no false alarm.
     clients = logistic_clients()

@@ -193,6 +193,7 @@ def test_labels_of_everything():
     assert_same("vmapped", one, wanted.draws)
 
 
+@pytest.mark.slow
 def test_what_some_kernels_report_is_missing_for_the_others():
     def kernel_fn(kind):
         if kind == "relay":
@@ -205,6 +206,7 @@ def test_what_some_kernels_report_is_missing_for_the_others():
     assert found.num_active.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_draws_of_several_leaves_and_constrained():
     posterior = fedmcmc.Posterior(
         lambda p: -0.5 * jnp.sum(p["m"] ** 2) - jnp.exp(p["s"]) + p["s"],

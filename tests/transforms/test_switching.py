@@ -108,6 +108,7 @@ def totals(state):
     return held, [away.sum(), (away**2).sum()]
 
 
+@pytest.mark.slow
 def test_rounds_in_which_the_second_kernel_adapts_count_from_the_switch():
     data = FederatedData.from_clients([np.ones(3), np.zeros(2)])
     posterior = fedmcmc.Posterior(

@@ -171,6 +171,7 @@ def test_counts_are_the_moments_of_all_cohorts(rule):
     np.testing.assert_allclose(told, covariance, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_are_not_enumerated():
     """Of 2**1000 cohorts the law is known by hand, of equal clients in one dimension.
 

@@ -98,6 +98,7 @@ def test_suggested_steps_scale_as_the_proposition_says():
     assert suggest(tolerance=1e9) * 8 <= np.sqrt(1 / 2.0) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_falling_steps_leave_less_bias_than_a_constant_one():
     """By the exact law: after many rounds, below what the first step size would end at."""
     schedule = fedmcmc.inverse_sqrt_schedule(0.08, 20)

@@ -128,6 +128,7 @@ def test_tune_takes_no_step_whose_visits_throw_a_chain_away(best):
     assert "Longer steps that the law accepts are unsafe" in str(best) and "client 0" in best.note
 
 
+@pytest.mark.slow
 def test_of_clients_elsewhere_it_is_said_that_they_were_not_asked(white):
     elsewhere = as_consortium(DATA)
     best = fedmcmc.tune(

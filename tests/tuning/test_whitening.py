@@ -186,6 +186,7 @@ def model(y, group):
         numpyro.sample("y", dist.Normal((mu + tau * z)[group], 15.0), obs=y)
 
 
+@pytest.mark.slow
 def test_a_curvature_that_is_no_guide_warns():
     y = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     data = fedmcmc.FederatedData.from_arrays({"y": y, "group": np.arange(8)}, np.arange(8))
