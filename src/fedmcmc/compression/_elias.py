@@ -149,9 +149,17 @@ def message_bits(code: Dense | Quantized | Sparse | OneOf) -> Array:
         each = [message_bits(one) for one in code.codes]
         return place_bits(len(each)) + jnp.stack(each)[code.place]
     _check_total(MAX_LEVEL_BITS * trees.num_elements(code.levels), code)
-    pairs = as_vectors(code)
-    each = [_quantized_bits(n, _concatenated(ks)) for n, ks in pairs]
-    return jnp.sum(jnp.stack(each), dtype=jnp.int32)
+    # Vectors of a size are counted together: each has a loop over its gaps, which for a short one
+    # takes as long as for many.
+    by_size: dict[int, list[tuple[ArrayTree, Array]]] = {}
+    for norm, leaves in as_vectors(code):
+        levels = _concatenated(leaves)
+        by_size.setdefault(levels.shape[0], []).append((norm, levels))
+    each = [
+        jax.vmap(_quantized_bits)(*map(jnp.stack, zip(*alike, strict=True)))
+        for alike in by_size.values()
+    ]
+    return jnp.sum(jnp.concatenate(each), dtype=jnp.int32)
 
 
 def as_vectors(code: Quantized) -> list[tuple[ArrayTree, list[ArrayTree]]]:
