@@ -8,10 +8,11 @@ import jax
 
 from experiments import checks, spreading
 from experiments.fed_ep import cifar_findings, federations, image_runs
+from experiments.fed_ep.image_figures import draw
 from experiments.fed_ep.methods import Federation
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "federation", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "federation", "run"]
 
 SHOWS_TABLE = True
 TITLE = "Tables 2 and 5: CIFAR"

@@ -66,4 +66,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         f"all methods go on from the same {settings['num_burnin']} "
         "rounds of FedAvg (dotted line)."
     )
+    losses = metrics.get("loss_by_round", {}).values()
+    if not all(np.isfinite(np.asarray(values, float)).all() for values in losses):
+        caption += " A curve of losses ends where the loss of some seed is not finite."
     return [{"file": "rounds.png", "caption": caption}]

@@ -13,6 +13,7 @@ from experiments.fa_hmc import claims as fa_hmc
 from experiments.fa_hmc import local_steps, logistic_judging
 from experiments.fa_hmc.logistic_findings import commentary as logistic_commentary
 from experiments.fed_ep import claims as fed_ep
+from experiments.fed_ep import image_figures
 from experiments.fsgld import claims as fsgld
 from experiments.qlsd import claims as qlsd
 from experiments.qlsd import federations
@@ -927,6 +928,17 @@ def test_losses_are_those_of_the_end():
     assert "FedEP (I) 1.00, FedSEP (I) 1.90, FedSEP (V) 2.0e+05" in found.number
     assert "FedSEP (L) not finite in some seed; the better baseline 1.50" in found.number
     assert claim.judge({"settings": {"window": 2}}, config).word == "untestable here"
+
+
+@pytest.mark.parametrize("last", [1.0, None])
+def test_the_caption_says_where_a_curve_of_losses_ends(last, tmp_path):
+    curves = {name: [9.0, 2.0, 1.0] for name in ("FedAvg", "FedSEP (V)")}
+    losses = {"FedAvg": [9.0, 2.0, 1.0], "FedSEP (V)": [9.0, 2.0, last]}
+    settings = {"window": 2, "num_burnin": 1, "num_seeds": 1}
+    spreads = dict.fromkeys(curves)
+    metrics = {"by_round": curves, "by_round_sd": spreads, "loss_by_round": losses}
+    (found,) = image_figures.draw(metrics | {"settings": settings}, tmp_path)
+    assert ("not finite" in found["caption"]) == (last is None)
 
 
 def test_made_up_words_test_no_claim_on_real_ones():
