@@ -120,8 +120,8 @@ def first_that_holds(*cases: tuple[bool, str], otherwise: str) -> str:
 
 
 def on_other_data(word: str, other: bool) -> str:
-    """Return `word`, and ``partly`` for what holds on other data than the paper's."""
-    return PARTLY if other and word == REPRODUCED else word
+    """Return `word`; on other data what holds does so partly, and what fails says nothing."""
+    return {REPRODUCED: PARTLY, CONTRADICTED: UNTESTABLE}.get(word, word) if other else word
 
 
 def paired(one: Any, other: Any) -> tuple[float, float]:

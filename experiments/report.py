@@ -48,7 +48,8 @@ WRITTEN = (
 )
 OF_A_PAPER = (
     " Each verdict is computed from the run that its row links to, and holds for that run alone: "
-    "many runs are smaller than the paper's. Sections follow the paper. Experiments have the "
+    "many runs are smaller than the paper's. On other data than the paper's, what holds does so "
+    "partly and what fails is untestable here. Sections follow the paper. Experiments have the "
     "paper's settings where the paper states them, unless a section says otherwise."
 )
 

@@ -6,11 +6,13 @@ from typing import Any
 
 from experiments import output
 from experiments.fed_ep.differences import (
+    FALL,
     TIMES,
     accuracy,
     difference,
     difference_noise,
     fall,
+    fell,
     within_seeds,
 )
 
@@ -57,12 +59,13 @@ def fallen(metrics: Mapping[str, Any]) -> str:
     found = []
     for row in metrics["table"]:
         name = row["method"]
-        if fall(metrics, name).above:
+        if fall(metrics, name).above or fell(metrics, name):
             best, end = (accuracy(metrics, name, part) for part in ("best", "end"))
             found.append(f"{name} from {best:.1f} to {end:.1f}")
     window = metrics["settings"]["window"]
     text = f"A best accuracy hides what comes after it. In the last {window} rounds are below their"
-    return f"{text} best, beyond noise: {'; '.join(found)}." if found else ""
+    text += f" best, beyond noise or by more than {FALL:g} points"
+    return f"{text}: {'; '.join(found)}." if found else ""
 
 
 def introduction(metrics: dict[str, Any]) -> str:

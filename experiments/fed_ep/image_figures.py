@@ -62,9 +62,9 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     what = " and ".join(score.split(" (")[0] for score in scores).capitalize()
     caption = (
         f"{what} of the point estimate, running means of {window} rounds averaged over "
-        f"{seeds(settings)} (bands: one standard deviation over them, where there are several); "
-        f"all methods go on from the same {settings['num_burnin']} "
-        "rounds of FedAvg (dotted line)."
+        f"{seeds(settings)} (bands: one standard deviation of accuracies over them, where there "
+        f"are several); all methods go on from the same {settings['num_burnin']} rounds of "
+        "FedAvg (dotted line)."
     )
     losses = metrics.get("loss_by_round", {}).values()
     if not all(np.isfinite(np.asarray(values, float)).all() for values in losses):
