@@ -110,6 +110,19 @@ def test_messages_of_many_clients(density, largest):
     assert found.tolist() == expected
 
 
+def test_leaves_of_one_size_have_their_own_norms_and_gaps():
+    rng = np.random.default_rng(2)
+    shapes = [(40,), (8, 5), (7,), (40,), (7,)]
+    densities = [0.1, 0.9, 0.3, 0.0, 1.0]
+    levels = tuple(
+        (rng.integers(-9, 10, shape) * (rng.random(shape) < density)).astype(np.int32)
+        for shape, density in zip(shapes, densities, strict=True)
+    )
+    norms = tuple(np.float32([2.0, 1.5, 1.0, 3.0, 0.0]))
+    code = Quantized(norms, levels)
+    assert bits(code) == len(omega.message(code))
+
+
 def test_one_norm_for_all_leaves_or_one_for_each():
     rng = np.random.default_rng(0)
     levels = {
