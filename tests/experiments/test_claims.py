@@ -524,8 +524,10 @@ def test_thresholds_with_few_draws_beyond_them_judge_nothing(others, word):
     for text, found in zip(claims, ("reproduced", word), strict=True):
         for num_draws, expected in ((400, "untestable here"), (4500, found)):
             (claim,) = [c for c in qlsd.CLAIMS if text in c.text]
-            verdict = claim.judge(digits(num_draws, others), {})
+            verdict = claim.judge(digits(num_draws, others), {"source": "emnist"})
             assert verdict.word == expected
+            stands_in = claim.judge(digits(num_draws, others), {"source": "mnist"})
+            assert stands_in.word == ON_OTHER_DATA.get(expected, expected)
             few = num_draws == 400
             assert ("no standard errors: 4 of 400" in verdict.number) == few
             assert ("2.0e-04 (s.e. 1.0e-04)" in verdict.number) == few  # of half of the draws
