@@ -13,9 +13,8 @@ An experiment is a module ``experiments/<paper>/<name>.py`` with
   tables; Markdown), ``about(config, metrics) -> str`` (what a run was made on, and what of it
   cannot be compared; `config` is a dict; Markdown), ``commentary(metrics) -> str`` (where our run
   differs, and why; Markdown) and ``draw(metrics, out) -> figures``, which draws a run's figures
-  from its metrics alone, so that they can be drawn anew. Figures and commentary are shown for the
-  first settings file that was run (the paper's own first), ``about`` and tables for all; with
-  ``COMMENT_ON_ALL = True`` all are shown for each.
+  from its metrics alone, so that they can be drawn anew. Of a section's runs the paper's own comes
+  first; a caption is told once. ``SHOWS_TABLE = True`` where the commentary has the whole table.
 
 What a paper claims, and how a run's metrics judge it, is in ``experiments/<paper>/claims.py``.
 

@@ -202,14 +202,10 @@ def _section(
     figures: Mapping[str, list[dict[str, str]]],
 ) -> list[str]:
     parts = [f"## {getattr(module, 'TITLE', schema)}", getattr(module, "PAPER", "")]
-    shown = False
+    captions: set[str] = set()
     for name in settings_of(schema):
         if name in records:
-            # Runs of one schema mostly differ in size alone; where they differ in what is asked,
-            # the experiment says so, and each is commented.
-            comments = not shown or getattr(module, "COMMENT_ON_ALL", False)
-            parts += _run(records[name], module, figures[name] if comments else None)
-            shown = True
+            parts += _run(records[name], module, figures[name], captions)
     missing = [name for name in settings_of(schema) if name not in records]
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing)
@@ -220,8 +216,10 @@ def _section(
     return parts
 
 
-def _run(record: Record, module: ModuleType, figures: list[dict[str, str]] | None) -> list[str]:
-    """Return a run's part of a section; without `figures` only its settings and its table."""
+def _run(
+    record: Record, module: ModuleType, figures: list[dict[str, str]], captions: set[str]
+) -> list[str]:
+    """Return a run's part of a section; `captions`, those of the section so far, are not told."""
     metrics, versions, name = record["metrics"], record["versions"], record["experiment"]
     commit = (record["git_commit"] or "unknown")[:10]
     changed = " with changes" if record["git_dirty"] else ""
@@ -237,16 +235,17 @@ def _run(record: Record, module: ModuleType, figures: list[dict[str, str]] | Non
     ]
     if hasattr(module, "about"):
         parts.append(module.about(record["config"], metrics))
-    if figures is not None and hasattr(module, "commentary"):
+    if hasattr(module, "commentary"):
         parts.append(module.commentary(metrics))
     # An experiment whose commentary shows all of the table says so.
-    commented = figures is not None and getattr(module, "SHOWS_TABLE", False)
-    if metrics.get("table") and not commented:
+    if metrics.get("table") and not getattr(module, "SHOWS_TABLE", False):
         parts.append(_folded(output.markdown_table(metrics["table"]), len(metrics["table"][0])))
-    for figure in figures or []:
-        path = _figure(Path(), name, figure["file"])
+    for figure in figures:
+        path, caption = _figure(Path(), name, figure["file"]), figure["caption"]
         alternative = f"{name}: {Path(figure['file']).stem.replace('_', ' ')}"
-        parts.append(f"![{alternative}](figures/{path.name})\n\n*{figure['caption']}*")
+        told = "" if caption in captions else f"\n\n*{caption}*"
+        parts.append(f"![{alternative}](figures/{path.name}){told}")
+        captions.add(caption)
     return parts
 
 

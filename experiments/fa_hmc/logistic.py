@@ -24,7 +24,6 @@ from fedmcmc.metrics import marginal_error, marginal_error_floor
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Figure 1 (5.1): marginal errors on simulated logistic regression"
-COMMENT_ON_ALL = True  # high and low dimension are two questions
 STRETCHES = 20  # of a run over local steps, which ends when the threshold is reached
 
 

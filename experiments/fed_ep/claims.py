@@ -40,6 +40,7 @@ SMALL_SIZE, LARGE_SIZE = 10_100, 172_900  # parameters of Figure 4's models
 OWN, BASES = ("FedEP", "FedSEP"), ("FedAvg", "FedPA")
 BEHIND_FED_PA = ("L",)  # of Table 2, in 1500 rounds
 CIFAR = ("fed_ep/cifar", "fed_ep/cifar10_gpu", "fed_ep/cifar10_small")
+EMNIST = ("fed_ep/emnist", "fed_ep/mnist_gpu_steps", "fed_ep/mnist_gpu", "fed_ep/mnist_small")
 GRIDS = ("fed_ep/hyperparameters", "fed_ep/hyperparameters_cifar10_small")
 SMALL = ("fed_ep/linear", "fed_ep/cifar10_components_raw_small")
 SCALED = ("fed_ep/cifar10_components_small",)
@@ -484,6 +485,7 @@ CLAIMS = (
         "fed_ep/emnist",
         _ahead("FedSEP", "emnist62"),
         "rounds.png",
+        EMNIST,
     ),
     Claim(
         "Figure 6",

@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 SHOWS_TABLE = True
-COMMENT_ON_ALL = True  # each asks for other settings on other data
 TITLE = "Table 8 and Figure 6: settings of client inference"
 TABLE_8 = {
     "FedEP (I), alpha 4e-2, 5e-2, 6e-2": ("50.3, 50.5, 50.5", "48.7, 49.0, 49.1"),

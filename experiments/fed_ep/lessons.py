@@ -1,8 +1,17 @@
 """What a user of FedEP should know: its part of ``docs/findings.md``."""
 
+from experiments import output
 from experiments.claims import Finding, Given
 from experiments.fed_ep import methods
-from experiments.fed_ep.differences import FALL, accuracy, difference, fall, fell, margin
+from experiments.fed_ep.differences import (
+    FALL,
+    Difference,
+    accuracy,
+    difference,
+    fall,
+    fell,
+    margin,
+)
 from experiments.fed_ep.emnist import COVARIANCE
 from experiments.fed_ep.findings import seeds
 from experiments.fed_ep.hyperparameters import groups
@@ -51,35 +60,59 @@ def _diagonal(linear: Given, scaled: Given, pixels: Given) -> str:
     )
 
 
-def _fed_ep(large: Given, small: Given, tried: Given) -> str:
-    parts = []
-    for metrics in (large, small):
-        settings = metrics["settings"]
-        lost = {n: share for n, share in metrics["lost_fits"].items() if share > 0}
-        parts.append(
-            f"With {settings['num_rows']:,} images, {settings['num_rounds']} rounds and "
-            f"{seeds(settings)}: {_over_bases(metrics, 'FedEP')} in best rounds; "
-            f"{_over_bases(metrics, 'FedEP', 'end')} in the last {settings['window']}. Passes of L "
-            f"are {settings['laplace_passes']} (FedEP: {settings['stateful_laplace_passes']}), "
-            f"epochs of V {settings['ngvi_epochs']}. Fits that were no proper Gaussian, and were "
-            f"dropped: {_shares(lost)}. More than {FALL:g} points below their best in the end: "
-            f"{_ends(metrics, [n for n in _methods(metrics) if fell(metrics, n)])}."
-        )
+def _fed_ep(large: Given, steps: Given, small: Given, tried: Given) -> str:
+    curvature = steps["config"]["row_curvature"]
+    runs = {
+        _size(large): large,
+        f"the same, `row_curvature` {curvature:g}": steps,
+        _size(small): small,
+    }
+    table = [
+        {"": name}
+        | {title: f"{_over(run, name)}; {_over(run, name, 'end')}" for title, run in runs.items()}
+        for name in _methods(large)
+        if name not in BASES
+    ]
+    lost = "; ".join(f"{title}: {_shares(run['lost_fits'])}" for title, run in runs.items())
+    fallen = "; ".join(
+        f"{title}: {_ends(run, [n for n in _methods(run) if fell(run, n)])}"
+        for title, run in runs.items()
+    )
     lines = [n for n in _methods(tried) if ":" in n]
     kept = [n for n in lines if not fell(tried, n)]
+    passes = ", ".join(
+        f"{run['settings']['laplace_passes']} and {run['settings']['ngvi_epochs']} in {title}"
+        for title, run in runs.items()
+        if run is not steps
+    )
     settings = tried["settings"]
     return (
         f"On CIFAR-10 with {large['num_parameters']:,} parameters, the points of accuracy by which "
-        "FedEP is ahead of the better of FedAvg and FedPA (a difference counts beyond "
-        f"{margin(5):.1f} standard errors within five seeds). {' '.join(parts)} `scale`, of what L "
-        f"and V add to the cavity, is {large['settings']['scale']:g} in both (the paper's network: "
-        f"{SCALE:g}). A grid for FedSEP at the second run's size ({settings['laplace_passes']} "
-        f"passes of L, {settings['ngvi_epochs']} epochs of V, {seeds(settings)}) has these within "
-        f"{FALL:g} points of their best in the end: {_ends(tried, kept)}; and these below: "
-        f"{_ends(tried, [n for n in lines if n not in kept])}. A larger `scale` makes the cavity "
-        "narrower while the clients' steps stay the same, which may make them too large; "
-        "`row_curvature` shrinks them where the cavity is narrow."
+        "FedEP and FedSEP are ahead of the better of FedAvg and FedPA: in best rounds; in the last "
+        f"{large['settings']['window']} ({seeds(large['settings'])}; a difference counts beyond "
+        f"{margin(large['settings']['num_seeds']):.1f} standard errors).\n\n"
+        f"{output.markdown_table(table)}\n\n"
+        "More than "
+        f"{FALL:g} points below their best in the end are: {fallen}. Fits that were no proper "
+        f"Gaussian, and were dropped: {lost}. FedSEP's passes of L and epochs of V are {passes}; "
+        f"`scale`, of what L and V add to the cavity, is {large['settings']['scale']:g} (the "
+        f"paper's network: {SCALE:g}).\n\n"
+        "A larger `scale` makes the cavity narrower while clients' steps stay the same, which "
+        "may make them too large; `row_curvature` shrinks them where the cavity is narrow. Of a "
+        f"grid for FedSEP ({settings['num_rows']:,} images, {seeds(settings)}), within "
+        f"{FALL:g} points of their best in the end: {_ends(tried, kept)}; and below: "
+        f"{_ends(tried, [n for n in lines if n not in kept])}."
     )
+
+
+def _size(metrics: Given) -> str:
+    settings = metrics["settings"]
+    return f"{settings['num_rows']:,} images, {settings['num_rounds']} rounds"
+
+
+def _over(metrics: Given, name: str, part: str = "best") -> Difference:
+    """Return by how many points a method is ahead of the better baseline."""
+    return min((difference(metrics, name, base, part) for base in BASES), key=lambda d: d.points)
 
 
 def _methods(metrics: Given) -> list[str]:
@@ -87,7 +120,10 @@ def _methods(metrics: Given) -> list[str]:
 
 
 def _shares(shares: Given) -> str:
-    return ", ".join(f"{100 * share:.0f} % of {name}" for name, share in shares.items()) or "none"
+    return (
+        ", ".join(f"{100 * share:.0f} % of {name}" for name, share in shares.items() if share)
+        or "none"
+    )
 
 
 def _ends(metrics: Given, names: list[str]) -> str:
@@ -101,7 +137,7 @@ def _ends(metrics: Given, names: list[str]) -> str:
     return "; ".join(told) or "none"
 
 
-def _fed_sep(large: Given, small: Given, pulled: Given) -> str:
+def _fed_sep(steps: Given, large: Given, small: Given, pulled: Given) -> str:
     (of,) = groups(pulled).values()
     scan = {float(value): row for value, row in of.items()}
     order = sorted(scan, reverse=True)
@@ -129,21 +165,16 @@ def _fed_sep(large: Given, small: Given, pulled: Given) -> str:
             f"{_over_bases(m, 'FedSEP')}"
             for m in (small, large)
         )
-        + f". The paper's number for EMNIST is {COVARIANCE:g}. The two runs differ in images, "
-        "rounds, passes of L and epochs of V besides; the width of draws goes with the precision "
-        f"times the images. Clients' steps are scaled in both (`row_curvature`), which the paper "
-        "does not do."
+        + "; the same with the paper's steps of clients, which `row_curvature` scales in the other "
+        f"two: {_over_bases(steps, 'FedSEP')}. The paper's number for EMNIST is {COVARIANCE:g}. "
+        "The small run and the large ones differ in images, rounds, passes of L and epochs of V "
+        "besides; the width of draws goes with the precision times the images."
     )
 
 
-def _over_bases(metrics: Given, family: str, part: str = "best") -> str:
-    """Return by how many points each way of inference is ahead of the better baseline."""
-    names = [r["method"] for r in metrics["table"] if r["method"].startswith(f"{family} ")]
-    gains = {
-        n[-2]: min((difference(metrics, n, base, part) for base in BASES), key=lambda d: d.points)
-        for n in names
-    }
-    return ", ".join(f"{letter} {gain}" for letter, gain in gains.items())
+def _over_bases(metrics: Given, family: str) -> str:
+    names = [n for n in _methods(metrics) if n.startswith(f"{family} ")]
+    return ", ".join(f"{n[-2]} {_over(metrics, n)}" for n in names)
 
 
 def _lost(grid: Given, tried: Given) -> str:
@@ -181,6 +212,7 @@ FINDINGS = (
         "With a scaled identity FedEP keeps its gain on a small network",
         (
             "fed_ep/cifar10_gpu",
+            "fed_ep/cifar10_gpu_row_curvature",
             "fed_ep/cifar10_small",
             "fed_ep/hyperparameters_cifar10_network_small",
         ),
@@ -189,7 +221,12 @@ FINDINGS = (
     ),
     Finding(
         "With a scaled identity FedSEP's pull sets the width of its draws",
-        ("fed_ep/mnist_gpu", "fed_ep/mnist_small", "fed_ep/hyperparameters_mnist_small"),
+        (
+            "fed_ep/mnist_gpu_steps",
+            "fed_ep/mnist_gpu",
+            "fed_ep/mnist_small",
+            "fed_ep/hyperparameters_mnist_small",
+        ),
         _fed_sep,
         "rounds.png",
     ),

@@ -13,10 +13,9 @@ from experiments.fed_ep.image_figures import draw
 from experiments.fed_ep.methods import Federation
 from fedmcmc import Placement
 
-__all__ = ["COMMENT_ON_ALL", "PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Figure 4 (middle, right): linear models on CIFAR"
-COMMENT_ON_ALL = True
 PAPER = """
 Why a scaled identity suffices for networks: on CIFAR-100 a "small" linear model on 100 principal
 components (10.1 thousand parameters), where natural-gradient variational inference converges faster

@@ -20,7 +20,6 @@ __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 TITLE = "Effects of groups, binary outcomes"
 PAPER = findings.BINARY
 commentary = findings.commentary
-COMMENT_ON_ALL = True
 
 
 @dataclass(frozen=True)

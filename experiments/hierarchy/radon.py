@@ -13,7 +13,6 @@ __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "run"]
 TITLE = "Effects of groups, normal outcomes"
 PAPER = findings.GAUSSIAN
 commentary = findings.commentary
-COMMENT_ON_ALL = True
 
 
 @dataclass(frozen=True)

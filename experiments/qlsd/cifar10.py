@@ -21,7 +21,6 @@ from fedmcmc import Placement, metrics
 
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
-COMMENT_ON_ALL = True  # whether the reference has mixed is another question for each run
 TITLE = "Table 4 and Figure 2: ResNet-20 on CIFAR-10"
 
 

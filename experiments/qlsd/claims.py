@@ -263,7 +263,15 @@ CLAIMS = (
         "FedBE is 20 to 56 points of accuracy behind.",
         "qlsd/mnist",
         network_verdicts.fed_be_behind,
-        None,
+        "calibration.png",
+        RANDOM_START,
+    ),
+    Claim(
+        "Table S2",
+        "FSGLD is 0.6 points behind SGLD.",
+        "qlsd/mnist",
+        network_verdicts.fsgld_near_sgld,
+        "calibration.png",
         RANDOM_START,
     ),
     Claim(

@@ -20,7 +20,6 @@ from fedmcmc import Placement, metrics
 __all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "Table S2 and Figures S5, S6: LeNet-5 on MNIST"
-COMMENT_ON_ALL = True  # a warm and a random start are two questions
 
 
 @dataclass(frozen=True)

@@ -287,19 +287,9 @@ def test_every_run_of_the_network_says_its_data(modules, name, lost, said, not_s
         for split in ("iid", "non_iid")
         for method in ("DSGLD", "FSGLD")
     ]
-    record = {
-        "experiment": f"fsgld/{name}",
-        "command": "",
-        "config": json.loads(json.dumps(schemas.split(compose(f"experiment=fsgld/{name}"))[0])),
-        "metrics": {"table": table},
-        "wall_seconds": 1.0,
-        "git_commit": None,
-        "git_dirty": False,
-        "device": "cpu",
-        "versions": {"fedmcmc": "0", "jax": "0", "python": "3"},
-    }
-    # As for runs after the first one, which are shown without comments and figures.
-    text = "\n".join(report._run(record, modules["fsgld/mlp"], None))
+    config = json.loads(json.dumps(schemas.split(compose(f"experiment=fsgld/{name}"))[0]))
+    text = report.differences({"experiment": f"fsgld/{name}", "config": config})
+    text += modules["fsgld/mlp"].about(config, {"table": table})
     assert all(words in text for words in said)
     assert not any(words in text for words in not_said)
 
