@@ -56,7 +56,8 @@ def _gain(kind: str, about: tuple[float, float] | None = None) -> Any:
             word,
             f"{100 * found.share:+.0f} % (s.e. {100 * found.error:.0f} %): {found.hmc.error:.3g} "
             f"and {found.ld.error:.3g}; a perfect sampler has {metrics['floor']:.3g}"
-            + (f"; {found.why}" if found.why else ""),
+            + (f"; {found.why}" if found.why else "")
+            + ("; why: [`fa_hmc/drift`](#fa_hmcdrift)" if word == CONTRADICTED else ""),
         )
 
     return judge

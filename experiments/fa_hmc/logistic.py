@@ -48,7 +48,9 @@ class Config:
     local_steps, local_step_size, local_leapfrog
         ``T``, scaled step and ``L`` of the comparison over local steps (Figure 1c).
     local_gradients, local_rounds
-        Gradients per client and chain at most there, and rounds at most.
+        Gradients per client and chain at most there, and rounds at most. With 100 local steps that
+        is 600 rounds: a perfect sampler's draws of their second half have an error of about 0.05,
+        where 0.08 is to be reached.
     threshold
         The marginal error that is to be reached there, where a run ends.
     reference_warmup, reference_draws, reference_thinning
@@ -71,7 +73,7 @@ class Config:
     local_steps: tuple[int, ...] = (1, 2, 5, 10, 20, 30, 50, 70, 100)
     local_step_size: float = 0.02
     local_leapfrog: int = 10
-    local_gradients: int = 1_000_000
+    local_gradients: int = 600_000
     local_rounds: int = 20_000
     threshold: float = 0.08
     reference_warmup: int = 1000

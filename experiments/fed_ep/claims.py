@@ -177,7 +177,8 @@ def _plain_is_enough(metrics: Given, config: Given) -> Verdict:
     behind = {x: difference(metrics, *pair) for x, pair in pairs.items()}
     return Verdict(
         on_other_data(_within(behind, IDENTITY_GAP), config["dataset"] != "cifar100"),
-        f"points of the others over I: {_listed(behind)}; the paper: {_published(pairs)}; "
+        f"points of the others over I: {_listed(behind)}; the paper, on CIFAR-100: "
+        f"{_published(pairs)}; "
         f"{_where(metrics, config, 'cifar100', OWN[:1])}",
     )
 
@@ -213,7 +214,8 @@ def _stateless(metrics: Given, config: Given) -> Verdict:
     behind = {x: difference(metrics, *pair) for x, pair in pairs.items()}
     return Verdict(
         on_other_data(_within(behind, STATELESS_GAP), config["dataset"] != "cifar100"),
-        f"points behind FedEP: {_listed(behind)}; the paper: {_published(pairs)}; "
+        f"points behind FedEP: {_listed(behind)}; the paper, on CIFAR-100: "
+        f"{_published(pairs)}; "
         f"{_where(metrics, config, 'cifar100')}",
     )
 
@@ -325,8 +327,8 @@ def _settings(family: str) -> Any:
         window = metrics["settings"]["window"]
         return Verdict(
             on_other_data(word, config["dataset"] != "cifar100"),
-            f"points from the worst to the best value, at their best: {listed}; the paper: at "
-            f"most {limit:g}"
+            f"points from the worst to the best value, at their best: {listed}; the paper, on "
+            f"CIFAR-100: at most {limit:g}"
             + (f"; the last {window} rounds are further below the best: {ends}" if ends else "")
             + f"; {_seeds(config)}{_data(config, 'cifar100')}",
         )

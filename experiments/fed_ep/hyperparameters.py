@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from experiments import checks, output, spreading
+from experiments.claims import TIMES
 from experiments.fed_ep import cifar, federations, image_runs, methods
 from experiments.fed_ep.differences import (
     Difference,
@@ -45,6 +46,16 @@ TABLE_8 = {
     "FedEP (L), 5 and 10 epochs": ("47.9, 47.9", "47.9, 47.9"),
     "FedEP (V), 5 and 10 epochs": ("49.6, 48.5", "48.8, 48.6"),
 }
+PLAIN = {
+    "covariance": "precision per row",
+    "laplace_passes": "passes",
+    "stateful_laplace_passes": "passes",
+    "ngvi_epochs": "epochs",
+    "server_learning_rate": "server's step size",
+    "client_learning_rate": "clients' step size",
+    "row_curvature": "curvature per row",
+}
+"""Settings in the words of the figure, where their own names are not plain."""
 PAPER = f"""
 FedEP is robust in its settings (Table 8), and with a small model on CIFAR-100 accuracy grows with
 the epochs of natural-gradient inference, from 1 to 10 (Figure 6, without numbers in the text). Best
@@ -235,18 +246,27 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             panel.set_axis_off()
         for panel, (name, of) in zip(axes.flat, found.items(), strict=False):
             curves = {"FedAvg": "FedAvg"} | {value: row["method"] for value, row in of.items()}
-            for (label, method), shade in zip(curves.items(), ("black", *shades), strict=False):
+            for i, ((label, method), shade) in enumerate(
+                zip(curves.items(), ("black", *shades), strict=False)
+            ):
                 curve = smooth(metrics["by_round"][method], window)
                 rounds = np.arange(window, window + len(curve))
                 panel.plot(rounds, curve, color=COLORS[shade], lw=1.2, label=label)
+                ends = np.array(metrics["end_by_seed"].get(method, []), float)
+                if len(ends) > 1:
+                    error = TIMES * ends.std(ddof=1) / len(ends) ** 0.5
+                    place = rounds[-1] + (1 + i) * len(curve) / 40  # beside one another
+                    panel.errorbar(place, ends.mean(), error, color=COLORS[shade], capsize=2, lw=1)
             panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
-            panel.set(xlabel="rounds", title=name)
+            method, _, setting = name.partition(", ")
+            panel.set(xlabel="rounds", title=f"{method}: {PLAIN.get(setting, setting)}")
             panel.legend()
         for panel in axes[:, 0]:
             panel.set_ylabel("test accuracy (%)")
+    bars = "two standard errors over seeds" if settings["num_seeds"] > 1 else "none, with one seed"
     caption = (
         f"Test accuracy of the point estimate, running means of {window} rounds averaged over "
-        f"{seeds(settings)}, by the value of one setting; dotted: the end of the shared rounds of "
-        "FedAvg."
+        f"{seeds(settings)}, by the value of one setting (bars at the end: {bars}); dotted: the "
+        "end of the shared rounds of FedAvg."
     )
     return [{"file": "settings.png", "caption": caption}]

@@ -88,15 +88,16 @@ def _verdict(metrics: dict[str, Any]) -> str:
     order = sorted(own, key=lambda name: own[name], reverse=True)
     ahead = [name[-2] for name in order if own[name] > max(rates["FedAvg"], rates.get("FedPA", 0))]
     lines = [
-        f"- Micro F1 above that of FedAvg and FedPA: {', '.join(ahead) or 'none'} (the paper: "
-        "I, L, V).",
-        f"- In descending order: {', '.join(name[-2] for name in order)} (the paper: V, L, I, M). "
+        f"- Micro F1 above that of FedAvg and FedPA: {', '.join(ahead) or 'none'} (the paper, "
+        "on Stack Overflow: I, L, V).",
+        f"- In descending order: {', '.join(name[-2] for name in order)} (the "
+        "paper, on Stack Overflow: V, L, I, M). "
         f"Orders are those of {findings.seeds(metrics['settings'])}; no noise is known.",
     ]
     if "FedSEP (M)" in own:
         fails = own["FedSEP (M)"] < rates["FedAvg"]
         lines.append(
             f"- M {'fails' if fails else 'does not fail'}: {own['FedSEP (M)']:.1f}, FedAvg "
-            f"{rates['FedAvg']:.1f} (the paper: 14.3, 23.3)."
+            f"{rates['FedAvg']:.1f} (the paper, on Stack Overflow: 14.3, 23.3)."
         )
     return "\n".join(lines)

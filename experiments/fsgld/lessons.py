@@ -227,6 +227,7 @@ FINDINGS = (
             "fsgld/mlp_small_fisher_dense_shorter",
         ),
         _visits,
+        "log_likelihood.png",
     ),
     Finding(
         "Surrogates that were refitted where the posterior lies serve longer visits",
@@ -244,5 +245,6 @@ FINDINGS = (
         "FSGLD's table of network likelihoods is like that of networks that ignore their input",
         ("fsgld/mlp_small_paper_step",),
         _coin,
+        "log_likelihood.png",
     ),
 )

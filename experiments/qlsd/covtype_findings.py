@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import output
-from experiments.qlsd.digits_findings import FEW, beyond, with_middle
+from experiments.qlsd.digits_findings import with_middle
+from experiments.qlsd.hpd_figures import FEW, beyond
 
 __all__ = ["PAPER", "about", "commentary", "draws_of"]
 

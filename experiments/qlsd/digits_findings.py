@@ -5,17 +5,9 @@ from typing import Any
 
 from experiments import output
 from experiments.qlsd.hpd import STRETCHES
+from experiments.qlsd.hpd_figures import FEW, beyond
 
-__all__ = [
-    "FEW",
-    "PAPER",
-    "PUBLISHED",
-    "beyond",
-    "commentary",
-    "few_beyond",
-    "with_error",
-    "with_middle",
-]
+__all__ = ["PAPER", "PUBLISHED", "commentary", "few_beyond", "with_error", "with_middle"]
 
 PUBLISHED: dict[str, tuple[float | None, float | None]] = {
     "FSGLD": (5.4e-3, 6.2),
@@ -28,8 +20,6 @@ PUBLISHED: dict[str, tuple[float | None, float | None]] = {
 """Error and efficiency in Table 3; that of 2 bits is in the released notebook only."""
 
 PAPER_ROUNDS = 450_000  # kept
-FEW = 20
-"""Draws beyond a threshold, below which a jackknife tells nothing of how far it is off."""
 
 PAPER = """
 Multinomial logistic regression with a Gaussian prior. Our copy of the paper lacks the settings;
@@ -155,11 +145,6 @@ def _chains(num: int) -> str:
 
 def _jackknife(num: int) -> str:
     return f"{STRETCHES} stretches of the chain" if num == 1 else "chains"
-
-
-def beyond(metrics: Mapping[str, Any]) -> float:
-    """Return how many of the reference's draws lie beyond its 99 % threshold."""
-    return 0.01 * metrics["num_draws"]
 
 
 def with_error(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:

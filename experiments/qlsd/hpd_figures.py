@@ -1,5 +1,6 @@
 """The figure of errors of highest-posterior-density regions."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,20 @@ import numpy as np
 
 from experiments.figures import COLORS, figure, label_ticks, points
 
-__all__ = ["PUBLISHED_ALPHA", "draw"]
+__all__ = ["FEW", "PUBLISHED_ALPHA", "beyond", "draw"]
 
 PUBLISHED_ALPHA = 0.5025
 """What the released notebook evaluates as 99 %: element 99 of 200 from 0.01 to 0.99."""
 
+FEW = 20
+"""Draws beyond a threshold, below which a jackknife tells nothing of how far it is off."""
+
 PALETTE = [COLORS[c] for c in ("orange", "red", "sky", "blue", "green", "pink", "black", "yellow")]
+
+
+def beyond(metrics: Mapping[str, Any]) -> float:
+    """Return how many of the reference's draws lie beyond its 99 % threshold."""
+    return 0.01 * metrics["num_draws"]
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
@@ -20,8 +29,10 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
 
     Reads the keys ``table``, ``curves``, ``compared_with`` (the name of the reference) and
     ``another_key`` (of the curve that is the distance of two runs of the reference, or ``None``).
-    Errors of zero, which a logarithmic axis has no place for, are left out.
+    Errors of zero, which a logarithmic axis has no place for, are left out, and so are standard
+    errors where ``num_draws`` is too small for them.
     """
+    few = "num_draws" in metrics and beyond(metrics) < FEW
     name, again = "hpd.png", metrics["another_key"]
     with figure(out / name, columns=2, size=(4.8, 3.8)) as (fig, axes):
         left, right = axes[0]
@@ -36,7 +47,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             row = rows[label]
             if row["HPD error"] > 0:
                 at = row["efficiency"]
-                points(right, [at], [row["HPD error"]], [row["s.e."]], fmt="o", **style)
+                errors = [0.0 if few else row["s.e."]]
+                points(right, [at], [row["HPD error"]], errors, fmt="o", **style)
                 right.annotate(
                     label.removeprefix("QLSD++, "),
                     (at, row["HPD error"]),
@@ -55,7 +67,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     caption = (
         f"Relative error of the HPD threshold against {metrics['compared_with']}{grey}. Left: by "
         "the region's probability, with 99 % (line) and the level that was published as 99 % "
-        "(dotted). Right: at 99 %, with two standard errors, against how many times fewer bits go "
-        "up a round. Errors of exactly zero are not drawn."
+        f"(dotted). Right: at 99 %, with {'no' if few else 'two'} standard errors"
+        f"{' (few draws lie beyond the threshold)' if few else ''}, against how many times fewer "
+        "bits go up a round. Errors of exactly zero are not drawn."
     )
     return [{"file": name, "caption": caption}]

@@ -17,14 +17,8 @@ from experiments.claims import (
     rows_of,
 )
 from experiments.qlsd.covtype_findings import draws_of
-from experiments.qlsd.digits_findings import (
-    FEW,
-    PUBLISHED,
-    beyond,
-    few_beyond,
-    with_error,
-    with_middle,
-)
+from experiments.qlsd.digits_findings import PUBLISHED, few_beyond, with_error, with_middle
+from experiments.qlsd.hpd_figures import FEW, beyond
 
 __all__ = ["as_reference", "by_bits", "competing", "covertype", "efficiency"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures import COLORS, band, figure, points, some
+from experiments.figures import COLORS, figure, points, some
 from fedmcmc import metrics
 
 __all__ = ["calibration", "curves", "entropies", "entropies_in_out"]
@@ -64,38 +64,42 @@ def _entropy(probabilities: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def calibration(out: Path, found: dict[str, Any], num_bins: int) -> list[dict[str, str]]:
-    """Draw accuracy against credibility, and accuracy minus confidence by bins of confidence."""
+    """Draw accuracy against credibility, and accuracy minus confidence by bins of confidence.
+
+    Methods that are right for less than half as many images as the best are named, not drawn.
+    """
     name = "calibration.png"
+    right_for = {method: kept["credibility"]["accuracy"][0] for method, kept in found.items()}
+    lost = [m for m, accuracy in right_for.items() if accuracy < max(right_for.values()) / 2]
+    drawn = {method: kept for method, kept in found.items() if method not in lost}
     with figure(out / name, columns=2, size=(4.8, 3.8)) as (fig, axes):
         left, right = axes[0]
-        for i, (method, kept) in enumerate(found.items()):
+        for i, (method, kept) in enumerate(drawn.items()):
             credible, bins = kept["credibility"], kept["reliability"]
             accuracy = np.array(credible["accuracy"], float)
-            spread = _binomial(accuracy, credible["num_rows"])
-            # One band, for the first method: they are all as wide, and would hide each other.
-            band(
-                left,
-                credible["threshold"],
-                accuracy,
-                None if i else 2 * spread,
-                label=method,
-                **_style(i),
-            )
+            spread = 2 * _binomial(accuracy, credible["num_rows"])
+            at, style = credible["threshold"], _style(i)
+            left.plot(at, accuracy, label=method, **style)
+            if i == 0:  # they are all about as wide, and would hide each other
+                low, high = accuracy - spread, np.minimum(accuracy + spread, 1)
+                left.fill_between(at, low, high, color=style["color"], alpha=0.2, lw=0)
             gap, confidence = (np.array(bins[k], float) for k in ("gap", "confidence"))
             error = _binomial(np.clip(gap + confidence, 0, 1), bins["num_rows"])
-            shifted = confidence + 0.002 * (i - len(found) / 2)
-            points(right, shifted, gap, error, marker=".", lw=1, **_style(i))
+            shifted = confidence + 0.002 * (i - len(drawn) / 2)
+            points(right, shifted, gap, error, marker=".", lw=1, **style)
         left.set(xlabel="least probability of the predicted class", ylabel="accuracy")
         right.axhline(0, color="grey", lw=1)
         right.set(xlabel="confidence", ylabel="accuracy - confidence")
         fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    left_out = " and ".join(f"{m} ({100 * right_for[m]:.0f} % right)" for m in lost)
     return [
         {
             "file": name,
             "caption": "Left: accuracy on the test images whose predicted class has at least some "
             "probability (band: two binomial standard errors of the first method). Right: accuracy "
             f"minus confidence in those of {num_bins} bins of confidence that hold at least {FEW} "
-            "images, with two binomial standard errors; below zero predictions are overconfident.",
+            "images, with two binomial standard errors; below zero predictions are overconfident."
+            + (f" Not drawn: {left_out}." if lost else ""),
         }
     ]
 
