@@ -22,6 +22,7 @@ __all__ = [
     "Given",
     "Rows",
     "Verdict",
+    "all_or_some",
     "first_that_holds",
     "on_other_data",
     "paired",
@@ -117,6 +118,16 @@ def rows_of(metrics: Given, column: str, start: str) -> Rows:
 def first_that_holds(*cases: tuple[bool, str], otherwise: str) -> str:
     """Return the word of the first condition that is true."""
     return next((word for holds, word in cases if holds), otherwise)
+
+
+def all_or_some(holds: list[bool], fails: list[bool]) -> str:
+    """Return the word for parts of a claim, of which some may neither hold nor fail."""
+    return first_that_holds(
+        (all(holds), REPRODUCED),
+        (any(holds), PARTLY),
+        (any(fails), CONTRADICTED),
+        otherwise=UNTESTABLE,
+    )
 
 
 def on_other_data(word: str, other: bool) -> str:

@@ -16,7 +16,7 @@ from experiments.fed_ep.differences import (
     within_seeds,
 )
 
-__all__ = ["fallen", "introduction", "number", "seeds", "tables", "trouble"]
+__all__ = ["fallen", "introduction", "number", "other_data", "seeds", "tables", "trouble"]
 
 STILL = 0.15
 CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
@@ -85,6 +85,11 @@ def seeds(settings: Mapping[str, Any]) -> str:
     """Return how many independent runs there were."""
     num = settings["num_seeds"]
     return f"{num} seed{'s' if num > 1 else ''}"
+
+
+def other_data(config: Mapping[str, Any], papers: str) -> str:
+    """Return which data a run has in place of the paper's, in brackets; else nothing."""
+    return "" if config["dataset"] == papers else f" ({config['dataset']}, not {papers})"
 
 
 def _reached(row: Mapping[str, Any], name: str, num_seeds: int) -> str:
