@@ -18,7 +18,7 @@ from fedmcmc.data import fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import convolutions, trees
 
-__all__ = ["fed_be_run", "fsgld_run", "qlsd_runs", "surrogates"]
+__all__ = ["fed_be_run", "flat_prior", "fsgld_run", "qlsd_runs", "surrogates"]
 
 
 def surrogates(
@@ -73,7 +73,7 @@ def qlsd_runs(settings: Settings, posterior: fedmcmc.Posterior) -> dict[str, Run
 def fed_be_run(settings: Settings, posterior: fedmcmc.Posterior, ensemble: Any) -> Run:
     """Return FedBE with a flat prior, whose next round starts at the weighted mean."""
     kernel = fedmcmc.fed_be(
-        posterior._replace(logprior_fn=_flat),
+        flat_prior(posterior),
         client_optimizer=optax.sgd(settings.fed_be_learning_rate),
         num_local_steps=settings.fed_be_local_steps,
         ensemble=ensemble,
@@ -82,6 +82,11 @@ def fed_be_run(settings: Settings, posterior: fedmcmc.Posterior, ensemble: Any) 
         num_models=settings.fed_be_models,
     )
     return Run(kernel, rounds(settings, settings.fed_be_local_steps))
+
+
+def flat_prior(posterior: fedmcmc.Posterior) -> fedmcmc.Posterior:
+    """Return the posterior without its prior."""
+    return posterior._replace(logprior_fn=_flat)
 
 
 def _flat(position: Any) -> Array:

@@ -15,6 +15,7 @@ from experiments.images import Images
 from experiments.models import Mlp
 from experiments.qlsd import (
     cifar10,
+    fed_be,
     label_split,
     mnist,
     network_hmc,
@@ -23,6 +24,7 @@ from experiments.qlsd import (
     networks,
 )
 from experiments.qlsd.federations import Rows
+from experiments.qlsd.image_federations import dominant_digits
 
 TINY = dict(
     num_clients=3,
@@ -367,3 +369,34 @@ def test_photographs_and_a_residual_network(tmp_path):
     metrics = cifar10.run(config, tmp_path)
     check(cifar10, metrics, tmp_path, CIFAR_METHODS)
     assert metrics["num_rows"] == 60
+
+
+def test_fed_be_is_scored_after_so_many_rounds_by_the_share_of_a_label(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.arange(120) % 10).astype(np.int32)
+    pictures = rng.integers(0, 40, (120, 6, 6), dtype=np.uint8)
+    pictures[np.arange(120), labels // 5, labels % 5] = 255  # where the label is
+    made = Images(pictures[:80], labels[:80], pictures[80:], labels[80:])
+    monkeypatch.setattr(images, "mnist", lambda: made)
+    monkeypatch.setattr(fed_be, "LeNet5", lambda method: Mlp((), 10))
+    split = []
+
+    def dominant(key, given, num_clients, share, **kwargs):
+        split.append(share)
+        return dominant_digits(key, given, num_clients, share, **kwargs)
+
+    monkeypatch.setattr(fed_be, "dominant_digits", dominant)
+    tiny = dict(num_clients=2, shares=(0.2, 0.9), rounds=(2, 20), num_local_steps=3, num_models=2)
+    found = fed_be.run(fed_be.Config(**tiny, batch_size=10, learning_rate=0.02), tmp_path)
+    rates = {(r["ensemble"], r["share"], r["rounds"]): r["accuracy %"] for r in found["table"]}
+    assert len(rates) == len(found["table"]) == 8
+    assert all(rates[e, 0.9, 20] > rates[e, 0.9, 2] for e in fed_be.ENSEMBLES)
+    assert split == [0.2, 0.9]
+    text = fed_be.commentary(found)
+    assert f"{max(rates.values()):.1f} %" in text and "80 images, 40 test images" in text
+
+
+@pytest.mark.parametrize("wrong", [{"shares": (1.0,)}, {"rounds": (1, 4)}, {"rounds": (4, 4)}])
+def test_settings_of_fed_be_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        fed_be.Config(**wrong)
