@@ -219,7 +219,7 @@ def _section(
 def _run(
     record: Record, module: ModuleType, figures: list[dict[str, str]], captions: set[str]
 ) -> list[str]:
-    """Return a run's part of a section; `captions`, those of the section so far, are not told."""
+    """Return a run's part of a section; `captions`, of the section so far, are not told again."""
     metrics, versions, name = record["metrics"], record["versions"], record["experiment"]
     commit = (record["git_commit"] or "unknown")[:10]
     changed = " with changes" if record["git_dirty"] else ""
@@ -243,8 +243,8 @@ def _run(
     for figure in figures:
         path, caption = _figure(Path(), name, figure["file"]), figure["caption"]
         alternative = f"{name}: {Path(figure['file']).stem.replace('_', ' ')}"
-        told = "" if caption in captions else f"\n\n*{caption}*"
-        parts.append(f"![{alternative}](figures/{path.name}){told}")
+        told = "Caption as above." if caption in captions else caption
+        parts.append(f"![{alternative}](figures/{path.name})\n\n*{told}*")
         captions.add(caption)
     return parts
 

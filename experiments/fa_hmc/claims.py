@@ -52,12 +52,13 @@ def _gain(kind: str, about: tuple[float, float] | None = None) -> Any:
             (found.word == WORSE, CONTRADICTED),
             otherwise=UNTESTABLE,
         )
+        drifted = word == CONTRADICTED and kind == "exact"  # as in the study
         return Verdict(
             word,
             f"{100 * found.share:+.0f} % (s.e. {100 * found.error:.0f} %): {found.hmc.error:.3g} "
             f"and {found.ld.error:.3g}; a perfect sampler has {metrics['floor']:.3g}"
             + (f"; {found.why}" if found.why else "")
-            + ("; why: [`fa_hmc/drift`](#fa_hmcdrift)" if word == CONTRADICTED else ""),
+            + ("; why: [`fa_hmc/drift`](#fa_hmcdrift)" if drifted else ""),
         )
 
     return judge

@@ -80,10 +80,13 @@ def _fed_ep(large: Given, steps: Given, small: Given, tried: Given) -> str:
     )
     lines = [n for n in _methods(tried) if ":" in n]
     kept = [n for n in lines if not fell(tried, n)]
-    passes = ", ".join(
-        f"{run['settings']['laplace_passes']} and {run['settings']['ngvi_epochs']} in {title}"
+    still = "; ".join(
+        f"{title}: "
+        + (", ".join(f"{n} in {r}" for n, r in run["improper_rounds"].items() if r) or "none")
         for title, run in runs.items()
-        if run is not steps
+    )
+    passes = "; ".join(
+        f"{title}: {_effort(run)}" for title, run in runs.items() if run is not steps
     )
     settings = tried["settings"]
     return (
@@ -94,15 +97,24 @@ def _fed_ep(large: Given, steps: Given, small: Given, tried: Given) -> str:
         f"{output.markdown_table(table)}\n\n"
         "More than "
         f"{FALL:g} points below their best in the end are: {fallen}. Fits that were no proper "
-        f"Gaussian, and were dropped: {lost}. FedSEP's passes of L and epochs of V are {passes}; "
+        f"Gaussian, and were dropped: {lost}. Rounds of all seeds in which the point stood still, "
+        f"as the product was improper: {still}. Passes of L and epochs of V: {passes}; "
         f"`scale`, of what L and V add to the cavity, is {large['settings']['scale']:g} (the "
         f"paper's network: {SCALE:g}).\n\n"
         "A larger `scale` makes the cavity narrower while clients' steps stay the same, which "
-        "may make them too large; `row_curvature` shrinks them where the cavity is narrow. What it "
-        "does not mend is unexplained. Of a "
-        f"grid for FedSEP ({settings['num_rows']:,} images, {seeds(settings)}), within "
-        f"{FALL:g} points of their best in the end: {_ends(tried, kept)}; and below: "
+        "may make them too large; `row_curvature` shrinks them where the cavity is narrow. That "
+        "some methods fall with it all the same is unexplained. In a grid for FedSEP "
+        f"({_size(tried)}, {_effort(tried)}, {seeds(settings)}) these end within {FALL:g} points "
+        f"of their best: {_ends(tried, kept)}; and these do not: "
         f"{_ends(tried, [n for n in lines if n not in kept])}."
+    )
+
+
+def _effort(metrics: Given) -> str:
+    of = metrics["settings"]
+    return (
+        f"{of['laplace_passes']} passes (FedEP: {of['stateful_laplace_passes']}) and "
+        f"{of['ngvi_epochs']} epochs"
     )
 
 
@@ -166,8 +178,9 @@ def _fed_sep(steps: Given, large: Given, small: Given, pulled: Given) -> str:
             f"{_over_bases(m, 'FedSEP')}"
             for m in (small, large)
         )
-        + "; the same with the paper's steps of clients, which `row_curvature` scales in the other "
-        f"two: {_over_bases(steps, 'FedSEP')}. The paper's number for EMNIST is {COVARIANCE:g}. "
+        + "; the large run again without `row_curvature`, which scales clients' gradients in the "
+        f"other two and is not in the paper: {_over_bases(steps, 'FedSEP')}. "
+        f"The paper's number for EMNIST is {COVARIANCE:g}. "
         "The small run and the large ones differ in images, rounds, passes of L and epochs of V "
         "besides; the width of draws goes with the precision times the images."
     )

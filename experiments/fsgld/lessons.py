@@ -227,7 +227,6 @@ FINDINGS = (
             "fsgld/mlp_small_fisher_dense_shorter",
         ),
         _visits,
-        "log_likelihood.png",
     ),
     Finding(
         "Surrogates that were refitted where the posterior lies serve longer visits",

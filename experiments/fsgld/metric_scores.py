@@ -226,6 +226,12 @@ def draw(metrics: dict[str, Any], path: pathlib.Path) -> list[dict[str, str]]:
         "and standard deviation over the repetitions. Below: the difference of the two methods on "
         "the same pairs, with two standard errors."
     )
+    finite = int(np.isfinite(np.array(metrics["methods"]["FSGLD"]["test"], float)).sum())
+    if finite < len(metrics["methods"]["FSGLD"]["test"]):
+        caption += (
+            f" FSGLD stayed finite in {finite} of the repetitions, and its curves are of those "
+            "alone: of other pairs than the other methods' curves."
+        )
     return [{"file": "log_likelihood.png", "caption": caption}]
 
 

@@ -238,7 +238,8 @@ def commentary(metrics: dict[str, Any]) -> str:
     if np.isfinite(error):
         text += f"FSGLD has {rows['non_iid', 'FSGLD']['test']} on held-out rows; less DSGLD in the "
         text += f"same repetition that is {gain:+.4f} (s.e. {error:.4f}) nats"
-        text += ": no lead. " if gain < TIMES * error else ". "
+        behind, level = gain < -TIMES * error, gain < TIMES * error
+        text += ": behind. " if behind else ": no lead. " if level else ". "
     pooled = rows.get(("non_iid", "pooled SGLD"))
     if pooled is not None:
         # The cell has an exponent where a chain ran off.
@@ -329,6 +330,10 @@ def draw(metrics: dict[str, Any], out: pathlib.Path) -> list[dict[str, str]]:
     caption = (
         f"{metrics['data']}: average log likelihood against the number of local steps, of held-out "
         "rows and of rows of the shard that the chain is at: median and 80 % band over the "
-        "repetitions, and log(1/2). Dashes show DSGLD where FSGLD lies on it."
+        "repetitions, and log(1/2). "
+    )
+    drawn = any(of.get("FSGLD") for of in metrics["curves"].values())
+    caption += (
+        "Dashes show DSGLD where FSGLD lies on it." if drawn else "FSGLD diverged and is not drawn."
     )
     return [{"file": "log_likelihood.png", "caption": caption}]

@@ -42,11 +42,12 @@ others, the largest contrast of Table S2, is not tested.
 Not stated in the paper, or lost, and chosen here: the number of clients (20), the levels, how
 dominant the label is (80 %), 5 of 20 clients for partial participation (the released code's
 default), a snapshot every 100 rounds, how long FedBE runs, its 10 models and Dirichlet weights of
-0.5, and FSGLD's surrogates (the diagonal empirical Fisher information at the start). Those made at
-random weights do not serve: FSGLD is lost with them, and as good as SGLD with those of a trained
-network (`mnist_small`). The algorithms are read as unbiased: the released code quantises twice,
-initialises all memories with the weights and takes a prior of half the variance; those are not
-repeated. The logits have no rectifier.
+0.5, and FSGLD's surrogates (the diagonal empirical Fisher information at the start). From random
+weights, with surrogates made there, FSGLD is lost. In `mnist_small` it is as good as SGLD; its
+chain, too, starts there at the trained network, so that surrogates and start are not told apart.
+The algorithms are read as unbiased: the released code quantises twice, initialises all memories
+with the weights and takes a prior of half the variance; those are not repeated. The logits have no
+rectifier.
 
 Not reproduced: CIFAR-10 against SVHN, the other pair of the study of inputs out of distribution
 (S5.3).
