@@ -114,7 +114,7 @@ def _effort(metrics: Given) -> str:
     of = metrics["settings"]
     return (
         f"{of['laplace_passes']} passes (FedEP: {of['stateful_laplace_passes']}) and "
-        f"{of['ngvi_epochs']} epochs"
+        f"{of['ngvi_epochs']} epoch{'s' if of['ngvi_epochs'] > 1 else ''}"
     )
 
 

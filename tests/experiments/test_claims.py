@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,26 @@ def test_records_are_of_settings_that_exist_and_can_be_judged(path):
         if name in (claim.runs or report.settings_of(claim.experiment)):
             word, number = claim.judge(record["metrics"], record["config"])
             assert word in WORDS and "nan" not in number
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_records_were_made_with_the_settings_that_they_name(path):
+    record = json.loads(path.read_text())
+    named = report._settings(record["experiment"])
+    # A setting that came later is not in an older record, and has the value that it had before.
+    assert {name: named.get(name) for name in record["config"]} == record["config"]
+
+
+def test_records_are_of_commits_of_this_history():
+    def git(*arguments):
+        command = ["git", "-C", str(DOCS), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("needs the whole history of a git repository")
+    made = {json.loads(path.read_text())["git_commit"] for path in RECORDS}
+    unknown = [c for c in made if git("merge-base", "--is-ancestor", c, "HEAD").returncode]
+    assert not unknown
 
 
 @pytest.mark.parametrize("paper", PAPERS)
