@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("hydra")
 
-from experiments import claims, findings, report, run, schemas
+from experiments import claims, figures, findings, report, run, schemas
 from experiments.fa_hmc import claims as fa_hmc
 from experiments.fa_hmc import local_steps, logistic_judging
 from experiments.fa_hmc.logistic_findings import commentary as logistic_commentary
@@ -81,6 +81,7 @@ def test_records_are_of_commits_of_this_history():
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_pages_are_what_the_records_give(paper, monkeypatch):
+    monkeypatch.setattr(figures, "save", lambda fig, path: None)  # most of the time
     monkeypatch.setattr(report, "_copy_small", lambda source, target: None)
     page = report.page(paper, DOCS)
     assert page == (DOCS / f"{paper}.md").read_text()
