@@ -184,10 +184,14 @@ def _row(
 
 
 def _draw(record: Record, module: ModuleType, docs: Path) -> list[dict[str, str]]:
-    """Return files and captions of a run's figures, drawn anew where its record suffices."""
+    """Return files and captions of a run's figures, drawn anew where its record suffices.
+
+    Those of other runs are kept as the run drew them.
+    """
     name, metrics = record["experiment"], record["metrics"]
     if not hasattr(module, "draw"):
-        return metrics.get("figures", [])
+        kept = metrics.get("figures", [])
+        return [figure for figure in kept if _figure(docs, name, figure["file"]).is_file()]
     with tempfile.TemporaryDirectory() as folder:
         drawn = module.draw(metrics, Path(folder))
         for figure in drawn:

@@ -86,6 +86,7 @@ def test_pages_are_what_the_records_give(paper, monkeypatch):
     page = report.page(paper, DOCS)
     assert page == (DOCS / f"{paper}.md").read_text()
     assert not re.search(r"\bnan\b", page)
+    assert all((DOCS / figure).is_file() for figure in re.findall(r"\((figures/[^)]+)\)", page))
 
 
 def test_the_page_of_findings_is_what_the_records_give():
