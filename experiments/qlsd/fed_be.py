@@ -18,7 +18,7 @@ from experiments.qlsd.image_federations import dominant_digits
 from experiments.qlsd.network_methods import flat_prior
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["ENSEMBLES", "PAPER", "TITLE", "Config", "commentary", "draw", "run"]
 
 TITLE = "FedBE, rounds and dominant labels"
 PAPER = """

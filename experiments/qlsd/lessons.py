@@ -3,8 +3,10 @@
 from experiments.claims import Finding, Given
 from experiments.qlsd.consistency import power
 from experiments.qlsd.digits_findings import few_beyond, with_error, with_middle
+from experiments.qlsd.fed_be import ENSEMBLES
 from experiments.qlsd.gaussian_findings import final_ratio, small_over_large
 from experiments.qlsd.hpd import PUBLISHED_ALPHA
+from experiments.qlsd.mnist_findings import TABLE_S2
 from experiments.qlsd.synthetic_findings import by_memory, cut_by_memory
 
 __all__ = ["FINDINGS"]
@@ -126,6 +128,29 @@ def _small_steps(gaussian: Given) -> str:
     )
 
 
+def _alike(fed_be: Given) -> str:
+    rows = {(r["ensemble"], r["share"], r["rounds"]): r for r in fed_be["table"]}
+    shares = sorted({share for _, share, _ in rows})
+    last = max(rounds for _, _, rounds in rows)
+    told = "; ".join(
+        f"{name}: "
+        + ", ".join(
+            f"{rows[name, share, last]['accuracy %']:.1f} % with {100 * share:g} %"
+            for share in shares
+        )
+        for name in ENSEMBLES
+    )
+    return (
+        f"On MNIST ({fed_be['num_rows']:,} images, {last} rounds of "
+        f"{fed_be['config']['num_local_steps']} local steps) predictions of FedBE's ensembles are "
+        f"right for so many test images, by the share of a client's images that are of one label: "
+        f"{told} (s.e. at most {max(r['s.e.'] for r in fed_be['table']):.1f}). It averages "
+        "clients' models, each of which has mostly seen one digit. Table S2 of QLSD, where it is "
+        f"right for {TABLE_S2['FedBE-Gauss'][0]:g} and {TABLE_S2['FedBE-Dirichlet'][0]:g} %, says "
+        "neither the share nor the rounds."
+    )
+
+
 FINDINGS = (
     Finding(
         "QLSD's messages have to vanish at the mode",
@@ -165,5 +190,11 @@ FINDINGS = (
         ("qlsd/gaussian",),
         _small_steps,
         "budget.png",
+    ),
+    Finding(
+        "FedBE needs clients whose labels are alike",
+        ("qlsd/fed_be_small",),
+        _alike,
+        "rounds.png",
     ),
 )
