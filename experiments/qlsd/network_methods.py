@@ -18,7 +18,7 @@ from fedmcmc.data import fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import convolutions, trees
 
-__all__ = ["fed_be_run", "flat_prior", "fsgld_run", "qlsd_runs", "surrogates"]
+__all__ = ["fed_be_kernel", "fed_be_run", "fsgld_run", "qlsd_runs", "surrogates"]
 
 
 def surrogates(
@@ -71,10 +71,10 @@ def qlsd_runs(settings: Settings, posterior: fedmcmc.Posterior) -> dict[str, Run
 
 
 def fed_be_run(settings: Settings, posterior: fedmcmc.Posterior, ensemble: Any) -> Run:
-    """Return FedBE with a flat prior, whose next round starts at the weighted mean."""
-    kernel = fedmcmc.fed_be(
-        flat_prior(posterior),
-        client_optimizer=optax.sgd(settings.fed_be_learning_rate),
+    """Return FedBE with the settings of an experiment."""
+    kernel = fed_be_kernel(
+        posterior,
+        learning_rate=settings.fed_be_learning_rate,
         num_local_steps=settings.fed_be_local_steps,
         ensemble=ensemble,
         batch_size=settings.batch_size,
@@ -84,9 +84,15 @@ def fed_be_run(settings: Settings, posterior: fedmcmc.Posterior, ensemble: Any) 
     return Run(kernel, rounds(settings, settings.fed_be_local_steps))
 
 
-def flat_prior(posterior: fedmcmc.Posterior) -> fedmcmc.Posterior:
-    """Return the posterior without its prior."""
-    return posterior._replace(logprior_fn=_flat)
+def fed_be_kernel(
+    posterior: fedmcmc.Posterior, *, learning_rate: float, **kwargs: Any
+) -> fedmcmc.FederatedKernel:
+    """Return FedBE with a flat prior and plain SGD, whose next round starts at the weighted mean.
+
+    Keyword arguments are those of `fedmcmc.fed_be`.
+    """
+    flat = posterior._replace(logprior_fn=_flat)
+    return fedmcmc.fed_be(flat, client_optimizer=optax.sgd(learning_rate), **kwargs)
 
 
 def _flat(position: Any) -> Array:
