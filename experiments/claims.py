@@ -13,6 +13,7 @@ import numpy as np
 
 __all__ = [
     "CONTRADICTED",
+    "DRAWN",
     "NOT_RUN",
     "PARTLY",
     "REPRODUCED",
@@ -27,6 +28,7 @@ __all__ = [
     "on_other_data",
     "paired",
     "rows_of",
+    "with_lost_settings",
 ]
 
 Given = Mapping[str, Any]
@@ -37,6 +39,7 @@ REPRODUCED = "reproduced"
 PARTLY = "partly"
 CONTRADICTED = "contradicted"
 UNTESTABLE = "untestable here"
+DRAWN = "drawn"
 NOT_RUN = "not run"
 
 TIMES = 2.0  # standard errors, beyond which a difference counts
@@ -58,7 +61,7 @@ class Claim:
     where
         Its figure, table or section.
     text
-        What the paper says, in our words.
+        What the paper says, in our words; of a variant of ours, what it is.
     experiment
         The experiment that tries it, ``None`` if none does.
     judge
@@ -68,6 +71,8 @@ class Claim:
     runs
         The settings files whose run is judged, the first that was run; by default all of the
         experiment, the paper's own first.
+    ours
+        Whether the paper does not have it; such rows form a table of their own.
     """
 
     where: str
@@ -76,6 +81,7 @@ class Claim:
     judge: Callable[[Given, Given], Verdict] | None = None
     figure: str | None = None
     runs: tuple[str, ...] = ()
+    ours: bool = False
 
 
 class Finding(NamedTuple):
@@ -133,6 +139,11 @@ def all_or_some(holds: list[bool], fails: list[bool]) -> str:
 def on_other_data(word: str, other: bool) -> str:
     """Return `word`; on other data what holds does so partly, and what fails says nothing."""
     return {REPRODUCED: PARTLY, CONTRADICTED: UNTESTABLE}.get(word, word) if other else word
+
+
+def with_lost_settings(word: str) -> str:
+    """Return `word`; what fails with settings that we had to guess says nothing of the paper's."""
+    return UNTESTABLE if word == CONTRADICTED else word
 
 
 def paired(one: Any, other: Any) -> tuple[float, float]:

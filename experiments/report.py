@@ -1,8 +1,8 @@
 """Turn records of runs into the pages of ``docs/results``: ``python -m experiments.report``.
 
 A record is the ``metrics.json`` of a run, kept in ``docs/results/runs``; those of new runs, in
-``--results``, are taken in first. The pages say nothing that is not in a record; what was not run
-is listed as not run.
+``--results``, are taken in first. The pages say nothing that is not in a record or computed from
+one, as exact laws are at its settings; what was not run is listed as not run.
 """
 
 import argparse
@@ -47,11 +47,21 @@ WRITTEN = (
     "Minibatches are drawn with replacement unless a section says otherwise."
 )
 OF_A_PAPER = (
-    " Each verdict is computed from the run that its row links to, and holds for that run alone: "
-    "many runs are smaller than the paper's. On other data than the paper's, what holds does so "
-    "partly and what fails is untestable here. Sections follow the paper. Experiments have the "
-    "paper's settings where the paper states them, unless a section says otherwise."
+    " Sections follow the paper. Experiments have the paper's settings where the paper states "
+    "them, unless a section says otherwise.\n\n"
+    "Each verdict is computed from the record of the run that its row links to, in places with an "
+    "exact law at that run's settings. It holds for that run alone: many runs are smaller than the "
+    "paper's.\n\n"
+    f"- **{claims.REPRODUCED}**: the run shows what the paper claims.\n"
+    f"- **{claims.PARTLY}**: it shows a part of the claim, or all of it on other data than the "
+    "paper's.\n"
+    f"- **{claims.CONTRADICTED}**: it shows the opposite, on the paper's data and with the paper's "
+    "settings, as far as they decide.\n"
+    f"- **{claims.UNTESTABLE}**: the run cannot tell, or the claim fails on other data or with "
+    "settings that the paper does not give or our copy of it has lost.\n"
+    f"- **{claims.DRAWN}**: a picture without a claim, drawn from our run."
 )
+OURS = "The same questions, asked of variants that the paper does not have:"
 
 Record = Mapping[str, Any]
 
@@ -149,8 +159,11 @@ def page(paper: str, docs: Path) -> str:
     parts = [
         f"# {(package.__doc__ or paper).strip().rstrip('.')}",
         WRITTEN + (OF_A_PAPER if made else ""),
-        output.markdown_table([_row(claim, records, figures) for claim in made]) if made else "",
     ]
+    rows = [(claim.ours, _row(claim, records, figures)) for claim in made]
+    for ours, title in ((False, ""), (True, OURS)):
+        table = [row for of_us, row in rows if of_us == ours]
+        parts += [title, output.markdown_table(table)] if table else []
     for name in ordered:
         parts += _section(name, modules[name], records, figures)
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
@@ -206,7 +219,7 @@ def _section(
     figures: Mapping[str, list[dict[str, str]]],
 ) -> list[str]:
     parts = [f"## {getattr(module, 'TITLE', schema)}", getattr(module, "PAPER", "")]
-    captions: set[str] = set()
+    captions: dict[str, str] = {}
     for name in settings_of(schema):
         if name in records:
             parts += _run(records[name], module, figures[name], captions)
@@ -221,9 +234,12 @@ def _section(
 
 
 def _run(
-    record: Record, module: ModuleType, figures: list[dict[str, str]], captions: set[str]
+    record: Record, module: ModuleType, figures: list[dict[str, str]], captions: dict[str, str]
 ) -> list[str]:
-    """Return a run's part of a section; `captions`, of the section so far, are not told again."""
+    """Return a run's part of a section.
+
+    `captions`, of the section so far, with the run that had them, are not told again.
+    """
     metrics, versions, name = record["metrics"], record["versions"], record["experiment"]
     commit = (record["git_commit"] or "unknown")[:10]
     changed = " with changes" if record["git_dirty"] else ""
@@ -247,9 +263,9 @@ def _run(
     for figure in figures:
         path, caption = _figure(Path(), name, figure["file"]), figure["caption"]
         alternative = f"{name}: {Path(figure['file']).stem.replace('_', ' ')}"
-        told = "Caption as above." if caption in captions else caption
+        first = captions.setdefault(caption, name)
+        told = caption if first == name else f"Caption as of `{first}`."
         parts.append(f"![{alternative}](figures/{path.name})\n\n*{told}*")
-        captions.add(caption)
     return parts
 
 

@@ -22,7 +22,13 @@ from experiments.qlsd import federations
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAPERS = ("fa_hmc", "fed_ep", "fsgld", "qlsd")
-WORDS = {claims.REPRODUCED, claims.PARTLY, claims.CONTRADICTED, claims.UNTESTABLE}
+WORDS = {
+    claims.REPRODUCED,
+    claims.PARTLY,
+    claims.CONTRADICTED,
+    claims.UNTESTABLE,
+    claims.DRAWN,
+}
 ON_OTHER_DATA = {"reproduced": "partly", "contradicted": "untestable here"}
 RECORDS = sorted((DOCS / "runs").rglob("*.json"))
 
