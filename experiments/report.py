@@ -259,7 +259,8 @@ def _run(
         parts.append(module.commentary(metrics))
     # An experiment whose commentary shows all of the table says so.
     if metrics.get("table") and not getattr(module, "SHOWS_TABLE", False):
-        parts.append(_folded(output.markdown_table(metrics["table"]), len(metrics["table"][0])))
+        shown = module.table(metrics) if hasattr(module, "table") else metrics["table"]
+        parts.append(_folded(output.markdown_table(shown), len(shown[0])))
     for figure in figures:
         path, caption = _figure(Path(), name, figure["file"]), figure["caption"]
         alternative = f"{name}: {Path(figure['file']).stem.replace('_', ' ')}"

@@ -15,10 +15,10 @@ from experiments.checks import require
 from experiments.qlsd import baselines, federations, logistic, truth
 from experiments.qlsd.covtype_findings import PAPER, about, commentary
 from experiments.qlsd.hpd import Run, curves, row, run_kernel
-from experiments.qlsd.hpd_figures import draw
+from experiments.qlsd.hpd_figures import draw, table
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run", "table"]
 
 TITLE = "Table S1: logistic regression on covertype, HPD error"
 
@@ -205,16 +205,17 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
     potential = exact.potential.astype(np.float64)
     runs = sample(config, given, placement)
     dim, plain_bits = given.centre.size, runs[0].bits_up
-    table = [row(each, potential, plain_bits, dim) for each in runs]
+    lines = [row(each, potential, plain_bits, dim) for each in runs]
     mala = Run("MALA", None, potential, plain_bits)
     beside_plain = [row(each, runs[0].potential, plain_bits, dim) for each in runs[1:]]
     curve = {each.name: curves(each.potential, potential) for each in runs}
     found = {
-        "table": table,
+        "table": lines,
         "curves": curve,
         "compared_with": "MALA",
         "another_key": None,
         "against_lsd_pp": beside_plain,
+        "num_draws": runs[0].potential.size,
         "truth": exact.summary() | mala.summary(),
         "dimension": dim,
         "num_rows": given.data.num_rows,

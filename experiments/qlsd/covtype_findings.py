@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import output
-from experiments.qlsd.digits_findings import with_middle
+from experiments.qlsd.digits_findings import with_error, with_middle
 from experiments.qlsd.hpd_figures import FEW, beyond
 
 __all__ = ["PAPER", "about", "commentary", "draws_of"]
@@ -44,7 +44,7 @@ def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
     )
     if beyond(draws) < FEW:
         text += ", too few for a standard error there to be more than rough"
-    return text + "; beyond the threshold at the published level, 0.4975, lies half of them."
+    return text + "; half of them lie beyond the threshold at the published level, 0.4975."
 
 
 def commentary(metrics: dict[str, Any]) -> str:
@@ -64,15 +64,16 @@ def commentary(metrics: dict[str, Any]) -> str:
     beside = [
         {
             "the paper": "QLSD++ with 4 bits has nine times less error than with 8 and 16.",
-            "ours": "; ".join(f"{r['algorithm'][8:]} {_with_error(r)}" for r in ours)
+            "ours": "; ".join(f"{r['algorithm'][8:]} {with_error(r, metrics)}" for r in ours)
             + f": the largest is {spread:.2g} times the smallest. LSD++, without compression, has "
-            f"{_with_error(plain)}. The differences to LSD++, whose noise our runs share, are at "
-            f"most {worst:.1g}: that is what compression with memory does at these settings. We "
-            "have no explanation of a published error that grows with the bits.",
+            f"{with_error(plain, metrics)}. The differences to LSD++, whose noise our runs share, "
+            f"are at most {worst:.1g}: that is what compression with memory does here. "
+            "We have no explanation of a published error that grows with the bits.",
         },
         {
             "the paper": "DG-SGLD is as far off as QLSD++ with 8 and 16 bits.",
-            "ours": f"DG-SGLD {_with_error(tied)}, at the published level {with_middle(tied)}"
+            "ours": f"DG-SGLD {with_error(tied, metrics)}, at the published level "
+            f"{with_middle(tied)}"
             + (
                 ": bias, to which its tolerance, its step size and minibatches without a control "
                 "variate can all add."
@@ -95,7 +96,3 @@ def commentary(metrics: dict[str, Any]) -> str:
         f"acceptance {exact['acceptance']:.2f}. Columns as for the digits of Table 3; efficiency "
         f"is over LSD++, d = {metrics['dimension']}."
     )
-
-
-def _with_error(row: dict[str, Any]) -> str:
-    return f"{row['HPD error']:.1e} (s.e. {row['s.e.']:.1e})"

@@ -17,10 +17,10 @@ from experiments.qlsd import baselines, image_federations, logistic
 from experiments.qlsd.digits_findings import PAPER, commentary
 from experiments.qlsd.federations import Rows
 from experiments.qlsd.hpd import STRETCHES, Run, curves, row, run_kernel
-from experiments.qlsd.hpd_figures import draw
+from experiments.qlsd.hpd_figures import draw, table
 from fedmcmc import Placement
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run", "table"]
 
 TITLE = "Table 3: logistic regression on digits, HPD error against bits"
 FLOOR = "LSD++, another key"
@@ -224,10 +224,10 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
     given = problem(config)
     reference, *others = sample(config, given, placement)
     dim = given.centre[0].size
-    table = [row(each, reference.potential, reference.bits_up, dim) for each in others]
+    lines = [row(each, reference.potential, reference.bits_up, dim) for each in others]
     curve = {each.name: curves(each.potential, reference.potential) for each in others}
     found = {
-        "table": table,
+        "table": lines,
         "curves": curve,
         "compared_with": "LSD++",
         "another_key": FLOOR,

@@ -41,7 +41,8 @@ rows of other classes, for the reference too; the snapshot of the control variat
 position, so that minibatches make no noise. The notebook also has 2 bits, with an error of 8.1e-4,
 less than with 4 or 8. Settings of FSGLD and DG-SGLD were not released. Ours: FSGLD with the same
 step size, ten local steps per visit and diagonal expansions at the mode as surrogates; DG-SGLD with
-one local step and the tolerance `10 / M_i`, of client i's largest curvature `M_i` (of the factors
+one local step, although the paper says that both "use multiple local steps", so that it saves no
+bits, and the tolerance `10 / M_i`, of client i's largest curvature `M_i` (of the factors
 of its own paper, 1 to 50, the one with least bias where the prior decides). The paper names
 FEMNIST; the default source here is MNIST, which stands in for it.
 """
@@ -120,12 +121,12 @@ def commentary(metrics: dict[str, Any]) -> str:
             "ours": "; ".join(f"{r['algorithm']} {with_error(r, metrics)}" for r in others)
             + "; at the level 0.4975 "
             + "; ".join(f"{r['algorithm']} {with_middle(r)}" for r in (*others, floor))
-            + f". FSGLD sends one message a round, after {settings['fsgld_local_steps']} local "
-            f"steps, hence its efficiency of {others[0]['efficiency']:.3g}; its minibatches have "
-            "no control variate. In DG-SGLD every client sends its message, uncompressed; its "
-            "step size and its tolerance both widen it (the latter by about "
-            f"{settings['dg_tolerance_bias']:.1g}, the former by about "
-            f"{settings['dg_step_bias']:.1g}, of the variance where the prior decides it).",
+            + f". In FSGLD one client sends a message per round, hence its efficiency of "
+            f"{others[0]['efficiency']:.3g}, in which its {settings['fsgld_local_steps']} local "
+            "steps do not count; its minibatches have no control variate. In DG-SGLD every client "
+            "sends its message after one step, uncompressed. Its step size and its tolerance both "
+            f"widen it: by about {settings['dg_step_bias']:.1g} and "
+            f"{settings['dg_tolerance_bias']:.1g} of the variance where the prior decides it.",
         },
     ]
     return (

@@ -70,7 +70,7 @@ def _errors(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
             for axis, x in zip(axes[0], ("bits", "rounds"), strict=True):
                 style = dict(color=color, ls=line, label=label)
                 band(axis, curve[x], curve["error"], spread, **style)
-                axis.plot(curve[x], curve["expected"], ":", color="grey", lw=0.8)
+                axis.plot(curve[x], curve["expected"], color="grey", lw=0.6)
         axes[0, 0].set(xlabel="bits that a client has sent since burn-in", ylabel="squared error")
         axes[0, 1].set(xlabel="rounds since burn-in")
         axes[0, 1].legend()
@@ -78,7 +78,7 @@ def _errors(out: Path, metrics: dict[str, Any]) -> dict[str, str]:
         "file": name,
         "caption": "Figure 1, bottom row: squared error of the average of the rounds so far, mean "
         f"over {metrics['num_chains']} runs and two standard errors, against bits counted (left) "
-        "and rounds (right); dotted: the law.",
+        "and rounds (right); thin grey: the law.",
     }
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from experiments.claims import (
     CONTRADICTED,
+    DRAWN,
     PARTLY,
     REPRODUCED,
     TIMES,
@@ -12,6 +13,7 @@ from experiments.claims import (
     Verdict,
     first_that_holds,
     rows_of,
+    with_lost_settings,
 )
 from experiments.qlsd.gaussian_figures import rows_of_clients
 from experiments.qlsd.gaussian_findings import as_released, final_ratio, small_over_large
@@ -27,14 +29,14 @@ __all__ = [
 
 
 def clients_apart(metrics: Given, config: Given) -> Verdict:
-    """Judge whether clients' means are farther apart than a client's rows (Figure 1, top)."""
+    """Tell how far clients' means are apart, over a client's rows (Figure 1, top)."""
     del config
     rows, _ = rows_of_clients(metrics)
     means = np.array([own.mean(axis=0) for own in rows])
     within = np.sqrt(np.mean([own.var(axis=0, ddof=1) for own in rows]))
     ratio = float(means.std(axis=0, ddof=1).mean() / within)
     return Verdict(
-        REPRODUCED if ratio > 1 else CONTRADICTED,
+        DRAWN,
         f"the clients' means are {ratio:.2g} times as far spread as a client's rows",
     )
 
@@ -48,10 +50,12 @@ def bits_saved(metrics: Given, config: Given) -> Verdict:
     word = first_that_holds(
         (error > 1.25 or saved < 1.1, CONTRADICTED), (saved < 2.2, PARTLY), otherwise=REPRODUCED
     )
+    (plain,) = rows_of(metrics, "algorithm", "LSD*")
     return Verdict(
         word,
-        f"{error:.2f} (s.e. {noise:.2f}) times the error with {saved:.2f} times fewer bits in "
-        f"real messages ({best['by bound, ln']:.2f} as the paper counts)",
+        f"{error:.2f} (s.e. {noise:.2f}; by the law {best['MSE, law'] / plain['MSE, law']:.2f}) "
+        f"times the error with {saved:.2f} times fewer bits in real messages "
+        f"({best['by bound, ln']:.2f} as the paper counts)",
     )
 
 
@@ -105,20 +109,21 @@ def less_compression(metrics: Given, config: Given) -> Verdict:
         for factor, own, row in zip(wide, noise, (coarse, fine), strict=True)
     )
     released = " and ".join(f"{as_released(metrics, r['algorithm']):.3g}" for r in (coarse, fine))
+    told = "it falls: " if falls else ""
     return Verdict(
-        CONTRADICTED if falls else REPRODUCED,
-        f"squared distance from the mean over the posterior's: {listed}; by the law {released} "
-        "with the released notebook's step size and batches; the average of theta itself has no "
+        with_lost_settings(CONTRADICTED if falls else REPRODUCED),
+        f"{told}squared distance from the mean over the posterior's {listed}; by the law "
+        f"{released} with the released notebook's step size and batches; the average of theta "
+        f"itself has no "
         "bias",
     )
 
 
 def client_sizes(metrics: Given, config: Given) -> Verdict:
-    """Judge whether clients have very different numbers of rows (Figure S1)."""
+    """Tell the clients' numbers of rows (Figure S1)."""
     del config
     sizes = np.array(metrics["sizes"])
-    word = REPRODUCED if sizes.max() > 2 * sizes.min() else CONTRADICTED
-    return Verdict(word, f"{sizes.min()} to {sizes.max()} rows, {len(sizes)} clients")
+    return Verdict(DRAWN, f"{sizes.min()} to {sizes.max()} rows, {len(sizes)} clients")
 
 
 def small_steps(metrics: Given, config: Given) -> Verdict:
@@ -138,5 +143,6 @@ def small_steps(metrics: Given, config: Given) -> Verdict:
         f"with {min(factors):g} / L, over {max(factors):g} / L for the same bits, the squared "
         f"error of the average of theta is {mean.min():.2g} to {mean.max():.2g} times as large "
         f"(s.e. at most {noise.max():.1g}), that of the average squared distance "
-        f"from the mean {square.min():.1g} to {square.max():.1g} times (by the law)",
+        f"from the mean {square.min():.1g} to {square.max():.1g} times (by an "
+        "approximate law: states are taken as Gaussian)",
     )

@@ -1,5 +1,6 @@
 """The figure of errors of highest-posterior-density regions."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from experiments.figures import COLORS, figure, label_ticks, points
 
-__all__ = ["FEW", "PUBLISHED_ALPHA", "beyond", "draw"]
+__all__ = ["FEW", "PUBLISHED_ALPHA", "beyond", "draw", "table"]
 
 PUBLISHED_ALPHA = 0.5025
 """What the released notebook evaluates as 99 %: element 99 of 200 from 0.01 to 0.99."""
@@ -20,8 +21,18 @@ PALETTE = [COLORS[c] for c in ("orange", "red", "sky", "blue", "green", "pink", 
 
 
 def beyond(metrics: Mapping[str, Any]) -> float:
-    """Return how many of the reference's draws lie beyond its 99 % threshold."""
-    return 0.01 * metrics["num_draws"]
+    """Return how many of the reference's draws lie beyond its 99 % threshold.
+
+    Records that do not say how many draws there are have many.
+    """
+    return 0.01 * float(metrics.get("num_draws", math.inf))
+
+
+def table(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the table of a run, without standard errors that too few draws give it."""
+    if beyond(metrics) >= FEW:
+        return list(metrics["table"])
+    return [row | {"s.e.": None} for row in metrics["table"]]
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
@@ -32,15 +43,18 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     Errors of zero, which a logarithmic axis has no place for, are left out, and so are standard
     errors where ``num_draws`` is too small for them.
     """
-    few = "num_draws" in metrics and beyond(metrics) < FEW
+    few = beyond(metrics) < FEW
     name, again = "hpd.png", metrics["another_key"]
     with figure(out / name, columns=2, size=(4.8, 3.8)) as (fig, axes):
         left, right = axes[0]
         for place in (left, right):
             place.set(xscale="log" if place is right else "linear", yscale="log")
         rows = {row["algorithm"]: row for row in metrics["table"]}
-        for color, (label, curve) in zip(PALETTE, metrics["curves"].items(), strict=False):
-            style = dict(color="#999999", ls="--") if label == again else dict(color=color)
+        for i, (label, curve) in enumerate(metrics["curves"].items()):
+            # Curves that lie on each other differ by their dashes.
+            style = dict(color=PALETTE[i % len(PALETTE)], ls=("-", "--", ":", "-.")[i % 4])
+            if label == again:
+                style = dict(color="#999999", ls="--")
             probability, error = (np.array(curve[k], float) for k in ("probability", "error"))
             error = np.where(error > 0, error, np.nan)
             left.plot(probability, error, marker=".", ms=3, lw=1.2, label=label, **style)

@@ -98,12 +98,17 @@ def competing(metrics: Given, config: Given) -> Verdict:
         otherwise=REPRODUCED,
     )
     listed = ", ".join(f"{r['algorithm']} {with_error(r, metrics)}" for r in others)
+    saved = ", ".join(
+        f"{r['algorithm']} {r['efficiency']:.3g} (the paper {PUBLISHED[r['algorithm']][1]:g})"
+        for r in others
+    )
     return Verdict(
         _for_source(word, config),
-        f"with noise of their own: {listed}, LSD++ with another key "
+        f"with noise of their own, from the starts of LSD++: {listed}, LSD++ with another key "
         f"{with_error(again, metrics)}; QLSD++ with the noise of LSD++ at most {ours:.1e}"
         + few_beyond(metrics)
-        + _at_middle((*others, again), metrics),
+        + _at_middle((*others, again), metrics)
+        + f"; bits, times fewer: {saved}",
     )
 
 

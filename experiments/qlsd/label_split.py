@@ -17,7 +17,8 @@ TITLE = "Figure S4: labels of the clients of MNIST"
 PAPER = """
 Section S5.3 splits MNIST so that each client has a dominant label, and Figure S4 shows how many
 images of each label a client has. Our copy of the paper lacks the share of the dominant label and
-the number of clients: ours are 80 % and 20, the defaults of the runs on MNIST.
+the number of clients: ours are 80 % and 20, the defaults of the runs on MNIST. The sentence may
+also mean a share of all training images of that label; ours is a share of the client's images.
 """
 
 

@@ -5,7 +5,13 @@ import numpy as np
 from experiments.qlsd.networks import Result
 from fedmcmc import metrics
 
-__all__ = ["hundredths", "of_mean", "scores", "standard_error"]
+__all__ = ["OF_FED_BE", "hundredths", "of_mean", "scores", "standard_error"]
+
+OF_FED_BE = (
+    "; those of FedBE are longer as our server sees sums over clients only, which its ensembles "
+    "are "
+    "made of (the paper says nothing of them)"
+)
 
 
 def scores(probabilities: np.ndarray, labels: np.ndarray, num_bins: int) -> dict[str, float]:
@@ -31,5 +37,5 @@ def hundredths(value: float | None) -> float | None:
 
 
 def standard_error(accuracy: float, num: int) -> float:
-    """Return the binomial standard error of an accuracy of `num` rows, in percent."""
+    """Return the binomial standard error of an accuracy of `num` rows, in points."""
     return 100 * (accuracy * (1 - accuracy) / num) ** 0.5

@@ -1,23 +1,31 @@
 """What runs of networks say about Tables 4 and S2 and Figures 2, S5 and S6."""
 
+import numpy as np
+
 from experiments.claims import (
     CONTRADICTED,
+    DRAWN,
     PARTLY,
     REPRODUCED,
     TIMES,
     UNTESTABLE,
     Given,
     Verdict,
+    all_or_some,
     first_that_holds,
     on_other_data,
 )
 from experiments.qlsd.cifar10_findings import MIXED
+from experiments.qlsd.mnist_findings import TABLE_S2
+from experiments.qlsd.network_figures import EDGES
 
 __all__ = [
+    "calibrated_as_sgld",
     "calibration",
     "confident",
     "fed_be_behind",
     "fsgld_near_sgld",
+    "labelled_by_entropy",
     "near_hmc",
     "near_sgld",
     "unsure_of_clothes",
@@ -45,7 +53,7 @@ def near_hmc(metrics: Given, config: Given) -> Verdict:
     if hmc and (rhat is None or rhat > MIXED):
         told = "not to be told" if rhat is None else f"{rhat:.2g}"
         return Verdict(UNTESTABLE, f"our HMC has not mixed (R-hat {told}); {listed}")
-    # No farther than two chains of HMC are from each other, and than chance in the test images.
+    # No farther than a chain of HMC is from the others, and than chance in the test images.
     noise = found.get("HMC", {}).get("tv", 0.0)
     share = agreement["SGLD"]
     chance = TIMES * (2 * share * (1 - share) / metrics["num_test"]) ** 0.5
@@ -59,24 +67,24 @@ def near_hmc(metrics: Given, config: Given) -> Verdict:
     word = first_that_holds(
         (near and competes, REPRODUCED), (near or competes, PARTLY), otherwise=CONTRADICTED
     )
-    listed += f", two chains of HMC {noise:.3f}" if rhat is not None else ""
+    listed += f", a chain of HMC to the others {noise:.3f}" if rhat is not None else ""
     listed += "; agreement: " + ", ".join(f"{name} {agreement[name]:.3f}" for name in names)
     digits = config.get("source") == "digits"
     where = "; scikit-learn's digits, a perceptron" if digits else ""
     if rhat is not None:
-        of = "the reference's predictions" if "rhat of predictions" in hmc else "the reference"
+        of = "HMC's predictions" if "rhat of predictions" in hmc else "HMC"
         where += f"; R-hat of {of} {rhat:.3f}"
-    return Verdict(on_other_data(word, digits), f"{listed} (noise {chance:.3f}){where}")
+    return Verdict(on_other_data(word, digits), f"{listed} (up to {chance:.3f} is chance){where}")
 
 
 def calibration(metrics: Given, config: Given) -> Verdict:
-    """List calibration errors; the paper concludes nothing from them (Figure 2)."""
+    """List calibration errors; the paper concludes nothing from the curves (Figure 2)."""
     del config
     found = {n: s["ece"] for n, s in metrics["scores"].items() if s and n != "start"}
     listed = ", ".join(f"{name} {100 * ece:.2g}" for name, ece in found.items())
     return Verdict(
-        UNTESTABLE,
-        f"the text draws no conclusion; expected calibration errors in hundredths: {listed}",
+        DRAWN,
+        f"expected calibration errors in hundredths: {listed}",
     )
 
 
@@ -90,21 +98,51 @@ def near_sgld(metrics: Given, config: Given) -> Verdict:
     gaps = {n: 100 * (found[n]["accuracy"] - rate) for n in ("QLSD", "QLSD++")}
     within = max(noise, 1.0)
     listed = ", ".join(f"{n} {gap:+.1f} points" for n, gap in gaps.items())
+    listed += f" of accuracy (noise {noise:.1f}; up to {within:.1f} counts as close)"
     warm = bool(config["num_warm_steps"])
     start = "; all start at a trained network" if warm else "; from random weights"
+    means = {n: found[n].get("accuracy_of_mean") for n in ("SGLD", *gaps)}
+    apart = [0.0]
+    if all(mean is not None for mean in means.values()):
+        apart = [100 * (means[n] - means["SGLD"]) for n in gaps]
+        listed += ", of the network at the posterior mean "
+        listed += ", ".join(f"{n} {gap:+.1f}" for n, gap in zip(gaps, apart, strict=True))
     word = first_that_holds(
         (min(gaps.values()) < -within, CONTRADICTED),
-        (max(gaps.values()) > within or warm, PARTLY),  # ahead is not close, either
+        # Ahead is not close, either.
+        (max(gaps.values()) > within or min(apart) < -within or warm, PARTLY),
         otherwise=REPRODUCED,
     )
     passes = config["batch_size"] / metrics["num_rows"]
     ours = passes * config["num_clients"] * config["num_rounds"]
     return Verdict(
         word,
-        f"{listed} of accuracy (noise {noise:.1f}; up to {within:.1f} counts as close){start}, "
-        f"{config['num_rounds']:,} iterations with steps of {config['step_size']:g} (the paper: "
-        f"{TRAINING:,} with {STEP_SIZE:g}): {ours:.0f} passes over the rows, SGLD's "
+        f"{listed}{start}, {config['num_rounds']:,} iterations with steps of "
+        f"{config['step_size']:g} (the paper: {TRAINING:,} with {STEP_SIZE:g}): {ours:.0f} passes "
+        f"over the rows, SGLD's "
         f"{passes * config['sgld_rounds']:.0f}",
+    )
+
+
+def calibrated_as_sgld(metrics: Given, config: Given) -> Verdict:
+    """Judge whether QLSD and QLSD++ are calibrated nearly as SGLD is (Table S2)."""
+    del config
+    found, places = metrics["scores"], {"ece": 1, "nnll": 3}
+    if not all(found.get(n) for n in ("SGLD", "QLSD", "QLSD++")):
+        return Verdict(UNTESTABLE, "a chain turned non-finite")
+    near, listed = [], []
+    for name in ("QLSD", "QLSD++"):
+        own = [100 * (found[name][score] - found["SGLD"][score]) for score in places]
+        paper = [TABLE_S2[name][at] - TABLE_S2["SGLD"][at] for at in places.values()]
+        near += [a <= b for a, b in zip(own, paper, strict=True)]
+        listed.append(
+            f"{name} {own[0]:+.2g} and {own[1]:+.2g} (the paper {paper[0]:+.2g} and "
+            f"{paper[1]:+.2g})"
+        )
+    return Verdict(
+        all_or_some(near, [not each for each in near]),
+        f"expected calibration error and negative log likelihood, in hundredths, over SGLD's: "
+        f"{'; '.join(listed)}; no farther than in the paper counts as close",
     )
 
 
@@ -146,7 +184,7 @@ def fed_be_behind(metrics: Given, config: Given) -> Verdict:
     told += f"steps{f' (the paper: {FED_BE_STEPS})' if short else ''} from random weights, "
     told += f"{100 * config['proportion']:g} % of a client's images of one label; the paper does "
     told += "not state the rounds, and our copy lacks that share"
-    told += "; accuracies depend on both: [`qlsd/fed_be_small`](#qlsdfed_be_small)"
+    told += "; a study of both: [`qlsd/fed_be_small`](#qlsdfed_be_small)"
     return Verdict(word, told)
 
 
@@ -178,21 +216,38 @@ def _learned(metrics: Given) -> tuple[list[str], str]:
     return [n for n in found if n not in lost], told
 
 
+def labelled_by_entropy(metrics: Given, config: Given) -> Verdict:
+    """Tell how many images the rule of section S5.3 labels rightly."""
+    del config
+    (kept, lost), rates, width = _learned(metrics), [], np.diff(EDGES)
+    for name in kept:
+        inside, outside = (np.array(part["density"]) for part in metrics["curves"][name]["entropy"])
+        digit = inside > outside
+        right = [
+            100 * (part * width)[which].sum()
+            for part, which in ((inside, digit), (outside, ~digit))
+        ]
+        rates.append(f"{name} {right[0]:.0f} and {right[1]:.0f}")
+    return Verdict(
+        DRAWN, f"% of the digits and of the clothes that are told: {', '.join(rates)}{lost}"
+    )
+
+
 ENOUGH = 100  # images, of which an accuracy near one can be told
 
 
 def confident(metrics: Given, config: Given) -> Verdict:
     """Judge how many predictions are right where they are sure (Figure S6)."""
     del config
-    found, (learned, lost) = {}, _learned(metrics)
-    for name in learned:
-        of = metrics["curves"][name]["credibility"]
-        rows = zip(of["accuracy"], of["num_rows"], strict=True)
-        kept = [accuracy for accuracy, num in rows if num >= ENOUGH]
-        if kept:
-            found[name] = (kept[0], kept[-1])
-    if not found:
+    learned, lost = _learned(metrics)
+    curves = {name: metrics["curves"][name]["credibility"] for name in learned}
+    # At one threshold, the last that enough images of every method pass.
+    counts = np.min([of["num_rows"] for of in curves.values()], axis=0)
+    if counts[0] < ENOUGH:
         return Verdict(UNTESTABLE, "too few test images")
+    last = int(np.flatnonzero(counts >= ENOUGH)[-1])
+    found = {name: (of["accuracy"][0], of["accuracy"][last]) for name, of in curves.items()}
+    least = next(iter(curves.values()))["threshold"][last]
     worst = min(found, key=lambda name: found[name][1])
     best = max(last for _, last in found.values())
     rises = all(last >= first for first, last in found.values())
@@ -203,8 +258,9 @@ def confident(metrics: Given, config: Given) -> Verdict:
     )
     return Verdict(
         word,
-        f"{100 * found[worst][1]:.1f} ({worst}) to {100 * best:.1f} % are right where predictions "
-        f"are most confident (at least {ENOUGH} images), "
+        f"{100 * found[worst][1]:.1f} ({worst}) to {100 * best:.1f} % are right where the "
+        f"predicted class has a probability of {least:.3g} or more (at least {ENOUGH} images of "
+        f"each method), "
         f"{100 * min(first for first, _ in found.values()):.1f} to "
         f"{100 * max(first for first, _ in found.values()):.1f} % over all images{lost}",
     )

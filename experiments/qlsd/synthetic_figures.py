@@ -44,6 +44,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             "file": name,
             "caption": "Figure S3: Euclidean norm of the errors of the coordinates' variances "
             "against MALA, by levels, over the repetitions (boxes: quartiles and median; whiskers: "
-            "within 1.5 times their distance); dashed: without compression.",
+            "within 1.5 times their distance; circles: repetitions beyond); dashed: without "
+            "compression.",
         }
     ]
