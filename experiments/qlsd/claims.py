@@ -286,7 +286,8 @@ CLAIMS = (
     ),
     Claim(
         "Table S2",
-        "In calibration, too (ECE and negative log likelihood; from the table's numbers).",
+        "They come close to SGLD in calibration, too (we read this off its ECE and negative log "
+        "likelihood).",
         "qlsd/mnist",
         network_verdicts.calibrated_as_sgld,
         "calibration.png",
