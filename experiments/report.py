@@ -172,7 +172,7 @@ def page(paper: str, docs: Path) -> str:
 def _row(
     claim: claims.Claim, records: Mapping[str, Record], figures: Mapping[str, list[dict[str, str]]]
 ) -> dict[str, str]:
-    row = {"where": claim.where, "the paper": claim.text}
+    row = {"where": claim.where, "the question" if claim.ours else "the paper": claim.text}
     blank = {"verdict": claims.NOT_RUN, "our number": "-", "run": "-"}
     if claim.experiment is None or claim.judge is None:
         return row | blank
