@@ -147,8 +147,25 @@ def test_errors_of_drifting_clients_are_those_of_the_law(tmp_path):
     assert row["bias of means, FA-HMC, control variate"] < 1e-3
     assert row["bias of means, FA-HMC"] > 0.1
     assert "Predicted errors are" in drift.commentary(metrics)
-    with pytest.raises(ValueError, match="dim must be at most 512"):
-        drift.Config(dim=1000)
+
+
+def test_above_the_dimensions_of_the_law_errors_are_measured_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(drift, "MOST", 2)
+    config = drift.Config(
+        dim=3,
+        num_rows=60,
+        num_clients=3,
+        scaled_steps=(0.3, 0.5),
+        num_rounds=40,
+        num_burnin=10,
+        num_chains=2,
+        reference_draws=500,
+        reference_warmup=200,
+    )
+    metrics = drift.run(config, tmp_path)
+    assert (tmp_path / "drift.png").is_file() and not drift.has_law(metrics)
+    text = drift.commentary(metrics)
+    assert "of the excess" in text and "by the law" not in text and "redicted" not in text
 
 
 def test_a_grid_draws_what_sample_draws():
