@@ -310,8 +310,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         caption += (
             " Left: beside them, as crosses, those that the stationary law of `predict_bias` "
             "gives; none where chains are still on their way after the burn-in, as FA-LD's are at "
-            "small step sizes. Right: root mean square over coordinates of the predicted error of the "
-            "mean, in posterior standard deviations."
+            "small step sizes. Right: root mean square over coordinates of the predicted error of "
+            "the mean, in posterior standard deviations."
         )
     return [{"file": "drift.png", "caption": caption}]
 
