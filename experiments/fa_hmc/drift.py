@@ -12,7 +12,7 @@ import numpy as np
 import fedmcmc
 from experiments import output
 from experiments.fa_hmc import logistic
-from experiments.fa_hmc.logistic_findings import said
+from experiments.fa_hmc.logistic_findings import federation_of, said
 from experiments.fa_hmc.logistic_judging import Best, best, gain
 from experiments.figures import COLORS, figure, floor, label_ticks, points
 from fedmcmc.metrics import marginal_error
@@ -21,11 +21,16 @@ __all__ = [
     "PAPER",
     "TITLE",
     "Config",
+    "METHODS",
+    "about",
+    "against",
     "agreement",
     "commentary",
     "compared",
+    "decomposed",
     "draw",
     "ends",
+    "excess",
     "has_law",
     "run",
 ]
@@ -178,13 +183,19 @@ def agreement(metrics: dict[str, Any]) -> tuple[float, float]:
     return min(ratios), max(ratios)
 
 
-def compared(metrics: dict[str, Any], name: str, base: str = "FA-LD") -> str:
+def compared(metrics: Mapping[str, Any], name: str, base: str = "FA-LD") -> str:
     """Return by which share a method's best error is smaller than another's, in words.
 
     FA-HMC's is that of step sizes with more than one leapfrog step.
     """
+    found = against(metrics, name, base)
+    return "not to be said" if found is None else said(*found)
+
+
+def against(metrics: Mapping[str, Any], name: str, base: str) -> tuple[float, float] | None:
+    """Return by which share a method's best error is smaller than another's, and its error."""
     ours, theirs = (_best(metrics, method) for method in (name, base))
-    return "not to be said" if ours is None or theirs is None else said(*gain(ours, theirs))
+    return None if ours is None or theirs is None else gain(ours, theirs)
 
 
 def ends(metrics: dict[str, Any]) -> str:
@@ -202,8 +213,16 @@ def ends(metrics: dict[str, Any]) -> str:
     )
 
 
-def _best(metrics: dict[str, Any], name: str) -> Best | None:
+def _best(metrics: Mapping[str, Any], name: str) -> Best | None:
     return best([row for row in metrics["table"] if _counts(row, name)], name)
+
+
+def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
+    """Return what was run, as far as the table does not show it."""
+    return (
+        f"{federation_of(config)}{config['num_chains']} chains of {config['num_rounds']:,} rounds "
+        f"from zero, the first {config['num_burnin']:,} left out; T = {metrics['num_local_steps']}."
+    )
 
 
 def commentary(metrics: dict[str, Any]) -> str:
@@ -230,7 +249,7 @@ def commentary(metrics: dict[str, Any]) -> str:
     return text + (_by_law(metrics) if law else "") + ends(metrics)
 
 
-def _told(metrics: dict[str, Any], name: str) -> str:
+def _told(metrics: Mapping[str, Any], name: str) -> str:
     found = _best(metrics, name)
     if found is None:
         return "not to be said"
@@ -238,20 +257,38 @@ def _told(metrics: dict[str, Any], name: str) -> str:
     return f"{found.error:.3g} (s.e. {found.deviation:.1g}; step {found.step:.3g}, L = {length})"
 
 
-def decomposed(metrics: dict[str, Any]) -> str:
+def decomposed(metrics: Mapping[str, Any]) -> str:
     """Return how much of FA-HMC's best error control variates take away, as a sentence.
 
     Of what lies above the error of a perfect sampler with as many draws.
     """
-    plain, corrected = (_best(metrics, name) for name in METHODS[2:])
-    if plain is None or corrected is None:
+    found = _above_floor(metrics)
+    if found is None:
         return "Chains of FA-HMC were lost at every step size."
-    above, left = (found.error - metrics["floor"] for found in (plain, corrected))
+    above, left = found
     return (
         f"A perfect sampler's draws, as many, have an error of {metrics['floor']:.3g}. FA-HMC's "
         f"best error is {above:.3g} above it, with control variates {left:.3g}: they take away "
         f"{100 * (1 - left / above):.0f} % of the excess, which is drift's share of it."
     )
+
+
+def excess(metrics: Mapping[str, Any]) -> str:
+    """Return drift's share of what FA-HMC's best error has above a perfect sampler's."""
+    found = _above_floor(metrics)
+    if found is None:
+        return ""
+    above, left = found
+    return (
+        f"; they take away {100 * (1 - left / above):.0f} % of what it has above a perfect sampler"
+    )
+
+
+def _above_floor(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
+    plain, corrected = (_best(metrics, name) for name in METHODS[2:])
+    if plain is None or corrected is None:
+        return None
+    return plain.error - metrics["floor"], corrected.error - metrics["floor"]
 
 
 def _by_law(metrics: dict[str, Any]) -> str:
