@@ -105,6 +105,10 @@ def _gain(kind: str, about: tuple[float, float] | None = None) -> Any:
         rule = of_rule(metrics["table"])
         if kind == "exact" and rule and found.share < 0:
             told_.append(f"L is by the rule as we recall it: {rule}")
+            told_.append(
+                f"[`fa_hmc/drift`](#fa_hmcdrift) shows in dimension {drift.Config().dim} what drift "
+                "does; it did not decompose the gap here"
+            )
         return Verdict(with_lost_settings(word), "; ".join(told_))
 
     return judge
@@ -130,7 +134,7 @@ def _easy(kind: str) -> Any:
         why = "; the rule for L keeps the length of a trajectory nearly fixed"
         if kind == "noisy":
             tried = len(config.get("leapfrogs", ())) or "several"
-            why = f"; each step size of FA-HMC has the best of {tried} L, FA-LD's one try"
+            why = f"; at each step size FA-HMC has the best of {tried} L, FA-LD has one try"
         return Verdict(with_lost_settings(word), told_spans(table, kind) + why)
 
     return judge

@@ -45,9 +45,9 @@ section 4.1 speaks of the number of "local HMC iteration steps" (Algorithm 3 is 
 `T` counts leapfrog steps in these experiments, larger `L` take no more gradients there.
 
 A gain is a share of the score of `L = 1` or `T = 1`: an accuracy of 0.808 is 1 % better than one of
-0.8, by 0.8 points. Welch's test at 95 % says whether a gain exceeds the noise of chains, and counts
-if so. Where the best of several values above one is meant, the test takes one part in so many of
-the level of 5 %. "So far" stands where a difference is smaller at the end of the run than at half
+0.8, by 0.8 points. It counts where Welch's test at 95 % says that it exceeds the noise of chains.
+Where the best of several values above one is meant, the test's 5 % are divided by their number. "So
+far" stands where a difference is smaller at the end of the run than at half
 of it: all samples count from the first, so that chains which learn sooner stay ahead for long. One
 chain judges nothing, nor does a best step size at an end of the grid.
 

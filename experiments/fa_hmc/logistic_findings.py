@@ -37,7 +37,7 @@ __all__ = [
 PAPER = """
 Bayesian logistic regression on simulated data, dealt out equally to the clients, in high dimension
 and in dimension 10; exact gradients (G), or with normal noise added to each coordinate (SG). The
-benchmark is Metropolis-adjusted HMC of a fixed length; ours is NUTS, whose lengths adapt. The
+benchmark is Metropolis-adjusted HMC; ours is NUTS, whose trajectories end by themselves. The
 marginal error (ME) is the total variation distance of a coordinate's law from the benchmark's,
 averaged over coordinates: half of what histograms of 50 bins, on the range of the benchmark's
 draws, and one for all outside differ by. (The paper's formula is lost; it names Mangoubi and
@@ -90,8 +90,8 @@ def commentary(metrics: dict[str, Any]) -> str:
         beside.append({"the paper": wins, "ours": ours})
     beside.append(
         {
-            "the paper": "In high dimension: " * low
-            + "A wide range of step sizes does well for FA-HMC: it is easier to tune.",
+            "the paper": ("In high dimension: a" if low else "A")
+            + " wide range of step sizes does well for FA-HMC: it is easier to tune.",
             "ours": "; ".join(told_spans(table, kind) for kind in ("exact", "noisy"))
             + ". With exact gradients the rule for L keeps the length of a trajectory nearly "
             "fixed, so that the step size hardly matters; with noisy ones each step size has the "
@@ -156,10 +156,10 @@ def told_spans(table: Rows, kind: str) -> str:
             told.append(f"{name} at none of {len(rows)} step sizes")
             continue
         end = ", an end of those tried" if found.open else ""
-        told.append(
-            f"{name} at {found.number} of {len(rows)} step sizes in a row around its best "
-            f"({found.least:.3g} to {found.largest:.3g}{end})"
-        )
+        where = f" ({found.least:.3g}{end})"
+        if found.number > 1:
+            where = f" in a row around its best ({found.least:.3g} to {found.largest:.3g}{end})"
+        told.append(f"{name} at {found.number} of {len(rows)} step sizes{where}")
     return (
         f"{kind} gradients: an error up to {limit:.3g}, a quarter above the better method's best, "
         f"is had by {' and '.join(told)}"
@@ -194,7 +194,7 @@ def federation_of(config: Mapping[str, Any]) -> str:
         f"coefficients from the prior, normal with precision {config['prior_precision']:g}. "
         f"Curvatures at the posterior's mode lie between {low:.3g} and {high:.3g}: its condition "
         f"number is {high / low:.2g}"
-        + ", so nearly round that FA-LD has its best case" * (high < NEARLY_ROUND * low)
+        + ". So round a posterior is FA-LD's best case" * (high < NEARLY_ROUND * low)
         + ". "
     )
 
