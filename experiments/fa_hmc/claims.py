@@ -106,8 +106,8 @@ def _gain(kind: str, about: tuple[float, float] | None = None) -> Any:
         if kind == "exact" and rule and found.share < 0:
             told_.append(f"L is by the rule as we recall it: {rule}")
             told_.append(
-                f"[`fa_hmc/drift`](#fa_hmcdrift) shows in dimension {drift.Config().dim} what drift "
-                "does; it did not decompose the gap here"
+                f"[`fa_hmc/drift`](#fa_hmcdrift) shows in dimension {drift.Config().dim} what "
+                "drift does; it did not decompose the gap here"
             )
         return Verdict(with_lost_settings(word), "; ".join(told_))
 
