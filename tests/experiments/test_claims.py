@@ -357,7 +357,8 @@ def test_a_gain_that_a_finer_grid_may_have_is_none():
     def curve(step):
         return 0.8 + 0.1 * np.log(step / 0.15) ** 2
 
-    table = step_sizes("noisy", [0.8] * 4, [curve(s) for s in (0.05, 0.1, 0.2, 0.4)])
+    worse = [curve(s) for s in (0.05, 0.1, 0.2, 0.4)]
+    table = step_sizes("noisy", [0.8] * 4, worse, lengths=2)
     for row in table:
         row["step size"] /= 2
     assert logistic_judging.between_steps(table, "FA-LD, noisy") == pytest.approx(0.8)
