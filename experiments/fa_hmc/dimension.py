@@ -240,7 +240,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             place.legend()
     caption = (
         "Rounds to the tolerance against the dimension, squared (left, with a least-squares line) "
-        "and on logarithmic axes (right, with the power that fits): the exact law and simulated "
-        "runs."
+        "and on logarithmic axes (right): the exact law and simulated runs. Dotted, right: the "
+        "power that fits; dashed: the power 0.5 of the claim, through the last point."
     )
     return [{"file": "rounds.png", "caption": caption}]

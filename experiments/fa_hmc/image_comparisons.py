@@ -12,10 +12,14 @@ __all__ = [
     "END",
     "NOISE",
     "ONE_CHAIN",
+    "ONE_CHAIN_AT_END",
+    "WORST_FIRST",
     "Against",
     "against_one",
     "compare",
+    "larger_or_smaller",
     "ranking",
+    "share",
     "standard_error",
     "told",
 ]
@@ -24,10 +28,12 @@ Score = Mapping[str, Any]
 LEVEL = 0.05  # of the tests
 NOISE = "within the noise"
 ONE_CHAIN = "not judged (one chain)"
+ONE_CHAIN_AT_END = "not judged (one chain; best step size at an end of the grid)"
 END = "not judged (best step size at an end of the grid)"
 LOST = "not judged (diverged)"
-BEST_FIRST = ("better", "better so far", LOST, END, ONE_CHAIN, NOISE, "worse so far", "worse")
-WORST_FIRST = ("worse", "worse so far", LOST, END, ONE_CHAIN, NOISE, "better so far", "better")
+OPEN = (LOST, END, ONE_CHAIN_AT_END, ONE_CHAIN)
+BEST_FIRST = ("better", "better so far", *OPEN, NOISE, "worse so far", "worse")
+WORST_FIRST = ("worse", "worse so far", *OPEN, NOISE, "better so far", "better")
 
 
 class Against(NamedTuple):
@@ -38,16 +44,20 @@ class Against(NamedTuple):
     word
         As of `compare`.
     value
-        The ``L`` or ``T`` that decides, ``None`` where there is none.
+        The ``L`` or ``T`` whose gain is shown, ``None`` where there is none: the best of some, the
+        one that decides of all.
     gain, error
         By which share of the score of one it is better, and the standard error of that share:
         infinite for one chain.
+    by
+        The ``L`` or ``T`` that decides, where it is another one; the best mean may be noisier.
     """
 
     word: str
     value: int | None = None
     gain: float = math.nan
     error: float = math.inf
+    by: int | None = None
 
 
 def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple[int, Score]]:
@@ -64,13 +74,14 @@ def compare(
 
     ``"better"`` or ``"worse"`` where the difference of the means over chains is significant
     (Welch's test, of the 95 % level divided by the number of values `tried`), with ``" so far"``
-    where the difference still shrinks; else `NOISE`. `ONE_CHAIN` and `END` where nothing can be
-    said: another step size, outside of the grid, may be better still.
+    where the difference still shrinks; else `NOISE`. `ONE_CHAIN`, `END` and `ONE_CHAIN_AT_END`
+    where nothing can be said: another step size, outside of the grid, may be better still.
     """
     gain = orientation(name) * (ours["mean"] - theirs["mean"])
+    at_end = bool(ours["edge"] or theirs["edge"])
     if ours["sd"] is None or theirs["sd"] is None:
-        return ONE_CHAIN, gain
-    if ours["edge"] or theirs["edge"]:
+        return (ONE_CHAIN_AT_END if at_end else ONE_CHAIN), gain
+    if at_end:
         return END, gain
     if abs(gain) <= _noise(ours, theirs, num_chains, tried):
         return NOISE, gain
@@ -124,7 +135,10 @@ def against_one(
         error = standard_error(score, one, num_chains)
         found.append(Against(word, value, gain / one["mean"], error / one["mean"]))
     order = WORST_FIRST if all_of_them else BEST_FIRST
-    return min(found, key=lambda against: order.index(against.word))
+    decides = min(found, key=lambda against: order.index(against.word))
+    if all_of_them or decides.value == found[0].value:
+        return decides
+    return found[0]._replace(word=decides.word, by=decides.value)
 
 
 def told(found: Against) -> str:
@@ -134,10 +148,29 @@ def told(found: Against) -> str:
     --------
     >>> told(Against("better", 50, 0.0123, 0.002)), told(Against(ONE_CHAIN, 10, -0.1))
     ('+1.2 % (s.e. 0.2 %) with 50', '-10 % with 10')
+    >>> told(Against("better", 50, 0.02, 0.02, by=10))
+    '+2 % (s.e. 2 %) with 50, judged by 10'
     """
     if found.value is None:
         return "-"
-    return f"{share(found.gain, found.error)} with {found.value}"
+    judged = "" if found.by is None else f", judged by {found.by}"
+    return f"{share(found.gain, found.error)} with {found.value}{judged}"
+
+
+def larger_or_smaller(found: Against, varied: str, name: str, title: str) -> str:
+    """Return how a value above one compares with one in a score, as a clause.
+
+    Examples
+    --------
+    >>> larger_or_smaller(Against(ONE_CHAIN, 50, 0.25), "L", "brier", "Brier score")
+    'L = 50 has a Brier score 25 % smaller than L = 1'
+    """
+    rises = orientation(name) * found.gain > 0
+    error = share(0, found.error).partition(" %")[2]
+    return (
+        f"{varied} = {found.value} has a {title} {100 * abs(found.gain):.2g} %{error} "
+        f"{'larger' if rises else 'smaller'} than {varied} = 1"
+    )
 
 
 def share(gain: float, error: float) -> str:

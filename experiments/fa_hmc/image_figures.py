@@ -38,18 +38,25 @@ def _sweep(
                 found, color = result["scores"][score], PALETTE[i % len(PALETTE)]
                 if found["curve"] is None:
                     continue
-                spread, label = found["curve_sd"], f"{varied} = {result[varied]}"
+                label = f"{varied} = {result[varied]}, step {found['step']:g}"
+                spread = found["curve_sd"]
                 gradients = np.array(rounds) * result["gradients"] / num_rounds
                 for axis, cost in ((above, rounds), (below, gradients)):
                     band(axis, cost, found["curve"], spread, color=color, label=label)
             above.set(title=TITLES[score], xlabel="rounds")
             below.set(xlabel="gradients per client", xscale="log")
-        axes[0, 0].legend()
+            # Each score has its own best step sizes.
+            above.legend(fontsize=6)
+    several = any(r["scores"][s]["curve_sd"] is not None for r in shown for s in SCORES)
     return {
         "file": name,
         "caption": f"Scores on the test images against rounds of communication and against a "
         f"client's minibatch gradients, by {WHAT[varied]} with {fixed} = {shown[0][fixed]}, each "
-        "with the step size that is best for the score at the end; predictions are averaged over "
-        "all samples so far. Means over chains, and one standard deviation where there are "
-        "several.",
+        "with the step size (in the legend, a multiple of the largest stable one) that is best for "
+        "the score at the end; predictions are averaged over all samples so far. "
+        + (
+            "Means over chains, and bands of one standard deviation."
+            if several
+            else "One chain, so no bands."
+        ),
     }

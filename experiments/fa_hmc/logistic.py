@@ -14,14 +14,15 @@ from experiments import checks
 from experiments.checks import require
 from experiments.fa_hmc.error_curves import error_curve
 from experiments.fa_hmc.grids import run_grid, run_stretches
+from experiments.fa_hmc.logistic_data import simulated
 from experiments.fa_hmc.logistic_figures import draw
-from experiments.fa_hmc.logistic_findings import PAPER, commentary
+from experiments.fa_hmc.logistic_findings import PAPER, about, commentary
 from experiments.qlsd import logistic as models
 from experiments.qlsd import truth
 from experiments.qlsd.federations import Rows
 from fedmcmc.metrics import marginal_error, marginal_error_floor
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Figure 1 (5.1): marginal errors on simulated logistic regression"
 STRETCHES = 20  # of a run over local steps, which ends when the threshold is reached
@@ -119,12 +120,7 @@ class Problem(NamedTuple):
 
 def federation(config: Config) -> fedmcmc.FederatedData:
     """Draw the rows and deal them out."""
-    rng = np.random.default_rng(config.seed)
-    features = rng.normal(size=(config.num_rows, config.dim))
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    theta = rng.normal(size=config.dim) / math.sqrt(config.prior_precision)
-    chance = 1 / (1 + np.exp(-features @ theta))
-    labels = (rng.uniform(size=config.num_rows) < chance).astype(np.int32)
+    features, labels = simulated(config.seed, config.num_rows, config.dim, config.prior_precision)
     owners = np.arange(config.num_rows) % config.num_clients
     return fedmcmc.FederatedData.from_arrays(Rows(features.astype(np.float32), labels), owners)
 

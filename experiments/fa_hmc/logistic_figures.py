@@ -36,12 +36,10 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             rounds, error = zip(*line["curve"], strict=True)
             last.plot(rounds, error, color=_shade(shade), label=f"T = {line['T']}")
         threshold(last, metrics["threshold"])
-        # The error of as many independent draws as a run has at the threshold, or at its end.
-        ends = [
-            line["rounds to threshold"] or line["rounds run"] for line in metrics["local_steps"]
-        ]
-        floors = [line["floor"] for line in metrics["local_steps"]]
-        last.plot(ends, floors, "k.", ms=5, label="floor of so many draws")
+        # The error of as many independent draws as a run had when it reached the threshold.
+        there = [x for x in metrics["local_steps"] if x["rounds to threshold"] is not None]
+        ends, floors = ([x[k] for x in there] for k in ("rounds to threshold", "floor"))
+        last.plot(ends, floors, "k.", ms=5, label="floor at threshold")
         last.set(
             xscale="log",
             yscale="log",
@@ -49,7 +47,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             ylabel="marginal error",
             title="local steps, noisy gradients",
         )
-        last.legend(ncols=2, fontsize=6)
+        last.set_ylim(bottom=min([*floors, metrics["threshold"]]) / 4)  # room for the legend
+        last.legend(ncols=2, fontsize=8, loc="lower left")
         for place in axes[0]:
             label_ticks(place.yaxis)
         for place in axes[0, :2]:
@@ -58,7 +57,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         f"Marginal errors in dimension {dim} against the leapfrog step (left and middle; bars: two "
         "standard errors, a jackknife over chains), and against rounds for numbers of local steps "
         "T (right). Dotted: the floor of a perfect sampler with as many draws; dashed: the "
-        "threshold; dots: the floor for the draws that a run had when it reached the threshold."
+        "threshold; dots: the floor for the draws that a run had when it reached the threshold, "
+        "where it did."
     )
     return [{"file": "errors.png", "caption": caption}]
 

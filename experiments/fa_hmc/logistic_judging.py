@@ -15,10 +15,15 @@ __all__ = [
     "Best",
     "Compared",
     "Local",
+    "Span",
+    "at_smallest",
     "best",
     "between_steps",
+    "by_threshold",
+    "common_limit",
     "compared",
     "gain",
+    "gains",
     "local",
     "luck",
     "shortest",
@@ -26,7 +31,8 @@ __all__ = [
 ]
 
 BETTER, WORSE = "better", "worse"
-DECENT = 1.25  # of a method's best error: step sizes that do
+DECENT = 1.25  # of the better method's best error: step sizes that do
+THRESHOLDS = (2.5, 1.5, 1.0)  # times a run's own, to which its curves go too
 # Times as many rounds. Errors of few chains have standard errors of several percent, and rounds go
 # as one over their square: the quotient of two numbers of rounds is uncertain by two fifths.
 AGAIN = 1.5
@@ -133,8 +139,11 @@ class Compared(NamedTuple):
     share, error
         As of `gain`.
     least, most
-        Of the share, if step sizes between those tried are better by the most that a parabola
-        gives, and the least of several numbers is lucky.
+        Of the share, if step sizes between those tried, and with the rule for `L` trajectories
+        shorter than those tried, are better by the most that a parabola or a line gives, and the
+        least of several numbers is lucky.
+    ends
+        What FA-HMC's best error has at an end of those tried: a longer list may be better still.
     word
         `BETTER`, `WORSE` or ``""``, where the numbers cannot say.
     why
@@ -147,6 +156,7 @@ class Compared(NamedTuple):
     error: float
     least: float
     most: float
+    ends: tuple[str, ...]
     word: str
     why: str
 
@@ -157,20 +167,21 @@ def compared(table: Rows, kind: str) -> Compared | None:
     With noisy gradients the best of several numbers of leapfrog steps is that of each step size.
     """
     ours, theirs = f"FA-HMC, {kind}", f"FA-LD, {kind}"
-    longer = [row for row in table if row[f"L, {kind}"] > 1]
-    hmc, ld = best(longer, ours), best(table, theirs)
+    rows = longer(table, kind)
+    hmc, ld = best(rows, ours), best(table, theirs)
     if hmc is None or ld is None:
         return None
     share, error = gain(hmc, ld)
-    lengths = {row[f"L, {kind}"] for row in longer} if kind == "noisy" else set()
-    lucky = luck(longer, ours, max(1, len(lengths))), luck(table, theirs)
+    lengths = {row[f"L, {kind}"] for row in rows} if kind == "noisy" else set()
+    lucky = luck(rows, ours, max(1, len(lengths))), luck(table, theirs)
     least = 1 - (hmc.error + lucky[0]) / between_steps(table, theirs)
-    finest = between_steps(longer, ours)
+    finest = between_steps(rows, ours)
     if kind == "exact":
-        finest = min(finest, shortest(longer, ours, "L, exact"))
+        finest = min(finest, shortest(rows, ours, "L, exact"))
     most = 1 - finest / (ld.error + lucky[1])
-    (length,) = {r[f"L, {kind}"] for r in longer if r["step size"] == hmc.step}
+    (length,) = {r[f"L, {kind}"] for r in rows if r["step size"] == hmc.step}
     at_end = bool(lengths) and length in {max(lengths), min(lengths)} - {2}
+    ends = ("step sizes",) * bool(hmc.edge) + ("L",) * at_end
     word, why = "", ""
     if math.isnan(error):
         why = "no standard error"
@@ -188,13 +199,14 @@ def compared(table: Rows, kind: str) -> Compared | None:
         why = "a finer grid, with shorter trajectories, and luck may make up for it"
     else:
         word = BETTER if share > 0 else WORSE
-    return Compared(hmc, ld, share, error, least, most, word, why)
+    return Compared(hmc, ld, share, error, least, most, ends, word, why)
 
 
 class Span(NamedTuple):
-    """Step sizes whose error is within a quarter of the best: how many, their least and largest.
+    """Step sizes in a row around the best whose error is low: how many, their least and largest.
 
-    `open` where the range reaches an end of the step sizes tried.
+    `open` where the range reaches an end of the step sizes tried. None at all has the best step
+    size as both ends.
     """
 
     number: int
@@ -203,14 +215,33 @@ class Span(NamedTuple):
     open: bool
 
 
-def span(table: Rows, column: str) -> Span | None:
-    """Return the range of step sizes around the best that do, as errors within `DECENT` of it."""
+def longer(table: Rows, kind: str) -> Rows:
+    """Return the lines that count for FA-HMC: those with more than one leapfrog step."""
+    return [row for row in table if row[f"L, {kind}"] > 1]
+
+
+def common_limit(table: Rows, kind: str) -> float | None:
+    """Return the error up to which a step size does: `DECENT` times the better method's best.
+
+    One limit for both methods: a method whose best error is large is not the easier to tune for
+    being as bad everywhere. ``None`` where a method lost chains at every step size.
+    """
+    both = best(longer(table, kind), f"FA-HMC, {kind}"), best(table, f"FA-LD, {kind}")
+    if both[0] is None or both[1] is None:
+        return None
+    return DECENT * min(both[0].error, both[1].error)
+
+
+def span(table: Rows, column: str, limit: float) -> Span | None:
+    """Return the range of step sizes around the best with errors up to `limit`."""
     rows = sorted(table, key=lambda row: row["step size"])
     found = best(rows, column)
     if found is None:
         return None
+    if found.error > limit:
+        return Span(0, found.step, found.step, False)
     usable = _usable(rows, column)
-    good = [row in usable and row[column] <= DECENT * found.error for row in rows]
+    good = [row in usable and row[column] <= limit for row in rows]
     at = next(i for i, row in enumerate(rows) if row["step size"] == found.step)
     low, high = at, at
     while low > 0 and good[low - 1]:
@@ -219,6 +250,27 @@ def span(table: Rows, column: str) -> Span | None:
         high += 1
     steps = [float(rows[i]["step size"]) for i in (low, high)]
     return Span(high - low + 1, *steps, low == 0 or high == len(rows) - 1)
+
+
+def at_smallest(table: Rows, kind: str) -> tuple[int, int] | None:
+    """Return at how many of the smaller half of step sizes FA-HMC does, and how many these are.
+
+    ``None`` where no limit is known. With exact gradients the rule gives small steps the most
+    leapfrog steps.
+    """
+    limit = common_limit(table, kind)
+    if limit is None:
+        return None
+    small = sorted(table, key=lambda row: row["step size"])[: len(table) // 2]
+    good = [row for row in _usable(small, f"FA-HMC, {kind}") if row[f"FA-HMC, {kind}"] <= limit]
+    return len(good), len(small)
+
+
+def gains(table: Rows, kind: str) -> list[tuple[float, float]]:
+    """Return the step sizes, ascending, and the shares by which FA-HMC's error is smaller there."""
+    both = f"FA-HMC, {kind}", f"FA-LD, {kind}"
+    rows = [row for row in _usable(longer(table, kind), both[0]) if row in _usable(table, both[1])]
+    return sorted((row["step size"], 1 - row[both[0]] / row[both[1]]) for row in rows)
 
 
 class Local(NamedTuple):
@@ -291,3 +343,24 @@ def _of_a_perfect(reached: Rows, threshold: float) -> float:
         draws = line["draws"] * (line["floor"] / threshold) ** 2
         found.append(2 * draws / chains)
     return min(found)
+
+
+def by_threshold(metrics: Mapping[str, Any]) -> list[tuple[float, int, float]]:
+    """Return thresholds, descending, with the ``T`` of the fewest rounds and what it saves.
+
+    That is the rounds of the first ``T`` over its own, from the curves of errors. Thresholds that
+    either did not reach are left out.
+    """
+    found = []
+    for threshold in (times * metrics["threshold"] for times in THRESHOLDS):
+        rounds = {
+            line["T"]: next((n for n, error in line["curve"] if error <= threshold), None)
+            for line in metrics["local_steps"]
+        }
+        first = rounds[metrics["local_steps"][0]["T"]]
+        arrived = {num: n for num, n in rounds.items() if n is not None}
+        if first is None:
+            continue
+        fastest = min(arrived, key=lambda num: arrived[num])
+        found.append((threshold, fastest, first / arrived[fastest]))
+    return found

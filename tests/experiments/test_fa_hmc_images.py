@@ -185,6 +185,8 @@ def test_a_difference_is_judged_by_the_noise_of_chains():
     assert compare("ece", score(0.778), score(0.8)) == "within the noise"
     assert compare("ece", score(0.777), score(0.8), tried=3) == "within the noise"
     assert compare("ece", score(0.79, None), score(0.8, None)) == image_comparisons.ONE_CHAIN
+    ended = compare("ece", score(0.7, None, edge="largest"), score(0.8, None))
+    assert ended == image_comparisons.ONE_CHAIN_AT_END
     assert compare("ece", score(0.7, edge="largest"), score(0.8)) == image_comparisons.END
     assert compare("accuracy", score(0.9, half=0.9), score(0.8, half=0.7)) == "better so far"
     assert compare("accuracy", score(0.9, half=0.7), score(0.8, half=0.75)) == "better"
@@ -207,12 +209,13 @@ def made_up():
         result(10, 10, ["L", "T"], **ten),
         result(10, 1, ["T"], accuracy=0.95, brier=0.1, ece=0.02, nnll=0.2),
     ]
-    settings = dict(num_clients=10, num_chains=3, step_sizes=[0.1, 0.2])
+    settings = dict(num_clients=10, num_chains=3, step_sizes=[0.1, 0.2], batch_size=2)
+    settings |= dict(at_local_steps=10, at_leapfrog_steps=10)
     return dict(
         results=results,
         settings=settings,
         source="Made up, 5 for training",
-        num_rows=5,
+        num_rows=50,
         num_test=100,
         num_parameters=2,
         rounds=[5, 10],
@@ -224,7 +227,7 @@ def test_findings_say_what_the_numbers_show(made_up):
     text = image_findings.commentary(made_up, fashion_mnist.FINDINGS)
     lines = {tuple(c.strip() for c in line.split("|")[1:3]): line for line in text.splitlines()}
     accuracy = lines["L", "accuracy"]
-    assert "50 best, 1 second worst" in accuracy and "10 (0.85) > 1 (0.8)" in accuracy
+    assert "50 (inferred) best, 1 second worst" in accuracy and "10 (0.85) > 1 (0.8)" in accuracy
     assert "better: +6.2 % (s.e. 1 %) with 10" in accuracy
     assert "within the noise" in lines["L", "ECE"] and "1 (0.1) ~ 10 (0.1)" in lines["L", "ECE"]
     assert "1 (0.95) > 10 (0.85)" in lines["T", "accuracy"] and "worse" in lines["T", "accuracy"]
@@ -235,6 +238,10 @@ def test_findings_say_what_the_numbers_show(made_up):
         "ECE, NLL." in text
     )
     assert "3 chains" in text and "Made up, 5 for training" in text
+    assert "`L` is varied at T = 10, `T` at L = 10." in text and "A batch" not in text
+    made_up["settings"]["batch_size"] = 7
+    text_ = image_findings.commentary(made_up, fashion_mnist.FINDINGS)
+    assert "A batch of 7 has more rows than a client, which has about 5" in text_
     assert "L = 10: 1,000" in text and "non-finite" not in text and "end of the grid" not in text
 
 

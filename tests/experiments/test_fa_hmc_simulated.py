@@ -1,5 +1,7 @@
 """The simulated FA-HMC experiments: the closed form against the oracle, grids against `sample`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,8 +149,27 @@ def test_errors_of_drifting_clients_are_those_of_the_law(tmp_path):
     assert row["bias of means, FA-HMC, control variate"] < 1e-3
     assert row["bias of means, FA-HMC"] > 0.1
     assert "Predicted errors are" in drift.commentary(metrics)
-    with pytest.raises(ValueError, match="dim must be at most 512"):
-        drift.Config(dim=1000)
+
+
+def test_above_the_dimensions_of_the_law_errors_are_measured_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(drift, "MOST", 2)
+    config = drift.Config(
+        dim=3,
+        num_rows=60,
+        num_clients=3,
+        scaled_steps=(0.3, 0.5),
+        num_rounds=40,
+        num_burnin=10,
+        num_chains=2,
+        reference_draws=500,
+        reference_warmup=200,
+    )
+    metrics = drift.run(config, tmp_path)
+    assert (tmp_path / "drift.png").is_file() and not drift.has_law(metrics)
+    text = drift.commentary(metrics)
+    assert "of the excess" in text and "by the law" not in text and "redicted" not in text
+    text = drift.about(dataclasses.asdict(config), metrics)
+    assert "60 rows, dealt out equally to 3 clients" in text and "condition number" in text
 
 
 def test_a_grid_draws_what_sample_draws():
@@ -213,7 +234,7 @@ def test_a_lost_chain_has_no_error_and_never_wins():
     table = [{"step size": 0.1, "a": np.nan}, {"step size": 0.2, "a": 0.3}]
     found = logistic_judging.best(table, "a")
     assert (found.error, found.step) == (0.3, 0.2) and np.isnan(found.deviation)
-    assert logistic_judging.span(table, "a").number == 1
+    assert logistic_judging.span(table, "a", 0.3).number == 1
     table = [{"step size": step} for step in (0.1, 0.2, 0.3)]
     for i, end in enumerate(("smallest", "", "largest")):
         rows = [row | {"a": 1.0 + (i != j)} for j, row in enumerate(table)]

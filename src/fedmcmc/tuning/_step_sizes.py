@@ -157,9 +157,9 @@ def proposition_step_size(
 ) -> float:
     """Return the leapfrog step of a proposition on `fedmcmc.fa_hmc` with exact gradients.
 
-    ``(L eta)^2 = 4 tolerance / (T smoothness sqrt(d))``, at most ``1 / smoothness``: the
-    dependence on dimension ``d`` and local steps ``T`` of Proposition 4.3, by which the number of
-    rounds to a given accuracy grows with the root of the dimension and hardly depends on ``T``.
+    ``(L eta)^2 = 4 tolerance / (T smoothness sqrt(d))``, at most ``1 / smoothness``. It is made
+    for the conclusion of Proposition 4.3: the number of rounds to a given accuracy grows with the
+    root of the dimension ``d`` and hardly depends on the number of local steps ``T``.
 
     Parameters
     ----------
@@ -181,7 +181,9 @@ def proposition_step_size(
 
     Notes
     -----
-    The paper hides constants. The four is that of the leading bias on Gaussian clients,
+    The proposition's own step, formula (2), is lost in the copy of the paper that this is written
+    from. The powers of ``d`` and ``T`` are derived from its conclusion; the constant is ours. The
+    four is that of the leading bias on Gaussian clients,
     ``(L eta)^2 T / 4`` times the covariance of their curvatures and gradients at the mode, over the
     posterior's curvature (``docs/laws.md``), with gradients taken as ``sqrt(smoothness d)`` long.
     Clients that pull harder, or a small strong convexity, need a smaller step; it may also be far
