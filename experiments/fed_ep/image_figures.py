@@ -12,7 +12,7 @@ __all__ = ["bands", "deviations", "draw", "smooth", "style_of"]
 
 LETTERS = {"(I)": "blue", "(M)": "sky", "(L)": "green", "(V)": "red"}
 DASHED = ("(M)", "(V)")  # which lie on (I) and on (L) in places
-COLLAPSED = 5.0  # points below where methods part; axes are those of the others
+COLLAPSED = 3.0  # points below where methods part; axes are those of the others
 
 
 def style_of(method: str) -> dict[str, Any]:
