@@ -17,6 +17,8 @@ __all__ = [
     "difference",
     "difference_noise",
     "fall",
+    "fallen_methods",
+    "fallen_seeds",
     "fell",
     "margin",
     "within_seeds",
@@ -90,6 +92,24 @@ def fall(metrics: Mapping[str, Any], name: str) -> Difference:
 def fell(metrics: Mapping[str, Any], name: str) -> bool:
     """Return whether a method ends more than `FALL` points below its best, or not finite."""
     return not fall(metrics, name).points <= FALL
+
+
+def fallen_methods(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the methods whose last rounds are below their best, beyond noise or by `FALL`."""
+    names = [row["method"] for row in metrics["table"]]
+    return [name for name in names if fall(metrics, name).above or fell(metrics, name)]
+
+
+def fallen_seeds(metrics: Mapping[str, Any], name: str) -> int | None:
+    """Return how many seeds end more than `FALL` points below their best, if the record has it.
+
+    A mean over seeds hides that some may end at chance and others where they were.
+    """
+    best, end = (metrics.get(f"{part}_by_seed", {}).get(name) for part in ("best", "end"))
+    if not best or not end:
+        return None
+    falls = np.array(best, float) - np.array(end, float)
+    return int(np.sum(~(falls <= FALL)))
 
 
 def within_seeds(metrics: Mapping[str, Any]) -> bool:

@@ -12,6 +12,8 @@ from experiments.qlsd.federations import Rows, labelled, some_rows
 __all__ = ["CROP", "cifar10", "cifar100", "emnist62", "mnist", "with_pca"]
 
 CROP = 24
+FOLDER_ROWS = 30_000
+"""Training images of CIFAR-10 in the folder of data, whose test images are JPEG; else 50 000."""
 CIFAR100_MOMENTS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 """Mean and standard deviation of CIFAR-100's training pixels on [0, 1], a channel."""
 
@@ -61,7 +63,8 @@ def cifar10(
 ) -> Federation:
     """Return CIFAR-10 as clients by label skew, with images shrunk to means of squares.
 
-    Each label's images are spread over the clients by Dirichlet proportions.
+    Each label's images are spread over the clients by Dirichlet proportions. Test images are those
+    of `images.cifar10`: JPEG copies where the folder of data has the images, else exact.
     """
     row_key, test_key, split_key = jax.random.split(rng_key, 3)
     given = images.cifar10()
@@ -75,10 +78,11 @@ def cifar10(
     ]
     data = fedmcmc.FederatedData.from_arrays(labelled(parts[0], train.label), ids)
     size = parts[0].shape[1]
+    source = "exact" if len(given.y_train) > FOLDER_ROWS else "JPEG copies of quality 75"
     text = (
         f"CIFAR-10, {num_rows:,} training images of {size} by {size} over {num_clients} clients by "
         f"Dirichlet proportions ({concentration:g}) of each label, {num_test:,} test images "
-        "(JPEG where the exact ones are not at hand)"
+        f"({source})"
     )
     return Federation(data, labelled(parts[1], test.label), text)
 

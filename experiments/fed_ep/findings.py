@@ -11,14 +11,32 @@ from experiments.fed_ep.differences import (
     accuracy,
     difference,
     difference_noise,
-    fall,
-    fell,
+    fallen_methods,
+    fallen_seeds,
     within_seeds,
 )
 
-__all__ = ["fallen", "introduction", "number", "other_data", "seeds", "tables", "trouble"]
+__all__ = [
+    "CALIBRATION",
+    "STILL",
+    "ended",
+    "fallen",
+    "introduction",
+    "number",
+    "often_improper",
+    "other_data",
+    "own_rounds",
+    "seeds",
+    "tables",
+    "trouble",
+]
 
-STILL = 0.15
+STILL = 0.15  # of a method's rounds with an improper product, beyond which it counts as lost
+AMBIGUOUS = "(JPEG where the exact ones are not at hand)"
+JPEG = (
+    "(JPEG copies of quality 75 where the folder of data had them, which this record does not say)"
+)
+"""What records of before say of CIFAR-10's test images, and what is meant."""
 CALIBRATION = ("accuracy, point", "accuracy, marginal", "ECE, point", "ECE, marginal")
 
 
@@ -41,9 +59,9 @@ def tables(metrics: dict[str, Any], *, calibration: bool = False) -> str:
         for name in names:
             deviation = name.replace("accuracy", "sd").replace(" rounds", "")
             if deviation.startswith("sd "):
-                line[name] = number(row[name], row[deviation])
+                line[f"best {name}"] = number(row[name], row[deviation])
             else:
-                line[name] = _reached(row, name, settings["num_seeds"])
+                line[name] = _reached(row, name, metrics)
         end = accuracy(metrics, row["method"], "end")
         line[f"last {settings['window']} rounds"] = "-" if math.isnan(end) else f"{end:.1f}"
         rows.append(line)
@@ -56,28 +74,35 @@ def tables(metrics: dict[str, Any], *, calibration: bool = False) -> str:
 
 def fallen(metrics: Mapping[str, Any]) -> str:
     """Name the methods whose last rounds are behind their best, which best accuracies hide."""
-    found = []
-    for row in metrics["table"]:
-        name = row["method"]
-        if fall(metrics, name).above or fell(metrics, name):
-            best, end = (accuracy(metrics, name, part) for part in ("best", "end"))
-            found.append(f"{name} from {best:.1f} to {end:.1f}")
+    found = [ended(metrics, name) for name in fallen_methods(metrics)]
     window = metrics["settings"]["window"]
-    text = f"A best accuracy hides what comes after it. In the last {window} rounds are below their"
-    text += f" best, beyond noise or by more than {FALL:g} points"
+    text = "A best accuracy hides what comes after it. These methods are below their best in the "
+    text += f"last {window} rounds, beyond noise or by more than {FALL:g} points"
     return f"{text}: {'; '.join(found)}." if found else ""
+
+
+def ended(metrics: Mapping[str, Any], name: str) -> str:
+    """Return a method's best accuracy, that of its last rounds, and how many seeds fell."""
+    best, end = (accuracy(metrics, name, part) for part in ("best", "end"))
+    text = f"{name} from {best:.1f} to {end:.1f}"
+    num, count = metrics["settings"].get("num_seeds", 1), fallen_seeds(metrics, name)
+    if num == 1 or count is None:
+        return text
+    return f"{text} ({count} of {num} seeds by more than {FALL:g} points)"
 
 
 def introduction(metrics: dict[str, Any]) -> str:
     """Say what was run."""
     settings = metrics["settings"]
+    data = metrics["data"].replace(AMBIGUOUS, JPEG)
     return (
-        f"{metrics['data']}; {settings['model']}, {metrics['num_parameters']:,} parameters. "
+        f"{data}; {settings['model']}, {metrics['num_parameters']:,} parameters. "
         f"{settings['cohort_size']} clients per round, {settings['num_epochs']} epochs, "
         f"{settings['num_burnin']} rounds of FedAvg, {settings['num_rounds']} rounds in all, "
         f"{seeds(settings)}. Accuracies in percent: best running means of "
-        f"{settings['best_window']} rounds (sd over seeds); rounds until a running mean of "
-        f"{settings['window']} rounds reaches a threshold, means over the seeds that reach it."
+        f"{settings['best_window']} rounds, those of the shared burn-in among them (sd over "
+        f"seeds); rounds until a running mean of {settings['window']} rounds reaches a threshold, "
+        "means over the seeds that reach it."
     )
 
 
@@ -92,11 +117,15 @@ def other_data(config: Mapping[str, Any], papers: str) -> str:
     return "" if config["dataset"] == papers else f" ({config['dataset']}, not {papers})"
 
 
-def _reached(row: Mapping[str, Any], name: str, num_seeds: int) -> str:
+def _reached(row: Mapping[str, Any], name: str, metrics: Mapping[str, Any]) -> str:
     """Return rounds to a threshold, and how many seeds reach it where not all do."""
-    count = row.get(f"seeds {name[len('rounds ') :]}", num_seeds)
-    some = f" ({count} of {num_seeds} seeds)" if 0 < count < num_seeds else ""
-    return number(row[name]) + some
+    settings = metrics["settings"]
+    count = row.get(f"seeds {name[len('rounds ') :]}", settings["num_seeds"])
+    rounds, num = row[name], settings["num_seeds"]
+    same = len(metrics["table"]) > 1 and len({other[name] for other in metrics["table"]}) == 1
+    if same and rounds is not None and rounds <= settings["num_burnin"]:  # which all share
+        return f"{number(rounds)}, in the burn-in"
+    return number(rounds) + (f" ({count} of {num} seeds)" if 0 < count < num else "")
 
 
 def _calibration(metrics: dict[str, Any]) -> str:
@@ -129,8 +158,11 @@ def _conclusions(metrics: dict[str, Any], calibration: bool) -> str:
             if own and baseline in best:
                 lines.append(_against(family, own, baseline, metrics, calibration))
     if lines:
-        if _still(metrics):
-            lines.append(f"\n\\* stood still in more than {STILL:.0%} of its rounds: see below.")
+        if often_improper(metrics):
+            lines.append(
+                f"\n\\* its product was improper after more than {STILL:.0%} of its rounds (see "
+                "below): no evidence."
+            )
         lines.append("\n" + _noise(metrics, calibration))
     return "\n".join(lines)
 
@@ -152,8 +184,8 @@ def _noise(metrics: Mapping[str, Any], calibration: bool) -> str:
     text += ". Windows are chosen on the test set."
     if calibration:
         text += (
-            f" A calibration error counts as smaller beyond {TIMES:g} standard errors, those of "
-            "a share of a half on the test images."
+            f" A calibration error counts as smaller beyond {TIMES:g} standard errors of the "
+            "difference of two shares near a half, each on its own test images."
         )
     return text
 
@@ -162,7 +194,7 @@ def _against(
     family: str, own: Mapping[str, float], baseline: str, metrics: dict[str, Any], calibration: bool
 ) -> str:
     found: dict[str, list[str]] = {"ahead of": [], "behind": [], "not told apart from": []}
-    still = _still(metrics)
+    still = often_improper(metrics)
     for name in sorted(own):
         gap = difference(metrics, name, baseline)
         kind = "ahead of" if gap.above else "behind" if gap.below else "not told apart from"
@@ -183,13 +215,17 @@ def _against(
     return f"{text}."
 
 
-def _still(metrics: dict[str, Any]) -> list[str]:
-    """Return the methods whose point stood still in many rounds."""
-    own = _own_rounds(metrics["settings"])
-    return [n for n, rounds in metrics["improper_rounds"].items() if rounds > STILL * own]
+def often_improper(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the methods whose product was improper after more than `STILL` of their rounds.
+
+    An improper product has no mean, so that the point stays where it was: its accuracy is that of
+    an earlier round, and no evidence.
+    """
+    counts = metrics.get("improper_rounds", {})
+    return [n for n, num in counts.items() if num and num > STILL * own_rounds(metrics["settings"])]
 
 
-def _own_rounds(settings: Mapping[str, Any]) -> int:
+def own_rounds(settings: Mapping[str, Any]) -> int:
     """Return a method's rounds after the burn-in, those of all seeds together."""
     return int(settings["num_seeds"] * (settings["num_rounds"] - settings["num_burnin"]))
 
@@ -214,14 +250,39 @@ def trouble(metrics: dict[str, Any]) -> str:
     for name, share in metrics["lost_fits"].items():
         rounds = metrics["improper_rounds"][name]
         told = []
+        if rounds:
+            own, whose = own_rounds(metrics["settings"]), _of_all(metrics)
+            told.append(
+                f"after {rounds} of {own} rounds{whose} the product was improper (the point stays "
+                "where it was)"
+            )
         if share > 0:
             told.append(f"{share:.1%} of the fits were not proper (their sites were kept)")
-        if rounds:
-            own, whose = _own_rounds(metrics["settings"]), _of_all(metrics)
-            told.append(
-                f"after {rounds} of {own} rounds{whose} the product was improper and the point "
-                "stood still"
-            )
         if told:
-            lines.append(f"- {name}: {', and '.join(told)}.")
+            lines.append(f"- {name}: {', and '.join(told)}.{_absorbed(metrics, name)}")
     return "\n".join(lines)
+
+
+def _absorbed(metrics: Mapping[str, Any], name: str) -> str:
+    """Say how many fits were lost before the product was improper, where it stayed so.
+
+    The kernel keeps an improper product, so that cavities stay improper, and fits with them.
+    Records have counts alone. Of a seed's improper rounds the last one starts no other; if all
+    fits of the rounds that others start are lost, the rest was lost with a proper product.
+    """
+    settings, improper = metrics["settings"], metrics["improper_rounds"][name]
+    share = metrics["lost_fits"][name]
+    if name not in often_improper(metrics) or not share:
+        return ""
+    own, cohort = own_rounds(settings), settings["cohort_size"]
+    before = max(round((share * own - (improper - settings["num_seeds"])) * cohort), 0)
+    text = (
+        f" Lost fits are those of {share * own:.1f} rounds, so nearly all follow an improper "
+        f"product: if every fit that starts from one is lost, {before:,} of {own * cohort:,} were "
+        "lost before."
+    )
+    curve = metrics["by_round"][name]
+    last = max((i for i in range(1, len(curve)) if curve[i] != curve[i - 1]), default=0) + 1
+    if last < settings["num_rounds"]:
+        text += f" After round {last} no accuracy changed."
+    return text

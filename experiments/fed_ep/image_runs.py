@@ -92,17 +92,20 @@ def measure(
     module = _module(settings, num_classes)
     posterior = _posterior(module, settings, data)
     predict_fn = predictive(module, likelihood="categorical", inputs=0)
-    score_fn = Partial(_scores, predict_fn)
+    score_fn = Partial(_scores, predictive(module, inputs=0))
     curves = runs.execute(settings, posterior, federation, score_fn, placement, variants)
     key = jax.random.key(settings.seed + 1)
     table, by_round, spreads, losses = [], {}, {}, {}
     by_seed: dict[str, dict[str, list[float]]] = {"early": {}, "best": {}, "end": {}}
+    rounds: dict[str, dict[str, list[float | None]]] = {f"{x:g}": {} for x in settings.thresholds}
     for name, curve in curves.items():
         accuracy = 100 * np.asarray(curve.scores["accuracy"], np.float64)
         by_round[name] = accuracy.mean(axis=0).tolist()
         spreads[name] = image_figures.deviations(accuracy, settings.window)
         for part, values in _by_seed(accuracy, settings).items():
             by_seed[part][name] = values
+        for level in settings.thresholds:
+            rounds[f"{level:g}"][name] = _rounds_of_seeds(accuracy, level, settings)
         losses[name] = np.asarray(curve.scores["loss"], np.float64).mean(axis=0).tolist()
         row = {"method": name} | _summary(accuracy, settings)
         row |= _calibration(key, name, curve, predict_fn, federation.test, settings)
@@ -117,6 +120,7 @@ def measure(
         "loss_by_round": losses,
         # Of each seed, so that methods can be compared on the same burn-in and test images.
         **{f"{part}_by_seed": values for part, values in by_seed.items()},
+        "rounds_by_seed": rounds,
         **runs.trouble(curves),
     }
 
@@ -148,17 +152,19 @@ def _posterior(
     return posterior if decay else posterior._replace(logprior_fn=methods.flat)
 
 
-def _scores(predict_fn: Any, position: Any, test: Rows, round_: jax.Array) -> dict[str, Any]:
+def _scores(logits_fn: Any, position: Any, test: Rows, round_: jax.Array) -> dict[str, Any]:
+    """Return accuracy and loss, the latter from logits: a small probability would round to 0."""
     del round_
-    probabilities = _in_blocks(predict_fn, position, test)
+    log_probabilities = jax.nn.log_softmax(_in_blocks(logits_fn, position, test))
+    own = jnp.take_along_axis(log_probabilities, jnp.asarray(test.label)[:, None], axis=1)
     return {
-        "accuracy": metrics.accuracy(probabilities, test.label),
-        "loss": metrics.negative_log_likelihood(probabilities, test.label),
+        "accuracy": metrics.accuracy(jnp.exp(log_probabilities), test.label),
+        "loss": -jnp.mean(own),
     }
 
 
 def _in_blocks(predict_fn: Any, position: Any, test: Rows) -> jax.Array:
-    """Return probabilities ``[num_test, num_classes]``, some rows at a time."""
+    """Return what `predict_fn` does for each row, ``[num_test, num_classes]``, some at a time."""
 
     def one(row: jax.Array) -> jax.Array:
         return predict_fn(position, (row[None],))[0]
@@ -183,6 +189,12 @@ def _summary(accuracy: np.ndarray, settings: Settings) -> dict[str, Any]:
         row[f"rounds to {level:g} %"] = float(some.mean()) if some.size else None
         row[f"seeds to {level:g} %"] = int(some.size)
     return row
+
+
+def _rounds_of_seeds(accuracy: np.ndarray, level: float, settings: Settings) -> list[float | None]:
+    """Return each seed's rounds to an accuracy, ``None`` where it is not reached."""
+    reached = np.asarray(metrics.rounds_to_threshold(accuracy, level, settings.window))
+    return [float(r) if np.isfinite(r) else None for r in reached]
 
 
 def _by_seed(accuracy: np.ndarray, settings: Settings) -> dict[str, list[float]]:

@@ -13,13 +13,13 @@ from experiments.fed_ep.differences import (
     margin,
 )
 from experiments.fed_ep.emnist import COVARIANCE
-from experiments.fed_ep.findings import seeds
+from experiments.fed_ep.findings import STILL, often_improper, seeds
 from experiments.fed_ep.hyperparameters import groups
 
 __all__ = ["FINDINGS"]
 
 BASES = ("FedAvg", "FedPA")
-SCALE = methods.Settings.scale  # the paper's
+SCALE = methods.Settings.scale  # the released code's, for the paper's network
 
 
 def _one_shot(toy: Given) -> str:
@@ -43,19 +43,23 @@ def _diagonal(linear: Given, scaled: Given, pixels: Given) -> str:
     for name, metrics in named.items():
         early = difference(metrics, "FedEP (V)", "FedEP (I)", "early")
         best = difference(metrics, "FedEP (V)", "FedEP (I)")
+        end = difference(metrics, "FedEP (V)", "FedEP (I)", "end")
         settings = metrics["settings"]
         told.append(
             f"{name}, within a factor of {metrics['information']:.3g}: {early} in the first "
-            f"{settings['window']} rounds, {best} at their best ({seeds(settings)}, "
+            f"{settings['window']} rounds, {best} at their best, {end} in the last "
+            f"{settings['window']} of {settings['num_rounds']} rounds ({seeds(settings)}, "
             f"{metrics['num_parameters']:,} parameters)"
         )
     return (
         "For linear models of CIFAR-10, the points of accuracy by which natural gradients are "
         "ahead of a scaled identity, by how far apart the Fisher informations of the weights of "
         f"80 % of the features are: {'; '.join(told)}. The paper has a lead for a small model on "
-        "components and none for a large one on pixels, and takes the size for the reason; here "
-        "the lead differs between features for models of one size. Settings are the paper's for "
-        "networks, and not tuned. So a diagonal pays where features differ in variance; scaled "
+        "components and none for a large one on pixels; its reason is that covariances become "
+        "harder to estimate as a model grows. Here the lead differs between features for models of "
+        "one size. Settings are the paper's for networks, and not tuned; what natural gradients "
+        f"add to the cavity is not scaled, where the released code for networks has {SCALE:g}. So "
+        "a diagonal pays where features differ in variance; scaled "
         "features leave it little."
     )
 
@@ -69,7 +73,11 @@ def _fed_ep(large: Given, steps: Given, small: Given, tried: Given) -> str:
     }
     table = [
         {"": name}
-        | {title: f"{_over(run, name)}; {_over(run, name, 'end')}" for title, run in runs.items()}
+        | {
+            title: f"{_over(run, name)}; {_over(run, name, 'end')}"
+            + "*" * (name in often_improper(run))
+            for title, run in runs.items()
+        }
         for name in _methods(large)
         if name not in BASES
     ]
@@ -95,12 +103,15 @@ def _fed_ep(large: Given, steps: Given, small: Given, tried: Given) -> str:
         f"{large['settings']['window']} ({seeds(large['settings'])}; a difference counts beyond "
         f"{margin(large['settings']['num_seeds']):.1f} standard errors).\n\n"
         f"{output.markdown_table(table)}\n\n"
-        "More than "
+        f"\\* The product was improper after more than {STILL:.0%} of the rounds, which leaves "
+        "the point where it was: no evidence.\n\nMore than "
         f"{FALL:g} points below their best in the end are: {fallen}. Fits that were no proper "
-        f"Gaussian, and were dropped: {lost}. Rounds of all seeds in which the point stood still, "
-        f"as the product was improper: {still}. Passes of L and epochs of V: {passes}; "
-        f"`scale`, of what L and V add to the cavity, is {large['settings']['scale']:g} (the "
-        f"paper's network: {SCALE:g}).\n\n"
+        f"Gaussian, and were dropped: {lost}. Rounds of all seeds after which the product was "
+        f"improper: {still}. Nearly all lost fits of L follow an improper product: the kernel "
+        "keeps that as it is, cavities stay improper, and fits with them. Why it turns improper is "
+        f"unexplained. Passes of L and epochs of V: {passes}; `scale`, of what L and V add to the "
+        f"cavity, is {large['settings']['scale']:g}, where the released code has {SCALE:g} for the "
+        "paper's network and the paper has no such factor.\n\n"
         "A larger `scale` makes the cavity narrower while clients' steps stay the same, which "
         "may make them too large; `row_curvature` shrinks them where the cavity is narrow. That "
         "some methods fall with it all the same is unexplained. In a grid for FedSEP "
@@ -144,7 +155,7 @@ def _ends(metrics: Given, names: list[str]) -> str:
     still = metrics["improper_rounds"]
     told = (
         f"{name}: {accuracy(metrics, name):.1f} %, then {accuracy(metrics, name, 'end'):.1f} %"
-        + (f" ({still[name]} rounds without a move)" if still.get(name) else "")
+        + (f" (improper product in {still[name]} rounds)" if still.get(name) else "")
         for name in names
     )
     return "; ".join(told) or "none"
@@ -179,11 +190,20 @@ def _fed_sep(steps: Given, large: Given, small: Given, pulled: Given) -> str:
             for m in (small, large)
         )
         + "; the large run again without `row_curvature`, which scales clients' gradients in the "
-        f"other two and is not in the paper: {_over_bases(steps, 'FedSEP')}. "
-        f"The paper's number for EMNIST is {COVARIANCE:g}. "
+        f"other two and is not in the paper: {_over_bases(steps, 'FedSEP')}. Between these two no "
+        f"method's best accuracy differs by more than {_largest_change(steps, large):.2f} points: "
+        "`row_curvature` changes next to nothing there. "
+        f"The paper's `alpha_cov` for EMNIST is {COVARIANCE:g}, of a covariance, which its "
+        "released code uses as a precision per row. "
         "The small run and the large ones differ in images, rounds, passes of L and epochs of V "
         "besides; the width of draws goes with the precision times the images."
     )
+
+
+def _largest_change(one: Given, other: Given) -> float:
+    """Return the largest difference of two runs' best accuracies."""
+    both = [n for n in _methods(one) if n in _methods(other)]
+    return max(abs(accuracy(one, n) - accuracy(other, n)) for n in both)
 
 
 def _over_bases(metrics: Given, family: str) -> str:

@@ -8,6 +8,7 @@ from experiments import output
 __all__ = ["PAPER", "commentary"]
 
 TIMES = 2.0
+NOISY = 0.5  # of a standard deviation, the Monte Carlo error of one that hardly mixed
 KINDS = ("error of the mean", "error of sds")
 PAPER = """
 El Mekkaoui et al. (2021) fit FSGLD's surrogates once, before the run, each client alone, and
@@ -17,10 +18,10 @@ Gaussian where the others' say that the posterior lies. This study takes logisti
 rows per client, most of one label (breast cancer data, which scikit-learn ships): a client alone
 hardly bounds the coefficients. Surrogates are, with dense precisions: Laplace's at each client's
 own maximum under the prior; FedEP's sites after so many rounds (after one: the moments of each
-likelihood under the prior, which is a fit of each client alone as well); and second-order
-expansions at the common mode. Gradients are full ones, so that nothing but the surrogates and the
-step size matters. It is one data set, one split and one fit of the sites: how much these matter was
-not measured.
+likelihood under the prior, which is a fit of each client alone as well); and Taylor expansions of
+second order at the common mode. `T` is the number of local steps of a visit. Gradients are full
+ones, so that nothing but the surrogates and the step size matters. It is one data set, one split
+and one fit of the sites: how much these matter was not measured.
 """
 
 
@@ -36,7 +37,7 @@ def commentary(metrics: dict[str, Any]) -> str:
     parts = [
         f"{metrics['num_clients']} clients, {metrics['num_rows']} rows, {metrics['dim']} "
         f"coefficients, step size {metrics['step_size']:g}. Errors against NUTS on all rows, in "
-        "posterior standard deviations, root mean squares over coefficients, by the number of "
+        "posterior standard deviations, root mean squares over coefficients, by the number `T` of "
         f"local steps a visit; Monte Carlo errors are at most {noise[0]:.3f} (means) and "
         f"{noise[1]:.3f} (sds). A run is "
         "lost where one of its chains ran off (100 prior standard deviations away, or not finite)."
@@ -88,13 +89,29 @@ def _finding(metrics: dict[str, Any], found: dict[tuple[str, int], dict[str, Any
             lines.append(f"  - Not lost: {', '.join(alive) or 'none'}.")
     lines.append(
         f"\nBy errors of standard deviations; a difference counts beyond {TIMES:g} of its Monte "
-        "Carlo errors, taken as independent."
+        f"Carlo errors, taken as independent. Where such an error is above {NOISY:g}, they are too "
+        "noisy to say, and errors of means are compared instead."
     )
     return "\n".join(lines)
 
 
 def _compared(one: dict[str, Any], other: dict[str, Any], better: str, worse: str) -> str:
-    difference = one["error of sds"] - other["error of sds"]
-    if abs(difference) <= TIMES * math.hypot(one["theirs"], other["theirs"]):
+    """Compare errors of standard deviations, or of means where those are mostly noise."""
+    error = math.hypot(one["theirs"], other["theirs"])
+    if error > NOISY:
+        by_means = _judged(one, other, KINDS[0], "its Monte Carlo error", better, worse)
+        return (
+            f"too noisy to say by standard deviations ({one[KINDS[1]]:.3f} against "
+            f"{other[KINDS[1]]:.3f}, Monte Carlo error {error:.3f}); by means ({one[KINDS[0]]:.3f} "
+            f"against {other[KINDS[0]]:.3f}) {by_means}"
+        )
+    return _judged(one, other, KINDS[1], "theirs", better, worse)
+
+
+def _judged(
+    one: dict[str, Any], other: dict[str, Any], kind: str, noise: str, better: str, worse: str
+) -> str:
+    difference = one[kind] - other[kind]
+    if abs(difference) <= TIMES * math.hypot(one[noise], other[noise]):
         return "no difference beyond the noise"
     return better if difference < 0 else worse

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.fed_ep.findings import seeds
-from experiments.fed_ep.image_figures import color_of, smooth
+from experiments.fed_ep.image_figures import bands, smooth, style_of
 from experiments.figures import band, figure
 
 __all__ = ["WINDOW", "draw"]
@@ -23,14 +23,13 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
             for name, rates in metrics["by_round"].items():
                 rounds = np.arange(window, len(rates[kind]) + 1)
                 spread = metrics["by_round_sd"][name][kind]
-                style = dict(color=color_of(name), label=name, lw=1.2)
-                band(panel, rounds, smooth(rates[kind], window), spread, **style)
+                band(panel, rounds, smooth(rates[kind], window), spread, **style_of(name))
             panel.axvline(settings["num_burnin"], color="0.6", lw=0.8, ls=":")
             panel.set(xlabel="rounds", ylabel=f"{kind} (%)")
         axes[0, 0].legend()
     caption = (
         f"Test F1 of the point estimate, running means of {window} rounds averaged over "
-        f"{seeds(settings)} (bands: one standard deviation over them, where there are several); "
+        f"{seeds(settings)} ({bands(settings['num_seeds'], 'rates')}); "
         f"all methods go on from the same {settings['num_burnin']} "
         "rounds of FedAvg (dotted line)."
     )

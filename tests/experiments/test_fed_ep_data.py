@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from experiments import tff
+from experiments import images, tff
 from experiments.data import DataNotFound
 from experiments.fed_ep import federations, tag_data, tag_model
 from experiments.fed_ep.methods import Federation
@@ -88,6 +88,16 @@ def test_writers_of_emnist(folder):
     assert federation.data.rows.features.shape == (4, 28, 28, 1)
     assert federation.data.sizes.tolist() == [2, 2]
     assert federation.test.label.tolist() == [61, 3, 61, 3]
+
+
+@pytest.mark.parametrize(("num", "source"), [(30_000, "JPEG copies"), (50_000, "(exact)")])
+def test_the_source_of_cifar10s_test_images_is_told(monkeypatch, num, source):
+    x = np.broadcast_to(np.zeros(3, np.uint8), (num, 2, 2, 3))
+    y = np.resize(np.arange(10), num)
+    given = images.Images(x, y, x[:20], y[:20])
+    monkeypatch.setattr(images, "cifar10", lambda: given)
+    found = federations.cifar10(jax.random.key(0), 3, 200, 10)
+    assert source in found.text and found.data.num_rows == 200
 
 
 @pytest.mark.parametrize("name", ["cifar100"])

@@ -16,11 +16,13 @@ from experiments.fed_ep import (
     federations,
     findings,
     hyperparameters,
+    image_figures,
     image_runs,
     linear,
     methods,
     refresh,
     tags,
+    toy,
 )
 from experiments.fed_ep.methods import Federation
 from experiments.models import SmallCnn
@@ -170,7 +172,75 @@ def test_what_falls_or_stands_still_is_named():
     }
     text = findings.fallen(metrics)
     assert "B from 51.0 to 11.0" in text and "A from" not in text
-    assert "after 4 of 6 rounds of all seeds" in findings.trouble(metrics)
+    assert "(2 of 2 seeds by more than 2 points)" in text
+    assert "after 4 of 6 rounds of all seeds the product was improper" in findings.trouble(metrics)
+    assert findings.often_improper(metrics) == ["B"]
+
+
+def test_fits_that_were_lost_before_the_product_was_improper_are_counted():
+    """Two seeds of ten rounds; the product is improper after rounds 5 and 7, and then on."""
+    settings = dict(num_seeds=2, num_rounds=12, num_burnin=2, window=2, cohort_size=10)
+    starts = 5 + 3  # rounds that begin with an improper product, all of whose fits are lost
+    share = (10 * starts + 4) / 200
+    metrics = {
+        "settings": settings,
+        "by_round": {"A": [10.0, 20.0, 30.0, 31.0, 32.0, 33.0, 34.0, 35.0, *4 * [36.0]]},
+        "diverged": {},
+        "lost_fits": {"A": share},
+        "improper_rounds": {"A": 6 + 4},
+    }
+    text = findings.trouble(metrics)
+    assert "4 of 200 were lost before" in text and "After round 9 no accuracy changed" in text
+
+
+def test_losses_are_finite_where_a_probability_rounds_to_zero():
+    """Of logits 200 apart, whose softmax is zero in single precision."""
+    rows = Rows(np.array([[0.0, 200.0], [200.0, 0.0]], np.float32), np.array([0, 0]))
+    found = image_runs._scores(lambda scale, batch: scale * batch[0], 1.0, rows, 0)
+    assert float(found["accuracy"]) == 0.5
+    assert float(found["loss"]) == pytest.approx(100.0)
+
+
+def test_rounds_of_seeds_are_kept():
+    settings = cifar.Config(**(TINY | IMAGES))
+    accuracy = np.array([[1.0, 1.0, 5.0, 5.0, 5.0], [1.0] * 5])
+    assert image_runs._rounds_of_seeds(accuracy, 5.0, settings) == [4.0, None]
+
+
+def test_the_toy_in_double_precision_is_that_of_the_kernels():
+    config = toy.Config(num_problems=3, num_rounds=6)
+    problems = toy.random_problems(config)
+    for name, identity in (("FedEP", False), ("FedEP, scaled identity", True)):
+        means = toy.means_of_rounds(toy.kernels()[name], toy.federations(problems), 6)
+        gaps = np.linalg.norm(np.asarray(means) - problems.exact[:, None], axis=-1).mean(axis=0)
+        exact = toy.exact_distances(problems, 6, identity=identity)
+        np.testing.assert_allclose(gaps, exact, rtol=1e-3, atol=1e-5)
+    text = toy.about(dataclasses.asdict(config), {})
+    assert "after 5 rounds" in text and "nan" not in text
+
+
+def test_axes_leave_out_what_collapsed(tmp_path):
+    names = {"FedAvg": 50.0, "FedPA": 51.0, "FedSEP (L)": 10.0}
+    curves = {n: [40.0, 48.0, 49.0, v, v, v] for n, v in names.items()}
+    metrics = {
+        "by_round": curves,
+        "by_round_sd": {n: 5 * [0.5] for n in names},
+        "settings": dict(window=2, num_burnin=3, num_seeds=2),
+    }
+    (found,) = image_figures.draw(metrics, tmp_path)
+    assert "end FedSEP (L) at 10.0 %." in found["caption"] and "FedPA at" not in found["caption"]
+
+
+def test_a_grid_shows_the_method_as_it_is_where_a_record_has_it():
+    names = {"FedAvg": 1.0, "FedSEP (V): ngvi_epochs=5": 2.0, "FedSEP (V): row_curvature=10": 3.0}
+    settings = dict(ngvi_epochs=5, row_curvature=0.0, window=2)
+    metrics = {
+        "table": [{"method": n} for n in names],
+        "settings": settings,
+        "by_round": {n: 3 * [v] for n, v in names.items()},
+    }
+    assert hyperparameters.unmodified(metrics, "FedSEP (V)") == 3 * [2.0]
+    assert hyperparameters.unmodified(metrics, "FedSEP (L)") is None
 
 
 @pytest.mark.parametrize(
