@@ -295,16 +295,20 @@ def commentary(metrics: dict[str, Any]) -> str:
 
 
 def _conclusions(metrics: dict[str, Any]) -> str:
+    kept = _both_finite(metrics)
+    if kept.sum() < 2:
+        return (
+            f"Both methods are finite in {kept.sum()} of the repetitions, too few to compare them."
+        )
+    # A chain that was lost has finite accuracies, which say nothing.
     of = {
-        name: {k: np.array(v, float) for k, v in values.items()}
+        name: {k: np.array(v, float)[kept] for k, v in values.items()}
         for name, values in metrics["methods"].items()
     }
     better = {k: of["FSGLD"][k] - of["DSGLD"][k] for k in of["FSGLD"] if k in of["DSGLD"]}
-    finite = int(np.isfinite(better["test"]).sum())
-    if finite < 2:
-        return f"Both methods are finite in {finite} of the repetitions, too few to compare them."
+    where = "" if kept.all() else f"In the {kept.sum()} repetitions that neither method lost "
     text = (
-        "FSGLD's samples are better than DSGLD's on the same pairs, by "
+        f"{where}FSGLD's samples are better than DSGLD's on the same pairs, by "
         f"{_paired(better['learn'])} nats per learning pair and {_paired(better['test'])} per "
         "held-out pair; averaged over the samples, the predictive probabilities differ by "
         f"{_paired(better['learn_predictive'], 4)} and {_paired(better['test_predictive'], 4)}, "
@@ -314,7 +318,7 @@ def _conclusions(metrics: dict[str, Any]) -> str:
     )
     if "NUTS" in of:
         gap, wide = (
-            {k: np.nanmean(of[k][name]) for k in ("DSGLD", "FSGLD")}
+            {k: of[k][name].mean() for k in ("DSGLD", "FSGLD")}
             for name in ("mean_off_sds", "sd_ratio_max")
         )
         text += (
@@ -347,23 +351,37 @@ class Bars(NamedTuple):
 
 
 def bars(metrics: Mapping[str, Any]) -> dict[str, Bars]:
-    """Return the bars of both methods where both have a curve, by kind of pairs."""
+    """Return the bars of both methods, by kind of pairs; none where they lost repetitions.
+
+    Curves are of the repetitions that are left, so that the bars would be of other pairs.
+    """
+    if not _both_finite(metrics).all():
+        return {}
     found = {}
     for key in WHERE:
         curve = metrics["curves"][key]
         after = np.array(curve["at"]) >= metrics["burnin"]
-        if all(curve[m] is not None for m in ("FSGLD", "DSGLD")):
-            one, other = (np.array(curve[m]["spread"])[after] for m in ("FSGLD", "DSGLD"))
-            found[key] = Bars(float(one.mean()), float(other.mean()), float((one < other).mean()))
+        one, other = (np.array(curve[m]["spread"])[after] for m in ("FSGLD", "DSGLD"))
+        found[key] = Bars(float(one.mean()), float(other.mean()), float((one < other).mean()))
     return found
 
 
+def _both_finite(metrics: Mapping[str, Any]) -> np.ndarray:
+    """Return which repetitions neither method lost."""
+    scores = [metrics["methods"][m][k] for m in ("FSGLD", "DSGLD") for k in WHERE]
+    finite: np.ndarray = np.isfinite(np.array(scores, float)).all(axis=0)
+    return finite
+
+
 def from_pooled(metrics: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Return how far each method is from pooled NUTS on the same pairs, by kind of pairs."""
-    of = metrics["methods"]
+    """Return how far each method is from pooled NUTS on the same pairs, by kind of pairs.
+
+    Of repetitions that neither method lost.
+    """
+    of, kept = metrics["methods"], _both_finite(metrics)
     return {
         key: {
-            m: np.array(of[m][key], float) - np.array(of["NUTS"][key], float)
+            m: (np.array(of[m][key], float) - np.array(of["NUTS"][key], float))[kept]
             for m in ("FSGLD", "DSGLD")
         }
         for key in WHERE
@@ -376,9 +394,7 @@ def of_their_gaps(metrics: Mapping[str, Any]) -> str:
     for key, gaps in from_pooled(metrics).items():
         each = []
         for method, gap in gaps.items():
-            gap = gap[np.isfinite(gap)]
-            mean, deviation = gap.mean(), gap.std(ddof=1)
-            each.append(f"{deviation:.4f} of {abs(mean):.3f} nats ({method})")
+            each.append(f"{gap.std(ddof=1):.4f} of {abs(gap.mean()):.3f} nats ({method})")
         told.append(f"{' and '.join(each)} on {WHERE[key]}")
     return "; ".join(told)
 
@@ -387,8 +403,7 @@ def _spreads(of: Mapping[str, Mapping[str, np.ndarray]], metrics: Mapping[str, A
     """Return how spreads over repetitions compare, with the pairs' part and without it."""
 
     def deviation(method: str, key: str) -> float:
-        values = of[method][key]
-        return float(values[np.isfinite(values)].std(ddof=1))
+        return float(of[method][key].std(ddof=1))
 
     own = [
         f"{', '.join(f'{deviation(m, k):.3f}' for m in ('FSGLD', 'DSGLD'))} and "
@@ -404,15 +419,19 @@ def _spreads(of: Mapping[str, Mapping[str, np.ndarray]], metrics: Mapping[str, A
         f"{bar.smaller:.0%} of the points"
         for k, bar in bars(metrics).items()
     ]
+    told = (
+        " The error bars of Figure 5, which are of single samples, average "
+        f"{', and '.join(single)} (FSGLD and DSGLD, after burn-in)."
+        if single
+        else ""
+    )
     return (
         "Standard deviations over the repetitions are, of FSGLD, DSGLD and pooled NUTS, "
         f"{' and '.join(own)}. Pooled NUTS has no shards to visit, so most of FSGLD's is that "
         "between pairs. Of what each method differs from pooled NUTS on the same pairs, "
         f"FSGLD's standard deviation over DSGLD's is {' and '.join(less)}. DSGLD lies further from "
         "pooled NUTS, and a larger gap varies more: the standard deviations are "
-        f"{of_their_gaps(metrics)}. These are of averages over all samples after burn-in. The "
-        "error bars of Figure 5, which are of single samples, average "
-        f"{', and '.join(single)} (FSGLD and DSGLD, after burn-in). "
+        f"{of_their_gaps(metrics)}. These are of averages over all samples after burn-in." + told
     )
 
 
