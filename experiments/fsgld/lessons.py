@@ -179,6 +179,8 @@ def _refreshed(refresh: Given) -> str:
         f"{longest(name)} after {num} round{'s' * (num > 1)}"
         for num, name in ((n, f"FedEP, {n} round{'s' * (n > 1)}") for n in rounds[:2])
     ]
+    reached = [longest(f"FedEP, {n} round{'s' * (n > 1)}") for n in rounds[:2]]
+    no_longer = ", no longer than DSGLD" if max(reached) <= longest("none (DSGLD)") else ""
     rows = {(r["surrogates"], r["local steps"]): r["error of sds"] for r in refresh["table"]}
     lengths = {num for _, num in rows}
     fail = {
@@ -196,7 +198,8 @@ def _refreshed(refresh: Given) -> str:
     return (
         f"On {refresh['num_rows']} rows of {refresh['num_clients']} clients, the longest visits of "
         f"those tried ({', '.join(tried)} local steps) whose standard deviations are within a "
-        f"tenth: {listed}. It takes rounds: FedEP's sites reach {' and '.join(early)}.{ran_off} "
+        f"tenth: {listed}. It takes rounds: FedEP's sites reach {' and '.join(early)}{no_longer}."
+        f"{ran_off} "
         "One data set, one seed."
     )
 

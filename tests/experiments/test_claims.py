@@ -348,15 +348,15 @@ MULTIPLES = {
     "alphas": [0.0, 0.5, 1.0, 1.5],
     "errors": [0.0, 1.0],
     "num_clients": 3,
-    "rows_per_client": 20,
-    "step_size": 2e-3,
+    "rows_per_client": 200,
+    "step_size": 2e-4,
     "num_local_steps": 100,
 }
 
 
 def test_a_multiple_of_the_conducive_gradient_moves_the_ends_of_visits():
     ends = fsgld.alpha.ends(MULTIPLES)
-    assert all(end == pytest.approx(1 - multiple, abs=1e-3) for multiple, end in ends.items())
+    assert all(end == pytest.approx(1 - multiple, abs=5e-3) for multiple, end in ends.items())
     found = next(c for c in fsgld.CLAIMS if c.where == "Remark 1").judge({}, MULTIPLES)
     assert found.word == "reproduced" and "0.50 with 0.5" in found.number
     # Visits of one step end where they began, whatever the multiple.
@@ -899,15 +899,16 @@ def test_spreads_over_repetitions_are_judged_by_bars_and_a_test(learn, test, bar
 @pytest.mark.parametrize(
     ("gains", "level", "word"),
     [
-        ((0.05, 0.05), 0.3, "reproduced"),  # ahead, and sooner at DSGLD's level
+        ((0.07, 0.07), 0.3, "reproduced"),  # ahead, and sooner at DSGLD's level
         ((0.002, 0.002), 0.001, "partly"),  # ahead all the way, at that level no sooner
+        ((-0.05, 0.07), 0.3, "partly"),  # behind at first
         ((0.0, 0.0), 0.0, "untestable here"),
-        ((-0.05, 0.05), 0.3, "untestable here"),
+        ((-0.05, -0.05), 0.0, "untestable here"),
     ],
 )
 def test_a_faster_start_is_judged_by_leads_and_levels(gains, level, word):
     steps = np.arange(20)
-    slow = -0.7 + 0.3 * np.minimum(steps / 5, 1) + 1e-6 * steps
+    slow = -0.7 + 0.3 * np.minimum(steps / 5, 1) - 1e-3 * (steps > 5)
     gap = np.where(steps < 3, gains[0], gains[1])
     curve = {
         "at": steps,
