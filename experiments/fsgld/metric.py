@@ -32,7 +32,8 @@ class Config:
     our `step_size`. A client's own likelihood is `num_shards` times flatter than the likelihood to
     the power ``1 / f_s`` that a visit of the relay sees; `surrogate_step_size` is larger by as
     much. Were it not, or without thinning, 3000 samples would not go far enough to see how flat a
-    nearly separable shard is, and the surrogates would be too sharp (``fsgld/metric_plain``).
+    nearly separable shard is, we think, and the surrogates would be too sharp
+    (``fsgld/metric_plain`` tries it).
     `prior_fraction` of the prior, divided out again, keeps such shards from walking off.
     """
 
