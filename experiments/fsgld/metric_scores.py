@@ -263,15 +263,15 @@ def draw(metrics: dict[str, Any], path: pathlib.Path) -> list[dict[str, str]]:
         "the same pairs, with two standard errors."
     )
     finite = int(np.isfinite(np.array(metrics["methods"]["FSGLD"]["test"], float)).sum())
-    if finite < len(metrics["methods"]["FSGLD"]["test"]):
+    if not finite:
+        caption += " FSGLD diverged in all repetitions: it has no curve, and no difference."
+    elif finite < len(metrics["methods"]["FSGLD"]["test"]):
         caption += (
             f" FSGLD stayed finite in {finite} of the repetitions, and its curves are of those "
             "alone: of other pairs than the other methods' curves."
         )
     if finite == 1:
         caption += " The difference is that of one repetition, and has no standard error."
-    if not finite:
-        caption += " There is no difference to show."
     return [{"file": "log_likelihood.png", "caption": caption}]
 
 
@@ -279,8 +279,10 @@ def about(config: Mapping[str, Any], metrics: dict[str, Any]) -> str:
     """Return which rows of a run's table are over fewer repetitions than the others."""
     num = config["num_repetitions"]
     return " ".join(
-        f"{row['method']} diverged in {row['diverged']} of {num} repetitions. Its row shows the "
-        f"remaining {num - row['diverged']}. It cannot be compared with rows over all {num}, "
+        f"{row['method']} diverged in {row['diverged']} of {num} repetitions."
+        if row["diverged"] == num
+        else f"{row['method']} diverged in {row['diverged']} of {num} repetitions. Its row shows "
+        f"the remaining {num - row['diverged']}. It cannot be compared with rows over all {num}, "
         "because each repetition has pairs of its own."
         for row in metrics["table"]
         if row["diverged"]

@@ -360,7 +360,10 @@ def test_methods_are_compared_where_neither_was_lost(tmp_path):
     assert "error bars of Figure 5" not in text and "nan" not in text
     assert "the accuracies by 0.0000 (s.e. 0.0000)" in text
     assert "finite in 1 of the repetitions" in metric_scores.commentary(metric_run(lost=2))
-    for lost, said in ((2, "of one repetition, and has no standard error"), (3, "no difference")):
+    for lost, said in (
+        (2, "of one repetition, and has no standard error"),
+        (3, "and no difference"),
+    ):
         (figure,) = metric_scores.draw(metric_run(lost), tmp_path)
         assert said in figure["caption"]
 
