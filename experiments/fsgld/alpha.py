@@ -16,7 +16,18 @@ from experiments.figures import COLORS, figure
 from experiments.fsgld import gaussian
 from experiments.fsgld.gaussian_law import RelayLaw, relay_law
 
-__all__ = ["NAME", "PAPER", "TITLE", "Config", "as_theory", "best", "commentary", "draw", "run"]
+__all__ = [
+    "NAME",
+    "PAPER",
+    "TITLE",
+    "Config",
+    "as_theory",
+    "best",
+    "commentary",
+    "draw",
+    "ends",
+    "run",
+]
 
 NAME = "variance over the posterior's"
 ROUNDING = 1e-3  # of a best multiple, where all draws agree
@@ -24,7 +35,7 @@ ROUNDING = 1e-3  # of a best multiple, where all draws agree
 TITLE = "Remark 1: a multiple of the conducive gradient, by the law"
 PAPER = """
 The conducive gradient may be multiplied by `alpha > 0`, which controls how far a chain explores
-beyond the shard that it visits (Remark 1); our copy of the paper shows no `alpha` but one. Here
+beyond the shard that it visits (Remark 1); our copy of the paper shows only `alpha = 1`. Here
 the shards are those of section 5.1, where the law is known for every `alpha`, for surrogates that
 are right and for such whose means are off by draws of a Gaussian, whose standard deviation is `e`
 times that of the shards' own means. Whatever the surrogates, the mean of the law is the
@@ -168,6 +179,25 @@ def _law(config: Config, shards: np.ndarray, alpha: float, surrogates: np.ndarra
     )
 
 
+def ends(settings: Given) -> dict[float, float]:
+    """Return where visits end, by the law, for each multiple that a run with `settings` tried.
+
+    As a share of the way from the mean of all shards to that of the shard visited, averaged over
+    the shards; surrogates are right.
+    """
+    config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+    shards = gaussian.simulate_shards(config.of_section())
+    means = shards.mean(axis=1)
+    found = {}
+    for alpha in config.alphas:
+        law = _law(config, shards, alpha, means)
+        mean, _ = law.boundary
+        factor, shift, _ = law.local_map(config.num_local_steps)
+        way, gone = means - mean, factor[:, None] * mean + shift - mean
+        found[alpha] = float((way * gone).sum() / (way**2).sum())
+    return found
+
+
 def _measured(
     config: Config, shards: np.ndarray, alpha: float, surrogates: np.ndarray, right: float
 ) -> tuple[float, float]:
@@ -220,16 +250,24 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     table = metrics["table"]
     errors = list(dict.fromkeys(row["error of surrogates"] for row in table))
     shades = ("blue", "sky", "green", "orange", "red")
-    with figure(out / "alpha.png") as (_, axes):
+    tried = [row["alpha"] for row in table]
+    fine = np.linspace(min(tried), max(tried), 301)
+    with figure(out / "alpha.png", size=(6.4, 4.2)) as (fig, axes):
         place = axes[0, 0]
         for error, shade in zip(errors, shades, strict=False):
             rows = [row for row in table if row["error of surrogates"] == error]
             alphas = [row["alpha"] for row in rows]
             law, first = ([row[name] for row in rows] for name in (NAME, "first draw"))
-            place.plot(alphas, law, "-", color=COLORS[shade], label=f"surrogates off by {error:g}")
+            # The law is a parabola in alpha for every draw, and so is its average.
+            parabola = np.polyfit(alphas, law, 2, w=1 / np.array(law))
+            place.plot(fine, np.polyval(parabola, fine), "-", color=COLORS[shade])
+            label = f"means off by {error:g} sd of the shards' means"
+            place.plot(alphas, law, "o", ms=3, color=COLORS[shade], label=label)
             told = [row for row in rows if row["measured"] is not None]
             if told:
-                place.plot(alphas, first, ":", color=COLORS["black"], label="one draw of errors")
+                parabola = np.polyfit(alphas, first, 2, w=1 / np.array(first))
+                style = dict(color=COLORS["black"], label=f"one draw of errors of {error:g} sd")
+                place.plot(fine, np.polyval(parabola, fine), ":", **style)
                 place.errorbar(
                     [row["alpha"] for row in told],
                     [row["measured"] for row in told],
@@ -239,13 +277,13 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
                     label="measured with it",
                 )
         place.set(yscale="log", xlabel="alpha", ylabel=NAME)
-        place.legend()
+        fig.legend(loc="outside lower center", ncols=2)
     caption = (
         f"Variance after a visit of {metrics['num_local_steps']} local steps over the posterior's, "
         "by the multiple of the conducive gradient, where the surrogates' means are off by so many "
-        "standard deviations of the shards' means (lines: exact law, averaged over "
-        f"{metrics['num_draws_of_errors']} draws of the errors; dotted and bars: law and runs, "
-        "with two standard errors, for the first draw)."
+        "standard deviations of the shards' means (dots, and lines between them: exact law, "
+        f"averaged over {metrics['num_draws_of_errors']} draws of the errors; dotted and bars: law "
+        "and runs, with two standard errors, for the first draw of the largest errors)."
     )
     return [{"file": "alpha.png", "caption": caption}]
 
@@ -274,10 +312,12 @@ def commentary(metrics: dict[str, Any]) -> str:
         for row in metrics["table"]
         if row["measured"] is not None
     ]
+    errors = {row["error of surrogates"] for row in metrics["table"] if row["measured"] is not None}
+    made = " and ".join(f"{error:g}" for error in sorted(errors))
     agrees = "as in theory" if as_theory(metrics) else "not as in theory, which is unexplained"
     return (
         output.markdown_table(rows) + f"\n\nThe best `alpha` is that of the law's average over "
         f"{metrics['num_draws_of_errors']} draws of the errors, {agrees}; the standard errors are "
-        f"over draws. Runs with the first draw are at most {max(away):.1f} standard errors from "
-        "its law."
+        f"over draws. Runs with the first draw, which were made for e = {made} alone, are at most "
+        f"{max(away):.1f} standard errors from its law."
     )

@@ -42,9 +42,9 @@ def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
         "not that the rows are on many machines: both multiply the noise of a minibatch by the "
         "number of all rows over its size. Rows of one machine's minibatch vary about the mean of "
         f"all rows (variance {here['scatter']:.3g} a coordinate), those of FSGLD's about the mean "
-        f"of their shard ({here['within']:.2g}); surrogates take off what lies between. With all "
-        f"rows at every step in place of minibatches, {here['all rows']:.3g} times remain for "
-        "both, from the step size."
+        f"of their shard ({here['within']:.2g}): surrogates cancel the scatter between shards. "
+        f"With all rows at every step in place of minibatches, {here['all rows']:.3g} times remain "
+        "for both, from the step size."
     )
 
 
@@ -93,7 +93,10 @@ def commentary(metrics: dict[str, Any]) -> str:
             "ours": f"`eps_s^2` {eps.min():.2g} to {eps.max():.2g}, `gamma_s^2` {gamma.min():.3g} "
             f"to {gamma.max():.3g}. Here `eps_s^2` is the scatter of the shard's own rows "
             "wherever the grid lies, while `gamma_s^2` grows with the grid, which the paper does "
-            "not state (ours covers the square of the means).",
+            "not state (ours covers the square of the means). By their definitions (Assumption 1 "
+            "and Lemma 2) `gamma_s^2` is of the worst row and `eps_s^2` of the average one, so "
+            "that a part of the ratio is that of a maximum to a mean: the claims at the top have "
+            "both as means.",
         },
     ]
     checks = (

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RelayLaw", "one_machine", "relay_law", "simulate_shards"]
+__all__ = [
+    "RelayLaw",
+    "constants_of_means",
+    "fsgld_width",
+    "one_machine",
+    "relay_law",
+    "simulate_shards",
+    "slope",
+]
 
 
 @dataclass(frozen=True)
@@ -175,8 +183,7 @@ def one_machine(config: Mapping[str, Any]) -> dict[str, float]:
     run's minibatches and with all rows at every step; ``scatter`` and ``within`` are the variances
     of a row, over all rows and about the mean of its shard.
     """
-    sizes = {name: config[name] for name in ("seed", "spread", "num_clients", "rows_per_client")}
-    shards = simulate_shards(**sizes)
+    shards = _shards(config)
     pooled = shards.reshape(1, -1, shards.shape[-1])
     precision = 1 + pooled.shape[1]
     settings: dict[str, Any] = dict(step_size=config["step_size"], num_local_steps=1, alpha=0.0)
@@ -194,3 +201,70 @@ def one_machine(config: Mapping[str, Any]) -> dict[str, float]:
         "scatter": float(pooled.var(axis=1).mean()),
         "within": float(shards.var(axis=1).mean()),
     }
+
+
+def _shards(config: Mapping[str, Any]) -> np.ndarray:
+    names = ("seed", "spread", "num_clients", "rows_per_client")
+    return simulate_shards(**{name: config[name] for name in names})
+
+
+def fsgld_width(
+    config: Mapping[str, Any], *, step: float = 1.0, batch_size: int | None = None
+) -> float:
+    """Return FSGLD's variance a coordinate over the posterior's, at other settings than a run's.
+
+    Parameters
+    ----------
+    config
+        Settings of a run of ``fsgld/gaussian``; the longest of its visits are taken.
+    step
+        Multiple of its step size.
+    batch_size
+        In place of its own.
+    """
+    shards, num = _shards(config), max(config["num_local_steps"])
+    law = relay_law(
+        shards,
+        step_size=step * config["step_size"],
+        batch_size=batch_size or config["batch_size"],
+        num_local_steps=num,
+        alpha=1.0,
+    )
+    _, covariance = law.moments((num,))
+    precision = 1 + shards.shape[0] * shards.shape[1]
+    return float(precision * np.trace(covariance) / len(covariance))
+
+
+def slope(config: Mapping[str, Any], num_local_steps: int, alpha: float) -> float:
+    """Return the power of the number of samples that the error of a run's average falls with.
+
+    Over the second half of a chain as long as those of `config`, by the law. ``alpha`` is 0 for
+    DSGLD and 1 for FSGLD. Draws are the last states of visits.
+    """
+    shards = _shards(config)
+    law = relay_law(
+        shards,
+        step_size=config["step_size"],
+        batch_size=config["batch_size"],
+        num_local_steps=num_local_steps,
+        alpha=alpha,
+    )
+    apart = max(config["thinning"] // num_local_steps, 1)
+    mean, covariance = law.average((num_local_steps,), apart, config["num_draws"])
+    off = mean - shards.sum(axis=(0, 1)) / (1 + shards.shape[0] * shards.shape[1])
+    error = off @ off + np.trace(covariance, axis1=1, axis2=2)
+    half = len(error) // 2
+    return float(np.log(error[-1] / error[half - 1]) / np.log(len(error) / half))
+
+
+def constants_of_means(config: Mapping[str, Any]) -> np.ndarray:
+    """Return how many times FSGLD's constant is smaller where both are means, for each shard.
+
+    As the constants of Theorems 1 and 2, but that ``gamma_s`` is of the average row, as ``eps_s``
+    is, not of the worst, and that the grid is the mean of all rows alone.
+    """
+    shards = _shards(config)
+    within = shards - shards.mean(axis=1, keepdims=True)
+    about_all = shards - shards.mean(axis=(0, 1))
+    found: np.ndarray = (about_all**2).sum(axis=(1, 2)) / (within**2).sum(axis=(1, 2))
+    return found

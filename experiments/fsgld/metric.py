@@ -14,10 +14,10 @@ from experiments import data
 from experiments.fsgld import metric_scores, repetitions
 from experiments.fsgld.metric_data import make_pairs, project
 from experiments.fsgld.metric_model import make_posterior
-from experiments.fsgld.metric_scores import PAPER, about, commentary, draw
+from experiments.fsgld.metric_scores import PAPER, SHOWS_TABLE, about, commentary, draw
 from fedmcmc import surrogates
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["PAPER", "SHOWS_TABLE", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Section 5.2: metric learning"
 SURROGATES = ("sampled", "laplace", "taylor")
@@ -32,7 +32,8 @@ class Config:
     our `step_size`. A client's own likelihood is `num_shards` times flatter than the likelihood to
     the power ``1 / f_s`` that a visit of the relay sees; `surrogate_step_size` is larger by as
     much. Were it not, or without thinning, 3000 samples would not go far enough to see how flat a
-    nearly separable shard is, the surrogates would be too sharp, and FSGLD would diverge.
+    nearly separable shard is, we think, and the surrogates would be too sharp
+    (``fsgld/metric_plain`` tries it).
     `prior_fraction` of the prior, divided out again, keeps such shards from walking off.
     """
 

@@ -13,7 +13,15 @@ hydra = pytest.importorskip("hydra")
 from hydra.errors import ConfigCompositionException  # noqa: E402
 
 from experiments import demo, output, report, run, schemas  # noqa: E402
-from experiments.fsgld import alpha, gaussian, gaussian_law, metric_scores, spreads  # noqa: E402
+from experiments.fsgld import (  # noqa: E402
+    alpha,
+    gaussian,
+    gaussian_figures,
+    gaussian_law,
+    metric_scores,
+    mlp_scores,
+    spreads,
+)
 from tests.support.tiny_experiments import TINY, compose  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -303,6 +311,112 @@ def test_a_single_repetition_has_no_spread_and_is_said():
     text = metric_scores.about({"num_repetitions": 2}, made)
     assert "diverged in 1 of 2" in text and "remaining 1" in text
     assert metric_scores.about({"num_repetitions": 2}, {"table": [row | {"diverged": 0}]}) == ""
+
+
+def metric_run(lost=0, num=3):
+    """Return what a run of metric learning keeps, of which FSGLD lost the first repetitions."""
+    rng = np.random.default_rng(0)
+    keys = ("learn", "test", "learn_predictive", "test_predictive")
+    of = {
+        name: {k: level + 0.01 * rng.standard_normal(num) for k in keys}
+        for name, level in (("DSGLD", -0.4), ("FSGLD", -0.35), ("NUTS", -0.3))
+    }
+    for values in of.values():
+        values["learn_accuracy"] = values["test_accuracy"] = np.full(num, 0.8)
+    for name in ("DSGLD", "FSGLD"):
+        of[name]["mean_off_sds"] = of[name]["sd_ratio_max"] = np.ones(num)
+    for key in keys:
+        of["FSGLD"][key][:lost] = np.nan
+    of["FSGLD"]["learn_accuracy"][:lost] = 0.0  # of a comparison with what is not finite
+    at = np.arange(4)
+    curve = {"mean": np.full(4, -0.4), "spread": np.full(4, 0.02)}
+    one = {"DSGLD": curve, "FSGLD": curve if lost < num else None, "difference": curve, "at": at}
+    one["difference"] = one["FSGLD"]
+    curves = dict.fromkeys(keys, one)
+    table = [{"method": name, "diverged": lost if name == "FSGLD" else 0} for name in of]
+    return {"methods": of, "curves": curves, "table": table, "burnin": 1, "samples_a_draw": 10}
+
+
+def test_standard_deviations_of_metric_learning_have_one_divisor():
+    metrics = metric_run(lost=1)
+    dsgld, conducive = metric_scores.shown(metrics)[:2]
+    deviation = metrics["methods"]["DSGLD"]["learn"].std(ddof=1)
+    assert dsgld["learn"].endswith(f"+- {deviation:.4f}") and dsgld["diverged"] == 0
+    assert conducive["diverged"] == 1
+    deviation = metrics["methods"]["FSGLD"]["learn"][1:].std(ddof=1)
+    assert conducive["learn"].endswith(f"+- {deviation:.4f}")
+    draws = {"gamma": np.zeros((3, 2, 1)), "mu": np.zeros((3, 2))}
+    scores = {"learn": np.arange(6.0).reshape(3, 2), "test": np.zeros((3, 2))}
+    made = metric_scores.summarise({"FSGLD": draws}, {"FSGLD": scores}, {"FSGLD": 0})
+    assert made["table"][0]["learn"] == "2.5000 +- 2.0000"
+
+
+def test_methods_are_compared_where_neither_was_lost(tmp_path):
+    whole, short = metric_run(), metric_run(lost=1)
+    assert set(metric_scores.bars(whole)) == {"learn", "test"} and not metric_scores.bars(short)
+    assert "error bars of Figure 5" in metric_scores.commentary(whole)
+    text = metric_scores.commentary(short)
+    assert "In the 2 repetitions that neither method lost FSGLD's samples are better" in text
+    assert "error bars of Figure 5" not in text and "nan" not in text
+    assert "the accuracies by 0.0000 (s.e. 0.0000)" in text
+    assert "finite in 1 of the repetitions" in metric_scores.commentary(metric_run(lost=2))
+    for lost, said in (
+        (2, "of one repetition, and has no standard error"),
+        (3, "and no difference"),
+    ):
+        (figure,) = metric_scores.draw(metric_run(lost), tmp_path)
+        assert said in figure["caption"]
+
+
+def network_run(conducive, pooled=-0.7):
+    """Return what a run of networks keeps; `conducive` are the splits that FSGLD was lost on."""
+    curves, values, table = {}, {}, []
+    for split in ("iid", "non_iid"):
+        curves[split] = {}
+        for method, level in (("DSGLD", -0.7), ("FSGLD", -0.7), ("pooled SGLD", pooled)):
+            lost = method == "FSGLD" and split in conducive
+            of = {"at": [0, 1], "quantiles": np.full((3, 2), level)}
+            curves[split][method] = {} if lost else {"test": of, "visited": of}
+            each = level + np.array([0.0, 0.01, 0.02])
+            values[f"{split} {method}"] = {"test": each, "train": each}
+            table.append({"split": split, "method": method, "test": "old", "diverged": 3 * lost})
+    metrics = {"curves": curves, "values": values, "table": table, "data": "Covertype"}
+    return metrics | {"steps_a_draw": 10}
+
+
+def test_standard_deviations_of_networks_have_one_divisor():
+    row = mlp_scores.shown(network_run(()))[0]
+    assert row["test"] == row["train"] == "-0.690 +- 0.010"  # 0.008 with the other divisor
+
+
+@pytest.mark.parametrize(
+    ("lost", "pooled", "said", "not_said"),
+    [
+        ((), -0.7, ("Dashes show", "of 3 repetitions by interpolation"), ("diverged", "ran off")),
+        (("non_iid",), -0.7, ("FSGLD diverged on non-IID shards", "Dashes"), ("ran off",)),
+        (
+            ("iid", "non_iid"),
+            -1e15,
+            ("FSGLD diverged on IID and non-IID", "pooled SGLD ran off to finite values on IID"),
+            ("Dashes",),
+        ),
+    ],
+)
+def test_captions_of_networks_say_who_is_missing_where(lost, pooled, said, not_said, tmp_path):
+    (figure,) = mlp_scores.draw(network_run(lost, pooled), tmp_path)
+    assert all(words in figure["caption"] for words in said)
+    assert not any(words in figure["caption"] for words in not_said)
+
+
+def test_insets_lie_where_no_rows_are(tmp_path):
+    shards = np.random.default_rng(0).uniform(-9, 9, (2, 500, 2))
+    shards = shards[:, (shards < 2).any(axis=-1).all(axis=0)]  # none above on the right
+    with gaussian_figures.figure(tmp_path / "inset.png") as (fig, axes):
+        axes[0, 0].set(xlim=(-10, 10), ylim=(-10, 10))
+        inset = gaussian_figures._inset(axes[0, 0], shards, np.zeros(2), 1.0)
+        fig.canvas.draw()
+        left, bottom = axes[0, 0].transAxes.inverted().transform(inset.get_window_extent().min)
+    assert left > 0.5 and bottom > 0.5
 
 
 def test_a_difference_within_repetitions_has_its_own_standard_error():
