@@ -17,6 +17,7 @@ from experiments.fa_hmc import drift, local_steps, logistic_judging
 from experiments.fa_hmc.logistic_findings import commentary as logistic_commentary
 from experiments.fed_ep import cifar, emnist, image_figures
 from experiments.fed_ep import claims as fed_ep
+from experiments.fsgld import alpha, network_verdicts
 from experiments.fsgld import claims as fsgld
 from experiments.qlsd import claims as qlsd
 from experiments.qlsd import federations
@@ -435,12 +436,12 @@ MULTIPLES = {
 
 
 def test_a_multiple_of_the_conducive_gradient_moves_the_ends_of_visits():
-    ends = fsgld.alpha.ends(MULTIPLES)
+    ends = alpha.ends(MULTIPLES)
     assert all(end == pytest.approx(1 - multiple, abs=5e-3) for multiple, end in ends.items())
     found = next(c for c in fsgld.CLAIMS if c.where == "Remark 1").judge({}, MULTIPLES)
     assert found.word == "reproduced" and "0.50 with 0.5" in found.number
     # Visits of one step end where they began, whatever the multiple.
-    short = fsgld.alpha.ends(MULTIPLES | {"num_local_steps": 1})
+    short = alpha.ends(MULTIPLES | {"num_local_steps": 1})
     assert max(short.values()) < 0.15
 
 
@@ -966,7 +967,7 @@ def test_a_log_likelihood_is_beside_a_coin_toss_within_its_noise():
         sides = {"accuracy": [0.7] * 3, "constant": [0.0] * 3}
         values = {"iid DSGLD": sides | {"test": coin + np.array(dsgld)}}
         values["iid FSGLD"] = sides | {"test": coin + np.array(conducive)}
-        return fsgld._beside_a_coin({"values": values}, "iid")
+        return network_verdicts.beside_a_coin({"values": values}, "iid")
 
     good, level, bad = [0.2, 0.21, 0.19], [-0.2, 0.1, 0.05], [-0.2, -0.21, -0.19]
     assert told(good, good) == ""
