@@ -31,6 +31,7 @@ have the same random numbers and the same test images, so that differences of tw
 less noisy than the accuracies.
 """
 ENSEMBLES = ("gaussian", "dirichlet")
+PAPERS = {"gaussian": "FedBE-Gauss", "dirichlet": "FedBE-Dirichlet"}  # names in Table S2
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
                     [row[name] for row in rows] for name in ("rounds", "accuracy %", "s.e.")
                 )
                 points(panel, at, middle, error, color=shade, label=f"{100 * share:g} %", fmt="o-")
-            panel.set(xscale="log", xlabel="rounds", title=f"FedBE-{ensemble.capitalize()}")
+            panel.set(xscale="log", xlabel="rounds", title=PAPERS[ensemble])
             panel.set_xticks(at, [f"{rounds}" for rounds in at], minor=False)
             panel.xaxis.set_minor_formatter(NullFormatter())
         axes[0, 0].set_ylabel("accuracy (%)")
