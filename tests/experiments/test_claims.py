@@ -20,7 +20,13 @@ from experiments.fed_ep import claims as fed_ep
 from experiments.fsgld import alpha, network_verdicts
 from experiments.fsgld import claims as fsgld
 from experiments.qlsd import claims as qlsd
-from experiments.qlsd import federations
+from experiments.qlsd import (
+    consistency,
+    federations,
+    gaussian_law,
+    hpd_figures,
+    network_figures,
+)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAPERS = ("fa_hmc", "fed_ep", "fsgld", "qlsd")
@@ -641,14 +647,16 @@ def test_equal_computation_is_that_of_equal_leapfrog_steps():
 def test_bits_are_judged_at_the_same_error(saved, error, word):
     names = ("QLSD*, 16 bits", "LSD*")
     table = [
-        {"algorithm": n, "fewer bits than LSD*": s, "by bound, ln": 2.6}
+        {"algorithm": n, "fewer bits than LSD*": s, "by bound, ln": 2.6, "MSE, law": 0.5}
         for n, s in zip(names, (saved, 1.0), strict=True)
     ]
     curves = {n: squared_errors([1.0], [e]) for n, e in zip(names, (error, 1.0), strict=True)}
     metrics = {"table": table, "curves": curves}
     assert judge(qlsd, "Figure 1, bottom", metrics) == word
     (claim,) = [c for c in qlsd.CLAIMS if "2.5 times fewer" in c.text]
-    assert f"{error:.2f} (s.e. {0.14 * error:.2f})" in claim.judge(metrics, {}).number
+    assert f"{error:.2f} (s.e. {0.14 * error:.2f}; by the law 1.00)" in (
+        claim.judge(metrics, {}).number
+    )
 
 
 def squared_errors(bits, error):
@@ -687,8 +695,8 @@ def biases(varied, **powers):
 @pytest.mark.parametrize(
     ("plain", "star", "memory", "word"),
     [
-        (1.8, 0.0, 0.0, "reproduced"),
-        (1.8, 0.0, 0.5, "partly"),
+        (1.8, 0.0, 0.0, "partly"),  # the algorithms have it so where Hessians are equal
+        (1.8, 0.0, 0.5, "contradicted"),
         (1.8, 0.5, 0.5, "contradicted"),
         (0.0, 0.0, 0.0, "contradicted"),
     ],
@@ -716,18 +724,43 @@ def test_each_source_of_bias_is_judged_by_itself():
     for absent, word in ((-1.2, "reproduced"), (0.0, "partly")):
         table = biases("batch", QLSD=-1.0) + biases("levels", QLSD=-1.0)
         table += biases("participation", QLSD=absent)
-        assert judge(qlsd, "Section 3", {"table": table}) == word
+        assert judge(qlsd, "Section 3, Table 1", {"table": table}) == word
+        # What each adds, by how much clients differ.
+        rows = [{"spread": s, "compression": s**2, "participation": s**-absent} for s in (0.5, 4.0)]
+        assert judge(qlsd, "Section 3, Table 1", {"added": rows}, which=1) == word
 
 
-@pytest.mark.parametrize(("coarse", "word"), [(2.0, "contradicted"), (1.4, "reproduced")])
+def test_what_noise_adds_to_the_bias_is_that_of_the_law_with_it_less_that_without():
+    config = consistency.Config(num_clients=3, dim=4, spreads=(0.0, 5.0))
+    rows = consistency.added(config)
+    assert all(row["compression"] > 0 and row["participation"] > 0 for row in rows)
+    law = {}
+    for levels in (config.levels, config.levels * config.level_factors[-1]):
+        made = federations.gaussian(3, 4, spread=5.0)
+        step = config.step_size_factor / made.precision
+        variance = gaussian_law.stationary_variance(
+            made,
+            step_size=step,
+            batch_fraction=1.0,
+            batch_rows=1,
+            num_levels=levels,
+            centred=False,
+            seed=0,
+        )
+        law[levels] = 4 * (variance**0.5 - made.precision**-0.5) ** 2
+    few, most = law.values()
+    assert rows[1]["compression"] == pytest.approx(few - most)
+
+
+@pytest.mark.parametrize(("coarse", "word"), [(2.0, "untestable here"), (1.4, "reproduced")])
 def test_less_compression_is_judged_beside_the_law_of_the_released_settings(coarse, word):
     made = federations.gaussian(3, 4)
     rows = zip(("QLSD, 2 bits", "QLSD, 16 bits"), (coarse, 1.0), strict=True)
     table = [{"algorithm": n, "E |theta - mean|^2": e, "its s.e.": 0.01} for n, e in rows]
     metrics = {"table": table, "dim": 4, "posterior_variance": 0.25, "sizes": made.data.sizes}
-    (claim,) = [c for c in qlsd.CLAIMS if "Less compression" in c.text]
+    (claim,) = [c for c in qlsd.CLAIMS if "less compression" in c.text]
     verdict = claim.judge(metrics, {})
-    assert verdict.word == word
+    assert verdict.word == word and verdict.number.startswith("it falls: ") == (coarse == 2.0)
     # Single rows whose messages are whole: the recursion by hand.
     step, sizes = 0.01 / made.precision, np.asarray(made.data.sizes)
     own = [np.var(made.data.client_rows(i), axis=0).mean() for i in range(3)]
@@ -736,9 +769,11 @@ def test_less_compression_is_judged_beside_the_law_of_the_released_settings(coar
     assert f" and {law:.3g} with the released notebook's" in verdict.number
 
 
-def test_numbers_of_rows_are_very_different_where_the_largest_is_more_than_twice_the_least():
-    for sizes, word in (([10, 199], "reproduced"), ([10, 11], "contradicted")):
-        assert judge(qlsd, "Figure S1", {"sizes": sizes}) == word
+def test_pictures_without_a_claim_are_drawn_and_not_judged():
+    for sizes in ([10, 199], [10, 11]):
+        assert judge(qlsd, "Figure S1", {"sizes": sizes}) == "drawn"
+    assert judge(qlsd, "Figure S4", {"counts": [[9, 1], [1, 1]]}) == "drawn"
+    assert judge(qlsd, "Figure 2", {"scores": {"SGLD": {"ece": 0.1}}}) == "drawn"
 
 
 def digits(num_draws, others):
@@ -746,7 +781,10 @@ def digits(num_draws, others):
     names = ("LSD++, another key", "FSGLD", "DG-SGLD", "QLSD++, 4 bits", "QLSD++, 16 bits")
     rows = zip(names, (0.02, *others, 1e-3, 1e-5), strict=True)
     middle = {"at published level": 2e-4, "s.e. there": 1e-4}
-    table = [{"algorithm": name, "HPD error": error, "s.e.": 0.01} for name, error in rows]
+    table = [
+        {"algorithm": name, "HPD error": error, "s.e.": 0.01, "efficiency": 1.0}
+        for name, error in rows
+    ]
     return {"table": [row | middle for row in table], "num_draws": num_draws}
 
 
@@ -766,6 +804,8 @@ def test_thresholds_with_few_draws_beyond_them_judge_nothing(others, word):
             assert ("no standard errors: 4 of 400" in verdict.number) == few
             assert ("2.0e-04 (s.e. 1.0e-04)" in verdict.number) == few  # of half of the draws
             assert ("s.e. 1.0e-02" in verdict.number) != few
+            shown = hpd_figures.table(digits(num_draws, others))
+            assert all((row["s.e."] is None) == few for row in shown)
 
 
 @pytest.mark.parametrize(
@@ -816,6 +856,57 @@ def test_accuracies_of_chains_are_judged_against_sgld(qlsd_rate, warm, word):
     config = NETWORKS | {"num_warm_steps": warm}
     found = about(qlsd, "close to SGLD in accuracy").judge(metrics, config)
     assert found.word == word and "2 passes over the rows, SGLD's 3" in found.number
+
+
+@pytest.mark.parametrize(
+    ("mean", "word"), [(0.9, "reproduced"), (0.8, "partly"), (None, "reproduced")]
+)
+def test_accuracies_count_by_the_network_at_the_mean_too(mean, word):
+    metrics = of_networks()
+    for name in ("SGLD", "QLSD", "QLSD++") if mean else ():
+        metrics["scores"][name]["accuracy_of_mean"] = mean if name == "QLSD++" else 0.9
+    found = about(qlsd, "close to SGLD in accuracy").judge(metrics, NETWORKS)
+    assert found.word == word and ("posterior mean QLSD +0.0" in found.number) == bool(mean)
+
+
+@pytest.mark.parametrize(
+    ("ece", "nnll", "word"),
+    [(0.001, 0.01, "reproduced"), (0.01, 0.01, "partly"), (0.01, 0.1, "contradicted")],
+)
+def test_calibration_counts_as_close_where_the_papers_is_no_closer(ece, nnll, word):
+    metrics = of_networks()
+    for name, more in (("SGLD", 0), ("QLSD", 1), ("QLSD++", 1)):
+        metrics["scores"][name] |= {"ece": more * ece, "nnll": more * nnll}
+    assert about(qlsd, "in calibration").judge(metrics, NETWORKS).word == word
+
+
+def test_images_are_labelled_by_the_larger_density_of_their_entropy():
+    of = {"digits": np.zeros(30), "clothes": np.zeros(30)}
+    width = np.diff(network_figures.EDGES)[0]
+    of["digits"][:2] = 0.75 / width, 0.25 / width
+    of["clothes"][1:3] = 0.4 / width, 0.6 / width
+    metrics = of_networks() | {"curves": {}}
+    metrics["scores"] = {"SGLD": {"accuracy": 0.9}}
+    metrics["curves"]["SGLD"] = {"entropy": [{"density": d.tolist()} for d in of.values()]}
+    found = about(qlsd, "taken for a digit").judge(metrics, NETWORKS)
+    assert found.word == "drawn" and "SGLD 75 and 100" in found.number
+
+
+def test_confidence_is_judged_at_one_threshold_for_all_methods():
+    def curve(accuracy, num_rows):
+        return {
+            "credibility": {"threshold": [0, 0.5, 1], "accuracy": accuracy, "num_rows": num_rows}
+        }
+
+    # Of the second method few images pass the last threshold, where the first would fail.
+    curves = {"SGLD": curve([0.9, 0.99, 0.1], [900, 500, 200])}
+    curves["QLSD"] = curve([0.9, 0.99, 1.0], [900, 500, 50])
+    scores = {name: {"accuracy": 0.9} for name in curves}
+    metrics = {"curves": curves, "scores": scores}
+    found = about(qlsd, "tends to one").judge(metrics, {})
+    assert found.word == "reproduced" and "probability of 0.5 or more" in found.number
+    curves["QLSD"] = curve([0.9, 0.99, 1.0], [90, 50, 50])
+    assert about(qlsd, "tends to one").judge(metrics, {}).word == "untestable here"
 
 
 NETWORKS = {
@@ -896,7 +987,7 @@ def test_a_reference_that_has_not_mixed_judges_nobody():
         ("QLSD++", "tv", 0.3, "contradicted"),  # from SGLD and from the others
         ("QLSD++ PP", "agreement", 0.8, "contradicted"),
         ("QLSD++ PP", "agreement", 0.89, "reproduced"),  # chance in 1,000 test images
-        ("QLSD++", "tv", 0.14, "reproduced"),  # two chains of HMC are as far apart
+        ("QLSD++", "tv", 0.14, "reproduced"),  # a chain of HMC is as far from the others
         ("FSGLD", "tv", 0.01, "partly"),
         ("SGLD", "tv", 0.01, "partly"),
     ],
