@@ -98,10 +98,7 @@ def gain(kind: str, about: tuple[float, float] | None = None) -> Any:
         rule = of_rule(metrics["table"])
         if kind == "exact" and rule and found.share < 0:
             told_.append(f"L is by the rule as we recall it: {rule}")
-            told_.append(
-                f"[`fa_hmc/drift`](#fa_hmcdrift) shows in dimension {drift.Config().dim} what "
-                "drift does; it did not decompose the gap here"
-            )
+            told_.append("what of it is drift: [`fa_hmc/drift_1000`](#fa_hmcdrift_1000)")
         return Verdict(with_lost_settings(word), "; ".join(told_))
 
     return judge
