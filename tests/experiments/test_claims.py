@@ -156,7 +156,7 @@ def test_the_full_study_of_figure_1_takes_the_small_ones_place(change):
     start = page.index("Long trajectories let clients drift")
     text = page[start : page.index("## Long trajectories against", start)]
     assert "in dimension 1000, with exact gradients" in text and "logistic_small" not in text
-    assert "Another study, in dimension 200" in text and "nan" not in text
+    assert "a study on the data of dimension 1000" in text and "nan" not in text
     assert "nan" not in logistic_commentary(records["fa_hmc/logistic"]["metrics"])
 
 
