@@ -30,7 +30,8 @@ def _fa_hmc(logistic: Given, low: Given, drift: Given, high_: Given) -> str:
         "has about 5 % smaller ones, with settings that our copy has lost."
         f"{_rule(logistic)} On long trajectories each client goes to its own mode. In a study on "
         f"the data of dimension {high_['dim']}, with step sizes nearer to the best ones, FA-HMC's "
-        f"best error is {compared(high_, 'FA-HMC')} than FA-LD's. With `control_variate=True`, which takes one "
+        f"best error is {compared(high_, 'FA-HMC')} than FA-LD's. With `control_variate=True`, "
+        f"which takes one "
         f"more exchange per round, it is {compared(high_, corrected[1])} than FA-LD's without, and "
         f"{compared(high_, corrected[1], corrected[0])} than FA-LD's with it: control variates "
         f"take away {100 * drift_share(high_):.0f} % of what the error has above a perfect "
@@ -40,7 +41,8 @@ def _fa_hmc(logistic: Given, low: Given, drift: Given, high_: Given) -> str:
         "those measured. There FA-HMC's best error is "
         f"{compared(drift, 'FA-HMC')} than FA-LD's; with control variates FA-LD's is "
         f"{compared(drift, corrected[0])} and FA-HMC's {compared(drift, corrected[1])} than "
-        f"FA-LD's without, and FA-HMC's {compared(drift, corrected[1], corrected[0])} than FA-LD's with "
+        f"FA-LD's without, and FA-HMC's {compared(drift, corrected[1], corrected[0])} than "
+        f"FA-LD's with "
         f"them.{ends(drift)}"
     )
 
