@@ -322,7 +322,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     """Write the figure of a run; return its file and caption."""
     table, law = metrics["table"], has_law(metrics)
     steps = [row["step size"] for row in table]
-    with figure(out / "drift.png", 1, 1 + law) as (_, axes):
+    with figure(out / "drift.png", 1, 1 + law, (4.8, 3.9)) as (fig, axes):
         left = axes[0, 0]
         left.set(xscale="log", yscale="log")
         for name, (color, dashes, marker) in STYLES.items():
@@ -343,8 +343,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
                 xscale="log", xlabel="leapfrog step", ylabel="bias of means, posterior sds"
             )
         for place in axes[0]:
-            place.legend()
             label_ticks(place.xaxis)
+        fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2 + law)
         label_ticks(left.yaxis)
     caption = (
         f"Exact gradients, dimension {metrics['dim']}, {metrics['num_local_steps']} trajectories "

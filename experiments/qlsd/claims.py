@@ -23,6 +23,7 @@ __all__ = ["CLAIMS"]
 
 ON_HMC = ("qlsd/cifar10", "qlsd/digits_network", "qlsd/cifar10_small")
 RANDOM_START = ("qlsd/mnist", "qlsd/mnist_gpu", "qlsd/mnist_small_random", "qlsd/mnist_small")
+WARM_START = ("qlsd/mnist_gpu_warm", "qlsd/mnist_small_warm")
 REDUCED = ("QLSD*", "QLSD++")
 
 
@@ -335,4 +336,31 @@ CLAIMS = (
         RANDOM_START,
     ),
     Claim("Section S5.3", "CIFAR-10 against SVHN out of distribution (SVHN is not at hand)."),
+    Claim(
+        "Table S2",
+        "Do QLSD and QLSD++ come close to SGLD in accuracy from a trained network, too?",
+        "qlsd/mnist",
+        network_verdicts.near_sgld,
+        "calibration.png",
+        WARM_START,
+        ours=True,
+    ),
+    Claim(
+        "Table S2",
+        "Is FedBE behind from a trained network, too?",
+        "qlsd/mnist",
+        network_verdicts.fed_be_behind,
+        "calibration.png",
+        WARM_START,
+        ours=True,
+    ),
+    Claim(
+        "Table S2",
+        "Is FSGLD as close to SGLD from a trained network?",
+        "qlsd/mnist",
+        network_verdicts.fsgld_near_sgld,
+        "calibration.png",
+        WARM_START,
+        ours=True,
+    ),
 )

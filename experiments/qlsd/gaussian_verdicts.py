@@ -114,8 +114,7 @@ def less_compression(metrics: Given, config: Given) -> Verdict:
         with_lost_settings(CONTRADICTED if falls else REPRODUCED),
         f"{told}squared distance from the mean over the posterior's {listed}; by the law "
         f"{released} with the released notebook's step size and batches; the average of theta "
-        f"itself has no "
-        "bias",
+        "itself has no bias",
     )
 
 

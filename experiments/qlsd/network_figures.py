@@ -151,7 +151,7 @@ def entropies_in_out(out: Path, found: dict[str, Any]) -> list[dict[str, str]]:
             axis.axis("off")
         for axis in axes[-1]:
             axis.set_xlabel("entropy (nats)")
-        axes[0, 0].legend()
+        axes[0, 0].legend(loc="upper right")
     return [
         {
             "file": name,
