@@ -930,7 +930,7 @@ def of_networks(**changed):
 
 
 def about(module, words):
-    (claim,) = [claim for claim in module.CLAIMS if words in claim.text]
+    (claim,) = [claim for claim in module.CLAIMS if words in claim.text and not claim.ours]
     return claim
 
 
