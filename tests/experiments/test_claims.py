@@ -734,22 +734,20 @@ def test_what_noise_adds_to_the_bias_is_that_of_the_law_with_it_less_that_withou
     config = consistency.Config(num_clients=3, dim=4, spreads=(0.0, 5.0))
     rows = consistency.added(config)
     assert all(row["compression"] > 0 and row["participation"] > 0 for row in rows)
-    law = {}
-    for levels in (config.levels, config.levels * config.level_factors[-1]):
-        made = federations.gaussian(3, 4, spread=5.0)
+    made = federations.gaussian(3, 4, spread=5.0)
+    most = config.levels * config.level_factors[-1]
+
+    def squared(**noise):
         step = config.step_size_factor / made.precision
         variance = gaussian_law.stationary_variance(
-            made,
-            step_size=step,
-            batch_fraction=1.0,
-            batch_rows=1,
-            num_levels=levels,
-            centred=False,
-            seed=0,
+            made, step_size=step, batch_fraction=1.0, batch_rows=1, centred=False, seed=0, **noise
         )
-        law[levels] = 4 * (variance**0.5 - made.precision**-0.5) ** 2
-    few, most = law.values()
-    assert rows[1]["compression"] == pytest.approx(few - most)
+        return 4 * (variance**0.5 - made.precision**-0.5) ** 2
+
+    bare, few = squared(num_levels=most), squared(num_levels=config.levels)
+    absent = squared(num_levels=most, participation=config.participations[0])
+    assert rows[1]["compression"] == pytest.approx(few - bare)
+    assert rows[1]["participation"] == pytest.approx(absent - bare)
 
 
 @pytest.mark.parametrize(("coarse", "word"), [(2.0, "untestable here"), (1.4, "reproduced")])
