@@ -47,6 +47,7 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "device": device.device_kind,
         "x64": bool(jax.config.jax_enable_x64),
+        "matmul_precision": jax.config.jax_default_matmul_precision,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": _dirty(),
     }

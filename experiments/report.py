@@ -246,10 +246,12 @@ def _run(
     seconds = f"{record['wall_seconds']:.0f} s"
     if record.get("resumed"):
         seconds += " in the last of several attempts"
+    precision = record.get("matmul_precision")
+    rounded = f", matrix products in {precision}" if precision not in (None, "highest") else ""
     parts = [
         f"### `{name}`",
         f"```\n{record['command']}\n```",
-        f"{seconds} on {record['device']}; fedmcmc {versions['fedmcmc']} "
+        f"{seconds} on {record['device']}{rounded}; fedmcmc {versions['fedmcmc']} "
         f"(commit {commit}{changed}), JAX {versions['jax']}, Python {versions['python']}; "
         f"[record](runs/{name}.json). {differences(record)}",
     ]

@@ -12,11 +12,12 @@ import numpy as np
 import fedmcmc
 from experiments import checks
 from experiments.checks import require
-from experiments.fa_hmc.error_curves import error_curve
+from experiments.fa_hmc.error_curves import arrival, error_curve
 from experiments.fa_hmc.grids import run_grid, run_stretches
 from experiments.fa_hmc.logistic_data import simulated
 from experiments.fa_hmc.logistic_figures import draw
 from experiments.fa_hmc.logistic_findings import PAPER, about, commentary
+from experiments.fa_hmc.logistic_judging import THRESHOLDS
 from experiments.qlsd import logistic as models
 from experiments.qlsd import truth
 from experiments.qlsd.federations import Rows
@@ -261,17 +262,26 @@ def over_local_steps(config: Config, given: Problem) -> list[dict[str, Any]]:
             num_rounds=math.ceil(rounds / STRETCHES),
         )
         curve = error_curve(stretches, given.reference, rounds, config.threshold)
-        last, error = curve[-1]
+        levels = [times * config.threshold for times in THRESHOLDS]
+        arrivals = {level: arrival(curve, level) for level in levels}
+        there = arrivals[config.threshold]
+        last = curve.rounds[-1] if there is None else math.ceil(there.rounds)
         num_draws = config.num_chains * (last - last // 2)
         lines.append(
             {
                 "T": num,
-                "rounds to threshold": last if error <= config.threshold else None,
-                "rounds run": last,
-                "smallest error": min(error for _, error in curve),
+                "rounds to threshold": None if there is None else last,
+                "s.e. rounds": None if there is None else there.error,
+                "rounds run": curve.rounds[-1],
+                "smallest error": min(curve.errors),
                 "draws": num_draws,
                 "floor": perfect(config, given, num_draws),
-                "curve": curve,
+                "arrivals": [
+                    {"error": level, "rounds": at.rounds, "s.e.": at.error}
+                    for level, at in arrivals.items()
+                    if at is not None
+                ],
+                "curve": list(zip(curve.rounds, curve.errors, strict=True)),
             }
         )
     return lines

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from experiments.figures import COLORS, figure, floor, label_ticks, points, threshold
 
-__all__ = ["draw"]
+__all__ = ["draw", "local_curves"]
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
@@ -30,25 +31,7 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
                 title=f"{kind} gradients, d = {dim}",
             )
             place.legend()
-        last = axes[0, 2]
-        shades = np.linspace(0.1, 0.9, len(metrics["local_steps"]))
-        for shade, line in zip(shades, metrics["local_steps"], strict=True):
-            rounds, error = zip(*line["curve"], strict=True)
-            last.plot(rounds, error, color=_shade(shade), label=f"T = {line['T']}")
-        threshold(last, metrics["threshold"])
-        # The error of as many independent draws as a run had when it reached the threshold.
-        there = [x for x in metrics["local_steps"] if x["rounds to threshold"] is not None]
-        ends, floors = ([x[k] for x in there] for k in ("rounds to threshold", "floor"))
-        last.plot(ends, floors, "k.", ms=5, label="floor at threshold")
-        last.set(
-            xscale="log",
-            yscale="log",
-            xlabel="communication rounds",
-            ylabel="marginal error",
-            title="local steps, noisy gradients",
-        )
-        last.set_ylim(bottom=min([*floors, metrics["threshold"]]) / 4)  # room for the legend
-        last.legend(ncols=2, fontsize=8, loc="lower left")
+        local_curves(axes[0, 2], metrics["local_steps"], metrics["threshold"])
         for place in axes[0]:
             label_ticks(place.yaxis)
         for place in axes[0, :2]:
@@ -61,6 +44,28 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
         "where it did."
     )
     return [{"file": "errors.png", "caption": caption}]
+
+
+def local_curves(axes: Axes, lines: list[dict[str, Any]], level: float) -> None:
+    """Draw marginal errors against rounds, a curve for each number of local steps."""
+    shades = np.linspace(0.1, 0.9, len(lines))
+    for shade, line in zip(shades, lines, strict=True):
+        rounds, error = zip(*line["curve"], strict=True)
+        axes.plot(rounds, error, color=_shade(shade), label=f"T = {line['T']}")
+    threshold(axes, level)
+    # The error of as many independent draws as a run had when it reached the threshold.
+    there = [x for x in lines if x["rounds to threshold"] is not None]
+    ends, floors = ([x[k] for x in there] for k in ("rounds to threshold", "floor"))
+    axes.plot(ends, floors, "k.", ms=5, label="floor at threshold")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="communication rounds",
+        ylabel="marginal error",
+        title="local steps, noisy gradients",
+    )
+    axes.set_ylim(bottom=min([*floors, level]) / 4)  # room for the legend
+    axes.legend(ncols=2, fontsize=8, loc="lower left")
 
 
 def _shade(share: float) -> str:

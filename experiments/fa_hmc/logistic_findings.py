@@ -27,6 +27,7 @@ __all__ = [
     "commentary",
     "fewer",
     "federation_of",
+    "local_steps_told",
     "of_errors",
     "of_rule",
     "rises",
@@ -105,7 +106,7 @@ def commentary(metrics: dict[str, Any]) -> str:
             else "The best T is 70, with more than 65 times fewer rounds than T = 1 (lost, "
             "presumably) where a setting has some value (both lost); larger T take more rounds "
             "again.",
-            "ours": _local(metrics),
+            "ours": local_steps_told(metrics),
         }
     )
     return (
@@ -225,16 +226,16 @@ def said(share: float, error: float) -> str:
     return f"{100 * abs(share):.0f} % (s.e. {100 * error:.0f} %) {word}"
 
 
-def fewer(metrics: dict[str, Any]) -> str:
+def fewer(metrics: Mapping[str, Any]) -> str:
     """Return how many times fewer rounds than the first the fastest number of local steps takes."""
     found = local(metrics)
     if found is None:
         return "no T reaches the threshold"
     first, fastest = found.first, found.fastest
     least = "" if found.arrived else "more than "
-    text = f"T = {fastest['T']} takes {fastest['rounds to threshold']} rounds, T = {first['T']} "
+    text = f"T = {fastest['T']} takes {_rounds(fastest)} rounds, T = {first['T']} "
     if found.arrived:
-        text += f"takes {first['rounds to threshold']}, "
+        text += f"takes {_rounds(first)}, "
     else:
         text += f"has not arrived in {first['rounds run']}, "
     text += f"{least}{found.times:.3g} times as many"
@@ -243,7 +244,13 @@ def fewer(metrics: dict[str, Any]) -> str:
     return text
 
 
-def at_claimed(metrics: dict[str, Any]) -> str:
+def _rounds(line: Mapping[str, Any]) -> str:
+    """Return the rounds to the threshold, with their standard error where it is known."""
+    error = line.get("s.e. rounds")
+    return f"{line['rounds to threshold']}" + ("" if error is None else f" (s.e. {error:.2g})")
+
+
+def at_claimed(metrics: Mapping[str, Any]) -> str:
     """Return by how many times fewer rounds the paper's own best ``T`` takes than the first."""
     line = next((x for x in metrics["local_steps"] if x["T"] == CLAIMED_T), None)
     first = metrics["local_steps"][0]["rounds to threshold"]
@@ -257,7 +264,7 @@ def at_claimed(metrics: dict[str, Any]) -> str:
     )
 
 
-def rises(metrics: dict[str, Any]) -> str:
+def rises(metrics: Mapping[str, Any]) -> str:
     """Return whether numbers of local steps above the fastest take more rounds again."""
     found, lines = local(metrics), metrics["local_steps"]
     if found is None:
@@ -265,26 +272,26 @@ def rises(metrics: dict[str, Any]) -> str:
     best_ = found.fastest["T"]
     if found.more:
         listed = ", ".join(
-            f"T = {x['T']} takes {x['rounds to threshold']}"
+            f"T = {x['T']} takes {_rounds(x)}"
             if x["rounds to threshold"] is not None
             else f"T = {x['T']} has not arrived in {x['rounds run']}"
             for x in found.more
         )
-        return (
-            f"fewest rounds at T = {best_}, {found.fastest['rounds to threshold']}; more again: "
-            + listed
-        )
+        return f"fewest rounds at T = {best_}, {_rounds(found.fastest)}; more again: " + listed
     if best_ == lines[-1]["T"]:
         return f"T = {best_} takes the fewest rounds, and none above it was tried"
     if best_ == found.largest:
         return f"T = {best_} takes the fewest rounds, and none above it was run for long enough"
-    return (
-        f"T = {best_} takes the fewest rounds, larger T less than {AGAIN:g} times as many, which "
-        "noise may do"
-    )
+    if found.fastest.get("s.e. rounds") is None:
+        return (
+            f"T = {best_} takes the fewest rounds, larger T less than {AGAIN:g} times as many, "
+            "which noise may do"
+        )
+    return f"T = {best_} takes the fewest rounds, larger T no more beyond the noise"
 
 
-def _local(metrics: dict[str, Any]) -> str:
+def local_steps_told(metrics: Mapping[str, Any]) -> str:
+    """Return what a run says of numbers of local steps."""
     lines, threshold = metrics["local_steps"], metrics["threshold"]
     reached = [line for line in lines if line["rounds to threshold"] is not None]
     found = local(metrics)
@@ -307,6 +314,6 @@ def _local(metrics: dict[str, Any]) -> str:
     return (
         text
         + ". Rounds to it: "
-        + ", ".join(f"T = {line['T']}: {line['rounds to threshold']}" for line in reached)
+        + ", ".join(f"T = {line['T']}: {_rounds(line)}" for line in reached)
         + "".join(f", T = {x['T']}: not in {x['rounds run']}" for x in lines if x not in reached)
     )

@@ -11,10 +11,12 @@ from experiments.claims import TIMES, Rows
 __all__ = [
     "AGAIN",
     "BETTER",
+    "THRESHOLDS",
     "WORSE",
     "Best",
     "Compared",
     "Local",
+    "Saving",
     "Span",
     "at_smallest",
     "best",
@@ -287,8 +289,8 @@ class Local(NamedTuple):
     largest
         The largest ``T`` that could have arrived.
     more
-        Lines of larger ``T`` that need `AGAIN` times as many rounds, or did not arrive although
-        they could have.
+        Lines of larger ``T`` that need more rounds, by `TIMES` standard errors, or by `AGAIN` times
+        where these are not known, or did not arrive although they could have.
     spared
         How many times fewer rounds than the first a perfect sampler needs, ``None`` where it is not
         known.
@@ -312,12 +314,7 @@ def local(metrics: Mapping[str, Any]) -> Local | None:
     fastest = min(reached, key=lambda line: line["rounds to threshold"])
     fewest, first = fastest["rounds to threshold"], lines[0]
     could = [x for x in lines if x in reached or x["floor"] <= REACH * threshold]
-    more = [
-        line
-        for line in could
-        if line["T"] > fastest["T"]
-        and (line["rounds to threshold"] or line["rounds run"]) >= AGAIN * fewest
-    ]
+    more = [line for line in could if line["T"] > fastest["T"] and _takes_more(line, fastest)]
     arrived = first["rounds to threshold"] is not None
     rounds = first["rounds to threshold"] if arrived else first["rounds run"]
     return Local(
@@ -329,6 +326,16 @@ def local(metrics: Mapping[str, Any]) -> Local | None:
         more,
         rounds / _of_a_perfect(reached, threshold) if arrived else None,
     )
+
+
+def _takes_more(line: Mapping[str, Any], fastest: Mapping[str, Any]) -> bool:
+    rounds, fewest = (x["rounds to threshold"] or x["rounds run"] for x in (line, fastest))
+    own, least = line.get("s.e. rounds"), fastest.get("s.e. rounds")
+    if line["rounds to threshold"] is None:
+        own = 0.0  # of the rounds that it ran
+    if own is None or least is None:
+        return bool(rounds >= AGAIN * fewest)
+    return bool(rounds - fewest > TIMES * math.hypot(own, least))
 
 
 def _of_a_perfect(reached: Rows, threshold: float) -> float:
@@ -345,22 +352,42 @@ def _of_a_perfect(reached: Rows, threshold: float) -> float:
     return min(found)
 
 
-def by_threshold(metrics: Mapping[str, Any]) -> list[tuple[float, int, float]]:
-    """Return thresholds, descending, with the ``T`` of the fewest rounds and what it saves.
+class Saving(NamedTuple):
+    """What the ``T`` of the fewest rounds to an error saves.
 
-    That is the rounds of the first ``T`` over its own, from the curves of errors. Thresholds that
-    either did not reach are left out.
+    That is the rounds of the first ``T`` over its own, `times`; `deviation` is the standard error
+    of that, NaN where it is not known.
     """
-    found = []
-    for threshold in (times * metrics["threshold"] for times in THRESHOLDS):
-        rounds = {
-            line["T"]: next((n for n, error in line["curve"] if error <= threshold), None)
-            for line in metrics["local_steps"]
-        }
-        first = rounds[metrics["local_steps"][0]["T"]]
-        arrived = {num: n for num, n in rounds.items() if n is not None}
-        if first is None:
+
+    error: float
+    best: int
+    times: float
+    deviation: float
+
+
+def by_threshold(metrics: Mapping[str, Any]) -> list[Saving]:
+    """Return what the best ``T`` saves at several thresholds, descending.
+
+    Thresholds that the first ``T`` did not reach are left out.
+    """
+    found, lines = [], metrics["local_steps"]
+    for level in (times * metrics["threshold"] for times in THRESHOLDS):
+        reached = {line["T"]: at for line in lines if (at := _arrival(line, level)) is not None}
+        if lines[0]["T"] not in reached:
             continue
-        fastest = min(arrived, key=lambda num: arrived[num])
-        found.append((threshold, fastest, first / arrived[fastest]))
+        best_ = min(reached, key=lambda num: reached[num][0])
+        (first, one), (least, other) = reached[lines[0]["T"]], reached[best_]
+        share = math.hypot(one / first, other / least) if best_ != lines[0]["T"] else 0.0
+        found.append(Saving(level, best_, first / least, first / least * share))
     return found
+
+
+def _arrival(line: Mapping[str, Any], level: float) -> tuple[float, float] | None:
+    """Return rounds to an error and their standard error; a run may have its curve alone."""
+    if "arrivals" in line:
+        there = next((at for at in line["arrivals"] if math.isclose(at["error"], level)), None)
+        if there is None:
+            return None
+        return there["rounds"], math.nan if there["s.e."] is None else there["s.e."]
+    rounds = next((n for n, error in line["curve"] if error is not None and error <= level), None)
+    return None if rounds is None else (rounds, math.nan)

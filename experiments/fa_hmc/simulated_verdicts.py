@@ -198,25 +198,35 @@ def best_is_claimed(metrics: Given, config: Given) -> Verdict:
 def thresholds(metrics: Given, config: Given) -> Verdict:
     """Judge whether the best number of local steps saves more at smaller thresholds.
 
-    Quotients of rounds are uncertain by two fifths each: they must differ by `AGAIN` times.
+    By `TIMES` standard errors. Where these are not known, quotients must differ by `AGAIN` times:
+    they are uncertain by two fifths each.
     """
     del config
     found = by_threshold(metrics)
     if len(found) < 2:
         return Verdict(UNTESTABLE, "the first T does not reach the threshold")
-    saved = [times for _, _, times in found]
+    saved = [one.times for one in found]
+    noise = TIMES * math.hypot(found[0].deviation, found[-1].deviation)
+    known = not math.isnan(noise)
+    more, less = saved[-1] > AGAIN * saved[0], saved[-1] * AGAIN < saved[0]
+    if known:
+        more, less = saved[-1] - saved[0] > noise, saved[0] - saved[-1] > noise
     word = first_that_holds(
-        (saved[-1] > AGAIN * saved[0] and saved == sorted(saved), REPRODUCED),
-        (saved[-1] > AGAIN * saved[0], PARTLY),
-        (saved[-1] * AGAIN < saved[0], CONTRADICTED),
+        (more and saved == sorted(saved), REPRODUCED),
+        (more, PARTLY),
+        (less, CONTRADICTED),
         otherwise=UNTESTABLE,
     )
-    listed = ", ".join(f"{times:.2g} at {level:g} (T = {num})" for level, num, times in found)
-    return Verdict(
-        with_lost_settings(word),
-        f"times fewer rounds, by the threshold: {listed}"
-        + f"; differences below {AGAIN:g} times may be noise" * (word == UNTESTABLE),
+    listed = ", ".join(
+        f"{one.times:.2g}{f' (s.e. {one.deviation:.1g})' * known} at {one.error:g} (T = {one.best})"
+        for one in found
     )
+    text = f"times fewer rounds, by the threshold: {listed}"
+    if word == UNTESTABLE:
+        text += (
+            "; within the noise" if known else f"; differences below {AGAIN:g} times may be noise"
+        )
+    return Verdict(with_lost_settings(word), text)
 
 
 def larger_gap(metrics: Given, config: Given) -> Verdict:

@@ -12,6 +12,7 @@ from tests.oracles.laws_averaging import Averaging
 pytest.importorskip("hydra")
 
 import fedmcmc
+from experiments import output
 from experiments.fa_hmc import (
     dimension,
     dimension_law,
@@ -22,6 +23,8 @@ from experiments.fa_hmc import (
     logistic,
     logistic_findings,
     logistic_judging,
+    rounds_to_error,
+    simulated_verdicts,
 )
 from fedmcmc.metrics import gaussian_w2, marginal_error
 
@@ -269,7 +272,7 @@ def test_a_gain_has_the_error_of_a_ratio():
 
 def test_local_steps_that_never_arrive_are_said():
     def told(*lines):
-        return logistic_findings._local({"local_steps": lines, "threshold": 0.1})
+        return logistic_findings.local_steps_told({"local_steps": lines, "threshold": 0.1})
 
     first = {"T": 1, "rounds to threshold": None, "rounds run": 50, "draws": 200, "floor": 0.05}
     ten = {"T": 10, "rounds to threshold": 7, "rounds run": 20, "draws": 32, "floor": 0.09}
@@ -325,19 +328,87 @@ def test_errors_of_the_draws_so_far_are_marginal_errors(monkeypatch):
             yield draws[:, start : start + 10]
 
     curve = error_curves.error_curve(stretches(), reference, 75)
-    assert curve[-1][0] == 75 and asked[-1] == 70
+    assert curve.rounds[-1] == 75 and asked[-1] == 70
     asked.clear()
-    enough = sorted(error for _, error in curve)[len(curve) // 2]
+    enough = sorted(curve.errors)[len(curve.errors) // 2]
     ended = error_curves.error_curve(stretches(), reference, 75, enough)
-    first = next(i for i, (_, error) in enumerate(curve) if error <= enough)
-    assert ended == curve[: first + 1]
-    assert asked[-1] < curve[first][0] <= asked[-1] + 10  # no stretch in vain
+    largest = np.c_[curve.errors, curve.without].max(axis=1)
+    first = int(np.argmax(largest <= enough))
+    assert ended.errors == curve.errors[: first + 1] and ended.rounds == curve.rounds[: first + 1]
+    assert asked[-1] < curve.rounds[first] <= asked[-1] + 10  # no stretch in vain
     curve = error_curves.error_curve([draws], reference, 80)
-    assert curve[0][0] == 2 and curve[-1][0] == 80 and len(curve) > 50
-    for mark, error in curve:
-        own = draws[:, mark // 2 : mark].reshape(-1, 3)
-        assert error == pytest.approx(float(marginal_error(own, reference)), abs=1e-6)
+    assert curve.rounds[0] == 2 and curve.rounds[-1] == 80 and len(curve.rounds) > 50
+    for mark, error, without in zip(*curve, strict=True):
+        chains = draws[:, mark // 2 : mark]
+        for part, found in ((chains, error), (chains[1:], without[0]), (chains[:1], without[1])):
+            expected = float(marginal_error(part.reshape(-1, 3), reference))
+            assert found == pytest.approx(expected, abs=1e-6)
     draws[1, 20, 2] = np.nan
     marked = error_curves.error_curve([draws], reference, 80)
-    lost = [mark for mark, error in marked if np.isnan(error)]
-    assert lost == [mark for mark, _ in curve if mark // 2 <= 20 < mark]
+    lost = [m for m, e in zip(marked.rounds, marked.errors, strict=True) if np.isnan(e)]
+    assert lost == [mark for mark in curve.rounds if mark // 2 <= 20 < mark]
+
+
+def test_rounds_to_an_error_have_the_deviation_of_a_jackknife():
+    rounds = [10, 20, 40]
+    errors = [0.8, 0.4, 0.2]
+    without = np.array([[0.8, 0.8, 0.8], [0.4, 0.4, 0.4], [0.1, 0.2, 0.4]])
+    curve = error_curves.ErrorCurve(rounds, errors, without)
+    found = error_curves.arrival(curve, 0.4)
+    assert found == (20.0, 0.0)
+    found = error_curves.arrival(curve, 0.2 * 2**0.5)  # where each falls as a power of rounds
+    assert found.rounds == pytest.approx(20 * 2**0.5) and np.isnan(found.error)
+    curve.without[-1, 2] = 0.2
+    parts = np.array([20 * 2**0.25, 20 * 2**0.5, 20 * 2**0.5])
+    deviation = np.sqrt(2 / 3 * ((parts - parts.mean()) ** 2).sum())
+    assert error_curves.arrival(curve, 0.2 * 2**0.5).error == pytest.approx(deviation)
+    assert error_curves.arrival(curve, 0.1) is None
+    assert error_curves.arrival(curve, 1.0) == (10.0, 0.0)
+
+
+def test_the_deviation_of_rounds_is_that_of_runs():
+    """Over many repetitions: off by sqrt(2), it would fail."""
+    rng = np.random.default_rng(0)
+    reference = rng.normal(size=(4000, 2))
+    found = []
+    for _ in range(120):
+        start = 4 * np.exp(-np.arange(60) / 10)[:, None]
+        draws = start + rng.normal(size=(12, 60, 2)) + 0.3 * rng.normal(size=(12, 1, 2))
+        found.append(error_curves.arrival(error_curves.error_curve([draws], reference, 60), 0.3))
+    rounds, errors = np.array(found).T
+    assert np.sqrt((errors**2).mean()) == pytest.approx(rounds.std(ddof=1), rel=0.25)
+
+
+def test_rounds_with_deviations_are_judged_by_them():
+    def line(num, rounds, error, **more):
+        at = [{"error": level, "rounds": rounds, "s.e.": error} for level in (0.25, 0.15, 0.1)]
+        base = {"T": num, "rounds to threshold": rounds, "s.e. rounds": error, "arrivals": at}
+        return base | {"rounds run": rounds, "draws": 800, "floor": 0.02} | more
+
+    lines = [line(1, 400, 10.0), line(10, 100, 3.0), line(50, 112, 5.0)]
+    metrics = {"local_steps": lines, "threshold": 0.1}
+    assert logistic_judging.local(metrics).more == lines[2:]  # 12 (s.e. 5.8)
+    lines[2] = line(50, 111, 5.0)
+    assert logistic_judging.local(metrics).more == []
+    assert "larger T no more beyond the noise" in logistic_findings.rises(metrics)
+    assert "T = 10 takes 100 (s.e. 3) rounds" in logistic_findings.fewer(metrics)
+    late = line(70, None, None, arrivals=[]) | {"rounds run": 110}
+    lines[2] = late
+    assert logistic_judging.local(metrics).more == [late]  # not there 3.3 errors after
+    saved = logistic_judging.by_threshold(metrics)
+    assert [one.times for one in saved] == [4, 4, 4] and saved[0].best == 10
+    assert saved[0].deviation == pytest.approx(4 * np.hypot(10 / 400, 3 / 100))
+    lines[0]["arrivals"][0]["rounds"] = 300  # saves 3 times at the largest threshold
+    assert simulated_verdicts.thresholds(metrics, {}).word == "reproduced"
+    lines[0]["arrivals"][0]["rounds"] = 385
+    assert "within the noise" in simulated_verdicts.thresholds(metrics, {}).number
+
+
+@pytest.mark.slow
+def test_rounds_to_an_error_run(tmp_path):
+    tiny = {name: TINY[name] for name in TINY if hasattr(rounds_to_error.Config, name)}
+    metrics = output.plain(
+        rounds_to_error.run(rounds_to_error.Config(**tiny | {"threshold": 0.8}), tmp_path)
+    )
+    assert (tmp_path / "rounds.png").is_file() and len(metrics["table"]) == 2
+    assert "Rounds to it: T = " in rounds_to_error.commentary(metrics)
