@@ -8,7 +8,7 @@ from experiments.fa_hmc.image_verdicts import ALL, BEST_L
 __all__ = ["CLAIMS"]
 
 HIGH = ("fa_hmc/logistic", "fa_hmc/logistic_small")
-TO_ERROR = ("fa_hmc/rounds_to_error", "fa_hmc/rounds_to_error_gpu")
+TO_ERROR = tuple(f"fa_hmc/rounds_to_error{of}" for of in ("", "_small", "_gpu"))
 LOW = ("fa_hmc/logistic_low", "fa_hmc/logistic_low_small")
 ABOUT = (0.025, 0.1)  # what "about 5 %" may be
 PLAIN = ("accuracy", "brier", "ece")

@@ -16,11 +16,12 @@ __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Figure 1(c), continued: rounds against local steps, with chains enough"
 PAPER = """
-A marginal error cannot fall below that of as many draws of a perfect sampler. With the chains of
-Figure 1's own runs this floor is near the errors that are to be reached, and rounds to them have no
-standard errors. Here only the numbers of local steps are compared, by many more chains, all else as
-there: the floor is far below, and rounds have standard errors, a jackknife over chains. How many
-chains the paper has is lost.
+A marginal error cannot fall below that of as many draws of a perfect sampler, its floor. With the
+few chains of Figure 1's own runs it is the number of draws that takes the rounds of a good `T`,
+and rounds have no standard errors. Here only the numbers of local steps are compared, all else as
+there, by so many chains that few rounds have many draws; rounds have standard errors, a jackknife
+over chains. How many chains the paper has is lost, and with it how low its floor is: the more
+chains, the fewer rounds any `T` takes, and the more a good `T` can save.
 """
 HUES = ("sky", "blue", "black")  # of thresholds, the largest first
 
