@@ -19,6 +19,7 @@ __all__ = [
     "environment",
     "format_number",
     "markdown_table",
+    "percent",
     "plain",
     "published",
     "relative",
@@ -114,6 +115,17 @@ def format_number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3g}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Format a share for a sentence.
+
+    Examples
+    --------
+    >>> percent(0.953), percent(0.1234, 1)
+    ('95 %', '12.3 %')
+    """
+    return f"{100 * share:.{digits}f} %"
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:

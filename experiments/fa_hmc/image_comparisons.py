@@ -15,9 +15,11 @@ __all__ = [
     "ONE_CHAIN_AT_END",
     "WORST_FIRST",
     "Against",
+    "against",
     "against_one",
     "compare",
     "larger_or_smaller",
+    "of_share",
     "ranking",
     "share",
     "standard_error",
@@ -49,6 +51,8 @@ class Against(NamedTuple):
     gain, error
         By which share of the score of one it is better, and the standard error of that share:
         infinite for one chain.
+    half
+        The share after half of the samples, where the lead has shrunk since; else not a number.
     by
         The ``L`` or ``T`` that decides, where it is another one; the best mean may be noisier.
     """
@@ -58,6 +62,7 @@ class Against(NamedTuple):
     gain: float = math.nan
     error: float = math.inf
     by: int | None = None
+    half: float = math.nan
 
 
 def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple[int, Score]]:
@@ -110,6 +115,18 @@ def _shrinks(ours: Score, theirs: Score) -> bool:
     return len(gaps) < 2 or gaps[-1] < gaps[len(gaps) // 2 - 1]
 
 
+def against(
+    name: str, value: int, ours: Score, theirs: Score, num_chains: int, *, tried: int = 1
+) -> Against:
+    """Return how the score of a value compares with another, as shares of the other's."""
+    word, gain = compare(name, ours, theirs, num_chains, tried=tried)
+    error, mean, half = standard_error(ours, theirs, num_chains), abs(theirs["mean"]), math.nan
+    if word.endswith("so far") and len(ours["curve"]) > 1:
+        then, other = (score["curve"][len(score["curve"]) // 2 - 1] for score in (ours, theirs))
+        half = orientation(name) * (then - other) / abs(other)
+    return Against(word, value, gain / mean, error / mean, half=half)
+
+
 def against_one(
     results: list[dict[str, Any]],
     varied: str,
@@ -129,13 +146,12 @@ def against_one(
     if one is None or not others:
         return Against(LOST)
     tried = 1 if all_of_them else len(others)
-    found = []
-    for value, score in reversed(others) if all_of_them else others:
-        word, gain = compare(name, score, one, num_chains, tried=tried)
-        error = standard_error(score, one, num_chains)
-        found.append(Against(word, value, gain / one["mean"], error / one["mean"]))
+    found = [
+        against(name, value, score, one, num_chains, tried=tried)
+        for value, score in (reversed(others) if all_of_them else others)
+    ]
     order = WORST_FIRST if all_of_them else BEST_FIRST
-    decides = min(found, key=lambda against: order.index(against.word))
+    decides = min(found, key=lambda one: order.index(one.word))
     if all_of_them or decides.value == found[0].value:
         return decides
     return found[0]._replace(word=decides.word, by=decides.value)
@@ -154,7 +170,21 @@ def told(found: Against) -> str:
     if found.value is None:
         return "-"
     judged = "" if found.by is None else f", judged by {found.by}"
-    return f"{share(found.gain, found.error)} with {found.value}{judged}"
+    return f"{of_share(found)} with {found.value}{judged}"
+
+
+def of_share(found: Against) -> str:
+    """Return a share with what it was after half of the rounds, where the lead has shrunk since.
+
+    Examples
+    --------
+    >>> of_share(Against("better so far", 50, 0.02, 0.001, half=0.03))
+    '+2 % (s.e. 0.1 %; +3 % after half of the rounds)'
+    """
+    text = share(found.gain, found.error)
+    if math.isnan(found.half):
+        return text
+    return f"{text.removesuffix(')')}; {share(found.half, math.inf)} after half of the rounds)"
 
 
 def larger_or_smaller(found: Against, varied: str, name: str, title: str) -> str:

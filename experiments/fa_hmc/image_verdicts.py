@@ -16,13 +16,11 @@ from experiments.claims import (
 )
 from experiments.fa_hmc.image_comparisons import (
     WORST_FIRST,
-    Against,
+    against,
     against_one,
-    compare,
     larger_or_smaller,
+    of_share,
     ranking,
-    share,
-    standard_error,
     told,
 )
 from experiments.fa_hmc.image_figures import TITLES
@@ -56,8 +54,8 @@ def above_one(varied: str, names: tuple[str, ...], *, all_of_them: bool = False)
             )
             for name in names
         }
-        words = {name: against.word for name, against in found.items()}
-        texts = {name: told(against) for name, against in found.items()}
+        words = {name: one.word for name, one in found.items()}
+        texts = {name: told(one) for name, one in found.items()}
         return _of_scores(words, texts, metrics, config)
 
     return judge
@@ -86,8 +84,8 @@ def worst_and_second(metrics: Given, config: Given) -> Verdict:
         name: against_one(results, "L", name, chains, all_of_them=name != "accuracy")
         for name in ALL
     }
-    words = {name: against.word for name, against in found.items()}
-    texts = {name: told(against) for name, against in found.items()}
+    words = {name: one.word for name, one in found.items()}
+    texts = {name: told(one) for name, one in found.items()}
     missing = [num for num in LEAPFROGS if num not in {r["L"] for r in results}]
     if not missing and words["accuracy"] == "better":
         order = [value for value, _ in ranking(results, "L", "accuracy")]
@@ -110,17 +108,13 @@ def best_values(varied: str, wanted: Mapping[str, tuple[int, ...]]) -> Any:
             if ours is None or not others:
                 words[name], texts[name] = "not tried", ""
                 continue
-            found = []
-            for value, score in others:
-                word, gain = compare(name, ours[1], score, config["num_chains"])
-                error = standard_error(ours[1], score, config["num_chains"])
-                mean = abs(score["mean"])
-                found.append(Against(word, value, gain / mean, error / mean))
-            least = min(found, key=lambda against: WORST_FIRST.index(against.word))
+            found = [
+                against(name, value, ours[1], score, config["num_chains"])
+                for value, score in others
+            ]
+            least = min(found, key=lambda one: WORST_FIRST.index(one.word))
             words[name] = least.word
-            texts[name] = (
-                f"{varied} = {ours[0]} against {least.value} {share(least.gain, least.error)}"
-            )
+            texts[name] = f"{varied} = {ours[0]} against {least.value} {of_share(least)}"
         return _of_scores(words, texts, metrics, config)
 
     return judge
@@ -137,13 +131,11 @@ def gains_of_best(metrics: Given, config: Given) -> Verdict:
         if not {1, BEST_L} <= set(scores):
             words[name], texts[name] = "not tried", ""
             continue
-        ours, one = scores[BEST_L], scores[1]
-        word, gain = compare(name, ours, one, chains)
-        error = standard_error(ours, one, chains) / one["mean"]
-        gain = gain / one["mean"]
-        if word == "better" and not claimed / 2 <= gain <= 2 * claimed:
-            word = "better, by another amount"
-        words[name], texts[name] = word, f"{share(gain, error)} (claim: {100 * claimed:.0f} %)"
+        found = against(name, BEST_L, scores[BEST_L], scores[1], chains)
+        words[name] = found.word
+        if found.word == "better" and not claimed / 2 <= found.gain <= 2 * claimed:
+            words[name] = "better, by another amount"
+        texts[name] = f"{of_share(found)} (claim: {100 * claimed:.0f} %)"
     return _of_scores(words, texts, metrics, config)
 
 
@@ -159,9 +151,8 @@ def at_same_work(metrics: Given, config: Given) -> Verdict:
         if None in (ours["mean"], theirs["mean"]):
             words[name], texts[name] = "not judged (diverged)", "-"
             continue
-        words[name], gain = compare(name, ours, theirs, config["num_chains"])
-        error = standard_error(ours, theirs, config["num_chains"])
-        texts[name] = share(gain / theirs["mean"], error / theirs["mean"])
+        found = against(name, long["L"], ours, theirs, config["num_chains"])
+        words[name], texts[name] = found.word, of_share(found)
     title = "L = {L}, T = {T}".format(**long) + " against " + "L = {L}, T = {T}: ".format(**short)
     verdict = _of_scores(words, texts, metrics, config)
     return verdict._replace(number=title + verdict.number)

@@ -54,9 +54,10 @@ def local_curves(axes: Axes, lines: list[dict[str, Any]], level: float) -> None:
         axes.plot(rounds, error, color=_shade(shade), label=f"T = {line['T']}")
     threshold(axes, level)
     # The error of as many independent draws as a run had when it reached the threshold.
-    there = [x for x in lines if x["rounds to threshold"] is not None]
+    there = [x for x in lines if x.get("rounds to threshold") is not None]
     ends, floors = ([x[k] for x in there] for k in ("rounds to threshold", "floor"))
-    axes.plot(ends, floors, "k.", ms=5, label="floor at threshold")
+    if there:
+        axes.plot(ends, floors, "k.", ms=5, label="floor at threshold")
     axes.set(
         xscale="log",
         yscale="log",

@@ -23,7 +23,6 @@ __all__ = [
     "CLAIMED_T",
     "PAPER",
     "about",
-    "at_claimed",
     "commentary",
     "fewer",
     "federation_of",
@@ -248,20 +247,6 @@ def _rounds(line: Mapping[str, Any]) -> str:
     """Return the rounds to the threshold, with their standard error where it is known."""
     error = line.get("s.e. rounds")
     return f"{line['rounds to threshold']}" + ("" if error is None else f" (s.e. {error:.2g})")
-
-
-def at_claimed(metrics: Mapping[str, Any]) -> str:
-    """Return by how many times fewer rounds the paper's own best ``T`` takes than the first."""
-    line = next((x for x in metrics["local_steps"] if x["T"] == CLAIMED_T), None)
-    first = metrics["local_steps"][0]["rounds to threshold"]
-    if line is None or first is None:
-        return ""
-    if line["rounds to threshold"] is not None:
-        return f"at T = {CLAIMED_T}, the paper's, {first / line['rounds to threshold']:.3g} times"
-    return (
-        f"T = {CLAIMED_T}, the paper's, has not arrived in {line['rounds run']}, so it saves at "
-        f"most {first / line['rounds run']:.2g} times"
-    )
 
 
 def rises(metrics: Mapping[str, Any]) -> str:

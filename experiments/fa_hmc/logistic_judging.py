@@ -16,12 +16,10 @@ __all__ = [
     "Best",
     "Compared",
     "Local",
-    "Saving",
     "Span",
     "at_smallest",
     "best",
     "between_steps",
-    "by_threshold",
     "common_limit",
     "compared",
     "gain",
@@ -350,44 +348,3 @@ def _of_a_perfect(reached: Rows, threshold: float) -> float:
         draws = line["draws"] * (line["floor"] / threshold) ** 2
         found.append(2 * draws / chains)
     return min(found)
-
-
-class Saving(NamedTuple):
-    """What the ``T`` of the fewest rounds to an error saves.
-
-    That is the rounds of the first ``T`` over its own, `times`; `deviation` is the standard error
-    of that, NaN where it is not known.
-    """
-
-    error: float
-    best: int
-    times: float
-    deviation: float
-
-
-def by_threshold(metrics: Mapping[str, Any]) -> list[Saving]:
-    """Return what the best ``T`` saves at several thresholds, descending.
-
-    Thresholds that the first ``T`` did not reach are left out.
-    """
-    found, lines = [], metrics["local_steps"]
-    for level in (times * metrics["threshold"] for times in THRESHOLDS):
-        reached = {line["T"]: at for line in lines if (at := _arrival(line, level)) is not None}
-        if lines[0]["T"] not in reached:
-            continue
-        best_ = min(reached, key=lambda num: reached[num][0])
-        (first, one), (least, other) = reached[lines[0]["T"]], reached[best_]
-        share = math.hypot(one / first, other / least) if best_ != lines[0]["T"] else 0.0
-        found.append(Saving(level, best_, first / least, first / least * share))
-    return found
-
-
-def _arrival(line: Mapping[str, Any], level: float) -> tuple[float, float] | None:
-    """Return rounds to an error and their standard error; a run may have its curve alone."""
-    if "arrivals" in line:
-        there = next((at for at in line["arrivals"] if math.isclose(at["error"], level)), None)
-        if there is None:
-            return None
-        return there["rounds"], math.nan if there["s.e."] is None else there["s.e."]
-    rounds = next((n for n, error in line["curve"] if error is not None and error <= level), None)
-    return None if rounds is None else (rounds, math.nan)

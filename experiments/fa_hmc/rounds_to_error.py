@@ -1,4 +1,4 @@
-"""Figure 1(c) with chains enough: rounds to a marginal error over numbers of local steps."""
+"""Figure 1(c) with many chains: rounds to a marginal error over numbers of local steps."""
 
 import dataclasses
 import math
@@ -14,14 +14,12 @@ from experiments.figures import COLORS, figure, label_ticks, points
 
 __all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
-TITLE = "Figure 1(c), continued: rounds against local steps, with chains enough"
+TITLE = "Figure 1(c), continued: rounds against local steps, with many chains"
 PAPER = """
-A marginal error cannot fall below that of as many draws of a perfect sampler, its floor. With the
-few chains of Figure 1's own runs it is the number of draws that takes the rounds of a good `T`,
-and rounds have no standard errors. Here only the numbers of local steps are compared, all else as
-there, by so many chains that few rounds have many draws; rounds have standard errors, a jackknife
-over chains. How many chains the paper has is lost, and with it how low its floor is: the more
-chains, the fewer rounds any `T` takes, and the more a good `T` can save.
+What chains do beside the law above: only the numbers of local steps are compared, all else as in
+Figure 1(c), by more chains than there, and rounds have standard errors, a jackknife over chains. A
+marginal error cannot fall below its floor, that of as many draws of a perfect sampler; the fewer
+rounds a good `T` takes, the fewer draws it has, so that with more chains all `T` take fewer rounds.
 """
 HUES = ("sky", "blue", "black")  # of thresholds, the largest first
 

@@ -17,6 +17,7 @@ from experiments.fed_ep.accuracy_verdicts import BEHIND_FED_PA, OWN
 from experiments.fed_ep.cifar_findings import TABLE_2
 from experiments.fed_ep.emnist import TABLE_6
 from experiments.fed_ep.findings import seeds
+from experiments.output import percent
 
 __all__ = ["CLAIMS"]
 
@@ -38,7 +39,7 @@ def _rounds_to(table: Given, column: int) -> str:
 def _share_of_rounds() -> str:
     """Return the rounds to the first accuracy of Table 2 as shares of FedPA's."""
     shares = [row[2] / TABLE_2["FedPA"][2] for n, row in TABLE_2.items() if n.split()[0] in OWN]
-    return f"{min(shares):.0%} to {max(shares):.0%}".replace("%", " %")
+    return f"{percent(min(shares))} to {percent(max(shares))}"
 
 
 def _toy(metrics: Given, config: Given) -> Verdict:

@@ -7,6 +7,7 @@ import fedmcmc
 from experiments import images, tff
 from experiments.fed_ep.methods import Federation
 from experiments.images import Images, scale_pixels
+from experiments.output import percent
 from experiments.qlsd.federations import Rows, labelled, some_rows
 
 __all__ = ["CROP", "cifar10", "cifar100", "emnist62", "mnist", "with_pca"]
@@ -108,7 +109,7 @@ def mnist(
     size = parts[0].shape[1]
     text = (
         f"MNIST, {num_rows:,} training images of {size} by {size} over {num_clients} clients, "
-        f"{proportion:.0%} of a client's of one label, {num_test:,} test images"
+        f"{percent(proportion)} of a client's of one label, {num_test:,} test images"
     )
     return Federation(data, labelled(parts[1], test.label), text)
 

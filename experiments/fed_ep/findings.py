@@ -160,8 +160,8 @@ def _conclusions(metrics: dict[str, Any], calibration: bool) -> str:
     if lines:
         if often_improper(metrics):
             lines.append(
-                f"\n\\* its product was improper after more than {STILL:.0%} of its rounds (see "
-                "below): no evidence."
+                f"\n\\* its product was improper after more than {output.percent(STILL)} of its "
+                "rounds (see below): no evidence."
             )
         lines.append("\n" + _noise(metrics, calibration))
     return "\n".join(lines)
@@ -257,7 +257,8 @@ def trouble(metrics: dict[str, Any]) -> str:
                 "where it was)"
             )
         if share > 0:
-            told.append(f"{share:.1%} of the fits were not proper (their sites were kept)")
+            lost = output.percent(share, 1)
+            told.append(f"{lost} of the fits were not proper (their sites were kept)")
         if told:
             lines.append(f"- {name}: {', and '.join(told)}.{_absorbed(metrics, name)}")
     return "\n".join(lines)
@@ -268,21 +269,23 @@ def _absorbed(metrics: Mapping[str, Any], name: str) -> str:
 
     The kernel keeps an improper product, so that cavities stay improper, and fits with them.
     Records have counts alone. Of a seed's improper rounds the last one starts no other; if all
-    fits of the rounds that others start are lost, the rest was lost with a proper product.
+    fits of the rounds that others start are lost, the rest was lost with a proper product. Nothing
+    is said where fewer were lost: then a fit may do although its cavity is improper.
     """
     settings, improper = metrics["settings"], metrics["improper_rounds"][name]
-    share = metrics["lost_fits"][name]
-    if name not in often_improper(metrics) or not share:
+    share, own = metrics["lost_fits"][name], own_rounds(settings)
+    if name not in often_improper(metrics) or 2 * share * own < improper:
         return ""
-    own, cohort = own_rounds(settings), settings["cohort_size"]
+    cohort = settings["cohort_size"]
     before = max(round((share * own - (improper - settings["num_seeds"])) * cohort), 0)
     text = (
         f" Lost fits are those of {share * own:.1f} rounds, so nearly all follow an improper "
         f"product: if every fit that starts from one is lost, {before:,} of {own * cohort:,} were "
         "lost before."
     )
-    curve = metrics["by_round"][name]
-    last = max((i for i in range(1, len(curve)) if curve[i] != curve[i - 1]), default=0) + 1
+    curve = metrics["by_round"][name]  # of tags one for each score
+    scores = list(zip(*curve.values(), strict=True)) if isinstance(curve, Mapping) else curve
+    last = max((i for i in range(1, len(scores)) if scores[i] != scores[i - 1]), default=0) + 1
     if last < settings["num_rounds"]:
         text += f" After round {last} no accuracy changed."
     return text

@@ -5,6 +5,7 @@ import numpy as np
 from experiments.claims import Finding, Given, paired
 from experiments.fsgld import alpha, metric_scores, mlp_scores, spreads
 from experiments.fsgld.gaussian_law import fsgld_width, one_machine
+from experiments.output import percent
 
 __all__ = ["FINDINGS"]
 
@@ -71,7 +72,7 @@ def _metric_spreads(sampled: Given) -> str:
     }
     bars = metric_scores.bars(sampled)
     drawn = " and ".join(
-        f"at {bar.smaller:.0%} of the points on {metric_scores.WHERE[k]} "
+        f"at {percent(bar.smaller)} of the points on {metric_scores.WHERE[k]} "
         f"({bar.FSGLD / bar.DSGLD:.2f} times DSGLD's on average)"
         for k, bar in bars.items()
     )
@@ -129,10 +130,10 @@ def _visits(shorter: Given, short: Given, dense: Given, diagonal: Given, sampled
         f"another matter: with visits of {local} steps of size {size:g} on non-IID shards FSGLD "
         f"diverged in {_lost(sampled)['non_iid']} of {numbers[0]} repetitions with those of local "
         f"samples and in {_lost(diagonal)['non_iid']} of {numbers[1]} with the diagonals of the "
-        f"expansions. Of the latter's networks {ignoring:.0%} ignore their input, and they are "
-        f"right for {right:.0%} of held-out rows. The former are right for {other:.0%} and gain "
-        f"nothing on DSGLD ({gain:+.3f} nats, s.e. {error:.3f}). Where a chain of FSGLD "
-        "turns non-finite, take fewer local steps, and then smaller ones."
+        f"expansions. Of the latter's networks {percent(ignoring)} ignore their input, and they "
+        f"are right for {percent(right)} of held-out rows. The former are right for "
+        f"{percent(other)} and gain nothing on DSGLD ({gain:+.3f} nats, s.e. {error:.3f}). "
+        "Where a chain of FSGLD turns non-finite, take fewer local steps, and then smaller ones."
     )
 
 

@@ -418,7 +418,7 @@ def _spreads(of: Mapping[str, Mapping[str, np.ndarray]], metrics: Mapping[str, A
     ]
     single = [
         f"{bar.FSGLD:.3f} and {bar.DSGLD:.3f} on {WHERE[k]}, where FSGLD's is the smaller at "
-        f"{bar.smaller:.0%} of the points"
+        f"{output.percent(bar.smaller)} of the points"
         for k, bar in bars(metrics).items()
     ]
     told = (

@@ -16,6 +16,7 @@ from experiments.claims import (
     with_lost_settings,
 )
 from experiments.fsgld import metric_scores, spreads
+from experiments.output import percent
 
 __all__ = [
     "better",
@@ -95,8 +96,9 @@ def spread(metrics: Given, config: Given) -> Verdict:
     if not bars:
         return Verdict(UNTESTABLE, "FSGLD diverged, so that its bars are of fewer repetitions")
     told = [
-        f"on {metric_scores.WHERE[key]} FSGLD's bars are the smaller ones at {bar.smaller:.0%} of "
-        f"the points after burn-in and {bar.FSGLD / bar.DSGLD:.2f} times DSGLD's on average"
+        f"on {metric_scores.WHERE[key]} FSGLD's bars are the smaller ones at "
+        f"{percent(bar.smaller)} of the points after burn-in and "
+        f"{bar.FSGLD / bar.DSGLD:.2f} times DSGLD's on average"
         for key, bar in bars.items()
     ]
     overall = [bar.smaller >= MOST for bar in bars.values()]

@@ -19,6 +19,7 @@ from experiments.claims import (
     with_lost_settings,
 )
 from experiments.fsgld import mlp_scores, spreads
+from experiments.output import percent
 
 __all__ = [
     "beside_a_coin",
@@ -98,7 +99,7 @@ def beside_a_coin(metrics: Given, split: str) -> str:
             right, constant = (
                 np.nanmean(np.array(values[k], float)) for k in ("accuracy", "constant")
             )
-            of += f"; right for {right:.1%} of them, {constant:.0%} ignore their input"
+            of += f"; right for {percent(right, 1)} of them, {percent(constant)} ignore their input"
         told.append(f"{method} is {word} than a coin toss ({of})")
     return "".join(f"; {text}" for text in told)
 

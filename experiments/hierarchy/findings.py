@@ -85,8 +85,8 @@ def commentary(metrics: dict[str, Any]) -> str:
         known = row["ESS"] >= FEWEST
         (near if close else far if known else few).append(row["method"])
     said = [
-        f"Within {LIMIT:g} sd and {SD_LIMIT:.0%} of pooled NUTS for every shared parameter, and "
-        f"{EFFECT_LIMIT:g} sd for every group's mean where effects were drawn: "
+        f"Within {LIMIT:g} sd and {output.percent(SD_LIMIT)} of pooled NUTS for every shared "
+        f"parameter, and {EFFECT_LIMIT:g} sd for every group's mean where effects were drawn: "
         f"{'; '.join(near) or 'none'}. Not: {'; '.join(far) or 'none'}."
     ]
     if few:

@@ -1,6 +1,7 @@
 """The simulated FA-HMC experiments: the closed form against the oracle, grids against `sample`."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,11 @@ from experiments.fa_hmc import (
     logistic,
     logistic_findings,
     logistic_judging,
+    quadratic_law,
+    rounds_by_law,
     rounds_to_error,
-    simulated_verdicts,
 )
+from experiments.qlsd import logistic as models
 from fedmcmc.metrics import gaussian_w2, marginal_error
 
 CLIENTS = dimension_law.Scalars(
@@ -395,13 +398,71 @@ def test_rounds_with_deviations_are_judged_by_them():
     late = line(70, None, None, arrivals=[]) | {"rounds run": 110}
     lines[2] = late
     assert logistic_judging.local(metrics).more == [late]  # not there 3.3 errors after
-    saved = logistic_judging.by_threshold(metrics)
-    assert [one.times for one in saved] == [4, 4, 4] and saved[0].best == 10
-    assert saved[0].deviation == pytest.approx(4 * np.hypot(10 / 400, 3 / 100))
-    lines[0]["arrivals"][0]["rounds"] = 300  # saves 3 times at the largest threshold
-    assert simulated_verdicts.thresholds(metrics, {}).word == "reproduced"
-    lines[0]["arrivals"][0]["rounds"] = 385
-    assert "within the noise" in simulated_verdicts.thresholds(metrics, {}).number
+
+
+@pytest.mark.parametrize(("num_local", "length", "noise"), [(1, 3, 2.0), (2, 3, 2.0), (3, 2, 0.0)])
+def test_the_law_over_local_steps_is_that_of_predict_bias(num_local, length, noise):
+    """Off by sqrt(2) in the noise, or with the prior twice, it would fail."""
+    clients = rounds_by_law.clients_of(rounds_by_law.Config(dim=6, num_rows=60, num_clients=4))
+    local = quadratic_law.local_rounds(clients, step_size=0.2, num_steps=length, noise=noise)
+    one = [next(local) for _ in range(num_local)][-1]
+    settings = logistic.Config(dim=6, num_rows=60, num_clients=4)
+    data, posterior = logistic.federation(settings), models.binary(6, 1.0)
+    mode = fedmcmc.surrogates.mode(posterior, data, jnp.zeros(6)).position
+    kernel = fedmcmc.fa_hmc(
+        posterior,
+        step_size=0.2,
+        num_integration_steps=length,
+        num_local_steps=num_local,
+        gradient_noise=noise,
+        gradients="reuse",
+    )
+    expected = fedmcmc.predict_bias(kernel, data, fedmcmc.surrogates.taylor(posterior, data, mode))
+    assert not expected.simulated
+    mean, sd = quadratic_law.stationary(one)
+    np.testing.assert_allclose(mean, expected.mean, atol=1e-6)
+    np.testing.assert_allclose(sd, np.sqrt(np.diag(expected.covariance)), atol=1e-6)
+    np.testing.assert_allclose(one.on_position, expected.on_position, atol=1e-6)
+    late = next(itertools.islice(quadratic_law.moments(one, np.zeros(6)), 300, None))
+    np.testing.assert_allclose(late, (mean, sd), atol=1e-6)
+    np.testing.assert_allclose(quadratic_law.target(clients)[0], mode, atol=1e-6)
+
+
+def test_rounds_by_the_law_are_those_of_many_chains(tmp_path):
+    """The error of 4000 simulated chains comes to the thresholds in the same rounds."""
+    config = rounds_by_law.Config(
+        dim=6,
+        num_rows=60,
+        num_clients=4,
+        gradient_noise=1.0,
+        local_steps=(1, 4),
+        local_step_size=0.1,
+        local_leapfrog=3,
+        thresholds=(0.3, 0.15, 0.1),
+        threshold=0.15,
+    )
+    metrics = output.plain(rounds_by_law.run(config, tmp_path))
+    assert (tmp_path / "law.png").is_file()
+    clients = rounds_by_law.clients_of(config)
+    local = quadratic_law.local_rounds(
+        clients, step_size=metrics["step_size"], num_steps=3, noise=1.0
+    )
+    rounds = [next(local) for _ in range(4)]
+    rng, (mean, covariance) = np.random.default_rng(0), quadratic_law.target(clients)
+    reference = rng.multivariate_normal(mean, covariance, 40_000)
+    for line in metrics["local_steps"]:
+        one = rounds[line["T"] - 1]
+        theta, draws = np.zeros((4000, 6)), []
+        for _ in range(line["rounds run"]):
+            noise = rng.multivariate_normal(np.zeros(6), one.noise, 4000)
+            theta = theta @ one.on_position.T + one.shift + noise
+            draws.append(theta)
+        curve = error_curves.error_curve([np.stack(draws, 1)], reference, line["rounds run"])
+        found = [error_curves.arrival(curve, at["error"]).rounds for at in line["arrivals"]]
+        expected = [at["rounds"] for at in line["arrivals"]]
+        # The law's is the first whole number of rounds; chains have bins on another range.
+        np.testing.assert_allclose(found, expected, rtol=0.08, atol=1.1)
+    assert "T = 4" in rounds_by_law.commentary(metrics) and len(metrics["table"]) == 2
 
 
 @pytest.mark.slow

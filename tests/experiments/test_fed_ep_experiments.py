@@ -191,6 +191,10 @@ def test_fits_that_were_lost_before_the_product_was_improper_are_counted():
     }
     text = findings.trouble(metrics)
     assert "4 of 200 were lost before" in text and "After round 9 no accuracy changed" in text
+    metrics["by_round"] = {"A": {"precision": metrics["by_round"]["A"], "recall": [7.0] * 12}}
+    assert "After round 9 no accuracy changed" in findings.trouble(metrics)  # of two scores
+    metrics["lost_fits"] = {"A": 0.01}  # fits may do although their cavity is improper
+    assert "lost before" not in findings.trouble(metrics)
 
 
 def test_losses_are_finite_where_a_probability_rounds_to_zero():
@@ -337,7 +341,7 @@ def test_tags_of_made_up_users(tmp_path):
     found = tags.run(settings, tmp_path)
     assert [row["method"] for row in found["table"]] == ["FedAvg", "FedSEP (L)"]
     assert all(0 <= row["micro F1"] <= 100 for row in found["table"])
-    assert "| FedSEP (L) | 70.98 |" in tags.PAPER and "70.98" not in tags.commentary(found)
+    assert "| FedSEP (L) | 70.98 (" in tags.PAPER and "70.98" not in tags.commentary(found)
     assert found["by_round_sd"]["FedAvg"]["micro F1"] is None  # one seed
 
 

@@ -1,0 +1,266 @@
+"""Figure 1(c) by the law: rounds to a marginal error of infinitely many chains."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import checks
+from experiments.checks import require
+from experiments.fa_hmc import logistic, quadratic_law
+from experiments.fa_hmc.error_curves import NUM_BINS, marks
+from experiments.fa_hmc.logistic_figures import local_curves
+from experiments.fa_hmc.logistic_findings import CLAIMED_T, federation_of
+from experiments.fa_hmc.quadratic_law import Quadratics, Round
+from experiments.figures import COLORS, figure, label_ticks
+from experiments.qlsd import logistic as models
+
+__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run", "savings", "told"]
+
+TITLE = "Figure 1(c), continued: rounds against local steps, by the law"
+PAPER = """
+A marginal error cannot fall below its floor, that of as many draws of a perfect sampler. How many
+chains the paper has is lost, and the more there are, the fewer rounds a good `T` takes: with few of
+them it is the number of draws that takes the rounds. Infinitely many chains have no floor. Their
+law after each round is known exactly where clients' likelihoods are Gaussian; here these are
+second-order expansions at the posterior's mode. The marginal error is that of the law of the draws
+so far, the first half left out as above, against the Gaussian posterior. All else is as in Figure
+1(c) above: the step size is the same for all `T`.
+"""
+HUES = ("sky", "blue", "black", "green", "orange", "red")
+SDS = 4.0  # of the posterior on both sides of its mean: about the range of the benchmark's draws
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings: those of `fa_hmc/logistic` over local steps, and the errors to be reached.
+
+    Attributes
+    ----------
+    thresholds
+        Marginal errors, descending.
+    threshold
+        The one of them that Figure 1 has.
+    most_rounds
+        Rounds after which a curve ends that has not arrived, though it would.
+    """
+
+    seed: int = 0
+    dim: int = 1000
+    num_rows: int = 1000
+    num_clients: int = 20
+    prior_precision: float = 1.0
+    gradient_noise: float = 5.0
+    local_steps: tuple[int, ...] = (1, 2, 5, 10, 20, 30, 50, 70, 100)
+    local_step_size: float = 0.02
+    local_leapfrog: int = 10
+    thresholds: tuple[float, ...] = (0.2, 0.12, 0.08, 0.05, 0.03, 0.02)
+    threshold: float = 0.08
+    most_rounds: int = 3000
+
+    def __post_init__(self) -> None:
+        checks.at_least(1, self, "dim", "num_clients", "local_leapfrog", "most_rounds")
+        checks.at_least(self.num_clients, self, "num_rows")
+        checks.positive(self, "prior_precision", "gradient_noise", "local_step_size")
+        require(
+            len(self.local_steps) > 1
+            and self.local_steps[0] == 1
+            and list(self.local_steps) == sorted(set(self.local_steps)),
+            "local_steps must begin with 1, what others are compared with, and increase",
+            self.local_steps,
+        )
+        require(
+            self.threshold in self.thresholds
+            and list(self.thresholds) == sorted(set(self.thresholds), reverse=True)
+            and min(self.thresholds) > 0,
+            f"thresholds must be positive, descend and have {self.threshold:g} among them",
+            self.thresholds,
+        )
+        require(
+            len(self.thresholds) <= len(HUES), f"at most {len(HUES)} thresholds", self.thresholds
+        )
+
+
+def clients_of(config: Config) -> Quadratics:
+    """Return the expansions of the clients' likelihoods at the mode, with their prior."""
+    settings = logistic.Config(
+        seed=config.seed,
+        dim=config.dim,
+        num_rows=config.num_rows,
+        num_clients=config.num_clients,
+        prior_precision=config.prior_precision,
+    )
+    data = logistic.federation(settings)
+    posterior = models.binary(config.dim, config.prior_precision)
+    mode = fedmcmc.surrogates.mode(posterior, data, jnp.zeros(config.dim)).position
+    expansions = fedmcmc.surrogates.taylor(posterior, data, mode)
+    sizes = np.asarray(data.size, float)
+    return Quadratics.of_likelihoods(
+        np.asarray(expansions.precision, float),
+        np.asarray(expansions.precision_mean, float),
+        sizes / sizes.sum(),
+        config.prior_precision,
+    )
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Follow the law of every number of local steps; write the figure."""
+    clients = clients_of(config)
+    mean, covariance = quadratic_law.target(clients)
+    step_size = config.local_step_size * float(np.sqrt(np.linalg.eigvalsh(covariance)[0]))
+    sd = np.sqrt(np.diag(covariance))
+    edges = mean[:, None] + sd[:, None] * np.linspace(-SDS, SDS, NUM_BINS + 1)
+    wanted = quadratic_law.bin_shares(mean, sd, edges)
+    local = quadratic_law.local_rounds(
+        clients,
+        step_size=step_size,
+        num_steps=config.local_leapfrog,
+        noise=config.gradient_noise,
+    )
+    lines = [
+        _line(config, num, one, edges, wanted)
+        for num, one in zip(range(1, config.local_steps[-1] + 1), local, strict=False)
+        if num in config.local_steps
+    ]
+    metrics = {
+        "table": [_row(config, line) for line in lines],
+        "local_steps": lines,
+        "thresholds": list(config.thresholds),
+        "threshold": config.threshold,
+        "dim": config.dim,
+        "step_size": step_size,
+    }
+    return metrics | {"figures": draw(metrics, out)}
+
+
+def _line(
+    config: Config, num: int, one: Round, edges: np.ndarray, wanted: np.ndarray
+) -> dict[str, Any]:
+    """Return how the error of one number of local steps falls, and where to."""
+
+    def error(shares: np.ndarray) -> float:
+        return float(np.abs(shares - wanted).sum(1).mean() / 2)
+
+    left = error(quadratic_law.bin_shares(*quadratic_law.stationary(one), edges))
+    wanting = [level for level in config.thresholds if level > left]
+    law = quadratic_law.moments(one, np.zeros(config.dim))
+    before: list[tuple[np.ndarray, np.ndarray]] = []
+    total, begin, errors, arrivals = np.zeros_like(wanted), 0, [], []
+    while wanting and len(before) < config.most_rounds:
+        before.append(next(law))
+        total += quadratic_law.bin_shares(*before[-1], edges)
+        while begin < len(before) // 2:
+            total -= quadratic_law.bin_shares(*before[begin], edges)
+            begin += 1
+        errors.append(error(total / (len(before) - begin)))
+        while wanting and errors[-1] <= wanting[0]:
+            arrivals.append({"error": wanting.pop(0), "rounds": len(before)})
+    kept = [n for n in marks(max(2, len(errors))) if n <= len(errors)]
+    return {
+        "T": num,
+        "rounds run": len(errors),
+        "error in the long run": left,
+        "arrivals": arrivals,
+        "curve": [(n, errors[n - 1]) for n in kept],
+    }
+
+
+def _row(config: Config, line: Mapping[str, Any]) -> dict[str, Any]:
+    found = {at["error"]: at["rounds"] for at in line["arrivals"]}
+    rounds = {f"rounds to {level:g}": found.get(level) for level in config.thresholds}
+    return {"T": line["T"]} | rounds | {"error in the long run": line["error in the long run"]}
+
+
+def savings(metrics: Mapping[str, Any]) -> list[tuple[float, dict[int, float]]]:
+    """Return by how many times each ``T`` has fewer rounds than one, for each error that one has.
+
+    A ``T`` that does not arrive is left out.
+    """
+    found = []
+    for level in metrics["thresholds"]:
+        rounds = {
+            line["T"]: at["rounds"]
+            for line in metrics["local_steps"]
+            for at in line["arrivals"]
+            if at["error"] == level
+        }
+        if 1 in rounds:
+            found.append((level, {num: rounds[1] / own for num, own in rounds.items()}))
+    return found
+
+
+def told(metrics: Mapping[str, Any], level: float) -> str:
+    """Return the rounds of every ``T`` to an error as a list."""
+    listed = []
+    for line in metrics["local_steps"]:
+        at = next((at for at in line["arrivals"] if at["error"] == level), None)
+        rounds = at["rounds"] if at else "never"
+        if at is None and line["error in the long run"] < level:
+            rounds = f"not in {line['rounds run']}"
+        listed.append(f"{rounds} (T = {line['T']})")
+    return ", ".join(listed)
+
+
+def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
+    """Return what was computed, as far as the table does not show it."""
+    return (
+        f"{federation_of(config)}Chains start at zero; L = {config['local_leapfrog']}, a step size "
+        f"of {metrics['step_size']:.3g}, noise {config['gradient_noise']:g} a coordinate of a "
+        "client's gradient."
+    )
+
+
+def commentary(metrics: dict[str, Any]) -> str:
+    """Return what the law says about the paper's conclusions on T."""
+    level = metrics["threshold"]
+    lasting = ", ".join(
+        f"{line['error in the long run']:.2g} (T = {line['T']})" for line in metrics["local_steps"]
+    )
+    most = max(
+        ((times, num, error) for error, of in savings(metrics) for num, times in of.items()),
+        default=None,
+    )
+    text = f"Rounds to an error of {level:g}: {told(metrics, level)}. "
+    if most:
+        text += (
+            f"The most that any `T` saves, at any of these errors, is {most[0]:.3g} times: "
+            f"`T = {most[1]}`, to {most[2]:g}. "
+        )
+    own = max((of[CLAIMED_T] for _, of in savings(metrics) if CLAIMED_T in of), default=None)
+    if own is not None:
+        text += f"`T = {CLAIMED_T}`, the paper's, saves at most {own:.3g} times. "
+    return (
+        f"{text}Drift and the noise of gradients leave an error in the long run, by `T`: {lasting}."
+    )
+
+
+def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
+    """Write the figure of a run; return its file and caption."""
+    lines = metrics["local_steps"]
+    with figure(out / "law.png", 1, 2) as (_, axes):
+        left, right = axes[0]
+        local_curves(left, [x for x in lines if x["curve"]], metrics["threshold"])
+        right.set(xscale="log", yscale="log", xlabel="local steps T", ylabel="rounds to the error")
+        for level, hue in zip(metrics["thresholds"], HUES, strict=False):
+            there = [
+                (x["T"], at["rounds"])
+                for x in lines
+                for at in x["arrivals"]
+                if at["error"] == level
+            ]
+            if there:
+                nums, rounds = zip(*there, strict=True)
+                right.plot(nums, rounds, "o-", ms=4, color=COLORS[hue], label=f"error {level:g}")
+        right.legend()
+        for place in (left.yaxis, right.xaxis, right.yaxis):
+            label_ticks(place)
+    caption = (
+        f"The law of infinitely many chains in dimension {metrics['dim']}. Left: marginal errors "
+        "against rounds; dashed: the threshold of Figure 1(c) above. Right: rounds to several "
+        "errors over local steps; lines end where a larger T never arrives."
+    )
+    return [{"file": "law.png", "caption": caption}]
