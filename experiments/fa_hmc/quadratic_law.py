@@ -5,7 +5,7 @@ those of its own principal axes. Momenta are shared by all clients (``rho = 1``)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -78,9 +78,14 @@ def target(clients: Quadratics) -> tuple[np.ndarray, np.ndarray]:
 
 
 def local_rounds(
-    clients: Quadratics, *, step_size: float, num_steps: int, noise: float
-) -> Iterator[Round]:
-    """Yield the rounds of one, two, three, ... trajectories of `num_steps` leapfrog steps.
+    clients: Quadratics,
+    wanted: Sequence[int],
+    *,
+    step_size: float,
+    num_steps: int,
+    noise: float,
+) -> Iterator[tuple[int, Round]]:
+    """Yield rounds of these numbers of trajectories, ascending, of `num_steps` leapfrog steps each.
 
     The formulas are those of `dimension_law.map_of_round` on each axis; `noise` is the standard
     deviation of each coordinate of a gradient, where two half kicks share one.
@@ -104,13 +109,14 @@ def local_rounds(
     called = called + sum((step_size * pushed(n)) ** 2 for n in range(1, num_steps))
     dim = clients.curvatures.shape[1]
     total, kept = np.zeros((dim, dim)), np.ones_like(keep)
-    while True:
+    for num in range(1, 1 + max(wanted)):
         shared = clients.matrix(kept * push)
         total = total + shared @ shared.T
         own = noise**2 * clients.weights[:, None] * kept**2 * called
         total = total + clients.matrix(own)
         kept = kept * keep
-        yield Round(clients.matrix(kept), clients.vector(1 - kept), total)
+        if num in wanted:
+            yield num, Round(clients.matrix(kept), clients.vector(1 - kept), total)
 
 
 def moments(one: Round, start: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -292,7 +292,9 @@ def by_law(rounds):
 
     def line(num, of):
         there = [{"error": e, "rounds": r} for e, r in zip(levels, of, strict=False) if r]
-        return {"T": num, "arrivals": there, "error in the long run": 0.07, "rounds run": 999}
+        most = max((a / b for a, b in zip(rounds[1], of, strict=False)), default=0.0)
+        line = {"T": num, "arrivals": there, "error in the long run": 0.07, "rounds run": 999}
+        return line | {"most saved": most, "at error": 0.2 if most else None}
 
     lines = [line(num, of) for num, of in rounds.items()]
     return {"thresholds": levels, "threshold": 0.1, "local_steps": lines}
@@ -306,6 +308,8 @@ def by_law(rounds):
         # Another T saves as many times at a large error.
         ({1: (66, 300), 70: (2, 6), 100: (1, 9)}, ("partly", "reproduced", "untestable here")),
         ({1: (66, 100), 20: (1, 4), 70: (2,), 100: ()}, ("partly", "partly", "untestable here")),
+        # Larger T take as many rounds, not more.
+        ({1: (66, 300), 70: (1,), 100: (1,)}, ("reproduced", "untestable here", "untestable here")),
         # None saves twice, none is too large.
         ({1: (3, 6), 70: (3, 5), 100: (2, 4)}, ("untestable here",) * 3),
         ({1: (), 100: (2, 4)}, ("untestable here",) * 3),

@@ -404,10 +404,10 @@ def test_rounds_with_deviations_are_judged_by_them():
 def test_the_law_over_local_steps_is_that_of_predict_bias(num_local, length, noise):
     """Off by sqrt(2) in the noise, or with the prior twice, it would fail."""
     clients = rounds_by_law.clients_of(rounds_by_law.Config(dim=6, num_rows=60, num_clients=4))
-    local = quadratic_law.local_rounds(clients, step_size=0.2, num_steps=length, noise=noise)
-    one = [next(local) for _ in range(num_local)][-1]
-    settings = logistic.Config(dim=6, num_rows=60, num_clients=4)
-    data, posterior = logistic.federation(settings), models.binary(6, 1.0)
+    settings = dict(step_size=0.2, num_steps=length, noise=noise)
+    ((_, one),) = quadratic_law.local_rounds(clients, [num_local], **settings)
+    data = logistic.federation(logistic.Config(dim=6, num_rows=60, num_clients=4))
+    posterior = models.binary(6, 1.0)
     mode = fedmcmc.surrogates.mode(posterior, data, jnp.zeros(6)).position
     kernel = fedmcmc.fa_hmc(
         posterior,
@@ -444,14 +444,12 @@ def test_rounds_by_the_law_are_those_of_many_chains(tmp_path):
     metrics = output.plain(rounds_by_law.run(config, tmp_path))
     assert (tmp_path / "law.png").is_file()
     clients = rounds_by_law.clients_of(config)
-    local = quadratic_law.local_rounds(
-        clients, step_size=metrics["step_size"], num_steps=3, noise=1.0
-    )
-    rounds = [next(local) for _ in range(4)]
+    settings = dict(step_size=metrics["step_size"], num_steps=3, noise=1.0)
+    rounds = dict(quadratic_law.local_rounds(clients, (1, 4), **settings))
     rng, (mean, covariance) = np.random.default_rng(0), quadratic_law.target(clients)
     reference = rng.multivariate_normal(mean, covariance, 40_000)
     for line in metrics["local_steps"]:
-        one = rounds[line["T"] - 1]
+        one = rounds[line["T"]]
         theta, draws = np.zeros((4000, 6)), []
         for _ in range(line["rounds run"]):
             noise = rng.multivariate_normal(np.zeros(6), one.noise, 4000)
@@ -462,6 +460,10 @@ def test_rounds_by_the_law_are_those_of_many_chains(tmp_path):
         expected = [at["rounds"] for at in line["arrivals"]]
         # The law's is the first whole number of rounds; chains have bins on another range.
         np.testing.assert_allclose(found, expected, rtol=0.08, atol=1.1)
+    fast, slow = (line["arrivals"] for line in metrics["local_steps"][::-1])
+    assert metrics["local_steps"][1]["most saved"] >= max(
+        one["rounds"] / own["rounds"] for own, one in zip(fast, slow, strict=False)
+    )
     assert "T = 4" in rounds_by_law.commentary(metrics) and len(metrics["table"]) == 2
 
 
