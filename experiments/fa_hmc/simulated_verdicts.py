@@ -183,7 +183,7 @@ def best_is_claimed(metrics: Given, config: Given) -> Verdict:
     inside = [
         best
         for _, best, of in found
-        if best < largest and all(times < of[best] for num, times in of.items() if num > best)
+        if 1 < best < largest and all(times < of[best] for num, times in of.items() if num > best)
     ]
     word = first_that_holds(
         (CLAIMED_T in inside, REPRODUCED),
