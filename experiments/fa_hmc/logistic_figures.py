@@ -51,7 +51,8 @@ def local_curves(axes: Axes, lines: list[dict[str, Any]], level: float) -> None:
     shades = np.linspace(0.1, 0.9, len(lines))
     for shade, line in zip(shades, lines, strict=True):
         rounds, error = zip(*line["curve"], strict=True)
-        axes.plot(rounds, error, color=_shade(shade), label=f"T = {line['T']}")
+        dot = "." if len(rounds) == 1 else ""  # a line of one point would not be seen
+        axes.plot(rounds, error, dot, ls="-", color=_shade(shade), label=f"T = {line['T']}")
     threshold(axes, level)
     # The error of as many independent draws as a run had when it reached the threshold.
     there = [x for x in lines if x.get("rounds to threshold") is not None]
@@ -65,7 +66,8 @@ def local_curves(axes: Axes, lines: list[dict[str, Any]], level: float) -> None:
         ylabel="marginal error",
         title="local steps, noisy gradients",
     )
-    axes.set_ylim(bottom=min([*floors, level]) / 4)  # room for the legend
+    lowest = min(error for line in lines for _, error in line["curve"] if error is not None)
+    axes.set_ylim(bottom=min([*floors, level, lowest]) / 4)  # room for the legend
     axes.legend(ncols=2, fontsize=8, loc="lower left")
 
 

@@ -229,7 +229,7 @@ def most_saved(metrics: Mapping[str, Any]) -> str:
         for line in metrics["local_steps"][1:]
         if line["at error"] is not None
     )
-    return f"Times fewer rounds than T = 1 at most, at whatever error: {listed or 'none'}"
+    return f"Times fewer rounds than T = 1, at the error where it is most: {listed or 'none'}"
 
 
 def told(metrics: Mapping[str, Any], level: float) -> str:

@@ -194,7 +194,7 @@ def best_is_claimed(metrics: Given, config: Given) -> Verdict:
     level = metrics["threshold"]
     return Verdict(
         with_lost_settings(word),
-        f"best T by the error to be reached: {listed}; rounds to {level:g}: "
+        f"best T, the smallest of equals, by the error: {listed}; rounds to {level:g}: "
         f"{rounds_by_law.told(metrics, level)}; what stops large T is drift",
     )
 
