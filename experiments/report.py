@@ -247,10 +247,13 @@ def _run(
     if record.get("resumed"):
         seconds += " in the last of several attempts"
     precision = record.get("matmul_precision")
-    rounded = f", matrix products in {precision}" if precision not in (None, "highest") else ""
+    rounded, command = "", record["command"]
+    if precision not in (None, "highest"):
+        rounded = f", matrix products in {precision}"
+        command = f"JAX_DEFAULT_MATMUL_PRECISION={precision} {command}"
     parts = [
         f"### `{name}`",
-        f"```\n{record['command']}\n```",
+        f"```\n{command}\n```",
         f"{seconds} on {record['device']}{rounded}; fedmcmc {versions['fedmcmc']} "
         f"(commit {commit}{changed}), JAX {versions['jax']}, Python {versions['python']}; "
         f"[record](runs/{name}.json). {differences(record)}",

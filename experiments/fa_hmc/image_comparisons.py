@@ -52,7 +52,8 @@ class Against(NamedTuple):
         By which share of the score of one it is better, and the standard error of that share:
         infinite for one chain.
     half
-        The share after half of the samples, where the lead has shrunk since; else not a number.
+        The lead after half of the samples, as a share of the same score, where it has shrunk since;
+        else not a number.
     by
         The ``L`` or ``T`` that decides, where it is another one; the best mean may be noisier.
     """
@@ -123,7 +124,7 @@ def against(
     error, mean, half = standard_error(ours, theirs, num_chains), abs(theirs["mean"]), math.nan
     if word.endswith("so far") and len(ours["curve"]) > 1:
         then, other = (score["curve"][len(score["curve"]) // 2 - 1] for score in (ours, theirs))
-        half = orientation(name) * (then - other) / abs(other)
+        half = orientation(name) * (then - other) / mean
     return Against(word, value, gain / mean, error / mean, half=half)
 
 
@@ -154,7 +155,7 @@ def against_one(
     decides = min(found, key=lambda one: order.index(one.word))
     if all_of_them or decides.value == found[0].value:
         return decides
-    return found[0]._replace(word=decides.word, by=decides.value)
+    return found[0]._replace(word=decides.word, by=decides.value, half=math.nan)
 
 
 def told(found: Against) -> str:
@@ -197,10 +198,13 @@ def larger_or_smaller(found: Against, varied: str, name: str, title: str) -> str
     """
     rises = orientation(name) * found.gain > 0
     error = share(0, found.error).partition(" %")[2]
-    return (
+    text = (
         f"{varied} = {found.value} has a {title} {100 * abs(found.gain):.2g} %{error} "
         f"{'larger' if rises else 'smaller'} than {varied} = 1"
     )
+    if math.isnan(found.half):
+        return text
+    return f"{text} ({100 * abs(found.half):.2g} % after half of the rounds)"
 
 
 def share(gain: float, error: float) -> str:

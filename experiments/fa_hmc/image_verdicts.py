@@ -66,7 +66,8 @@ def one_best(varied: str, name: str) -> Any:
 
     def judge(metrics: Given, config: Given) -> Verdict:
         found = against_one(metrics["results"], varied, name, config["num_chains"])
-        opposite = {"better": "worse", "worse": "better", "worse so far": "better so far"}
+        opposite = {"better": "worse", "worse": "better"}
+        opposite |= {f"{a} so far": f"{b} so far" for a, b in opposite.items()}
         word = opposite.get(found.word, found.word)
         text = larger_or_smaller(found, varied, name, TITLES[name]) if found.value else "-"
         return _of_scores({name: word}, {name: text}, metrics, config, titled=False)

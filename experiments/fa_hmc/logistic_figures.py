@@ -52,7 +52,7 @@ def local_curves(axes: Axes, lines: list[dict[str, Any]], level: float) -> None:
     for shade, line in zip(shades, lines, strict=True):
         rounds, error = zip(*line["curve"], strict=True)
         dot = "." if len(rounds) == 1 else ""  # a line of one point would not be seen
-        axes.plot(rounds, error, dot, ls="-", color=_shade(shade), label=f"T = {line['T']}")
+        axes.plot(rounds, error, marker=dot, color=_shade(shade), label=f"T = {line['T']}")
     threshold(axes, level)
     # The error of as many independent draws as a run had when it reached the threshold.
     there = [x for x in lines if x.get("rounds to threshold") is not None]

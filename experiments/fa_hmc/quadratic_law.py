@@ -63,11 +63,20 @@ class Quadratics(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round as a map: ``theta' = on_position theta + shift + N(0, noise)``."""
+    """A round as a map: ``theta' = on_position theta + shift + N(0, noise)``.
+
+    Of the covariance `noise`, `of_gradients` is the part that the noise of gradients adds.
+    """
 
     on_position: np.ndarray
     shift: np.ndarray
     noise: np.ndarray
+    of_gradients: np.ndarray
+
+    def with_exact_gradients(self) -> "Round":
+        """Return the round without the noise of gradients."""
+        nothing = np.zeros_like(self.of_gradients)
+        return self._replace(noise=self.noise - self.of_gradients, of_gradients=nothing)
 
 
 def target(clients: Quadratics) -> tuple[np.ndarray, np.ndarray]:
@@ -108,15 +117,16 @@ def local_rounds(
     called = (step_size * push / 2) ** 2
     called = called + sum((step_size * pushed(n)) ** 2 for n in range(1, num_steps))
     dim = clients.curvatures.shape[1]
-    total, kept = np.zeros((dim, dim)), np.ones_like(keep)
+    momenta, gradients, kept = np.zeros((dim, dim)), np.zeros((dim, dim)), np.ones_like(keep)
     for num in range(1, 1 + max(wanted)):
         shared = clients.matrix(kept * push)
-        total = total + shared @ shared.T
+        momenta = momenta + shared @ shared.T
         own = noise**2 * clients.weights[:, None] * kept**2 * called
-        total = total + clients.matrix(own)
+        gradients = gradients + clients.matrix(own)
         kept = kept * keep
         if num in wanted:
-            yield num, Round(clients.matrix(kept), clients.vector(1 - kept), total)
+            on_position, shift = clients.matrix(kept), clients.vector(1 - kept)
+            yield num, Round(on_position, shift, momenta + gradients, gradients)
 
 
 def moments(one: Round, start: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

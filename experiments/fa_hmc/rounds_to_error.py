@@ -18,7 +18,7 @@ TITLE = "Figure 1(c), continued: rounds against local steps, with many chains"
 PAPER = """
 What chains do beside the law above: only the numbers of local steps are compared, all else as in
 Figure 1(c), by more chains than there, and rounds have standard errors, a jackknife over chains. A
-marginal error cannot fall below its floor, that of as many draws of a perfect sampler; the fewer
+marginal error is hardly below its floor, that of as many draws of a perfect sampler; the fewer
 rounds a good `T` takes, the fewer draws it has, so that with more chains all `T` take fewer rounds.
 """
 HUES = ("sky", "blue", "black")  # of thresholds, the largest first

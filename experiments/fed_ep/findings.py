@@ -270,11 +270,12 @@ def _absorbed(metrics: Mapping[str, Any], name: str) -> str:
     The kernel keeps an improper product, so that cavities stay improper, and fits with them.
     Records have counts alone. Of a seed's improper rounds the last one starts no other; if all
     fits of the rounds that others start are lost, the rest was lost with a proper product. Nothing
-    is said where fewer were lost: then a fit may do although its cavity is improper.
+    is said where other numbers were lost, as fits may do although their cavity is improper.
     """
     settings, improper = metrics["settings"], metrics["improper_rounds"][name]
     share, own = metrics["lost_fits"][name], own_rounds(settings)
-    if name not in often_improper(metrics) or 2 * share * own < improper:
+    lost, starts = share * own, improper - settings["num_seeds"]
+    if name not in often_improper(metrics) or not 0.9 * starts <= lost <= 1.1 * improper:
         return ""
     cohort = settings["cohort_size"]
     before = max(round((share * own - (improper - settings["num_seeds"])) * cohort), 0)
@@ -287,5 +288,5 @@ def _absorbed(metrics: Mapping[str, Any], name: str) -> str:
     scores = list(zip(*curve.values(), strict=True)) if isinstance(curve, Mapping) else curve
     last = max((i for i in range(1, len(scores)) if scores[i] != scores[i - 1]), default=0) + 1
     if last < settings["num_rounds"]:
-        text += f" After round {last} no accuracy changed."
+        text += f" After round {last} no score changed."
     return text

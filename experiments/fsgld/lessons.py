@@ -247,8 +247,9 @@ def _coin(paper_step: Given) -> str:
     return (
         "At the paper's step size, networks of DSGLD that ignore their input are "
         f"{rows['iid', 'DSGLD']['ignores input']} on IID shards of covertype and "
-        f"{dsgld['ignores input']} on non-IID ones, over {num} repetitions. They have a "
-        f"median log likelihood of {_median(values['visited'])} on the shard that the chain is at "
+        f"{dsgld['ignores input']} on non-IID ones, over {num} repetitions. On "
+        "non-IID shards DSGLD's networks have a median log likelihood (and range: one repetition "
+        f"decides a mean) of {_median(values['visited'])} on the shard that the chain is at "
         f"and of {_median(values['test'])} on held-out rows; the paper's Table 1 has the means "
         f"{published[0]} (train, presumably of that shard) and {published[1]} (test), on SUSY. "
         "Whoever knows the shards' "

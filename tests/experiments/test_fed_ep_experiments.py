@@ -190,9 +190,9 @@ def test_fits_that_were_lost_before_the_product_was_improper_are_counted():
         "improper_rounds": {"A": 6 + 4},
     }
     text = findings.trouble(metrics)
-    assert "4 of 200 were lost before" in text and "After round 9 no accuracy changed" in text
+    assert "4 of 200 were lost before" in text and "After round 9 no score changed" in text
     metrics["by_round"] = {"A": {"precision": metrics["by_round"]["A"], "recall": [7.0] * 12}}
-    assert "After round 9 no accuracy changed" in findings.trouble(metrics)  # of two scores
+    assert "After round 9 no score changed" in findings.trouble(metrics)  # of two scores
     metrics["lost_fits"] = {"A": 0.01}  # fits may do although their cavity is improper
     assert "lost before" not in findings.trouble(metrics)
 
