@@ -361,6 +361,7 @@ def test_digits_and_lenet(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.data
+@pytest.mark.filterwarnings("ignore:The position grew to")  # FSGLD's, at a tiny size
 def test_photographs_and_a_residual_network(tmp_path):
     skip_without("cifar10_train_0", "cifar10_train_1", "cifar10_train_2", "cifar10_test1000")
     config = cifar10.Config(
