@@ -16,7 +16,7 @@ from experiments.fed_ep import accuracy_verdicts, settings_verdicts
 from experiments.fed_ep.accuracy_verdicts import BEHIND_FED_PA, OWN
 from experiments.fed_ep.cifar_findings import TABLE_2
 from experiments.fed_ep.emnist import TABLE_6
-from experiments.fed_ep.findings import seeds
+from experiments.fed_ep.findings import own_rounds, seeds
 from experiments.output import percent
 
 __all__ = ["CLAIMS"]
@@ -90,6 +90,13 @@ def _tags(metrics: Given, config: Given) -> Verdict:
     )
 
 
+def _of_improper(metrics: Given, name: str) -> str:
+    """Say in how many rounds the point stood still, as the product was improper."""
+    rounds = metrics.get("improper_rounds", {}).get(name, 0)
+    total = own_rounds(metrics["settings"]) if rounds else 0
+    return f"; its product was improper after {rounds} of {total} rounds" if rounds else ""
+
+
 def _fails(metrics: Given, config: Given) -> Verdict:
     rates = {row["method"]: row["micro F1"] for row in metrics["table"]}
     fails = rates["FedSEP (M)"] < rates["FedAvg"]
@@ -98,7 +105,8 @@ def _fails(metrics: Given, config: Given) -> Verdict:
     where = " on made-up words" if made_up else ""
     return Verdict(
         word,
-        f"micro F1{where} {rates['FedSEP (M)']:.1f}, FedAvg {rates['FedAvg']:.1f}; {seeds(config)}",
+        f"micro F1{where} {rates['FedSEP (M)']:.1f}, FedAvg {rates['FedAvg']:.1f}; {seeds(config)}"
+        f"{_of_improper(metrics, 'FedSEP (M)')}",
     )
 
 

@@ -96,13 +96,15 @@ def _verdict(metrics: dict[str, Any]) -> str:
     if not own or "FedAvg" not in rates:
         return ""
     order = sorted(own, key=lambda name: own[name], reverse=True)
+    one = metrics["settings"]["num_seeds"] == 1
     ahead = [name[-2] for name in order if own[name] > max(rates["FedAvg"], rates.get("FedPA", 0))]
     lines = [
         f"- Micro F1 above that of FedAvg and FedPA: {', '.join(ahead) or 'none'} (the paper, "
         "on Stack Overflow: I, L, V).",
         f"- In descending order: {', '.join(name[-2] for name in order)} (the "
         "paper, on Stack Overflow: V, L, I, M). "
-        f"Orders are those of {findings.seeds(metrics['settings'])}; no noise is known.",
+        f"Orders are those of {findings.seeds(metrics['settings'])}; "
+        + ("no noise is known." if one else "the table has their standard deviations."),
     ]
     if "FedSEP (M)" in own:
         fails = own["FedSEP (M)"] < rates["FedAvg"]
