@@ -191,16 +191,17 @@ def shown(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the table of a record, with its cells anew from its values by repetition.
 
     Tables in older records have standard deviations that are divided by the number of repetitions.
+    A repetition that is lost has no accuracy either, though its record has a number.
     """
     rows = []
     for row in metrics["table"]:
         values = metrics.get("values", {}).get(f"{row['split']} {row['method']}", {})
-        cells = {}
+        cells, good = {}, np.isfinite(np.array(values.get("test", []), float))
         for name in ("train", "test", "visited", "accuracy"):
             each = np.array(values.get(name, []), float)
-            each = each[np.isfinite(each)]
             if each.size:
-                cells[name] = _mean_sd(each)
+                each = each[good & np.isfinite(each)]
+                cells[name] = _mean_sd(each) if each.size else "-"
         rows.append({**row, **cells})
     return rows
 
