@@ -283,8 +283,8 @@ def test_what_differs_from_the_full_settings_is_read_off_the_two(modules):
         ),
         (
             "mlp_small_paper_step",
-            3,
-            ("covertype", "FSGLD on non-IID shards in 3 of 10", "they are not reproduced"),
+            10,
+            ("covertype", "FSGLD on non-IID shards in 10 of 10", "they are not reproduced"),
             ("DSGLD on",),
         ),
     ],
