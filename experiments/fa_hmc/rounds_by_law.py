@@ -27,6 +27,7 @@ __all__ = [
     "commentary",
     "draw",
     "most_saved",
+    "rounds_to",
     "run",
     "told",
 ]
