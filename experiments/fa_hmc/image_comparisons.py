@@ -52,8 +52,8 @@ class Against(NamedTuple):
         By which share of the score of one it is better, and the standard error of that share:
         infinite for one chain.
     half
-        The lead after half of the samples, as a share of the same score, where it has shrunk since;
-        else not a number.
+        The lead after half of the rounds, as a share of the same score, where it has shrunk since
+        by more than noise; else not a number.
     by
         The ``L`` or ``T`` that decides, where it is another one; the best mean may be noisier.
     """
@@ -80,8 +80,9 @@ def compare(
 
     ``"better"`` or ``"worse"`` where the difference of the means over chains is significant
     (Welch's test, of the 95 % level divided by the number of values `tried`), with ``" so far"``
-    where the difference still shrinks; else `NOISE`. `ONE_CHAIN`, `END` and `ONE_CHAIN_AT_END`
-    where nothing can be said: another step size, outside of the grid, may be better still.
+    where the difference has shrunk since half of the rounds by more than its standard error; else
+    `NOISE`. `ONE_CHAIN`, `END` and `ONE_CHAIN_AT_END` where nothing can be said: another step size,
+    outside of the grid, may be better still.
     """
     gain = orientation(name) * (ours["mean"] - theirs["mean"])
     at_end = bool(ours["edge"] or theirs["edge"])
@@ -91,7 +92,8 @@ def compare(
         return END, gain
     if abs(gain) <= _noise(ours, theirs, num_chains, tried):
         return NOISE, gain
-    return ("better" if gain > 0 else "worse") + " so far" * _shrinks(ours, theirs), gain
+    shrinks = _shrinks(ours, theirs, num_chains)
+    return ("better" if gain > 0 else "worse") + " so far" * shrinks, gain
 
 
 def standard_error(ours: Score, theirs: Score, num_chains: int) -> float:
@@ -110,10 +112,18 @@ def _noise(ours: Score, theirs: Score, num_chains: int, tried: int) -> float:
     return float(stats.t.ppf(1 - LEVEL / (2 * tried), freedom)) * error
 
 
-def _shrinks(ours: Score, theirs: Score) -> bool:
-    """Return whether a difference is smaller at the end than at half of the samples."""
+def _shrinks(ours: Score, theirs: Score, num_chains: int) -> bool:
+    """Return whether a difference has shrunk since half of the samples, beyond the noise.
+
+    The noise of what it shrank by is taken as that of two independent differences; chains of one
+    run make it smaller.
+    """
     gaps = [abs(a - b) for a, b in zip(ours["curve"], theirs["curve"], strict=True)]
-    return len(gaps) < 2 or gaps[-1] < gaps[len(gaps) // 2 - 1]
+    if len(gaps) < 2:
+        return True
+    at = len(gaps) // 2 - 1
+    deviations = [score["curve_sd"][i] for score in (ours, theirs) for i in (at, -1)]
+    return bool(gaps[at] - gaps[-1] > math.hypot(*deviations) / math.sqrt(num_chains))
 
 
 def against(

@@ -12,7 +12,7 @@ import fedmcmc
 from experiments.qlsd.federations import Rows
 from fedmcmc import metrics, rounds
 
-__all__ = ["SCORES", "Curves", "Plan", "sweep"]
+__all__ = ["SCORES", "Curves", "Later", "Plan", "sweep"]
 
 SCORES = ("accuracy", "brier", "ece", "nnll")
 
@@ -45,6 +45,50 @@ class Plan(NamedTuple):
         return calls * self.num_local_steps * self.num_samples * self.thinning
 
 
+class Later(NamedTuple):
+    """Sums over the later samples so far, so that those of the transient drop out.
+
+    They begin after sample ``m / 2``, where ``m`` is the largest power of two up to the number of
+    samples so far: between a quarter and a half of all samples are left out, half of them where
+    their number is a power of two.
+
+    Attributes
+    ----------
+    block
+        The sum from there to sample ``m``.
+    since
+        The sum after sample ``m``.
+    num
+        How many samples both have.
+    """
+
+    block: Array
+    since: Array
+    num: Array
+
+    @classmethod
+    def of_none(cls, like: Any) -> "Later":
+        """Return sums of no samples with the shape of `like`."""
+        zero = jnp.zeros(like.shape, like.dtype)
+        return cls(zero, zero, jnp.zeros((), int))
+
+    def add(self, value: Array, index: Array) -> "Later":
+        """Return the sums after sample number `index`, counted from zero."""
+        since, num = self.since + value, self.num + 1
+        full = ((index + 1) & index) == 0  # a power of two
+        half = (index + 1) // 2
+        return Later(
+            jnp.where(full, since, self.block),
+            jnp.where(full, 0, since),
+            jnp.where(full, index + 1 - half, num),
+        )
+
+    @property
+    def mean(self) -> Array:
+        """The average of the later samples."""
+        return (self.block + self.since) / self.num
+
+
 class Curves(NamedTuple):
     """What became of every step size and chain.
 
@@ -52,7 +96,7 @@ class Curves(NamedTuple):
     ----------
     scores
         ``{name: [num_step_sizes, num_chains, num_samples]}``: of the average prediction of the
-        samples so far, not a number where the chain is not finite.
+        later samples so far (`Later`), not a number where the chain is not finite.
     finite
         ``[num_step_sizes, num_chains, num_samples]``.
     position
@@ -123,20 +167,20 @@ def _run(
         rounds.run_rounds, num_rounds=plan.thinning, thinning=plan.thinning, ahead_bytes=ahead_bytes
     )
 
-    def sample(carry: tuple[Any, Array], index: Array) -> tuple[tuple[Any, Array], Any]:
-        state, total = carry
+    def sample(carry: tuple[Any, Later], index: Array) -> tuple[tuple[Any, Later], Any]:
+        state, later = carry
         state, _ = between(kernel, data, key, state)
         position = state.broadcast.position
-        total = total + predict_fn(position, (test.features,))
+        later = later.add(predict_fn(position, (test.features,)), index)
         leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(position)]
         finite = jnp.all(jnp.stack(leaves))
-        found = _scores(total / (index + 1), test.label, plan.num_bins)
+        found = _scores(later.mean, test.label, plan.num_bins)
         found = jax.tree.map(lambda score: jnp.where(finite, score, jnp.nan), found)
-        return (state, total), (found, finite)
+        return (state, later), (found, finite)
 
     shape = jax.eval_shape(predict_fn, start, (test.features,))
     state = kernel.init(fedmcmc.random.init_key(key), start, data)
-    begin = state, jnp.zeros(shape.shape, shape.dtype)
+    begin = state, Later.of_none(shape)
     (state, _), (found, finite) = jax.lax.scan(sample, begin, jnp.arange(plan.num_samples))
     return Curves(found, finite, state.broadcast.position)
 

@@ -54,7 +54,7 @@ class Settings:
         ``lambda`` is the largest curvature of any client's weighted loss at the first chain's
         start. A multiple above one may do where curvature falls on the way from there.
     num_rounds, thinning
-        Rounds, and rounds a sample. All samples count, from the first.
+        Rounds, and rounds a sample.
     num_bins
         Of the expected calibration error.
     """
@@ -198,6 +198,7 @@ def execute(config: Settings, out: Path) -> dict[str, Any]:
         "table": [table_row(result, len(config.step_sizes)) for result in results],
         "results": results,
         "rounds": rounds,
+        "averaged": image_figures.LATER,
         "step_limit": given.step_limit,
         "source": source,
         "settings": dataclasses.asdict(config),

@@ -105,8 +105,9 @@ def test_the_sweep_draws_what_sample_draws(small, swept):
         np.testing.assert_allclose(ours[1, :2], theirs[:, -1], rtol=2e-4, atol=2e-5)
     labels = task.test.label
     for chain, num in ((0, 1), (0, 3), (1, 3)):
-        so_far = jax.tree.map(lambda leaf, c=chain, n=num: leaf[c, :n], samples.draws)
-        probabilities = metrics.predictive(predict_fn, so_far, (task.test.features,))
+        first = {1: 0, 3: 1}[num]
+        later = jax.tree.map(lambda leaf, c=chain, a=first, n=num: leaf[c, a:n], samples.draws)
+        probabilities = metrics.predictive(predict_fn, later, (task.test.features,))
         expected = {
             "accuracy": metrics.accuracy(probabilities, labels),
             "brier": metrics.brier_score(probabilities, labels),
@@ -116,6 +117,21 @@ def test_the_sweep_draws_what_sample_draws(small, swept):
         for name, value in expected.items():
             found = swept.scores[name][1, chain, num - 1]
             np.testing.assert_allclose(found, value, rtol=1e-3, err_msg=name)
+
+
+def test_later_samples_are_the_last_half_to_three_quarters():
+    values = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+
+    def add(sums, given):
+        sums = sums.add(*given)
+        return sums, sums.mean
+
+    none = image_sweep.Later.of_none(values[0])
+    _, means = jax.lax.scan(add, none, (values, jnp.arange(40)))
+    for num in range(1, 41):
+        left_out = max(m for m in (0, 1, 2, 4, 8, 16) if 2 * m <= num)
+        np.testing.assert_allclose(means[num - 1], values[left_out:num].mean(axis=0), atol=1e-6)
+        assert num == 1 or num / 4 <= left_out <= num / 2
 
 
 def test_chains_differ_and_a_diverged_step_never_wins(swept):
@@ -191,6 +207,9 @@ def test_a_difference_is_judged_by_the_noise_of_chains():
     assert compare("accuracy", score(0.9, half=0.9), score(0.8, half=0.7)) == "better so far"
     assert compare("accuracy", score(0.9, half=0.7), score(0.8, half=0.75)) == "better"
     assert compare("accuracy", score(0.9, 0.0), score(0.8, 0.0)) == "better"
+    # It shrank by 0.005 or 0.012; of what it shrank by, the standard error is 0.0115.
+    assert compare("accuracy", score(0.9, half=0.905), score(0.8, half=0.8)) == "better"
+    assert compare("accuracy", score(0.9, half=0.912), score(0.8, half=0.8)) == "better so far"
 
 
 def result(leapfrogs, local, sweeps, **means):
