@@ -18,7 +18,7 @@ WHAT = {"L": "leapfrog steps L", "T": "local trajectories T"}
 
 
 def averaged(metrics: Mapping[str, Any]) -> str:
-    """Return over which samples a run averages predictions; runs up to version 0.2, over all."""
+    """Return over which samples a run averages predictions: all, where its record is silent."""
     return str(metrics.get("averaged", "all samples so far"))
 
 
@@ -34,7 +34,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
 def _sweep(out: Path, varied: str, metrics: Mapping[str, Any]) -> dict[str, str]:
     rounds, num_rounds = metrics["rounds"], metrics["settings"]["num_rounds"]
     name, fixed = f"curves_{varied}.png", "T" if varied == "L" else "L"
-    shown = sorted((r for r in metrics["results"] if varied in r["sweeps"]), key=lambda r: r[varied])
+    results = [result for result in metrics["results"] if varied in result["sweeps"]]
+    shown = sorted(results, key=lambda result: result[varied])
     with figure(out / name, 2, 4, (2.7, 2.3), sharex="row", sharey="col") as (_, axes):
         for above, below, score in zip(*axes, SCORES, strict=True):
             for i, result in enumerate(shown):
