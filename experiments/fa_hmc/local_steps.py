@@ -67,6 +67,8 @@ class Config:
         Standard deviation of the noise on each coordinate of a client's gradient.
     rho
         Correlation of the clients' momenta where they are not shared.
+    noises, noise_local_steps
+        Further noises of gradients, and ``T`` at which rounds are told for each of them.
     tolerance
         The 2-Wasserstein distance to be reached, in posterior standard deviations, over ``T``.
     tolerances, schedule_local_steps
@@ -88,6 +90,8 @@ class Config:
     local_steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200)
     gradient_noise: float = 20.0
     rho: float = 0.0
+    noises: tuple[float, ...] = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
+    noise_local_steps: tuple[int, ...] = (1, 10, 100)
     tolerance: float = 0.5
     tolerances: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
     schedule_local_steps: int = 2
@@ -101,7 +105,12 @@ class Config:
         checks.at_least(2, self, "num_step_sizes")
         checks.positive(self, "gradient_noise", "tolerance")
         checks.between(-1e-9, 1, self, "rho")
-        for name in ("local_steps", "tolerances"):
+        require(
+            min(self.noises, default=-1) >= 0,
+            "noises must be one or more that are not negative",
+            self.noises,
+        )
+        for name in ("local_steps", "tolerances", "noise_local_steps"):
             values = getattr(self, name)
             require(
                 len(values) > 1 and min(values) > 0,
@@ -132,6 +141,7 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     clients = dimension.clients_of(config.of_figure())
     metrics = {
         "table": _over_local_steps(config, clients),
+        "noises": _over_noises(config, clients),
         "schedules": _over_tolerances(config, clients),
         "tolerance": config.tolerance,
         "dim": config.dim,
@@ -147,9 +157,25 @@ def _grid(config: Config, clients: Scalars) -> np.ndarray:
     return np.geomspace(longest / 1000, longest, config.num_step_sizes)
 
 
+def _level(config: Config, clients: Scalars) -> float:
+    """Return the distance per coordinate that is the tolerance over ``T``."""
+    return config.tolerance * math.sqrt(dimension_law.target(clients)[1] / config.dim)
+
+
+def _over_noises(config: Config, clients: Scalars) -> list[dict[str, Any]]:
+    steps, table = _grid(config, clients), []
+    for noise in config.noises:
+        row: dict[str, Any] = {"noise": noise}
+        for num in config.noise_local_steps:
+            case = {"noise": noise, "rho": 1.0}
+            found = _first(config, clients, steps, num, _level(config, clients), case)
+            row[f"T = {num}"] = None if found is None else found[0]
+        table.append(row)
+    return table
+
+
 def _over_local_steps(config: Config, clients: Scalars) -> list[dict[str, Any]]:
-    sd = math.sqrt(dimension_law.target(clients)[1])
-    level = config.tolerance * sd / math.sqrt(config.dim)
+    level = _level(config, clients)
     steps, table = _grid(config, clients), []
     for num in config.local_steps:
         row: dict[str, Any] = {"T": num}
@@ -379,7 +405,9 @@ def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
         f"T = {metrics['table'][-1]['T']}. Momenta that clients do not share: correlation "
         f"{settings.rho:g}. These hardly enter this law: what they add to the variance of a round "
         "comes from clients of different curvature answering the same momentum differently, and is "
-        f"at most {100 * more:.2g} % of it at the step sizes of the table. At the one step size "
+        f"at most {100 * more:.2g} % of it at the step sizes of the table. The variance of a round "
+        "is linear in this correlation and in the variance of gradients' noise: between two values "
+        "of either there is nothing new. At the one step size "
         f"that is best for noisy gradients at T = {exact[0][0]}, exact gradients take "
         f"{listed(exact)}, in rounds: as far as these have a U, too, it is of drift, and no "
         "evidence on noise. The saving of falling steps divided by log(start's distance / "
@@ -415,7 +443,7 @@ def exact_at_one_step(config: Config, rows: list[dict[str, Any]]) -> list[tuple[
     It is the best for noisy gradients at the first ``T``. A U here is of drift alone.
     """
     clients = dimension.clients_of(config.of_figure())
-    level = config.tolerance * math.sqrt(dimension_law.target(clients)[1] / config.dim)
+    level = _level(config, clients)
     step, found = np.array([rows[0]["step, noisy gradients"]]), []
     for row in rows:
         first = _first(config, clients, step, row["T"], level, config.case("vanilla"))
@@ -492,4 +520,17 @@ def commentary(metrics: dict[str, Any]) -> str:
             for row in schedules
             if row["measured, falling"] is not None
         )
+        + _told_noises(metrics.get("noises", []))
+    )
+
+
+def _told_noises(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    shown = [{"noise of gradients, rounds at": f"{row['noise']:g}", **row} for row in rows]
+    for row in shown:
+        del row["noise"]
+    return (
+        "\n\nBy the standard deviation of the noise on each coordinate of a client's gradient, at "
+        "the best step size for each:\n\n" + output.markdown_table(shown)
     )

@@ -72,6 +72,18 @@ def test_noise_of_gradients_enters_the_scalar_law_as_it_does_the_oracle(num_step
     np.testing.assert_allclose([x[1] for x in both], found, rtol=1e-12)
 
 
+def test_the_variance_of_a_round_is_linear_in_rho_and_in_that_of_noise():
+    def variance(rho, noise):
+        settings = dict(step_size=0.15, num_steps=4, num_local_steps=3, rho=rho)
+        noises = np.full((3, 1, 1), noise**2)
+        return oracle(noises=noises, gradients="reuse", **settings).map_of(np.ones(3))[2].item()
+
+    apart, shared = variance(0, 0), variance(1, 0)
+    assert apart > shared
+    assert variance(0.3, 0) == pytest.approx(0.7 * apart + 0.3 * shared)
+    assert variance(1, 3) - shared == pytest.approx(9 * (variance(1, 1) - shared))
+
+
 def test_the_first_chain_that_arrives_is_the_nearest_then():
     settings = dict(num_steps=4, num_local_steps=1, rho=1.0)
     steps = np.array([0.02, 0.2, 0.1])
@@ -113,6 +125,8 @@ def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
         simulated=3,
         num_runs=200,
         gradient_noise=5.0,
+        noises=(0.0, 5.0),
+        noise_local_steps=(1, 3),
         tolerances=(0.3, 0.1),
         num_step_sizes=80,
     )
@@ -126,7 +140,12 @@ def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
     assert (
         abs(metrics["schedules"][1]["measured, falling"] - metrics["schedules"][1]["falling"]) < 3
     )
+    exact, noisy = metrics["noises"]
+    for row in metrics["table"]:
+        assert exact[f"T = {row['T']}"] == row["vanilla"]
+        assert noisy[f"T = {row['T']}"] == row["noisy gradients"]
     assert "arrive at most" in local_steps.commentary(metrics)
+    assert "| 5 | " in local_steps.commentary(metrics)
 
 
 @pytest.mark.parametrize(
