@@ -1,5 +1,6 @@
 """What the report says about simulated logistic regression; the numbers come from the run."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -237,10 +238,20 @@ def fewer(metrics: Mapping[str, Any]) -> str:
         text += f"takes {_rounds(first)}, "
     else:
         text += f"has not arrived in {first['rounds run']}, "
-    text += f"{least}{found.times:.3g} times as many"
+    text += f"{least}{found.times:.3g} times as many{_error_of_quotient(first, fastest)}"
     if found.spared is not None:
         text += f"; a perfect sampler would take {found.spared:.2g} times fewer than T = 1"
     return text
+
+
+def _error_of_quotient(first: Mapping[str, Any], fastest: Mapping[str, Any]) -> str:
+    """Return the standard error of a quotient of rounds, as of independent chains, if known."""
+    lines = (first, fastest)
+    if any(line.get("s.e. rounds") is None for line in lines):
+        return ""
+    shares = [line["s.e. rounds"] / line["rounds to threshold"] for line in lines]
+    quotient = first["rounds to threshold"] / fastest["rounds to threshold"]
+    return f" (s.e. {quotient * math.hypot(*shares):.2g})"
 
 
 def _rounds(line: Mapping[str, Any]) -> str:

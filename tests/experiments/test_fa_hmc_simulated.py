@@ -311,6 +311,10 @@ def test_local_steps_that_never_arrive_are_said():
     short = slow | {"rounds run": 9}  # too few to say
     assert "less than 1.5 times as many" in told(first, ten, short)
     assert "No T reaches" in told(first)
+    there = first | {"rounds to threshold": 28, "s.e. rounds": 1.4}
+    text = told(there, ten | {"s.e. rounds": 0.7})
+    assert "4 times as many (s.e. 0.45)" in text  # 5 % and 10 % of them
+    assert "4 times as many;" in told(there, ten)
 
 
 @pytest.mark.parametrize(
