@@ -52,8 +52,11 @@ class Against(NamedTuple):
         By which share of the score of one it is better, and the standard error of that share:
         infinite for one chain.
     half
-        The lead after half of the rounds, as a share of the same score, where it has shrunk since
-        by more than noise; else not a number.
+        The lead after half of the samples, as a share of the same score, where it has shrunk since;
+        else not a number.
+    later, later_error
+        By which share it is better in the later samples alone, and the standard error of that, for
+        a significant difference in a run that scores them; else not a number.
     by
         The ``L`` or ``T`` that decides, where it is another one; the best mean may be noisier.
     """
@@ -64,6 +67,8 @@ class Against(NamedTuple):
     error: float = math.inf
     by: int | None = None
     half: float = math.nan
+    later: float = math.nan
+    later_error: float = math.inf
 
 
 def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple[int, Score]]:
@@ -80,10 +85,28 @@ def compare(
 
     ``"better"`` or ``"worse"`` where the difference of the means over chains is significant
     (Welch's test, of the 95 % level divided by the number of values `tried`), with ``" so far"``
-    where the difference has shrunk since half of the rounds by more than its standard error; else
-    `NOISE`. `ONE_CHAIN`, `END` and `ONE_CHAIN_AT_END` where nothing can be said: another step size,
-    outside of the grid, may be better still.
+    where it may be of the transient alone: where it is not significant in the later samples, or,
+    in a run that does not score these, where it still shrinks. Else `NOISE`; `ONE_CHAIN`, `END` and
+    `ONE_CHAIN_AT_END` where nothing can be said: another step size, outside of the grid, may be
+    better still.
     """
+    word, gain = _compare(name, ours, theirs, num_chains, tried)
+    if word not in ("better", "worse"):
+        return word, gain
+    later = _later(ours, theirs)
+    if later is None:
+        return word + " so far" * _shrinks(ours, theirs), gain
+    return word + " so far" * (_compare(name, *later, num_chains, tried)[0] != word), gain
+
+
+def _later(ours: Score, theirs: Score) -> tuple[Score, Score] | None:
+    """Return both scores of the later samples alone, if the run has them."""
+    return (ours["later"], theirs["later"]) if "later" in ours and "later" in theirs else None
+
+
+def _compare(
+    name: str, ours: Score, theirs: Score, num_chains: int, tried: int
+) -> tuple[str, float]:
     gain = orientation(name) * (ours["mean"] - theirs["mean"])
     at_end = bool(ours["edge"] or theirs["edge"])
     if ours["sd"] is None or theirs["sd"] is None:
@@ -92,8 +115,7 @@ def compare(
         return END, gain
     if abs(gain) <= _noise(ours, theirs, num_chains, tried):
         return NOISE, gain
-    shrinks = _shrinks(ours, theirs, num_chains)
-    return ("better" if gain > 0 else "worse") + " so far" * shrinks, gain
+    return ("better" if gain > 0 else "worse"), gain
 
 
 def standard_error(ours: Score, theirs: Score, num_chains: int) -> float:
@@ -112,18 +134,10 @@ def _noise(ours: Score, theirs: Score, num_chains: int, tried: int) -> float:
     return float(stats.t.ppf(1 - LEVEL / (2 * tried), freedom)) * error
 
 
-def _shrinks(ours: Score, theirs: Score, num_chains: int) -> bool:
-    """Return whether a difference has shrunk since half of the samples, beyond the noise.
-
-    The noise of what it shrank by is taken as that of two independent differences; chains of one
-    run make it smaller.
-    """
+def _shrinks(ours: Score, theirs: Score) -> bool:
+    """Return whether a difference is smaller at the end than at half of the samples."""
     gaps = [abs(a - b) for a, b in zip(ours["curve"], theirs["curve"], strict=True)]
-    if len(gaps) < 2:
-        return True
-    at = len(gaps) // 2 - 1
-    deviations = [score["curve_sd"][i] for score in (ours, theirs) for i in (at, -1)]
-    return bool(gaps[at] - gaps[-1] > math.hypot(*deviations) / math.sqrt(num_chains))
+    return len(gaps) < 2 or gaps[-1] < gaps[len(gaps) // 2 - 1]
 
 
 def against(
@@ -131,11 +145,21 @@ def against(
 ) -> Against:
     """Return how the score of a value compares with another, as shares of the other's."""
     word, gain = compare(name, ours, theirs, num_chains, tried=tried)
-    error, mean, half = standard_error(ours, theirs, num_chains), abs(theirs["mean"]), math.nan
+    mean, sign = abs(theirs["mean"]), orientation(name)
+    found = Against(word, value, gain / mean, standard_error(ours, theirs, num_chains) / mean)
+    if not word.startswith(("better", "worse")):
+        return found
+    later = _later(ours, theirs)
+    if later is not None:
+        own, other = later
+        return found._replace(
+            later=sign * (own["mean"] - other["mean"]) / abs(other["mean"]),
+            later_error=standard_error(own, other, num_chains) / abs(other["mean"]),
+        )
     if word.endswith("so far") and len(ours["curve"]) > 1:
-        then, other = (score["curve"][len(score["curve"]) // 2 - 1] for score in (ours, theirs))
-        half = orientation(name) * (then - other) / mean
-    return Against(word, value, gain / mean, error / mean, half=half)
+        then, before = (score["curve"][len(score["curve"]) // 2 - 1] for score in (ours, theirs))
+        return found._replace(half=sign * (then - before) / mean)
+    return found
 
 
 def against_one(
@@ -165,7 +189,8 @@ def against_one(
     decides = min(found, key=lambda one: order.index(one.word))
     if all_of_them or decides.value == found[0].value:
         return decides
-    return found[0]._replace(word=decides.word, by=decides.value, half=math.nan)
+    unknown = dict(half=math.nan, later=math.nan)
+    return found[0]._replace(word=decides.word, by=decides.value, **unknown)
 
 
 def told(found: Against) -> str:
@@ -185,17 +210,23 @@ def told(found: Against) -> str:
 
 
 def of_share(found: Against) -> str:
-    """Return a share with what it was after half of the rounds, where the lead has shrunk since.
+    """Return a share, with what it is without the transient, or else was after half of the rounds.
 
     Examples
     --------
     >>> of_share(Against("better so far", 50, 0.02, 0.001, half=0.03))
     '+2 % (s.e. 0.1 %; +3 % after half of the rounds)'
+    >>> of_share(Against("better so far", 50, 0.02, 0.001, later=0.001, later_error=0.002))
+    '+2 % (s.e. 0.1 %; +0.1 % (s.e. 0.2 %) in the later samples)'
     """
     text = share(found.gain, found.error)
-    if math.isnan(found.half):
+    if not math.isnan(found.later):
+        beside = f"{share(found.later, found.later_error)} in the later samples"
+    elif not math.isnan(found.half):
+        beside = f"{share(found.half, math.inf)} after half of the rounds"
+    else:
         return text
-    return f"{text.removesuffix(')')}; {share(found.half, math.inf)} after half of the rounds)"
+    return f"{text.removesuffix(')')}; {beside})"
 
 
 def larger_or_smaller(found: Against, varied: str, name: str, title: str) -> str:
@@ -205,16 +236,24 @@ def larger_or_smaller(found: Against, varied: str, name: str, title: str) -> str
     --------
     >>> larger_or_smaller(Against(ONE_CHAIN, 50, 0.25), "L", "brier", "Brier score")
     'L = 50 has a Brier score 25 % smaller than L = 1'
+    >>> late = Against("better", 50, 0.25, later=0.1)
+    >>> larger_or_smaller(late, "L", "brier", "Brier score")
+    'L = 50 has a Brier score 25 % smaller than L = 1 (10 % smaller in the later samples)'
     """
-    rises = orientation(name) * found.gain > 0
-    error = share(0, found.error).partition(" %")[2]
+
+    def told_(gain: float, error: float) -> str:
+        rises = orientation(name) * gain > 0
+        of = share(0, error).partition(" %")[2]
+        return f"{100 * abs(gain):.2g} %{of} {'larger' if rises else 'smaller'}"
+
     text = (
-        f"{varied} = {found.value} has a {title} {100 * abs(found.gain):.2g} %{error} "
-        f"{'larger' if rises else 'smaller'} than {varied} = 1"
+        f"{varied} = {found.value} has a {title} {told_(found.gain, found.error)} than {varied} = 1"
     )
-    if math.isnan(found.half):
-        return text
-    return f"{text} ({100 * abs(found.half):.2g} % after half of the rounds)"
+    if not math.isnan(found.later):
+        return f"{text} ({told_(found.later, found.later_error)} in the later samples)"
+    if not math.isnan(found.half):
+        return f"{text} ({told_(found.half, math.inf)} after half of the rounds)"
+    return text
 
 
 def share(gain: float, error: float) -> str:

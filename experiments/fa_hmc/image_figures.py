@@ -1,6 +1,5 @@
 """Figures of the experiments on images: scores against rounds of communication and gradients."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,11 @@ import numpy as np
 from experiments.fa_hmc.image_sweep import SCORES
 from experiments.figures import COLORS, band, figure
 
-__all__ = ["LATER", "TITLES", "averaged", "draw"]
+__all__ = ["TITLES", "draw"]
 
 TITLES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE", "nnll": "NLL"}
 PALETTE = [COLORS[c] for c in ("black", "blue", "red", "green", "orange", "pink", "sky")]
-LATER = "the later half to three quarters of the samples so far"
 WHAT = {"L": "leapfrog steps L", "T": "local trajectories T"}
-
-
-def averaged(metrics: Mapping[str, Any]) -> str:
-    """Return over which samples a run averages predictions: all, where its record is silent."""
-    return str(metrics.get("averaged", "all samples so far"))
 
 
 def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
@@ -28,14 +21,17 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     Reads the keys ``results`` (each with `sweeps`, ``L``, ``T``, `gradients` of a client and the
     `scores` of `experiments.fa_hmc.image_tuning.tuned`) and ``rounds``, those of each sample.
     """
-    return [_sweep(out, varied, metrics) for varied in WHAT]
+    num_rounds = metrics["settings"]["num_rounds"]
+    return [
+        _sweep(out, varied, metrics["results"], metrics["rounds"], num_rounds) for varied in WHAT
+    ]
 
 
-def _sweep(out: Path, varied: str, metrics: Mapping[str, Any]) -> dict[str, str]:
-    rounds, num_rounds = metrics["rounds"], metrics["settings"]["num_rounds"]
+def _sweep(
+    out: Path, varied: str, results: list[dict[str, Any]], rounds: list[int], num_rounds: int
+) -> dict[str, str]:
     name, fixed = f"curves_{varied}.png", "T" if varied == "L" else "L"
-    results = [result for result in metrics["results"] if varied in result["sweeps"]]
-    shown = sorted(results, key=lambda result: result[varied])
+    shown = sorted((r for r in results if varied in r["sweeps"]), key=lambda r: r[varied])
     with figure(out / name, 2, 4, (2.7, 2.3), sharex="row", sharey="col") as (_, axes):
         for above, below, score in zip(*axes, SCORES, strict=True):
             for i, result in enumerate(shown):
@@ -57,7 +53,7 @@ def _sweep(out: Path, varied: str, metrics: Mapping[str, Any]) -> dict[str, str]
         "caption": f"Scores on the test images against rounds of communication and against a "
         f"client's minibatch gradients, by {WHAT[varied]} with {fixed} = {shown[0][fixed]}, each "
         "with the step size (in the legend, a multiple of the largest stable one) that is best for "
-        f"the score at the end; predictions are averaged over {averaged(metrics)}. "
+        "the score at the end; predictions are averaged over all samples so far. "
         + (
             "Means over chains, and bands of one standard deviation."
             if several

@@ -96,7 +96,9 @@ class Curves(NamedTuple):
     ----------
     scores
         ``{name: [num_step_sizes, num_chains, num_samples]}``: of the average prediction of the
-        later samples so far (`Later`), not a number where the chain is not finite.
+        samples so far, not a number where the chain is not finite.
+    later
+        The same, of the later samples so far (`Later`).
     finite
         ``[num_step_sizes, num_chains, num_samples]``.
     position
@@ -104,6 +106,7 @@ class Curves(NamedTuple):
     """
 
     scores: dict[str, Array]
+    later: dict[str, Array]
     finite: Array
     position: Any
 
@@ -167,22 +170,23 @@ def _run(
         rounds.run_rounds, num_rounds=plan.thinning, thinning=plan.thinning, ahead_bytes=ahead_bytes
     )
 
-    def sample(carry: tuple[Any, Later], index: Array) -> tuple[tuple[Any, Later], Any]:
-        state, later = carry
+    def sample(carry: tuple[Any, Array, Later], index: Array) -> tuple[Any, Any]:
+        state, total, later = carry
         state, _ = between(kernel, data, key, state)
         position = state.broadcast.position
-        later = later.add(predict_fn(position, (test.features,)), index)
+        probabilities = predict_fn(position, (test.features,))
+        total, later = total + probabilities, later.add(probabilities, index)
         leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(position)]
         finite = jnp.all(jnp.stack(leaves))
-        found = _scores(later.mean, test.label, plan.num_bins)
+        found = [_scores(p, test.label, plan.num_bins) for p in (total / (index + 1), later.mean)]
         found = jax.tree.map(lambda score: jnp.where(finite, score, jnp.nan), found)
-        return (state, later), (found, finite)
+        return (state, total, later), (*found, finite)
 
     shape = jax.eval_shape(predict_fn, start, (test.features,))
     state = kernel.init(fedmcmc.random.init_key(key), start, data)
-    begin = state, Later.of_none(shape)
-    (state, _), (found, finite) = jax.lax.scan(sample, begin, jnp.arange(plan.num_samples))
-    return Curves(found, finite, state.broadcast.position)
+    begin = state, jnp.zeros(shape.shape, shape.dtype), Later.of_none(shape)
+    (state, *_), found = jax.lax.scan(sample, begin, jnp.arange(plan.num_samples))
+    return Curves(*found, state.broadcast.position)
 
 
 def _scores(probabilities: Array, labels: Array, num_bins: int) -> dict[str, Array]:

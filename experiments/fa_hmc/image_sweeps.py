@@ -54,7 +54,8 @@ class Settings:
         ``lambda`` is the largest curvature of any client's weighted loss at the first chain's
         start. A multiple above one may do where curvature falls on the way from there.
     num_rounds, thinning
-        Rounds, and rounds a sample.
+        Rounds, and rounds a sample. Scores are those of averages over all samples so far, and
+        beside them over the later ones.
     num_bins
         Of the expected calibration error.
     """
@@ -188,17 +189,18 @@ def execute(config: Settings, out: Path) -> dict[str, Any]:
                 "sweeps": sweeps,
                 "gradients": plan.num_gradients,
                 "diverged": num_diverged(curves.finite),
-                "scores": tuned(curves.scores, config.step_sizes),
+                "scores": _with_later(curves, config.step_sizes),
             }
         )
-        stored |= {f"{name}_L{leapfrogs}_T{local}": s for name, s in curves.scores.items()}
+        of = f"L{leapfrogs}_T{local}"
+        stored |= {f"{name}_{of}": scores for name, scores in curves.scores.items()}
+        stored |= {f"{name}_later_{of}": scores for name, scores in curves.later.items()}
     np.savez_compressed(out / "curves.npz", step_sizes=np.asarray(steps), **stored)
     rounds = [(i + 1) * config.thinning for i in range(config.num_rounds // config.thinning)]
     metrics = {
         "table": [table_row(result, len(config.step_sizes)) for result in results],
         "results": results,
         "rounds": rounds,
-        "averaged": image_figures.LATER,
         "step_limit": given.step_limit,
         "source": source,
         "settings": dataclasses.asdict(config),
@@ -207,6 +209,15 @@ def execute(config: Settings, out: Path) -> dict[str, Any]:
         "num_parameters": trees.num_elements(given.starts) // config.num_chains,
     }
     return metrics | {"figures": image_figures.draw(metrics, out)}
+
+
+def _with_later(curves: Curves, multiples: tuple[float, ...]) -> dict[str, dict[str, Any]]:
+    """Return the tuned scores, each with that of the later samples, tuned for itself."""
+    later = tuned(curves.later, multiples)
+    return {
+        name: score | {"later": later[name]}
+        for name, score in tuned(curves.scores, multiples).items()
+    }
 
 
 def _curves(plan: Plan, given: Problem, task: Task, steps: jax.Array) -> Curves:

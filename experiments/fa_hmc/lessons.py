@@ -79,7 +79,8 @@ def _equal_work(fashion: Given, kmnist: Given, cifar2: Given) -> str:
         "With as many rounds and leapfrog steps, so as many gradients, one trajectory of ten steps "
         "(FA-HMC, L = 10, T = 1) against ten of one (FA-LD, L = 1, T = 10), by the noise of "
         f'chains. {" ".join(parts)} At equal rounds longer trajectories take more gradients. "So '
-        'far": the difference was larger at half of the rounds, by more than its standard error.'
+        'far": the difference was larger at half of the rounds, or, where the later samples are '
+        "scored, it is not significant in these."
     )
 
 

@@ -349,7 +349,7 @@ def test_a_lead_of_others_that_shrinks_is_none_of_one():
     """Where one is claimed to be the best."""
     good = {"mean": 0.8, "sd": 0.001, "edge": "", "curve": [0.6, 0.7, 0.75, 0.8]}
     bad = {"mean": 1.0, "sd": 0.001, "edge": "", "curve": [1.3, 1.2, 1.1, 1.0]}
-    found = {num: s | {"curve_sd": [0.001] * 4} for num, s in ((1, bad), (50, good))}
+    found = {1: bad, 50: good}
     results = [{"L": num, "sweeps": ["L"], "scores": {"brier": s}} for num, s in found.items()]
     metrics = {"results": results, "rounds": [4], "num_rows": 60_000}
     config = {"num_chains": 3, "dataset": "fashion_mnist"}
@@ -527,7 +527,6 @@ def scored(varied, value, mean, *, sd=0.01, half=None, edge="", other=1):
         ends = [mean if half is None else half, mean]
         curve = ends if name == "accuracy" else [1 - x for x in ends]
         scores[name] = {"mean": curve[-1], "sd": sd, "curve": curve, "edge": edge}
-        scores[name]["curve_sd"] = None if sd is None else [sd, sd]
     row = {"L": other, "T": other} | {varied: value}
     return row | {"sweeps": [varied], "scores": scores}
 
@@ -542,7 +541,6 @@ def images(results, chains=5, dataset="fashion_mnist", num_rows=60_000):
     [
         ({"mean": 0.9}, "reproduced"),
         ({"mean": 0.9, "half": 0.95}, "partly"),  # so far: the gap still closes
-        ({"mean": 0.9, "half": 0.905}, "reproduced"),  # by no more than noise
         ({"mean": 0.9, "half": 0.85}, "reproduced"),  # it grows
         ({"mean": 0.9, "sd": None}, "untestable here"),  # one chain
         ({"mean": 0.9, "edge": "largest"}, "untestable here"),

@@ -105,18 +105,18 @@ def test_the_sweep_draws_what_sample_draws(small, swept):
         np.testing.assert_allclose(ours[1, :2], theirs[:, -1], rtol=2e-4, atol=2e-5)
     labels = task.test.label
     for chain, num in ((0, 1), (0, 3), (1, 3)):
-        first = {1: 0, 3: 1}[num]
-        later = jax.tree.map(lambda leaf, c=chain, a=first, n=num: leaf[c, a:n], samples.draws)
-        probabilities = metrics.predictive(predict_fn, later, (task.test.features,))
-        expected = {
-            "accuracy": metrics.accuracy(probabilities, labels),
-            "brier": metrics.brier_score(probabilities, labels),
-            "ece": metrics.expected_calibration_error(probabilities, labels, PLAN.num_bins),
-            "nnll": metrics.negative_log_likelihood(probabilities, labels),
-        }
-        for name, value in expected.items():
-            found = swept.scores[name][1, chain, num - 1]
-            np.testing.assert_allclose(found, value, rtol=1e-3, err_msg=name)
+        for scores, first in ((swept.scores, 0), (swept.later, num // 2)):
+            part = jax.tree.map(lambda leaf, c=chain, a=first, n=num: leaf[c, a:n], samples.draws)
+            probabilities = metrics.predictive(predict_fn, part, (task.test.features,))
+            expected = {
+                "accuracy": metrics.accuracy(probabilities, labels),
+                "brier": metrics.brier_score(probabilities, labels),
+                "ece": metrics.expected_calibration_error(probabilities, labels, PLAN.num_bins),
+                "nnll": metrics.negative_log_likelihood(probabilities, labels),
+            }
+            for name, value in expected.items():
+                found = scores[name][1, chain, num - 1]
+                np.testing.assert_allclose(found, value, rtol=1e-3, err_msg=name)
 
 
 def test_later_samples_are_the_last_half_to_three_quarters():
@@ -207,9 +207,17 @@ def test_a_difference_is_judged_by_the_noise_of_chains():
     assert compare("accuracy", score(0.9, half=0.9), score(0.8, half=0.7)) == "better so far"
     assert compare("accuracy", score(0.9, half=0.7), score(0.8, half=0.75)) == "better"
     assert compare("accuracy", score(0.9, 0.0), score(0.8, 0.0)) == "better"
-    # It shrank by 0.005 or 0.012; of what it shrank by, the standard error is 0.0115.
-    assert compare("accuracy", score(0.9, half=0.905), score(0.8, half=0.8)) == "better"
-    assert compare("accuracy", score(0.9, half=0.912), score(0.8, half=0.8)) == "better so far"
+    # Where the later samples are scored, they decide whether a lead is of the transient alone.
+    one = score(0.8, half=0.7) | {"later": score(0.85)}
+    for later, word in ((score(0.9), "better"), (score(0.86), "better so far")):
+        ours = score(0.9, half=0.9) | {"later": later}
+        assert compare("accuracy", ours, one) == word
+    ours = score(0.9) | {"later": score(0.9, edge="largest")}
+    assert compare("accuracy", ours, one) == "better so far"
+    ours = score(0.9) | {"later": score(0.9)}
+    found = image_comparisons.against("accuracy", 50, ours, one, 3)
+    assert found.gain == pytest.approx(0.1 / 0.8) and found.later == pytest.approx(0.05 / 0.85)
+    assert found.later_error == pytest.approx(0.01 * (2 / 3) ** 0.5 / 0.85)
 
 
 def result(leapfrogs, local, sweeps, **means):
@@ -385,6 +393,9 @@ def check(module, config, out):
         assert (out / figure["file"]).stat().st_size > 1000
     stored = np.load(out / "curves.npz")
     assert stored["nnll_L3_T1"].shape == (2, config.num_chains, 3)
+    assert stored["nnll_later_L3_T1"].shape == (2, config.num_chains, 3)
+    for result_ in found["results"]:
+        assert result_["scores"]["nnll"]["later"]["step"] in config.step_sizes
     text = module.commentary(found)
     assert "nan" not in text and "60 images" in text and "L = 3: 36" in text
     return found, text
