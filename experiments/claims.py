@@ -141,9 +141,17 @@ def on_other_data(word: str, other: bool) -> str:
     return {REPRODUCED: PARTLY, CONTRADICTED: UNTESTABLE}.get(word, word) if other else word
 
 
-def with_lost_settings(word: str) -> str:
-    """Return `word`; what fails with settings that we had to guess says nothing of the paper's."""
-    return UNTESTABLE if word == CONTRADICTED else word
+def with_lost_settings(word: str, number: str) -> Verdict:
+    """Return a verdict; what fails with settings that we had to guess says nothing of the paper's.
+
+    Examples
+    --------
+    >>> with_lost_settings(CONTRADICTED, "-5 %")
+    Verdict(word='untestable here', number='fails with settings of ours: -5 %')
+    """
+    if word != CONTRADICTED:
+        return Verdict(word, number)
+    return Verdict(UNTESTABLE, f"fails with settings of ours: {number}")
 
 
 def paired(one: Any, other: Any) -> tuple[float, float]:

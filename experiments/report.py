@@ -54,14 +54,16 @@ OF_A_PAPER = (
     "paper's.\n\n"
     f"- **{claims.REPRODUCED}**: the run shows what the paper claims.\n"
     f"- **{claims.PARTLY}**: it shows a part of the claim, or all of it on other data than the "
-    "paper's.\n"
+    "paper's, on one target where the paper has many, at an end of a grid, or with a lead that may "
+    'be of the start alone ("so far").\n'
     f"- **{claims.CONTRADICTED}**: it shows the opposite, on the paper's data and with the paper's "
     "settings, as far as they decide.\n"
     f"- **{claims.UNTESTABLE}**: the run cannot tell, or the claim fails on other data or with "
-    "settings that the paper does not give or our copy of it has lost.\n"
+    'settings that the paper does not give or our copy of it has lost ("fails with settings of '
+    'ours"); with such settings a claim can be reproduced, but not contradicted.\n'
     f"- **{claims.DRAWN}**: a picture without a claim, drawn from our run."
 )
-OURS = "The same questions, asked of variants that the paper does not have:"
+OURS = "The same questions, asked of variants that the paper does not have or does not try:"
 
 Record = Mapping[str, Any]
 

@@ -21,7 +21,8 @@ CLAIMS = (
     ),
     Claim(
         "Section 4.1",
-        "With exact gradients and shared momenta (vanilla) rounds vary little with T.",
+        "With exact gradients and shared momenta (vanilla) rounds vary little with T, so that a "
+        "small one is to be preferred.",
         "fa_hmc/local_steps",
         simulated_verdicts.vanilla,
         "local_steps.png",
@@ -230,8 +231,8 @@ CLAIMS = (
     ),
     Claim(
         "Section 6",
-        "Control variates, which the paper proposes and does not try, have FA-HMC beat FA-LD "
-        "with exact gradients.",
+        "Control variates, as we read the paper's proposal, have FA-HMC beat FA-LD with exact "
+        "gradients.",
         "fa_hmc/drift",
         simulated_verdicts.corrected,
         "drift.png",

@@ -56,7 +56,7 @@ def above_one(varied: str, names: tuple[str, ...], *, all_of_them: bool = False)
         }
         words = {name: one.word for name, one in found.items()}
         texts = {name: told(one) for name, one in found.items()}
-        return _of_scores(words, texts, metrics, config)
+        return _of_scores(words, texts, metrics, config, varied)
 
     return judge
 
@@ -70,7 +70,7 @@ def one_best(varied: str, name: str) -> Any:
         opposite |= {f"{a} so far": f"{b} so far" for a, b in opposite.items()}
         word = opposite.get(found.word, found.word)
         text = larger_or_smaller(found, varied, name, TITLES[name]) if found.value else "-"
-        return _of_scores({name: word}, {name: text}, metrics, config, titled=False)
+        return _of_scores({name: word}, {name: text}, metrics, config, varied, titled=False)
 
     return judge
 
@@ -94,7 +94,7 @@ def worst_and_second(metrics: Given, config: Given) -> Verdict:
     if missing:
         texts["accuracy"] += f" (second worst is not told without L = {missing[0]})"
         words["accuracy"] = words["accuracy"].replace("better", "better than some", 1)
-    return _of_scores(words, texts, metrics, config)
+    return _of_scores(words, texts, metrics, config, "L")
 
 
 def best_values(varied: str, wanted: Mapping[str, tuple[int, ...]]) -> Any:
@@ -116,7 +116,7 @@ def best_values(varied: str, wanted: Mapping[str, tuple[int, ...]]) -> Any:
             least = min(found, key=lambda one: WORST_FIRST.index(one.word))
             words[name] = least.word
             texts[name] = f"{varied} = {ours[0]} against {least.value} {of_share(least)}"
-        return _of_scores(words, texts, metrics, config)
+        return _of_scores(words, texts, metrics, config, varied)
 
     return judge
 
@@ -137,7 +137,7 @@ def gains_of_best(metrics: Given, config: Given) -> Verdict:
         if found.word == "better" and not claimed / 2 <= found.gain <= 2 * claimed:
             words[name] = "better, by another amount"
         texts[name] = f"{of_share(found)} (claim: {100 * claimed:.0f} %)"
-    return _of_scores(words, texts, metrics, config)
+    return _of_scores(words, texts, metrics, config, "L")
 
 
 def at_same_work(metrics: Given, config: Given) -> Verdict:
@@ -164,6 +164,7 @@ def _of_scores(
     texts: Mapping[str, str],
     metrics: Given,
     config: Given,
+    varied: str = "",
     *,
     titled: bool = True,
 ) -> Verdict:
@@ -186,8 +187,20 @@ def _of_scores(
         )
     listed = "; ".join(f"{how}: {', '.join(of)}" for how, of in groups.items())
     chains = f"{config['num_chains']} chain{'s' * (config['num_chains'] > 1)}"
-    return Verdict(
-        on_other_data(with_lost_settings(word), other),
+    tried = {result[varied] for result in metrics["results"]} if varied else set()
+    missing = [num for num in _of_paper(varied, config) if num not in tried]
+    untried = f", without {varied} = {', '.join(map(str, missing))}" if missing else ""
+    found = with_lost_settings(
+        word,
         f"{listed} (after {metrics['rounds'][-1]} rounds, {chains}, "
-        f"{metrics['num_rows']:,} images)",
+        f"{metrics['num_rows']:,} images{untried})",
     )
+    return found._replace(word=on_other_data(found.word, other))
+
+
+def _of_paper(varied: str, config: Given) -> tuple[int, ...]:
+    """Return the values that the paper has of ``L`` or ``T``."""
+    if varied == "T":
+        logistic = config["dataset"] == "fashion_mnist" and config.get("model") != "mlp"
+        return (1, 10, 20, 50, 100) if logistic else (1, 10, 50)
+    return LEAPFROGS if varied == "L" else ()

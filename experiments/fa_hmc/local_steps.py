@@ -24,11 +24,13 @@ __all__ = [
     "TITLE",
     "Config",
     "about",
+    "by_noise",
     "commentary",
     "draw",
     "exact_at_one_step",
     "fewest_at",
     "listed",
+    "nearest_to_u",
     "over_logarithm",
     "run",
     "turning",
@@ -45,9 +47,9 @@ varies `T` with noisy gradients at one step size (Figure 1(c)), and with minibat
 tuned for each `T` (Figures 4, 5 and 7). It varies `T` neither with exact gradients nor with momenta
 that differ, and its steps do not fall. Here the clients are Gaussians, those of our Figure 2, so
 that the law after every round is known; step sizes are the best of a grid for each `T` and each
-tolerance, as the theorem's are. The paper's falling step is in its supplement, which our copy
-lacks; ours is `inverse_sqrt_schedule`, over a grid of its first step and the round in which its
-square has halved.
+tolerance; the theorem, too, has "proper tuning". The paper's falling step is in its supplement,
+which our copy lacks; ours is `inverse_sqrt_schedule`, over a grid of its first step and the round
+in which its square has halved.
 """
 CASES = ("vanilla", "noisy gradients", "own momenta")
 SCHEDULES = ("constant", "falling")
@@ -67,8 +69,8 @@ class Config:
         Standard deviation of the noise on each coordinate of a client's gradient.
     rho
         Correlation of the clients' momenta where they are not shared.
-    noises, noise_local_steps
-        Further noises of gradients, and ``T`` at which rounds are told for each of them.
+    noises
+        Noises of gradients for which rounds are told, too.
     tolerance
         The 2-Wasserstein distance to be reached, in posterior standard deviations, over ``T``.
     tolerances, schedule_local_steps
@@ -90,8 +92,7 @@ class Config:
     local_steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200)
     gradient_noise: float = 20.0
     rho: float = 0.0
-    noises: tuple[float, ...] = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
-    noise_local_steps: tuple[int, ...] = (1, 10, 100)
+    noises: tuple[float, ...] = (0.0, 5.0, 10.0, 15.0, 20.0, 40.0, 80.0)
     tolerance: float = 0.5
     tolerances: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
     schedule_local_steps: int = 2
@@ -110,7 +111,7 @@ class Config:
             "noises must be one or more that are not negative",
             self.noises,
         )
-        for name in ("local_steps", "tolerances", "noise_local_steps"):
+        for name in ("local_steps", "tolerances"):
             values = getattr(self, name)
             require(
                 len(values) > 1 and min(values) > 0,
@@ -166,7 +167,7 @@ def _over_noises(config: Config, clients: Scalars) -> list[dict[str, Any]]:
     steps, table = _grid(config, clients), []
     for noise in config.noises:
         row: dict[str, Any] = {"noise": noise}
-        for num in config.noise_local_steps:
+        for num in config.local_steps:
             case = {"noise": noise, "rho": 1.0}
             found = _first(config, clients, steps, num, _level(config, clients), case)
             row[f"T = {num}"] = None if found is None else found[0]
@@ -313,6 +314,39 @@ def turning(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
+def by_noise(metrics: Mapping[str, Any]) -> dict[float, list[dict[str, Any]]]:
+    """Return for each noise of gradients its rows of ``T`` and rounds; none in older records."""
+    return {
+        row["noise"]: [
+            {"T": int(name.removeprefix("T = ")), "rounds": rounds}
+            for name, rounds in row.items()
+            if name != "noise"
+        ]
+        for row in metrics.get("noises", [])
+    }
+
+
+def nearest_to_u(metrics: Mapping[str, Any]) -> str:
+    """Say at which noise of gradients the rounds come nearest to a U against ``T``.
+
+    Examples
+    --------
+    >>> nearest_to_u({"noises": [{"noise": 1.0, "T = 1": 9, "T = 5": 6, "T = 50": 8}]})
+    'nearest to one with a noise of 1: 9 (T = 1), 6 (T = 5), 8 (T = 50)'
+    """
+    found = by_noise(metrics)
+
+    def depth(noise: float) -> float:
+        turn = turning(found[noise], "rounds")
+        return float(min(turn["first"], turn["last"]))
+
+    noise = max(found, key=depth)
+    rows = found[noise]
+    best = next(row for row in rows if row["T"] == turning(rows, "rounds")["T"])
+    shown = {row["T"]: row["rounds"] for row in (rows[0], best, rows[-1])}
+    return f"nearest to one with a noise of {noise:g}: {listed(list(shown.items()))}"
+
+
 def fewest_at(rows: list[dict[str, Any]], name: str) -> str:
     """Return which ``T`` have the fewest rounds, in words.
 
@@ -406,10 +440,9 @@ def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
         f"{settings.rho:g}. These hardly enter this law: what they add to the variance of a round "
         "comes from clients of different curvature answering the same momentum differently, and is "
         f"at most {100 * more:.2g} % of it at the step sizes of the table. The variance of a round "
-        "is linear in this correlation and in the variance of gradients' noise: between two values "
-        "of either there is nothing new. At the one step size "
+        "is linear in this correlation, so that it is less so in between. At the one step size "
         f"that is best for noisy gradients at T = {exact[0][0]}, exact gradients take "
-        f"{listed(exact)}, in rounds: as far as these have a U, too, it is of drift, and no "
+        f"{listed(exact)}, in rounds: a U here comes from drift, and is no "
         "evidence on noise. The saving of falling steps divided by log(start's distance / "
         "tolerance) is "
         f"{', '.join(f'{x:.2f}' for x in over_logarithm(settings, metrics['schedules']))}. Steps "

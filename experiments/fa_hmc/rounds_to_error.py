@@ -18,8 +18,8 @@ TITLE = "Figure 1(c), continued: rounds against local steps, with many chains"
 PAPER = """
 What chains do beside the law above: only the numbers of local steps are compared, all else as in
 Figure 1(c), by more chains than there, and rounds have standard errors, a jackknife over chains. A
-marginal error is hardly below its floor, that of as many draws of a perfect sampler; the fewer
-rounds a good `T` takes, the fewer draws it has, so that with more chains all `T` take fewer rounds.
+marginal error is hardly below its floor, that of as many draws of a perfect sampler. A `T` that
+takes few rounds has few draws, which more chains make up for.
 """
 HUES = ("sky", "blue", "black")  # of thresholds, the largest first
 

@@ -20,6 +20,7 @@ from experiments.fa_hmc.dimension_findings import with_logarithm
 from experiments.fa_hmc.image_comparisons import share
 from experiments.fa_hmc.logistic_findings import (
     CLAIMED_T,
+    around_own_best,
     of_rule,
     said,
     told_spans,
@@ -76,23 +77,26 @@ def gain(kind: str, about: tuple[float, float] | None = None) -> Any:
             otherwise=UNTESTABLE,
         )
         better = found.word == BETTER
+        least = "at least " * (better and bool(found.ends))
         told_ = [
-            "at least "
-            * (better and bool(found.ends))
-            + f"{100 * found.share:+.0f} % (s.e. {100 * found.error:.0f} %): {found.hmc.error:.3g} "
-            f"and {found.ld.error:.3g}; a perfect sampler has {metrics['floor']:.3g}"
+            f"FA-HMC's best error is {least}{said(found.share, found.error)} than FA-LD's: "
+            f"{found.hmc.error:.3g} against {found.ld.error:.3g}; a perfect sampler has "
+            f"{metrics['floor']:.3g}"
         ]
         if better and found.ends:
             told_.append(f"FA-HMC's best is at an end of {' and of '.join(found.ends)}")
         if not better and found.share < 0:
-            told_.append(f"{100 * found.most:+.0f} % if the grid and luck hide as much as they may")
+            less = f"{100 * abs(found.most):.0f} % {'smaller' if found.most > 0 else 'larger'}"
+            told_.append(f"{less} if the grid and luck hide as much as they may")
         if found.why:
             told_.append(found.why)
         rule = of_rule(metrics["table"])
         if kind == "exact" and rule and found.share < 0:
             told_.append(f"L is by the rule as we recall it: {rule}")
-            told_.append("what of it is drift: [`fa_hmc/drift_1000`](#fa_hmcdrift_1000)")
-        return Verdict(with_lost_settings(word), "; ".join(told_))
+            told_.append(
+                "what of it is drift, and by a finer grid: [`fa_hmc/drift_1000`](#fa_hmcdrift_1000)"
+            )
+        return with_lost_settings(word, "; ".join(told_))
 
     return judge
 
@@ -114,11 +118,17 @@ def easy(kind: str) -> Any:
             (ratio < 1 / WIDER and not hmc.open, CONTRADICTED),
             otherwise=UNTESTABLE,
         )
-        why = "; the rule for L keeps the length of a trajectory nearly fixed"
+        lengths = [row["step size"] * row[f"L, {kind}"] for row in longer(table, kind)]
+        why = (
+            f"; the rule for L keeps the length of a trajectory between {min(lengths):.2g} and "
+            f"{max(lengths):.2g}"
+        )
         if kind == "noisy":
             tried = len(config.get("leapfrogs", ())) or "several"
             why = f"; at each step size FA-HMC has the best of {tried} L, FA-LD has one try"
-        return Verdict(with_lost_settings(word), told_spans(table, kind) + why)
+        return with_lost_settings(
+            word, f"{told_spans(table, kind)}; {around_own_best(table, kind)}{why}"
+        )
 
     return judge
 
@@ -145,7 +155,7 @@ def small_steps(metrics: Given, config: Given) -> Verdict:
         otherwise=UNTESTABLE,
     )
     limit = "errors up to a quarter above the better method's best; "
-    return Verdict(with_lost_settings(word), limit + ("; ".join(told_) or "chains were lost"))
+    return with_lost_settings(word, limit + ("; ".join(told_) or "chains were lost"))
 
 
 def fewer_rounds(metrics: Given, config: Given) -> Verdict:
@@ -170,17 +180,28 @@ def fewer_rounds(metrics: Given, config: Given) -> Verdict:
         otherwise=CONTRADICTED,
     )
     told_ = [rounds_by_law.most_saved(metrics, CLAIMED_T)]
+    if own.get("rounds") == 1:
+        told_[0] += ", about as many trajectories: drift does not count there yet"
     if as_many:
-        told_.append(f"no more rounds takes T = {', '.join(map(str, as_many))}")
-    most = max(saved, key=lambda num: saved[num])
-    if most != CLAIMED_T:
-        told_.append(rounds_by_law.most_saved(metrics, most))
-    return Verdict(
-        with_lost_settings(word),
-        f"with infinitely many chains, by the law: {'; '.join(told_)}; measured with few chains, "
-        "whose number of draws is what takes the rounds: "
+        told_.append(f"T = {', '.join(map(str, as_many))} takes no more rounds")
+    told_ += _at_threshold(metrics)
+    return with_lost_settings(
+        word,
+        f"with infinitely many chains, by the law: {'; '.join(told_)}; measured with 64 chains: "
         "[`fa_hmc/rounds_to_error_gpu`](#fa_hmcrounds_to_error_gpu)",
     )
+
+
+def _at_threshold(metrics: Given) -> list[str]:
+    """Say how many times fewer rounds the paper's T and the best one take to the threshold."""
+    level = metrics["threshold"]
+    rounds = dict(_arrived(metrics)).get(level, {})
+    if not rounds:
+        return []
+    best = min(rounds, key=lambda num: rounds[num])
+    shown = dict.fromkeys(num for num in (CLAIMED_T, best) if num in rounds)
+    listed = ", ".join(f"T = {num} {rounds[1] / rounds[num]:.2g} times fewer" for num in shown)
+    return [f"to {level:g}, {listed}"]
 
 
 def _arrived(metrics: Given) -> list[tuple[float, dict[int, int]]]:
@@ -219,8 +240,8 @@ def best_is_claimed(metrics: Given, config: Given) -> Verdict:
         ([CLAIMED_T] in inside, REPRODUCED), (bool(inside), PARTLY), otherwise=CONTRADICTED
     )
     level = metrics["threshold"]
-    return Verdict(
-        with_lost_settings(word),
+    return with_lost_settings(
+        word,
         f"best T by the error to be reached: {', '.join(listed)}; rounds to {level:g}: "
         f"{rounds_by_law.told(metrics, level)}; large T stop at the error that stays in the long "
         "run",
@@ -245,9 +266,8 @@ def thresholds(metrics: Given, config: Given) -> Verdict:
         f"{first / least:.2g} ({level:g}" + f", in {least}" * (least < 3) + ")"
         for level, first, least in found
     )
-    return Verdict(
-        with_lost_settings(word),
-        f"times fewer rounds, by the marginal error: {listed or 'T = 1 arrives at none'}",
+    return with_lost_settings(
+        word, f"times fewer rounds, by the marginal error: {listed or 'T = 1 arrives at none'}"
     )
 
 
@@ -266,8 +286,8 @@ def larger_gap(metrics: Given, config: Given) -> Verdict:
     shown = [found[i] for i in (0, len(found) // 2, -1)]
     listed = ", ".join(f"{100 * gain:+.0f} % ({step:.3g})" for step, gain in shown)
     first = min(metrics["table"], key=lambda row: row["step size"])
-    return Verdict(
-        with_lost_settings(word),
+    return with_lost_settings(
+        word,
         f"gain at the smallest, a middle and the largest step size: {listed}; at the smallest "
         f"FA-LD has an error of {first['FA-LD, noisy']:.2g}, as its chains hardly move",
     )
@@ -318,8 +338,8 @@ def dimension(metrics: Given, config: Given) -> Verdict:
         otherwise=CONTRADICTED,
     )
     first, last = (metrics["table"][i]["dimension"] for i in (0, -1))
-    return Verdict(
-        with_lost_settings(word),
+    return with_lost_settings(
+        word,
         f"rounds grow as the dimension to the power {power:.2f} (claim: 0.5) from "
         f"{first} to {last}; divided by sqrt(d) log(distance / tolerance) they lie "
         f"between {low:.2g} and {high:.2g}; the step's power of d is derived from this conclusion, "
@@ -335,15 +355,21 @@ def in_u(metrics: Given, config: Given) -> Verdict:
     """
     rows, fixed = metrics["table"], "noisy gradients, one step size"
     tuned = {name: local_steps.turning(rows, name) for name in ("noisy gradients", "own momenta")}
+    noises = [local_steps.turning(of, "rounds") for of in local_steps.by_noise(metrics).values()]
     word = first_that_holds(
         (all(found["inside"] for found in tuned.values()), REPRODUCED),
-        (any(found["inside"] for found in tuned.values()), PARTLY),
+        (any(found["inside"] for found in (*tuned.values(), *noises)), PARTLY),
         otherwise=UNTESTABLE,
     )
     told_ = []
     if word == UNTESTABLE:
-        told_.append(f"no U up to T = {rows[-1]['T']} on this target, with tuned step sizes")
+        told_.append(
+            f"no U up to T = {rows[-1]['T']} on this target, with tuned step sizes (in one, both "
+            "ends have 10 % more rounds than the fewest)"
+        )
     told_ += [f"{name}: {_rounds(rows, name)}" for name in (*tuned, fixed)]
+    if noises:
+        told_.append(local_steps.nearest_to_u(metrics))
     exact = local_steps.exact_at_one_step(local_steps.Config(**config), rows)
     drift = local_steps.turning([{"T": t, "exact": n} for t, n in exact], "exact")["inside"]
     told_.append(
@@ -376,10 +402,11 @@ def vanilla(metrics: Given, config: Given) -> Verdict:
         otherwise=CONTRADICTED,
     )
     listed = ", ".join(f"{row['vanilla']} (T = {row['T']})" for row in rows)
-    return Verdict(
-        with_lost_settings(word),
-        f"rounds, by the law: {listed}; the most are {found['largest']:.2g} times the fewest, "
-        f"{later['largest']:.2g} times from T = {rows[1]['T']} on",
+    return with_lost_settings(
+        word,
+        f"rounds, by the law: {listed}; T = {found['T']} has the fewest; the most are "
+        f"{found['largest']:.2g} times as many, {later['largest']:.2g} times from "
+        f"T = {rows[1]['T']} on",
     )
 
 

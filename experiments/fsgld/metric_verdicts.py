@@ -80,7 +80,7 @@ def faster(metrics: Given, config: Given) -> Verdict:
         (any(sooner) or any(leads), PARTLY),
         otherwise=CONTRADICTED,
     )
-    return Verdict(with_lost_settings(word), "; ".join(told))
+    return with_lost_settings(word, "; ".join(told))
 
 
 def _first(holds: np.ndarray, samples: np.ndarray) -> float:
@@ -119,7 +119,7 @@ def spread(metrics: Given, config: Given) -> Verdict:
         (all(bar.smaller <= 1 - MOST for bar in bars.values()), CONTRADICTED),
         otherwise=UNTESTABLE,
     )
-    return Verdict(with_lost_settings(word), "; ".join(told))
+    return with_lost_settings(word, "; ".join(told))
 
 
 def laplace(metrics: Given, config: Given) -> Verdict:

@@ -154,8 +154,7 @@ def paper_step(metrics: Given, config: Given) -> Verdict:
         return network("non_iid", True)(metrics, config)
     other = config["table"] != "susy"
     data = f" on {metrics['data'].lower()}" if other else ""
-    return Verdict(
-        # The paper does not give its prior and its surrogates' samplers.
-        with_lost_settings(on_other_data(CONTRADICTED, other)),
+    return with_lost_settings(  # The paper does not give its prior and its surrogates' samplers.
+        on_other_data(CONTRADICTED, other),
         f"FSGLD diverged{data} in all {config['num_repetitions']} repetitions of both splits",
     )

@@ -110,8 +110,8 @@ def less_compression(metrics: Given, config: Given) -> Verdict:
     )
     released = " and ".join(f"{as_released(metrics, r['algorithm']):.3g}" for r in (coarse, fine))
     told = "it falls: " if falls else ""
-    return Verdict(
-        with_lost_settings(CONTRADICTED if falls else REPRODUCED),
+    return with_lost_settings(
+        CONTRADICTED if falls else REPRODUCED,
         f"{told}squared distance from the mean over the posterior's {listed}; by the law "
         f"{released} with the released notebook's step size and batches; the average of theta "
         "itself has no bias",

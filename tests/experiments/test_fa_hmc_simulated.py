@@ -126,7 +126,6 @@ def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
         num_runs=200,
         gradient_noise=5.0,
         noises=(0.0, 5.0),
-        noise_local_steps=(1, 3),
         tolerances=(0.3, 0.1),
         num_step_sizes=80,
     )
