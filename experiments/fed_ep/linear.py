@@ -25,10 +25,9 @@ grows. CIFAR-10's linear models here are both smaller than its small one, so tha
 size.
 
 The paper says "PCA'ed features" and not whether they are scaled. The more a component varies, the
-more the rows say about its weights; we suppose that a diagonal (V) can use that, where a scaled
-identity (I) cannot, and that with components scaled to variance one, all of whose weights are about
-as well known as each other, little is left to use. `cifar10_components_raw_small` keeps the
-variances, as principal components do and as `linear` does; `cifar10_components_small` scales them.
+more the rows say about its weights, which a diagonal (V) can hold and a scaled identity (I) cannot.
+`cifar10_components_raw_small` keeps the variances, as principal components do and as `linear` does;
+`cifar10_components_small` scales them, which leaves all weights about as well known as each other.
 Step sizes, `covariance` and clipping are those for networks (the paper states no others), `scale`
 is 1, as in Eq. 4, where full size has that of the released code, and neither method is tuned.
 """

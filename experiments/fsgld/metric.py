@@ -31,9 +31,7 @@ class Config:
     `num_burnin` and how the surrogates' samples were drawn. Its step size ``h = 1e-3`` is twice
     our `step_size`. A client's own likelihood is `num_shards` times flatter than the likelihood to
     the power ``1 / f_s`` that a visit of the relay sees; `surrogate_step_size` is larger by as
-    much. Were it not, or without thinning, 3000 samples would not go far enough to see how flat a
-    nearly separable shard is, we think, and the surrogates would be too sharp
-    (``fsgld/metric_plain`` tries it).
+    much (``fsgld/metric_plain`` tries the relay's own, without thinning).
     `prior_fraction` of the prior, divided out again, keeps such shards from walking off.
     """
 

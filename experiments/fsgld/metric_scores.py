@@ -51,16 +51,15 @@ whether the paper's ten seeds do so, our copy does not say.
 
 FSGLD depends on its surrogates, and three choices of ours are made for it, so that its verdicts
 hold under them. Local samples are taken with ten times the relay's step size, and nine of ten are
-left out: with the relay's own and all of them kept, we think, 3000 samples do not go far enough to
-see how flat a nearly separable shard is, so that surrogates are too sharp; `metric_plain` shows
-what then becomes of FSGLD. Local samples are of a shard's likelihood times a tenth of the prior,
-which is divided out again; the paper's density for them has no prior, and that of a separable shard
-cannot be normalized. Last, the library's checks for improper local likelihoods are off, since the
-letters of some shards are nearly separable.
+left out; `metric_plain` shows what becomes of FSGLD with the relay's own and all of them kept.
+Local samples are of a shard's likelihood times a tenth of the prior, which is divided out again;
+the paper's density for them has no prior, and that of a separable shard cannot be normalized. Last,
+the library's checks for improper local likelihoods are off, since the letters of some shards are
+nearly separable.
 
 Each surrogate is a parabola, the logistic log likelihood is not: where a shard's own pairs are
-classified with certainty its curvature vanishes, and that of the conducive term does not. That is
-why, we think, chains can run away; it was not measured. `metric_laplace` expands at the local
+classified with certainty its curvature vanishes, and that of the conducive term does not. Whether
+that is why chains run away was not measured. `metric_laplace` expands at the local
 maxima (appendix F.2), `metric_taylor` at the maximum of all pairs, which needs no proper local
 likelihood. `metric_start` keeps every round of the first hundred.
 
