@@ -306,7 +306,8 @@ def differences(record: Record) -> str:
         if value != theirs.get(name)
     ]
     if not changed:
-        return "" if record["experiment"] == full else f"The settings are those of `{full}`."
+        same = record["experiment"] == full
+        return "The full settings." if same else f"The settings are those of `{full}`."
     return (
         f"Settings that differ from `{full}`, whose values are in brackets: {', '.join(changed)}."
     )

@@ -13,13 +13,13 @@ from experiments import images, spreading
 from experiments.images import Images
 from experiments.models import Mlp, ResNet
 from experiments.qlsd import network_figures, network_hmc, network_methods, networks
-from experiments.qlsd.cifar10_findings import PAPER, commentary, table_row
+from experiments.qlsd.cifar10_findings import PAPER, commentary, table, table_row
 from experiments.qlsd.federations import Federation, some_rows
 from experiments.qlsd.image_federations import contiguous_blocks, dominant_digits
 from experiments.qlsd.network_scores import of_mean, scores
 from fedmcmc import Placement, metrics
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run"]
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "draw", "run", "table"]
 
 TITLE = "Table 4 and Figure 2: ResNet-20 on CIFAR-10"
 

@@ -7,7 +7,7 @@ from experiments.output import format_number
 from experiments.qlsd.network_scores import OF_FED_BE, hundredths, standard_error
 from experiments.qlsd.networks import Result
 
-__all__ = ["PAPER", "TABLE_4", "commentary", "table_row"]
+__all__ = ["PAPER", "TABLE_4", "commentary", "table", "table_row"]
 
 TABLE_4 = {
     "HMC": (89.6, 0.94, 0.07),
@@ -70,6 +70,15 @@ def table_row(method: str, found: dict[str, float], result: Result | None) -> di
     }
 
 
+def table(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the table of a run, without distances to a reference that has not mixed."""
+    left_out = () if _mixed(metrics) else ("agreement", "TV")
+    return [
+        {name: value for name, value in row.items() if name not in left_out}
+        for row in metrics["table"]
+    ]
+
+
 def commentary(metrics: dict[str, Any]) -> str:
     """Return what a run says about the paper's conclusions, for the report."""
     found = metrics["scores"]
@@ -128,8 +137,8 @@ def _mixing(metrics: dict[str, Any]) -> str:
     if _mixed(metrics):
         return told
     return told + (
-        " These chains have not mixed, so that they are no ground truth: a distance to them says "
-        "how a method compares with chains as long."
+        " These chains have not mixed, so that they are no ground truth: no distance to them is "
+        "shown."
     )
 
 

@@ -263,7 +263,7 @@ def test_what_differs_from_the_full_settings_is_read_off_the_two(modules):
     assert "`table` covtype (susy)" in text and "`rows_per_shard` 2000 (90000)" in text
     assert "batch_size" not in text  # the same in both
     config = json.loads(json.dumps(schemas.split(compose("experiment=fsgld/mlp"))[0]))
-    assert report.differences({"experiment": "fsgld/mlp", "config": config}) == ""
+    assert report.differences({"experiment": "fsgld/mlp", "config": config}) == "The full settings."
 
 
 @pytest.mark.parametrize(

@@ -401,3 +401,13 @@ def test_fed_be_is_scored_after_so_many_rounds_by_the_share_of_a_label(monkeypat
 def test_settings_of_fed_be_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         fed_be.Config(**wrong)
+
+
+def test_no_distance_is_shown_to_chains_that_have_not_mixed():
+    row = {"method": "SGLD", "accuracy %": 90.0, "agreement": 0.9, "TV": 0.1}
+    shown = [
+        cifar10.table({"table": [row], "hmc": {"rhat of predictions": rhat}})[0].keys()
+        for rhat in (1.01, 3.0, None)
+    ]
+    assert "TV" in shown[0] and "agreement" in shown[0]
+    assert list(shown[1]) == list(shown[2]) == ["method", "accuracy %"]
