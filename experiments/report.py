@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -147,10 +147,7 @@ def page(paper: str, docs: Path) -> str:
     package = importlib.import_module(f"experiments.{paper}")
     modules = {n: m for n, m in schemas.modules().items() if n.startswith(f"{paper}/")}
     made = claims_of(paper)
-    order = list(dict.fromkeys(c.experiment for c in made if c.experiment))
-    ordered = [name for name in order if name in modules]
-    others = set(modules) - set(order)  # studies of our own
-    ordered += sorted(others, key=lambda name: getattr(modules[name], "TITLE", name))
+    ordered = _ordered(modules, made)
     records = records_of(docs, list(modules))
     figures = {
         name: _draw(record, modules[schema], docs)
@@ -169,6 +166,20 @@ def page(paper: str, docs: Path) -> str:
     for name in ordered:
         parts += _section(name, modules[name], records, figures)
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _ordered(modules: Mapping[str, ModuleType], made: Sequence[claims.Claim]) -> list[str]:
+    """Return experiments in the order of their claims; then others, studies of our own.
+
+    A module with ``AFTER``, the name of another, follows that one.
+    """
+    order = [c.experiment for c in made if c.experiment in modules]
+    others = sorted(set(modules) - set(order), key=lambda n: getattr(modules[n], "TITLE", n))
+    ordered = [name for name in dict.fromkeys((*order, *others)) if name is not None]
+    for name in [name for name in ordered if hasattr(modules[name], "AFTER")]:
+        ordered.remove(name)
+        ordered.insert(ordered.index(modules[name].AFTER) + 1, name)
+    return ordered
 
 
 def _row(

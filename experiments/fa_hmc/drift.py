@@ -18,6 +18,7 @@ from experiments.figures import COLORS, figure, floor, label_ticks, points
 from fedmcmc.metrics import marginal_error
 
 __all__ = [
+    "AFTER",
     "PAPER",
     "TITLE",
     "Config",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 TITLE = "Figure 1(a), continued: what the errors with exact gradients are made of"
+AFTER = "fa_hmc/logistic"
 PAPER = """
 A study of ours. Between two communications every client follows its own posterior, and the longer
 its trajectories the further it drifts towards its own mode. `predict_bias` computes the stationary

@@ -12,9 +12,10 @@ from experiments.fa_hmc.logistic_findings import federation_of, local_steps_told
 from experiments.fa_hmc.logistic_judging import THRESHOLDS
 from experiments.figures import COLORS, figure, label_ticks, points
 
-__all__ = ["PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
+__all__ = ["AFTER", "PAPER", "TITLE", "Config", "about", "commentary", "draw", "run"]
 
 TITLE = "Figure 1(c), continued: rounds against local steps, with many chains"
+AFTER = "fa_hmc/rounds_by_law"
 PAPER = """
 What chains do beside the law above: only the numbers of local steps are compared, all else as in
 Figure 1(c), by more chains than there, and rounds have standard errors, a jackknife over chains. A

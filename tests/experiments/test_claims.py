@@ -59,6 +59,13 @@ def test_claims_refer_to_experiments_and_settings_that_exist(paper):
     }
 
 
+def test_sections_follow_the_paper_and_what_continues_one_follows_it():
+    modules = {name: m for name, m in schemas.modules().items() if name.startswith("fa_hmc/")}
+    names = [name.removeprefix("fa_hmc/") for name in report._ordered(modules, fa_hmc.CLAIMS)]
+    figures = ["logistic", "drift", "rounds_by_law", "rounds_to_error", "dimension"]
+    assert names == ["local_steps", *figures, "fashion_mnist", "network", "kmnist", "cifar2"]
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_records_are_of_settings_that_exist_and_can_be_judged(path):
     record = json.loads(path.read_text())
