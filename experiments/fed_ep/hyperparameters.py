@@ -178,8 +178,9 @@ def run(config: Config, out: Path, placement: Placement = spreading.ONE_DEVICE) 
         line: _parsed(config, line) for line in config.grid
     }
     found = image_runs.measure(config, _federation(config), placement, variants)
-    # The page shows neither of a grid, whose record is long enough.
-    found = {k: v for k, v in found.items() if k not in ("loss_by_round", "by_round_sd")}
+    # The page shows none of these of a grid, whose record is long enough.
+    left_out = ("loss_by_round", "loss_by_round_sd", "by_round_sd")
+    found = {name: value for name, value in found.items() if name not in left_out}
     return found | {"figures": draw(found, out)}
 
 

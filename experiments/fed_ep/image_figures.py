@@ -59,7 +59,8 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     ] or ["Averaging"]
     scores = {"test accuracy (%)": (metrics["by_round"], metrics["by_round_sd"])}
     if "loss_by_round" in metrics:
-        scores["test loss (nats)"] = (metrics["loss_by_round"], {})
+        spreads = metrics.get("loss_by_round_sd", {})
+        scores["test loss (nats)"] = (metrics["loss_by_round"], spreads)
     collapsed = _collapsed(metrics)
     shape = len(scores), len(families)
     with figure(out / "rounds.png", *shape, sharey="row") as (_, axes):
@@ -90,6 +91,11 @@ def draw(metrics: dict[str, Any], out: Path) -> list[dict[str, str]]:
     return [{"file": "rounds.png", "caption": _caption(metrics, list(scores), start, collapsed)}]
 
 
+def _with_bands(metrics: dict[str, Any]) -> str:
+    """Return what has bands: older records have none of losses."""
+    return "both" if "loss_by_round_sd" in metrics else "accuracies"
+
+
 def _collapsed(metrics: dict[str, Any]) -> dict[str, float]:
     """Return the accuracies at the end of methods that end far below where methods part."""
     window, first = metrics["settings"]["window"], metrics["settings"]["num_burnin"]
@@ -110,7 +116,7 @@ def _caption(
     text = (
         f"{what} of the point estimate from round {start} on, running means of "
         f"{settings['window']} rounds averaged over {seeds(settings)} "
-        f"({bands(settings['num_seeds'], 'accuracies')}); all methods go on from the same "
+        f"({bands(settings['num_seeds'], _with_bands(metrics))}); all methods go on from the same "
         f"{settings['num_burnin']} rounds of FedAvg (dotted line)."
     )
     if collapsed:

@@ -95,7 +95,8 @@ def measure(
     score_fn = Partial(_scores, predictive(module, inputs=0))
     curves = runs.execute(settings, posterior, federation, score_fn, placement, variants)
     key = jax.random.key(settings.seed + 1)
-    table, by_round, spreads, losses = [], {}, {}, {}
+    table: list[dict[str, Any]] = []
+    by_round, spreads, losses, spreads_of_losses = {}, {}, {}, {}
     by_seed: dict[str, dict[str, list[float]]] = {"early": {}, "best": {}, "end": {}}
     rounds: dict[str, dict[str, list[float | None]]] = {f"{x:g}": {} for x in settings.thresholds}
     for name, curve in curves.items():
@@ -106,7 +107,9 @@ def measure(
             by_seed[part][name] = values
         for level in settings.thresholds:
             rounds[f"{level:g}"][name] = _rounds_of_seeds(accuracy, level, settings)
-        losses[name] = np.asarray(curve.scores["loss"], np.float64).mean(axis=0).tolist()
+        loss = np.asarray(curve.scores["loss"], np.float64)
+        losses[name] = loss.mean(axis=0).tolist()
+        spreads_of_losses[name] = image_figures.deviations(loss, settings.window)
         row = {"method": name} | _summary(accuracy, settings)
         row |= _calibration(key, name, curve, predict_fn, federation.test, settings)
         table.append(row)
@@ -118,6 +121,7 @@ def measure(
         "by_round": by_round,
         "by_round_sd": spreads,
         "loss_by_round": losses,
+        "loss_by_round_sd": spreads_of_losses,
         # Of each seed, so that methods can be compared on the same burn-in and test images.
         **{f"{part}_by_seed": values for part, values in by_seed.items()},
         "rounds_by_seed": rounds,

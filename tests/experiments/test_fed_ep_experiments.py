@@ -74,6 +74,9 @@ def test_all_methods_run_and_the_paper_has_a_table_of_its_own(tmp_path, monkeypa
     assert "473" in cifar.PAPER and "473" not in text  # the paper's CIFAR-100 is other data
     spread = found["by_round_sd"]["FedEP (I)"]
     assert len(spread) == 4 and max(spread) > 0  # running means of two of five rounds
+    spread = found["loss_by_round_sd"]["FedEP (I)"]
+    assert len(spread) == 4 and max(spread) > 0
+    assert "deviation of both over seeds" in found["figures"][0]["caption"]
     for row in found["table"]:
         mean = np.array(found["by_round"][row["method"]])
         best = np.convolve(mean, [0.5, 0.5], mode="valid").max()
