@@ -91,6 +91,8 @@ class Finding(NamedTuple):
     ----------
     title
         The finding, as a sentence.
+    advice
+        What to do, as a sentence.
     runs
         Those that show it; of several names in one place the first that was run.
     tell
@@ -100,6 +102,7 @@ class Finding(NamedTuple):
     """
 
     title: str
+    advice: str
     runs: tuple[str | tuple[str, ...], ...]
     tell: Callable[..., str]
     figure: str | None = None

@@ -4,6 +4,7 @@ Every number comes from a record in ``docs/results/runs``. A finding whose recor
 told; the page names it at its end. Each paper's findings are in its own ``lessons``.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ FINDINGS = (*fsgld.FINDINGS, *qlsd.FINDINGS, *fa_hmc.FINDINGS, *fed_ep.FINDINGS)
 
 def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page as Markdown; `records` are those of all runs, by name."""
-    parts, missing = [INTRODUCTION], []
+    parts, advice, missing = [], [], []
     for finding in FINDINGS:
         names = finding.runs_of(records)
         lacking = [name for name in names if name not in records]
@@ -32,13 +33,26 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         given = [records[n]["metrics"] | {"config": records[n]["config"]} for n in names]
         text = finding.tell(*given)
         parts += [f"## {finding.title}", text, _evidence(finding, names)]
-    parts.append(_released())
+        because = f"[{finding.title}](#{_anchor(finding.title)})"
+        advice.append({"what to do": finding.advice, "because": because})
+    parts = [INTRODUCTION, output.markdown_table(advice), *parts, _released()]
     if missing:
         parts.append(
             "## Not told\n\nThese have no committed run, so that nothing is said of them here:\n\n"
             + "\n".join(missing)
         )
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that Markdown gives a heading.
+
+    Examples
+    --------
+    >>> _anchor("QLSD's best multiple is 1 / (1 + e^2)")
+    'qlsds-best-multiple-is-1--1--e2'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _evidence(finding: Finding, names: list[str]) -> str:

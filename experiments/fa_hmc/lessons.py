@@ -100,6 +100,7 @@ def _dimension(dimension: Given) -> str:
 FINDINGS = (
     Finding(
         "Long trajectories let clients drift, which control variates mend",
+        "Give FA-HMC's long trajectories `control_variate=True`.",
         (
             ("fa_hmc/logistic", "fa_hmc/logistic_small"),
             "fa_hmc/logistic_low",
@@ -111,12 +112,14 @@ FINDINGS = (
     ),
     Finding(
         "Long trajectories against many short ones, at equal work",
+        "Expect little of long trajectories at equal work.",
         ("fa_hmc/fashion_mnist_gpu", "fa_hmc/kmnist_gpu", "fa_hmc/cifar2_gpu"),
         _equal_work,
         "curves_L.png",
     ),
     Finding(
         "FA-HMC's rounds grow a little faster than the root of the dimension",
+        "Plan FA-HMC's rounds by the root of the dimension, times a logarithm.",
         ("fa_hmc/dimension",),
         _dimension,
         "rounds.png",

@@ -231,9 +231,16 @@ def _lost(grid: Given, tried: Given) -> str:
 
 
 FINDINGS = (
-    Finding("One-shot products miss the posterior", ("fed_ep/toy",), _one_shot, "toy.png"),
+    Finding(
+        "One-shot products miss the posterior",
+        "Take some rounds of FedEP: they remove what a product of clients' own fits misses.",
+        ("fed_ep/toy",),
+        _one_shot,
+        "toy.png",
+    ),
     Finding(
         "A diagonal beats a scaled identity where features differ in variance",
+        "Take a diagonal in FedEP (V) where features differ in variance, else a scaled identity.",
         (
             "fed_ep/cifar10_components_raw_small",
             "fed_ep/cifar10_components_small",
@@ -244,6 +251,7 @@ FINDINGS = (
     ),
     Finding(
         "With a scaled identity FedEP keeps its gain on a small network",
+        "Begin with a scaled identity (I) in FedEP of networks.",
         (
             "fed_ep/cifar10_gpu",
             "fed_ep/cifar10_gpu_row_curvature",
@@ -255,6 +263,7 @@ FINDINGS = (
     ),
     Finding(
         "With a scaled identity FedSEP's pull sets the width of its draws",
+        "Choose FedSEP's precision by what its draws predict, not by its point's accuracy.",
         (
             "fed_ep/mnist_gpu_steps",
             "fed_ep/mnist_gpu",
@@ -266,6 +275,8 @@ FINDINGS = (
     ),
     Finding(
         "FedSEP can fall to chance after its best round",
+        "Look at FedSEP's last rounds, not its best; where they fall, use `row_curvature` or "
+        "smaller steps.",
         (
             "fed_ep/hyperparameters_cifar10_small",
             "fed_ep/hyperparameters_cifar10_small_server",

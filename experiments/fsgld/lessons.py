@@ -288,18 +288,21 @@ FINDINGS = (
     Finding(
         "FSGLD at its published settings finds the mean; the width takes a smaller step or larger "
         "minibatches",
+        "Take smaller steps or larger minibatches with FSGLD where widths matter.",
         ("fsgld/gaussian",),
         _width,
         "mse.png",
     ),
     Finding(
         "FSGLD is as good as its surrogates",
+        "Make FSGLD's surrogates with `surrogates.taylor`, at the mode of `surrogates.mode`.",
         ("fsgld/metric", "fsgld/metric_taylor", "fsgld/metric_laplace"),
         _surrogates,
         "log_likelihood.png",
     ),
     Finding(
         "A smaller spread over ten repetitions takes a test",
+        "Test a difference of spreads, in differences within repetitions.",
         ("fsgld/metric",),
         _metric_spreads,
         "log_likelihood.png",
@@ -307,6 +310,7 @@ FINDINGS = (
     Finding(
         "With dense expansions as surrogates FSGLD needs shorter visits or smaller steps the more "
         "its shards differ",
+        "Where a chain of FSGLD turns non-finite, take fewer local steps, then smaller ones.",
         (
             "fsgld/mlp_small_fisher_dense_shorter",
             "fsgld/mlp_small_fisher_dense_short",
@@ -319,18 +323,21 @@ FINDINGS = (
     ),
     Finding(
         "Surrogates that were refitted where the posterior lies serve longer visits",
+        "For long visits of FSGLD refit surrogates where the posterior lies.",
         ("fed_ep/refresh",),
         _refreshed,
         "refresh.png",
     ),
     Finding(
         "The best multiple of the conducive gradient is 1 / (1 + e^2), and mends no bad surrogates",
+        "Keep the multiple of the conducive gradient at 1; where surrogates are bad, mend them.",
         ("fsgld/alpha",),
         _multiple,
         "alpha.png",
     ),
     Finding(
         "DSGLD's rows of FSGLD's Table 1 are like those of networks that ignore their input",
+        "Compare a classifier with a coin toss before comparing methods.",
         ("fsgld/mlp_small_paper_step",),
         _coin,
         "log_likelihood.png",

@@ -126,8 +126,15 @@ def test_the_page_of_findings_is_what_the_records_give():
             assert (DOCS / "figures" / figure).is_file()
 
 
+def test_the_advice_links_to_its_findings():
+    page = (DOCS.parent / "findings.md").read_text()
+    headings = {findings._anchor(line[3:]) for line in page.splitlines() if line.startswith("## ")}
+    links = re.findall(r"\]\(#([^)]*)\)", page)
+    assert len(links) == len(findings.FINDINGS) and set(links) <= headings
+
+
 def test_a_finding_is_of_the_first_of_its_runs_that_is_there():
-    finding = claims.Finding("made up", (("full", "small"), "other"), lambda *given: "")
+    finding = claims.Finding("made up", "do so", (("full", "small"), "other"), lambda *given: "")
     assert finding.runs_of({}) == finding.runs_of({"full": 1, "small": 1}) == ["full", "other"]
     assert finding.runs_of({"small": 1}) == ["small", "other"]
 
