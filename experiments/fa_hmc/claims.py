@@ -229,6 +229,35 @@ CLAIMS = (
         image_verdicts.above_one("T", ("brier", "ece")),
         "curves_T.png",
     ),
+    *(
+        Claim(
+            f"Figure {figure}",
+            f"{title}, in small: is some {varied} above 1 better than 1 in the later samples "
+            "alone, too, without the transient?",
+            f"fa_hmc/{name}",
+            image_verdicts.in_later_samples(image_verdicts.above_one(varied, ALL)),
+            f"curves_{varied}.png",
+            (f"fa_hmc/{name}_small",),
+            ours=True,
+        )
+        for figure, varied, title, name in (
+            (3, "L", "Fashion-MNIST", "fashion_mnist"),
+            (4, "T", "Fashion-MNIST", "fashion_mnist"),
+            (6, "L", "KMNIST", "kmnist"),
+            (6, "L", "Two classes of CIFAR-10", "cifar2"),
+            (7, "T", "KMNIST", "kmnist"),
+            (7, "T", "Two classes of CIFAR-10", "cifar2"),
+        )
+    ),
+    Claim(
+        "Section 5.3",
+        "Fashion-MNIST, in small: does FA-HMC beat FA-LD at the same computation in the later "
+        "samples alone?",
+        "fa_hmc/fashion_mnist",
+        image_verdicts.in_later_samples(image_verdicts.at_same_work),
+        runs=("fa_hmc/fashion_mnist_small",),
+        ours=True,
+    ),
     Claim(
         "Section 6",
         "Control variates, as we read the paper's proposal, have FA-HMC beat FA-LD with exact "

@@ -19,6 +19,7 @@ __all__ = [
     "against_one",
     "compare",
     "larger_or_smaller",
+    "of_later_samples",
     "of_share",
     "ranking",
     "share",
@@ -76,6 +77,25 @@ def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple
     found = [(r[varied], r["scores"][name]) for r in results if varied in r["sweeps"]]
     good = [(value, score) for value, score in found if score["mean"] is not None]
     return sorted(good, key=lambda pair: -orientation(name) * pair[1]["mean"])
+
+
+def of_later_samples(results: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return results with the scores of the later samples alone, ``None`` in a run without them.
+
+    They are judged at the end of the run: their curves have no other point.
+    """
+    scores = [score for result in results for score in result["scores"].values()]
+    if not all("later" in score for score in scores):
+        return None
+
+    def at_end(score: Score) -> dict[str, Any]:
+        later = score["later"]
+        return later | {"curve": None if later["curve"] is None else 2 * later["curve"][-1:]}
+
+    return [
+        result | {"scores": {name: at_end(score) for name, score in result["scores"].items()}}
+        for result in results
+    ]
 
 
 def compare(

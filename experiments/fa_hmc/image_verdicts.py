@@ -19,6 +19,7 @@ from experiments.fa_hmc.image_comparisons import (
     against,
     against_one,
     larger_or_smaller,
+    of_later_samples,
     of_share,
     ranking,
     told,
@@ -33,6 +34,7 @@ __all__ = [
     "at_same_work",
     "best_values",
     "gains_of_best",
+    "in_later_samples",
     "one_best",
     "worst_and_second",
 ]
@@ -157,6 +159,18 @@ def at_same_work(metrics: Given, config: Given) -> Verdict:
     title = "L = {L}, T = {T}".format(**long) + " against " + "L = {L}, T = {T}: ".format(**short)
     verdict = _of_scores(words, texts, metrics, config)
     return verdict._replace(number=title + verdict.number)
+
+
+def in_later_samples(judge: Any) -> Any:
+    """Judge the same of the later samples alone, so without the transient."""
+
+    def judged(metrics: Given, config: Given) -> Verdict:
+        results = of_later_samples(metrics["results"])
+        if results is None:
+            return Verdict(UNTESTABLE, "the run scores averages over all samples alone")
+        return judge({**metrics, "results": results}, config)
+
+    return judged
 
 
 def _of_scores(

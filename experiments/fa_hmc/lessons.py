@@ -3,7 +3,13 @@
 from experiments.claims import Finding, Given
 from experiments.fa_hmc.dimension_findings import with_logarithm
 from experiments.fa_hmc.drift import agreement, compared, drift_share, ends
-from experiments.fa_hmc.image_comparisons import against_one, compare, standard_error, told
+from experiments.fa_hmc.image_comparisons import (
+    against_one,
+    compare,
+    of_later_samples,
+    standard_error,
+    told,
+)
 from experiments.fa_hmc.image_figures import TITLES
 from experiments.fa_hmc.image_findings import same_work
 from experiments.fa_hmc.logistic_findings import of_errors, of_rule
@@ -58,9 +64,9 @@ def _rule(logistic: Given) -> str:
     )
 
 
-def _equal_work(fashion: Given, kmnist: Given, cifar2: Given) -> str:
-    parts = []
-    for title, of in (("Fashion-MNIST", fashion), ("KMNIST", kmnist), ("CIFAR-10, 2", cifar2)):
+def _equal_work(fashion: Given, kmnist: Given, cifar2: Given, *small: Given) -> str:
+    parts, titles = [], ("Fashion-MNIST", "KMNIST", "CIFAR-10, 2")
+    for title, of in zip(titles, (fashion, kmnist, cifar2), strict=True):
         results, chains = of["results"], of["config"]["num_chains"]
         ((long, short),) = [pair for pair in same_work(results) if pair[1]["L"] == 1]
         words: dict[str, list[str]] = {}
@@ -82,6 +88,27 @@ def _equal_work(fashion: Given, kmnist: Given, cifar2: Given) -> str:
         f'chains. {" ".join(parts)} At equal rounds longer trajectories take more gradients. "So '
         'far": the difference was larger at half of the rounds, or, where the later samples are '
         "scored, it is not significant in these."
+        + "".join(_later(title, of) for title, of in zip(titles, small, strict=True))
+    )
+
+
+def _later(title: str, small: Given) -> str:
+    """Say what is left at equal rounds and at equal work in the later samples of a small run."""
+    results, chains = of_later_samples(small["results"]), small["config"]["num_chains"]
+    if results is None:
+        return ""
+    ((long, short),) = [pair for pair in same_work(results) if pair[1]["L"] == 1]
+    told_ = [told(against_one(results, "L", name, chains)) for name in ("accuracy", "nnll")]
+    words = [against_one(results, "L", name, chains).word for name in ("accuracy", "nnll")]
+    same = [
+        compare(name, long["scores"][name], short["scores"][name], chains)[0]
+        for name in ("accuracy", "nnll")
+    ]
+    return (
+        f" {title} in small ({small['num_rows']:,} images, {small['rounds'][-1]} rounds), in the "
+        "later samples alone, so without the transient: L above 1 at equal "
+        f"rounds is {words[0]} in accuracy ({told_[0]}) and {words[1]} in NLL ({told_[1]}), at "
+        f"equal work {same[0]} and {same[1]}."
     )
 
 
@@ -113,7 +140,10 @@ FINDINGS = (
     Finding(
         "Long trajectories against many short ones, at equal work",
         "Expect little of long trajectories at equal work.",
-        ("fa_hmc/fashion_mnist_gpu", "fa_hmc/kmnist_gpu", "fa_hmc/cifar2_gpu"),
+        (
+            *("fa_hmc/fashion_mnist_gpu", "fa_hmc/kmnist_gpu", "fa_hmc/cifar2_gpu"),
+            *("fa_hmc/fashion_mnist_small", "fa_hmc/kmnist_small", "fa_hmc/cifar2_small"),
+        ),
         _equal_work,
         "curves_L.png",
     ),

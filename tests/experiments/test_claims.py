@@ -575,6 +575,21 @@ def test_scores_on_images_are_judged_by_noise_and_what_changes_still(better, wor
         assert judge(fa_hmc, "Figure 6", *given) == "partly"
 
 
+def test_the_later_samples_are_judged_alone():
+    """A lead that all samples have and the later ones do not is none there."""
+    one, ten = scored("L", 1, 0.8), scored("L", 10, 0.9)
+    judged = image_verdicts.in_later_samples(image_verdicts.above_one("L", fa_hmc.ALL))
+    assert "all samples alone" in judged(*images([one, ten])).number
+    for mean, word in ((0.9, "reproduced"), (0.81, "untestable here")):
+        later = {1: scored("L", 1, 0.8), 10: scored("L", 10, mean, half=0.99)}
+        rows = [
+            row | {"scores": {n: s | {"later": later[num]["scores"][n]} for n, s in of.items()}}
+            for num, row in ((1, one), (10, ten))
+            for of in (row["scores"],)
+        ]
+        assert judged(*images(rows)).word == word
+
+
 def of_kmnist(rows):
     return images(rows, dataset="kmnist")
 

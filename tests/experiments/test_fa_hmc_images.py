@@ -215,6 +215,10 @@ def test_a_difference_is_judged_by_the_noise_of_chains():
     ours = score(0.9) | {"later": score(0.9, edge="largest")}
     assert compare("accuracy", ours, one) == "better so far"
     ours = score(0.9) | {"later": score(0.9)}
+    (result_,) = image_comparisons.of_later_samples([{"L": 1, "scores": {"accuracy": ours}}])
+    assert result_["L"] == 1 and "later" not in result_["scores"]["accuracy"]
+    assert result_["scores"]["accuracy"]["curve"] == [0.9, 0.9]
+    assert image_comparisons.of_later_samples([{"scores": {"accuracy": score(0.9)}}]) is None
     found = image_comparisons.against("accuracy", 50, ours, one, 3)
     assert found.gain == pytest.approx(0.1 / 0.8) and found.later == pytest.approx(0.05 / 0.85)
     assert found.later_error == pytest.approx(0.01 * (2 / 3) ** 0.5 / 0.85)
