@@ -175,11 +175,13 @@ def _ordered(modules: Mapping[str, ModuleType], made: Sequence[claims.Claim]) ->
     """
     order = [c.experiment for c in made if c.experiment in modules]
     others = sorted(set(modules) - set(order), key=lambda n: getattr(modules[n], "TITLE", n))
-    ordered = [name for name in dict.fromkeys((*order, *others)) if name is not None]
-    for name in [name for name in ordered if hasattr(modules[name], "AFTER")]:
-        ordered.remove(name)
-        ordered.insert(ordered.index(modules[name].AFTER) + 1, name)
-    return ordered
+    names = [name for name in dict.fromkeys((*order, *others)) if name is not None]
+
+    def placed(after: str | None) -> list[str]:
+        found = [name for name in names if getattr(modules[name], "AFTER", None) == after]
+        return [one for name in found for one in (name, *placed(name))]
+
+    return placed(None)
 
 
 def _row(

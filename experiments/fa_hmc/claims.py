@@ -233,7 +233,7 @@ CLAIMS = (
         Claim(
             f"Figure {figure}",
             f"{title}, in small: is some {varied} above 1 better than 1 in the later samples "
-            "alone, too, without the transient?",
+            "alone, too?",
             f"fa_hmc/{name}",
             image_verdicts.in_later_samples(image_verdicts.above_one(varied, ALL)),
             f"curves_{varied}.png",

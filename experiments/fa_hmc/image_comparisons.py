@@ -82,7 +82,8 @@ def ranking(results: list[dict[str, Any]], varied: str, name: str) -> list[tuple
 def of_later_samples(results: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """Return results with the scores of the later samples alone, ``None`` in a run without them.
 
-    They are judged at the end of the run: their curves have no other point.
+    They are judged at the end of the run. So that no lead counts as one that still shrinks, their
+    curves have that point twice.
     """
     scores = [score for result in results for score in result["scores"].values()]
     if not all("later" in score for score in scores):
@@ -105,8 +106,9 @@ def compare(
 
     ``"better"`` or ``"worse"`` where the difference of the means over chains is significant
     (Welch's test, of the 95 % level divided by the number of values `tried`), with ``" so far"``
-    where it may be of the transient alone: where it is not significant in the later samples, or,
-    in a run that does not score these, where it still shrinks. Else `NOISE`; `ONE_CHAIN`, `END` and
+    where it may be of the transient alone: where it is not significant in the later samples,
+    reversed there or not judged, or, in a run that does not score these, where it still shrinks.
+    Else `NOISE`; `ONE_CHAIN`, `END` and
     `ONE_CHAIN_AT_END` where nothing can be said: another step size, outside of the grid, may be
     better still.
     """

@@ -12,6 +12,10 @@ __all__ = ["TITLES", "draw"]
 
 TITLES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "ECE", "nnll": "NLL"}
 PALETTE = [COLORS[c] for c in ("black", "blue", "red", "green", "orange", "pink", "sky")]
+LATER = (
+    ", in the last row over the later half to three quarters of them (half where their number is "
+    "a power of two, where lines jump), with the best step sizes for these"
+)
 WHAT = {"L": "leapfrog steps L", "T": "local trajectories T"}
 
 
@@ -60,7 +64,7 @@ def _sweep(out: Path, varied: str, metrics: dict[str, Any]) -> dict[str, str]:
         f"client's minibatch gradients, by {WHAT[varied]} with {fixed} = {shown[0][fixed]}, each "
         "with the step size (in the legend, a multiple of the largest stable one) that is best for "
         "the score at the end; predictions are averaged over all samples so far"
-        + (", in the last row over the later half to three quarters of them" if later else "")
+        + (LATER if later else "")
         + ". "
         + (
             "Means over chains, and bands of one standard deviation."

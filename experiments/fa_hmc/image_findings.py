@@ -52,8 +52,8 @@ chain judges nothing, nor does a best step size at an end of the grid.
 Averages over all samples are the paper's. They keep those of the transient, so that chains which
 learn sooner stay ahead for long. Runs made since scores have it add averages over the later samples
 alone, without the first quarter to half of those so far, with the best step size for them. "So far"
-stands where a difference is not significant in these, or, in runs without them, where it is smaller
-at the end of the run than at half of it.
+stands where a difference is not significant in these, reversed there or not judged, or, in runs
+without them, where it is smaller at the end of the run than at half of it.
 
 Not stated in the paper, or lost, and chosen here: the `T` at which `L` varies and the `L` at which
 `T` does, the prior (normal with standard deviation 0.1), pixels with mean zero and variance one,
@@ -242,6 +242,14 @@ def _edges(results: list[dict[str, Any]]) -> str:
             if names:
                 scores = "all scores" if len(names) == len(SCORES) else ", ".join(names)
                 found.append(f"the {end} for L = {r['L']}, T = {r['T']} ({scores})")
+            later = [
+                TITLES[n] for n in SCORES if r["scores"][n].get("later", {}).get("edge") == end
+            ]
+            if later:
+                listed = ", ".join(later)
+                found.append(
+                    f"the {end} for L = {r['L']}, T = {r['T']} in the later samples ({listed})"
+                )
     if not found:
         return ""
     return (

@@ -46,11 +46,11 @@ class Plan(NamedTuple):
 
 
 class Later(NamedTuple):
-    """Sums over the later samples so far, so that those of the transient drop out.
+    """Sums over the later samples so far.
 
-    They begin after sample ``m / 2``, where ``m`` is the largest power of two up to the number of
-    samples so far: between a quarter and a half of all samples are left out, half of them where
-    their number is a power of two.
+    They begin after sample ``m / 2``, rounded down, where ``m`` is the largest power of two up to
+    the number of samples so far: between a quarter and a half of two or more samples are left out,
+    half of them where their number is a power of two.
 
     Attributes
     ----------

@@ -162,13 +162,13 @@ def at_same_work(metrics: Given, config: Given) -> Verdict:
 
 
 def in_later_samples(judge: Any) -> Any:
-    """Judge the same of the later samples alone, so without the transient."""
+    """Judge the same of the later samples alone: a question of ours, of the run as it is."""
 
     def judged(metrics: Given, config: Given) -> Verdict:
         results = of_later_samples(metrics["results"])
         if results is None:
             return Verdict(UNTESTABLE, "the run scores averages over all samples alone")
-        return judge({**metrics, "results": results}, config)
+        return judge({**metrics, "results": results, "ours": True}, config)
 
     return judged
 
@@ -204,11 +204,13 @@ def _of_scores(
     tried = {result[varied] for result in metrics["results"]} if varied else set()
     missing = [num for num in _of_paper(varied, config) if num not in tried]
     untried = f", without {varied} = {', '.join(map(str, missing))}" if missing else ""
-    found = with_lost_settings(
-        word,
+    number = (
         f"{listed} (after {metrics['rounds'][-1]} rounds, {chains}, "
-        f"{metrics['num_rows']:,} images{untried})",
+        f"{metrics['num_rows']:,} images{untried})"
     )
+    if metrics.get("ours"):
+        return Verdict(word, number)
+    found = with_lost_settings(word, number)
     return found._replace(word=on_other_data(found.word, other))
 
 

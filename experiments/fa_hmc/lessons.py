@@ -2,7 +2,7 @@
 
 from experiments.claims import Finding, Given
 from experiments.fa_hmc.dimension_findings import with_logarithm
-from experiments.fa_hmc.drift import agreement, compared, drift_share, ends
+from experiments.fa_hmc.drift import agreement, compared, ends, share_told
 from experiments.fa_hmc.image_comparisons import (
     against_one,
     compare,
@@ -40,7 +40,7 @@ def _fa_hmc(logistic: Given, low: Given, drift: Given, high_: Given) -> str:
         "which takes one more exchange per round, it is "
         f"{compared(high_, corrected[1])} than FA-LD's without, and "
         f"{compared(high_, corrected[1], corrected[0])} than FA-LD's with it. At FA-HMC's best "
-        f"step size control variates take away {100 * drift_share(high_):.0f} % of what the error "
+        f"step size control variates take away {share_told(high_)} of what the error "
         f"has above a perfect sampler's.{ends(high_)} In dimension "
         f"{drift['dim']} FA-HMC's means are off by {min(bias):.2f} to {max(bias):.2f} posterior "
         "standard deviations. `predict_bias` says so before "
@@ -87,7 +87,7 @@ def _equal_work(fashion: Given, kmnist: Given, cifar2: Given, *small: Given) -> 
         "(FA-HMC, L = 10, T = 1) against ten of one (FA-LD, L = 1, T = 10), by the noise of "
         f'chains. {" ".join(parts)} At equal rounds longer trajectories take more gradients. "So '
         'far": the difference was larger at half of the rounds, or, where the later samples are '
-        "scored, it is not significant in these."
+        "scored, it is not significant in these, reversed or not judged."
         + "".join(_later(title, of) for title, of in zip(titles, small, strict=True))
     )
 
@@ -106,7 +106,7 @@ def _later(title: str, small: Given) -> str:
     ]
     return (
         f" {title} in small ({small['num_rows']:,} images, {small['rounds'][-1]} rounds), in the "
-        "later samples alone, so without the transient: L above 1 at equal "
+        "later samples alone: L above 1 at equal "
         f"rounds is {words[0]} in accuracy ({told_[0]}) and {words[1]} in NLL ({told_[1]}), at "
         f"equal work {same[0]} and {same[1]}."
     )
@@ -127,7 +127,7 @@ def _dimension(dimension: Given) -> str:
 FINDINGS = (
     Finding(
         "Long trajectories let clients drift, which control variates mend",
-        "Give FA-HMC's long trajectories `control_variate=True`.",
+        "Give FA-HMC's long trajectories `control_variate=True`, for one more exchange per round.",
         (
             ("fa_hmc/logistic", "fa_hmc/logistic_small"),
             "fa_hmc/logistic_low",

@@ -20,6 +20,7 @@ from experiments.figures import COLORS, figure
 
 __all__ = [
     "CASES",
+    "DEEP",
     "PAPER",
     "TITLE",
     "Config",
@@ -51,6 +52,7 @@ tolerance; the theorem, too, has "proper tuning". The paper's falling step is in
 which our copy lacks; ours is `inverse_sqrt_schedule`, over a grid of its first step and the round
 in which its square has halved.
 """
+DEEP = 1.1  # times the fewest rounds, which both ends of a U have at least
 CASES = ("vanilla", "noisy gradients", "own momenta")
 SCHEDULES = ("constant", "falling")
 
@@ -309,21 +311,26 @@ def turning(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
         "rounds": rounds[best],
         "first": rounds[0] / rounds[best],
         "last": rounds[-1] / rounds[best],
-        "inside": bool(rounds[0] > 1.1 * rounds[best] and rounds[-1] > 1.1 * rounds[best]),
+        "inside": bool(min(rounds[0], rounds[-1]) > DEEP * rounds[best]),
         "largest": rounds.max() / rounds[best],
     }
 
 
 def by_noise(metrics: Mapping[str, Any]) -> dict[float, list[dict[str, Any]]]:
-    """Return for each noise of gradients its rows of ``T`` and rounds; none in older records."""
-    return {
+    """Return for each noise of gradients its rows of ``T`` and rounds; none in older records.
+
+    Without noise a U is of drift, so that zero is left out, as is a noise at which none arrives.
+    """
+    found = {
         row["noise"]: [
             {"T": int(name.removeprefix("T = ")), "rounds": rounds}
             for name, rounds in row.items()
             if name != "noise"
         ]
         for row in metrics.get("noises", [])
+        if row["noise"]
     }
+    return {noise: rows for noise, rows in found.items() if any(row["rounds"] for row in rows)}
 
 
 def nearest_to_u(metrics: Mapping[str, Any]) -> str:
@@ -332,7 +339,7 @@ def nearest_to_u(metrics: Mapping[str, Any]) -> str:
     Examples
     --------
     >>> nearest_to_u({"noises": [{"noise": 1.0, "T = 1": 9, "T = 5": 6, "T = 50": 8}]})
-    'nearest to one with a noise of 1: 9 (T = 1), 6 (T = 5), 8 (T = 50)'
+    'nearest to a U with a noise of 1: 9 (T = 1), 6 (T = 5), 8 (T = 50)'
     """
     found = by_noise(metrics)
 
@@ -344,7 +351,7 @@ def nearest_to_u(metrics: Mapping[str, Any]) -> str:
     rows = found[noise]
     best = next(row for row in rows if row["T"] == turning(rows, "rounds")["T"])
     shown = {row["T"]: row["rounds"] for row in (rows[0], best, rows[-1])}
-    return f"nearest to one with a noise of {noise:g}: {listed(list(shown.items()))}"
+    return f"nearest to a U with a noise of {noise:g}: {listed(list(shown.items()))}"
 
 
 def fewest_at(rows: list[dict[str, Any]], name: str) -> str:
@@ -440,8 +447,8 @@ def about(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
         f"{settings.rho:g}. These hardly enter this law: what they add to the variance of a round "
         "comes from clients of different curvature answering the same momentum differently, and is "
         f"at most {100 * more:.2g} % of it at the step sizes of the table. The variance of a round "
-        "is linear in this correlation, so that it is less so in between. At the one step size "
-        f"that is best for noisy gradients at T = {exact[0][0]}, exact gradients take "
+        "is linear in this correlation, so that correlations between it and 1 add less. At the one "
+        f"step size that is best for noisy gradients at T = {exact[0][0]}, exact gradients take "
         f"{listed(exact)}, in rounds: a U here comes from drift, and is no "
         "evidence on noise. The saving of falling steps divided by log(start's distance / "
         "tolerance) is "

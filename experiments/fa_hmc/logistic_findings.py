@@ -31,6 +31,7 @@ __all__ = [
     "federation_of",
     "local_steps_told",
     "of_errors",
+    "of_lengths",
     "of_rule",
     "rises",
     "said",
@@ -101,8 +102,8 @@ def commentary(metrics: dict[str, Any]) -> str:
             "ours": "; ".join(told_spans(table, kind) for kind in ("exact", "noisy"))
             + ". "
             + "; ".join(around_own_best(table, kind) for kind in ("exact", "noisy"))
-            + ". With exact gradients the rule for L keeps the length of a trajectory nearly "
-            "fixed; with noisy ones each step size has the best of several L, and FA-LD one try.",
+            + f". With exact gradients {of_lengths(table, 'exact')}; with noisy ones each step "
+            "size has the best of several L, and FA-LD one try.",
         }
     )
     beside.append(
@@ -174,20 +175,35 @@ def told_spans(table: Rows, kind: str) -> str:
 
 
 def around_own_best(table: Rows, kind: str) -> str:
-    """Return how wide the ranges are around each method's own best error, up to a quarter above."""
-    told = []
+    """Return how wide the worse method's range is around its own best, up to a quarter above it."""
+    found = {}
     for name in ("FA-HMC", "FA-LD"):
         rows = longer(table, kind) if name == "FA-HMC" else table
-        least = best(rows, f"{name}, {kind}")
-        if least is None:
-            continue
-        found = span(rows, f"{name}, {kind}", DECENT * least.error)
-        assert found is not None
-        told.append(
-            f"{name} at {found.number} of {len(rows)} step sizes in a row ({found.least:.3g} to "
-            f"{found.largest:.3g})"
-        )
-    return f"up to a quarter above its own best, with {kind} gradients: {' and '.join(told)}"
+        found[name] = rows, best(rows, f"{name}, {kind}")
+    lost = [name for name, (_, least) in found.items() if least is None]
+    if lost:
+        return f"{lost[0]} lost chains at every step size, with {kind} gradients"
+    name = max(found, key=lambda name: found[name][1].error)
+    rows, least = found[name]
+    wide = span(rows, f"{name}, {kind}", DECENT * least.error)
+    assert wide is not None
+    end = ", an end of those tried" if wide.open else ""
+    return (
+        f"{name}, which is worse with {kind} gradients, is up to a quarter above its own best at "
+        f"{wide.number} of {len(rows)} step sizes in a row ({wide.least:.3g} to "
+        f"{wide.largest:.3g}{end})"
+    )
+
+
+def of_lengths(table: Rows, kind: str) -> str:
+    """Return between which lengths the rule for ``L`` keeps trajectories."""
+    lengths = [row["step size"] * row[f"L, {kind}"] for row in longer(table, kind)]
+    if not lengths:
+        return "the rule has no trajectory of more than one step"
+    return (
+        f"the rule for L keeps the length of a trajectory between {min(lengths):.2g} and "
+        f"{max(lengths):.2g}"
+    )
 
 
 def of_rule(table: Rows) -> str:

@@ -260,9 +260,9 @@ def commentary(metrics: dict[str, Any]) -> str:
     listed = "; ".join(most_saved(metrics, line["T"]) for line in lines[1:])
     return (
         f"Rounds to an error of {level:g}: {told(metrics, level)}. Where each `T` saves most, of "
-        f"the errors to which curves were followed: {listed}. One round of `T` "
-        "trajectories, against about `T` rounds of T = 1, are as many: that shows only that drift "
-        "does not count there yet. In the long run an "
+        f"the errors to which curves were followed: {listed}. A `T` that "
+        "takes one round has taken `T` trajectories there, and T = 1 as many as rounds. In the "
+        "long run an "
         f"error stays, by `T`: {lasting}; with exact gradients, where drift alone leaves it: "
         f"{exact}."
     )

@@ -21,6 +21,7 @@ from experiments.fa_hmc.image_comparisons import share
 from experiments.fa_hmc.logistic_findings import (
     CLAIMED_T,
     around_own_best,
+    of_lengths,
     of_rule,
     said,
     told_spans,
@@ -94,7 +95,7 @@ def gain(kind: str, about: tuple[float, float] | None = None) -> Any:
         if kind == "exact" and rule and found.share < 0:
             told_.append(f"L is by the rule as we recall it: {rule}")
             told_.append(
-                "what of it is drift, and by a finer grid: [`fa_hmc/drift_1000`](#fa_hmcdrift_1000)"
+                "how much of it is drift, on a finer grid: [`fa_hmc/drift_1000`](#fa_hmcdrift_1000)"
             )
         return with_lost_settings(word, "; ".join(told_))
 
@@ -118,16 +119,12 @@ def easy(kind: str) -> Any:
             (ratio < 1 / WIDER and not hmc.open, CONTRADICTED),
             otherwise=UNTESTABLE,
         )
-        lengths = [row["step size"] * row[f"L, {kind}"] for row in longer(table, kind)]
-        why = (
-            f"; the rule for L keeps the length of a trajectory between {min(lengths):.2g} and "
-            f"{max(lengths):.2g}"
-        )
+        why = f"; {of_lengths(table, kind)}"
         if kind == "noisy":
             tried = len(config.get("leapfrogs", ())) or "several"
             why = f"; at each step size FA-HMC has the best of {tried} L, FA-LD has one try"
         return with_lost_settings(
-            word, f"{told_spans(table, kind)}; {around_own_best(table, kind)}{why}"
+            word, f"{told_spans(table, kind)}; not judged: {around_own_best(table, kind)}{why}"
         )
 
     return judge
@@ -180,14 +177,15 @@ def fewer_rounds(metrics: Given, config: Given) -> Verdict:
         otherwise=CONTRADICTED,
     )
     told_ = [rounds_by_law.most_saved(metrics, CLAIMED_T)]
-    if own.get("rounds") == 1:
-        told_[0] += ", about as many trajectories: drift does not count there yet"
     if as_many:
         told_.append(f"T = {', '.join(map(str, as_many))} takes no more rounds")
+    most = max(saved, key=lambda num: saved[num])
+    if most != CLAIMED_T:
+        told_.append(rounds_by_law.most_saved(metrics, most))
     told_ += _at_threshold(metrics)
     return with_lost_settings(
         word,
-        f"with infinitely many chains, by the law: {'; '.join(told_)}; measured with 64 chains: "
+        f"with infinitely many chains, by the law: {'; '.join(told_)}; measured: "
         "[`fa_hmc/rounds_to_error_gpu`](#fa_hmcrounds_to_error_gpu)",
     )
 
@@ -199,9 +197,9 @@ def _at_threshold(metrics: Given) -> list[str]:
     if not rounds:
         return []
     best = min(rounds, key=lambda num: rounds[num])
-    shown = dict.fromkeys(num for num in (CLAIMED_T, best) if num in rounds)
-    listed = ", ".join(f"T = {num} {rounds[1] / rounds[num]:.2g} times fewer" for num in shown)
-    return [f"to {level:g}, {listed}"]
+    shown = [num for num in dict.fromkeys((CLAIMED_T, best)) if 1 < rounds.get(num, 0) < rounds[1]]
+    listed = [f"{rounds[1] / rounds[num]:.2g} with T = {num}" for num in shown]
+    return [f"to {level:g}, times fewer rounds: {', '.join(listed)}"] if listed else []
 
 
 def _arrived(metrics: Given) -> list[tuple[float, dict[int, int]]]:
@@ -365,7 +363,7 @@ def in_u(metrics: Given, config: Given) -> Verdict:
     if word == UNTESTABLE:
         told_.append(
             f"no U up to T = {rows[-1]['T']} on this target, with tuned step sizes (in one, both "
-            "ends have 10 % more rounds than the fewest)"
+            f"ends have at least {local_steps.DEEP:g} times the fewest rounds)"
         )
     told_ += [f"{name}: {_rounds(rows, name)}" for name in (*tuned, fixed)]
     if noises:

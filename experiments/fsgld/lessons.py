@@ -123,7 +123,8 @@ def _visits(shorter: Given, short: Given, dense: Given, diagonal: Given, sampled
         f"{shorter['config']['num_repetitions']} times on each kind of shards. "
         f"With visits of {'; with visits of '.join(told)}. {same}{_smaller(short, shorter)}"
         "Why is unexplained: a visit multiplies what the surrogate gets wrong of its shard by the "
-        "number of shards, and how much that is was not measured. In the run with the smallest "
+        "number of shards, and how much that is was not measured. So these runs do not tell "
+        "whether the method fails on networks or these surrogates do. In the run with the smallest "
         "steps FSGLD less DSGLD on held-out rows is "
         f"{gaps[0][0]:+.3f} nats (s.e. {gaps[0][1]:.3f}) on IID and "
         f"{gaps[1][0]:+.3f} (s.e. {gaps[1][1]:.3f}) on non-IID shards. Diagonal surrogates are "
@@ -330,7 +331,7 @@ FINDINGS = (
     ),
     Finding(
         "The best multiple of the conducive gradient is 1 / (1 + e^2), and mends no bad surrogates",
-        "Keep the multiple of the conducive gradient at 1; where surrogates are bad, mend them.",
+        "Mend bad surrogates before tuning the multiple of the conducive gradient.",
         ("fsgld/alpha",),
         _multiple,
         "alpha.png",

@@ -97,10 +97,7 @@ held-out rows in every repetition.
 On non-IID shards samples of DSGLD fit the shard that the chain is at better than all shards' rows
 and held-out ones. The paper's DSGLD has this pattern in its rows train and test, which data of the
 same kind cannot have at these sizes; so its row train is presumably of the shard visited. Why
-diagonal surrogates of local samples do not help here is unexplained. Of the dense expansions one
-run survives, with visits a tenth as long and steps a tenth as large, and there FSGLD has no lead
-on DSGLD. Whether the method fails on networks or these surrogates do cannot be told from these
-runs; on logistic metric learning (Figure 5), with dense surrogates, FSGLD leads.
+diagonal surrogates of local samples do not help here is unexplained.
 
 Columns: log likelihood an average row, of all shards (train), of held-out rows (test) and of the
 shard that the chain is at (visited), the first and the last from `num_evaluated` rows a shard;

@@ -100,9 +100,7 @@ def commentary(metrics: dict[str, Any]) -> str:
             f"with {settings['hmc_draws']} draws of {settings['hmc_steps']} leapfrog steps "
             f"each after {settings['hmc_warmup']}, acceptance {hmc['acceptance']}, largest "
             f"R-hat {hmc['rhat']}, smallest effective sample size {hmc['ess']} of the "
-            f"potential and {hmc['num_checked']} parameters. Row HMC compares one of them with the "
-            "others together: about as far a perfect method would be that runs as long as one."
-            + _mixing(metrics)
+            f"potential and {hmc['num_checked']} parameters.{_mixing(metrics)}"
         )
     diverged = metrics["diverged"]
     if diverged:
@@ -135,7 +133,10 @@ def _mixing(metrics: dict[str, Any]) -> str:
         told = f" The largest R-hat of their predictions of {min(100, metrics['num_test'])} test "
         told += "images is " + ("not to be told." if rhat is None else f"{rhat:.3f}.")
     if _mixed(metrics):
-        return told
+        return told + (
+            " Row HMC compares one of them with the others together: about as far a perfect method "
+            "would be that runs as long as one."
+        )
     return told + (
         " These chains have not mixed, so that they are no ground truth: no distance to them is "
         "shown."

@@ -48,12 +48,11 @@ the released code's default), how dominant the label is (80 %), 5 of 20 clients 
 participation (the released code's default), a snapshot every 100 rounds, FedBE's number of rounds,
 its 10 models and Dirichlet weights of 0.5, and FSGLD's surrogates (the diagonal empirical Fisher
 information at the start). From random weights, with surrogates made there, FSGLD turns non-finite
-or predicts at chance. In `mnist_small` it is as good as SGLD; its chain, too, starts there at the
-trained network, so that surrogates and start are not told apart. In `mnist_small_warm`, with steps
-ten times as large from the same start, it is far behind. The algorithms are read as unbiased: the
-released code quantises twice, initialises all memories with the weights and takes a prior of half
-the variance; those are not repeated. The logits have no rectifier. Both starts side by side:
-[findings](../findings.md#compare-methods-from-one-start-fedbes-place-depends-on-it).
+or predicts at chance; from a trained network its chain and its surrogates start at one place, so
+that these are not told apart. The algorithms are read as unbiased: the released code quantises
+twice, initialises all memories with the weights and takes a prior of half the variance; those are
+not repeated. The logits have no rectifier. Both starts side by side:
+[findings](../findings.md#fedbes-place-beside-other-methods-depends-on-the-start).
 
 Not reproduced: CIFAR-10 against SVHN, the other pair of the study of inputs out of distribution
 (S5.3).

@@ -74,9 +74,8 @@ def test_noise_of_gradients_enters_the_scalar_law_as_it_does_the_oracle(num_step
 
 def test_the_variance_of_a_round_is_linear_in_rho_and_in_that_of_noise():
     def variance(rho, noise):
-        settings = dict(step_size=0.15, num_steps=4, num_local_steps=3, rho=rho)
-        noises = np.full((3, 1, 1), noise**2)
-        return oracle(noises=noises, gradients="reuse", **settings).map_of(np.ones(3))[2].item()
+        settings = dict(step_size=0.15, num_steps=4, num_local_steps=3, rho=rho, noise=noise)
+        return dimension_law.map_of_round(CLIENTS, **settings)[2]
 
     apart, shared = variance(0, 0), variance(1, 0)
     assert apart > shared
