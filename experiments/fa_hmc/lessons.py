@@ -108,7 +108,7 @@ def _later(title: str, small: Given) -> str:
         f" {title} in small ({small['num_rows']:,} images, {small['rounds'][-1]} rounds), in the "
         "later samples alone: L above 1 at equal "
         f"rounds is {words[0]} in accuracy ({told_[0]}) and {words[1]} in NLL ({told_[1]}), at "
-        f"equal work {same[0]} and {same[1]}."
+        f"equal work it is {same[0]} and {same[1]}."
     )
 
 

@@ -13,6 +13,7 @@ from experiments.fa_hmc.logistic_judging import (
     REACH,
     Best,
     Compared,
+    Span,
     best,
     common_limit,
     compared,
@@ -163,11 +164,7 @@ def told_spans(table: Rows, kind: str) -> str:
         if found is None or not found.number:
             told.append(f"{name} at none of {len(rows)} step sizes")
             continue
-        end = ", an end of those tried" if found.open else ""
-        where = f" ({found.least:.3g}{end})"
-        if found.number > 1:
-            where = f" in a row around its best ({found.least:.3g} to {found.largest:.3g}{end})"
-        told.append(f"{name} at {found.number} of {len(rows)} step sizes{where}")
+        told.append(f"{name} at {_of_span(found, len(rows))}")
     return (
         f"{kind} gradients: an error up to {limit:.3g}, a quarter above the better method's best, "
         f"is had by {' and '.join(told)}"
@@ -187,11 +184,19 @@ def around_own_best(table: Rows, kind: str) -> str:
     rows, least = found[name]
     wide = span(rows, f"{name}, {kind}", DECENT * least.error)
     assert wide is not None
-    end = ", an end of those tried" if wide.open else ""
     return (
         f"{name}, which is worse with {kind} gradients, is up to a quarter above its own best at "
-        f"{wide.number} of {len(rows)} step sizes in a row ({wide.least:.3g} to "
-        f"{wide.largest:.3g}{end})"
+        f"{_of_span(wide, len(rows))}"
+    )
+
+
+def _of_span(found: Span, num_tried: int) -> str:
+    end = ", an end of those tried" if found.open else ""
+    if found.number == 1:
+        return f"1 of {num_tried} step sizes ({found.least:.3g}{end})"
+    return (
+        f"{found.number} of {num_tried} step sizes in a row around its best ({found.least:.3g} to "
+        f"{found.largest:.3g}{end})"
     )
 
 
