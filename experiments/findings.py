@@ -35,7 +35,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         parts += [f"## {finding.title}", text, _evidence(finding, names)]
         because = f"[{finding.title}](#{_anchor(finding.title)})"
         advice.append({"what to do": finding.advice, "because": because})
-    parts = [INTRODUCTION, output.markdown_table(advice), *parts, _released()]
+    table = [output.markdown_table(advice)] if advice else []
+    parts = [INTRODUCTION, *table, *parts, _released()]
     if missing:
         parts.append(
             "## Not told\n\nThese have no committed run, so that nothing is said of them here:\n\n"

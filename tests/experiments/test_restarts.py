@@ -86,7 +86,7 @@ def test_parts_that_were_done_are_kept(module, tmp_path, monkeypatch):
         if number in ends:
             raise KeyboardInterrupt
         done.append(number)
-        return {"draws": Curves({"a": np.full(2, 0.1 * number)}, np.ones(1, bool), ())}
+        return {"draws": Curves({"a": np.full(2, 0.1 * number)}, {}, np.ones(1, bool), ())}
 
     def fake(config, out):
         parts = [restarts.once(lambda i=i: part(i)) for i in range(4)]
