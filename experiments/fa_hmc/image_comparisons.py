@@ -108,9 +108,8 @@ def compare(
     (Welch's test, of the 95 % level divided by the number of values `tried`), with ``" so far"``
     where it may be of the transient alone: where it is not significant in the later samples,
     reversed there or not judged, or, in a run that does not score these, where it still shrinks.
-    Else `NOISE`; `ONE_CHAIN`, `END` and
-    `ONE_CHAIN_AT_END` where nothing can be said: another step size, outside of the grid, may be
-    better still.
+    Else `NOISE`; `ONE_CHAIN`, `END` and `ONE_CHAIN_AT_END` where nothing can be said: another step
+    size, outside of the grid, may be better still.
     """
     word, gain = _compare(name, ours, theirs, num_chains, tried)
     if word not in ("better", "worse"):
@@ -232,7 +231,7 @@ def told(found: Against) -> str:
 
 
 def of_share(found: Against) -> str:
-    """Return a share, with what it is without the transient, or else was after half of the rounds.
+    """Return a share, and beside it that of the later samples or that after half of the rounds.
 
     Examples
     --------

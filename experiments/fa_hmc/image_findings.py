@@ -50,10 +50,10 @@ Where the best of several values above one is meant, the test's 5 % are divided 
 chain judges nothing, nor does a best step size at an end of the grid.
 
 Averages over all samples are the paper's. They keep those of the transient, so that chains which
-learn sooner stay ahead for long. Runs made since scores have it add averages over the later samples
-alone, without the first quarter to half of those so far, with the best step size for them. "So far"
-stands where a difference is not significant in these, reversed there or not judged, or, in runs
-without them, where it is smaller at the end of the run than at half of it.
+learn sooner stay ahead for long. Newer runs add averages over the later samples alone: without the
+first quarter to half of those so far, and with a best step size of their own. "So far" stands where
+a difference is not significant in these, reversed there or not judged, or, in runs without them,
+where it is smaller at the end of the run than at half of it.
 
 Not stated in the paper, or lost, and chosen here: the `T` at which `L` varies and the `L` at which
 `T` does, the prior (normal with standard deviation 0.1), pixels with mean zero and variance one,

@@ -15,9 +15,10 @@ from experiments.claims import (
     first_that_holds,
     with_lost_settings,
 )
-from experiments.fa_hmc import drift, local_steps, rounds_by_law
+from experiments.fa_hmc import drift, local_steps_findings, rounds_by_law
 from experiments.fa_hmc.dimension_findings import with_logarithm
 from experiments.fa_hmc.image_comparisons import share
+from experiments.fa_hmc.local_steps_law import Settings
 from experiments.fa_hmc.logistic_findings import (
     CLAIMED_T,
     around_own_best,
@@ -352,8 +353,14 @@ def in_u(metrics: Given, config: Given) -> Verdict:
     contradicts nothing. At one step size drift alone has a U.
     """
     rows, fixed = metrics["table"], "noisy gradients, one step size"
-    tuned = {name: local_steps.turning(rows, name) for name in ("noisy gradients", "own momenta")}
-    noises = [local_steps.turning(of, "rounds") for of in local_steps.by_noise(metrics).values()]
+    tuned = {
+        name: local_steps_findings.turning(rows, name)
+        for name in ("noisy gradients", "own momenta")
+    }
+    noises = [
+        local_steps_findings.turning(of, "rounds")
+        for of in local_steps_findings.by_noise(metrics).values()
+    ]
     word = first_that_holds(
         (all(found["inside"] for found in tuned.values()), REPRODUCED),
         (any(found["inside"] for found in (*tuned.values(), *noises)), PARTLY),
@@ -363,22 +370,24 @@ def in_u(metrics: Given, config: Given) -> Verdict:
     if word == UNTESTABLE:
         told_.append(
             f"no U up to T = {rows[-1]['T']} on this target, with tuned step sizes (in one, both "
-            f"ends have at least {local_steps.DEEP:g} times the fewest rounds)"
+            f"ends have at least {local_steps_findings.DEEP:g} times the fewest rounds)"
         )
     told_ += [f"{name}: {_rounds(rows, name)}" for name in (*tuned, fixed)]
     if noises:
-        told_.append(local_steps.nearest_to_u(metrics))
-    exact = local_steps.exact_at_one_step(local_steps.Config(**config), rows)
-    drift = local_steps.turning([{"T": t, "exact": n} for t, n in exact], "exact")["inside"]
+        told_.append(local_steps_findings.nearest_to_u(metrics))
+    exact = local_steps_findings.exact_at_one_step(Settings(**config), rows)
+    drift = local_steps_findings.turning([{"T": t, "exact": n} for t, n in exact], "exact")[
+        "inside"
+    ]
     told_.append(
-        f"exact gradients at that step size: {local_steps.listed(exact)}"
+        f"exact gradients at that step size: {local_steps_findings.listed(exact)}"
         + ", a U that drift alone makes" * drift
     )
     return Verdict(word, "; ".join(told_))
 
 
 def _rounds(rows: list[dict[str, Any]], name: str) -> str:
-    found = local_steps.turning(rows, name)
+    found = local_steps_findings.turning(rows, name)
     ends = [
         f"never there at T = {row['T']}"
         if times == math.inf
@@ -386,14 +395,14 @@ def _rounds(rows: list[dict[str, Any]], name: str) -> str:
         for row, times in ((rows[0], found["first"]), (rows[-1], found["last"]))
         if times > 1
     ]
-    return ", ".join([f"fewest {local_steps.fewest_at(rows, name)}", *ends])
+    return ", ".join([f"fewest {local_steps_findings.fewest_at(rows, name)}", *ends])
 
 
 def vanilla(metrics: Given, config: Given) -> Verdict:
     """Judge how much rounds vary with exact gradients and shared momenta (section 4.1)."""
     del config
     rows = metrics["table"]
-    found, later = (local_steps.turning(of, "vanilla") for of in (rows, rows[1:]))
+    found, later = (local_steps_findings.turning(of, "vanilla") for of in (rows, rows[1:]))
     word = first_that_holds(
         (found["largest"] < 2, REPRODUCED),
         (found["T"] == rows[0]["T"], PARTLY),
@@ -417,7 +426,7 @@ def falling(metrics: Given, config: Given) -> Verdict:
     if len(rows) < 2:
         return Verdict(UNTESTABLE, "chains do not arrive")
     saved = [row["constant"] / row["falling"] for row in rows]
-    over = local_steps.over_logarithm(local_steps.Config(**config), rows)
+    over = local_steps_findings.over_logarithm(Settings(**config), rows)
     grows = all(b > a for a, b in itertools.pairwise(saved))
     word = first_that_holds(
         (grows and max(over) < 1.25 * min(over), PARTLY),

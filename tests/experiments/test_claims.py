@@ -14,7 +14,14 @@ pytest.importorskip("hydra")
 
 from experiments import claims, figures, findings, report, run, schemas
 from experiments.fa_hmc import claims as fa_hmc
-from experiments.fa_hmc import drift, image_verdicts, local_steps, logistic_judging, rounds_by_law
+from experiments.fa_hmc import (
+    drift,
+    image_verdicts,
+    local_steps,
+    local_steps_findings,
+    logistic_judging,
+    rounds_by_law,
+)
 from experiments.fa_hmc.logistic_findings import commentary as logistic_commentary
 from experiments.fed_ep import cifar, emnist, image_figures
 from experiments.fed_ep import claims as fed_ep
@@ -470,7 +477,7 @@ def test_a_u_is_judged_by_tuned_steps(noisy, own, word):
         assert again.word == other
         assert ("nearest to a U with a noise of 5: 9 (T = 1)" in again.number) == bool(noise)
     # A step size that is kept has exact gradients arrive ever sooner, then never: a U of drift.
-    exact = local_steps.exact_at_one_step(local_steps.Config(**LOCAL), table)
+    exact = local_steps_findings.exact_at_one_step(local_steps.Config(**LOCAL), table)
     assert exact[0][1] > exact[1][1] and exact[2][1] is None
     assert "a U that drift alone makes" in found.number
 
@@ -496,7 +503,7 @@ def test_falling_steps_are_judged_by_a_logarithm(power, word):
         rows.append({"tolerance": tolerance, "constant": 100 * saved, "falling": 100})
     found = judge(fa_hmc, "Proposition 4.5", {"schedules": rows}, {})
     assert found == word
-    over = local_steps.over_logarithm(config, rows)
+    over = local_steps_findings.over_logarithm(config, rows)
     assert (max(over) == pytest.approx(0.5)) == (power == 1)
 
 

@@ -21,6 +21,8 @@ from experiments.fa_hmc import (
     error_curves,
     grids,
     local_steps,
+    local_steps_findings,
+    local_steps_law,
     logistic,
     logistic_findings,
     logistic_judging,
@@ -131,7 +133,7 @@ def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
     metrics = local_steps.run(config, tmp_path)
     assert (tmp_path / "local_steps.png").is_file()
     for row in metrics["table"]:
-        for name in local_steps.CASES:
+        for name in local_steps_law.CASES:
             assert abs(row[f"measured, {name}"] - row[name]) <= 1 + row[name] // 10
     for row in metrics["schedules"]:
         assert 0 < row["falling"] < row["constant"]
@@ -151,7 +153,7 @@ def test_rounds_over_local_steps_agree_with_the_law(tmp_path):
 )
 def test_a_u_has_its_bottom_inside(rounds, inside):
     rows = [{"T": t, "n": r} for t, r in zip((1, 10, 100), rounds, strict=True)]
-    assert local_steps.turning(rows, "n")["inside"] is inside
+    assert local_steps_findings.turning(rows, "n")["inside"] is inside
 
 
 def test_errors_of_drifting_clients_are_those_of_the_law(tmp_path):
