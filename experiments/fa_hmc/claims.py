@@ -243,6 +243,8 @@ CLAIMS = (
         for figure, varied, title, name in (
             (3, "L", "Fashion-MNIST", "fashion_mnist"),
             (4, "T", "Fashion-MNIST", "fashion_mnist"),
+            (5, "L", "A network", "network"),
+            (5, "T", "A network", "network"),
             (6, "L", "KMNIST", "kmnist"),
             (6, "L", "Two classes of CIFAR-10", "cifar2"),
             (7, "T", "KMNIST", "kmnist"),

@@ -44,6 +44,8 @@ CLAIMS = (
         "Sections 3.1, 5",
         "A conducive gradient costs about one more evaluation of the prior, however many shards "
         "there are.",
+        "fsgld/cost",
+        gaussian_verdicts.price,
     ),
     Claim(
         "Lemma 1",

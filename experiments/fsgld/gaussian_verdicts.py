@@ -15,9 +15,10 @@ from experiments.claims import (
     first_that_holds,
     rows_of,
 )
-from experiments.fsgld import alpha
+from experiments.fsgld import alpha, cost
 from experiments.fsgld.gaussian_figures import coin_gradients
 from experiments.fsgld.gaussian_law import constants_of_means, one_machine, slope
+from experiments.output import percent
 
 __all__ = [
     "as_fast",
@@ -28,6 +29,7 @@ __all__ = [
     "exploration",
     "mse",
     "plateau",
+    "price",
     "unbiased",
 ]
 
@@ -166,4 +168,30 @@ def best_multiple(metrics: Given, config: Given) -> Verdict:
         REPRODUCED if alpha.as_theory(metrics) else CONTRADICTED,
         f"best, by the exact law: {', '.join(least)}; with right surrogates the variance over the "
         f"posterior's is {ends}",
+    )
+
+
+def price(metrics: Given, config: Given) -> Verdict:
+    """Judge what a conducive gradient costs, against a prior and over numbers of clients."""
+    clients = ", ".join(f"{num:,}" for num in config["num_clients"])
+    found = {key: row for key, row in cost.same_for_all(metrics).items() if row is not None}
+    if len(found) < len(cost.same_for_all(metrics)):
+        return Verdict(CONTRADICTED, f"operations grow with the clients ({clients})")
+    times = [row["a local step"] / row["a prior"] for row in found.values()]
+    shares = {
+        kind: [
+            row["a local step"] / (row["a prior"] + row["a minibatch"])
+            for (of, _), row in found.items()
+            if of == kind
+        ]
+        for kind in ("diagonal", "dense")
+    }
+    more = " or ".join(
+        f"{percent(min(share))} to {percent(max(share))} ({kind})" for kind, share in shares.items()
+    )
+    return Verdict(
+        REPRODUCED if 0.5 < min(times) <= max(times) < 2 else PARTLY,
+        f"{' to '.join(dict.fromkeys(f'{end:.2g}' for end in (min(times), max(times))))} times the "
+        f"operations of a Gaussian prior of the surrogates' kind, with {clients} clients alike; to "
+        f"those of a local step of {config['batch_size']} rows it adds {more}, by the dimension",
     )

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,9 +16,11 @@ from hydra.errors import ConfigCompositionException  # noqa: E402
 from experiments import demo, output, report, run, schemas  # noqa: E402
 from experiments.fsgld import (  # noqa: E402
     alpha,
+    cost,
     gaussian,
     gaussian_figures,
     gaussian_law,
+    gaussian_verdicts,
     metric_scores,
     mlp_scores,
     spreads,
@@ -168,6 +171,27 @@ def test_multiples_of_the_conducive_gradient_have_their_law(tmp_path):
     assert "standard errors from its law" in text and "as in theory" in text
     wrong["best alpha"] = 0.75
     assert not alpha.as_theory(metrics) and "not as in theory" in alpha.commentary(metrics)
+
+
+def test_a_conducive_gradient_costs_one_more_gaussian_whatever_the_clients(tmp_path):
+    config = cost.Config(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_size=2)
+    metrics = cost.run(config, tmp_path)
+    for row in metrics["table"]:
+        dim = row["dim"]
+        # The precision times the position, the difference to its mean, the sum with the estimate.
+        assert (
+            row["a local step"]
+            == {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[row["surrogates"]]
+        )
+        assert row["a local step"] == row["a prior"] < row["a minibatch"] + row["a prior"]
+    settings = dataclasses.asdict(config)
+    word, number = gaussian_verdicts.price(metrics, settings)
+    assert word == "reproduced" and number.startswith("1 times the operations")
+    assert "with 2, 4 clients alike" in number and "(dense)" in number
+    assert "the same with 2, 4 clients" in cost.commentary(metrics)
+    metrics["table"][1]["a local step"] += 1
+    assert gaussian_verdicts.price(metrics, settings).word == "contradicted"
+    assert "depends on the number of clients" in cost.commentary(metrics)
 
 
 def test_sgld_on_one_machine_has_its_law():

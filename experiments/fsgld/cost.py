@@ -1,0 +1,170 @@
+"""Sections 3.1 and 5 of El Mekkaoui et al. (2021): what a conducive gradient costs, counted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedmcmc
+from experiments import checks, output
+from experiments.checks import require
+from experiments.claims import Given
+
+__all__ = ["PAPER", "TITLE", "Config", "commentary", "run", "same_for_all"]
+
+TITLE = "Sections 3.1 and 5: what a conducive gradient costs, counted"
+PAPER = """
+With surrogates of an exponential family the cost of a conducive gradient does not depend on the
+number of clients, since the product of their surrogates is one more of the family (section 3.1).
+It compares to one more evaluation of the prior (section 5). Here arithmetic operations are counted
+in the programs of a gradient estimate with conducive gradients and without. The model is a logistic
+regression; its prior is a Gaussian of the same kind as the surrogates.
+"""
+KINDS = ("diagonal", "dense")
+COUNTED = ("a local step", "a visit", "a prior", "a minibatch")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings; the paper gives none for this claim.
+
+    Attributes
+    ----------
+    dims
+        Numbers of parameters.
+    num_clients
+        Numbers of clients.
+    """
+
+    seed: int = 0
+    dims: tuple[int, ...] = (10, 100)
+    num_clients: tuple[int, ...] = (10, 100, 1000)
+    rows_per_client: int = 20
+    batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        checks.positive(self, "rows_per_client", "batch_size")
+        for name in ("dims", "num_clients"):
+            values = getattr(self, name)
+            require(
+                len(values) > 1 and min(values) > 1, f"{name} must be two or more above 1", values
+            )
+
+
+def run(config: Config, out: Path) -> dict[str, Any]:
+    """Count the operations for every kind of surrogates, dimension and number of clients."""
+    del out
+    table = [
+        {"surrogates": kind, "dim": dim, "clients": num} | _counts(config, kind, dim, num)
+        for kind in KINDS
+        for dim in config.dims
+        for num in config.num_clients
+    ]
+    return {"table": table, "batch_size": config.batch_size}
+
+
+def _counts(config: Config, kind: str, dim: int, num_clients: int) -> dict[str, float]:
+    rng = np.random.default_rng(config.seed)
+    data = fedmcmc.FederatedData.from_clients(
+        [
+            {"x": x, "y": np.zeros(len(x), np.float32)}
+            for x in rng.standard_normal((num_clients, config.rows_per_client, dim), np.float32)
+        ]
+    )
+    plain = fedmcmc.minibatch(config.batch_size)
+    corrected = fedmcmc.conducive(plain, _gaussians(kind, dim, num_clients))
+    once, each = (a - b for a, b in zip(_of(corrected, data), _of(plain, data), strict=True))
+    prior = jax.tree.map(lambda leaf: leaf[0], _gaussians(kind, dim, 1))
+    return {
+        "a local step": each,
+        "a visit": once,
+        "a prior": _operations(_plus_prior, prior, jnp.zeros(dim), jnp.zeros(dim)),
+        "a minibatch": _of(plain, data)[1],
+    }
+
+
+def _of(estimator: fedmcmc.GradientEstimator, data: fedmcmc.FederatedData) -> tuple[float, float]:
+    """Count the operations of an estimator: once a visit, and in each local step."""
+    client, start = data.client(0), jnp.zeros(data.client_rows(0)["x"].shape[1])
+    broadcast = fedmcmc.Broadcast(jnp.int32(0), start)
+    draws = estimator.prepare(jax.random.key(0), start, client, 1)
+    first = jax.tree.map(lambda leaf: leaf[0], draws)
+
+    # The estimator is an argument: else its surrogates are constants of the program.
+    def visit(estimator: Any, broadcast: Any, client: Any) -> Any:
+        return estimator.start(_loglikelihood_fn, broadcast, (), client)[0]
+
+    def step(estimator: Any, draws: Any, theta: Any, context: Any, client: Any) -> Any:
+        return estimator.estimate(_loglikelihood_fn, draws, theta, context, client)
+
+    context = visit(estimator, broadcast, client)
+    return (
+        _operations(visit, estimator, broadcast, client),
+        _operations(step, estimator, first, start, context, client),
+    )
+
+
+def _plus_prior(prior: fedmcmc.Gaussian, theta: jax.Array, gradient: jax.Array) -> jax.Array:
+    return gradient + prior.grad_log(theta)
+
+
+def _operations(function: Callable[..., Any], *given: Any) -> float:
+    """Return what XLA counts in a program as it is written, before it is optimised."""
+    counted = jax.jit(function).lower(*given).cost_analysis()
+    return float(counted.get("flops", 0.0))
+
+
+def _loglikelihood_fn(theta: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
+    logits = rows["x"] @ theta
+    return rows["y"] * logits - jax.nn.softplus(logits)
+
+
+def _gaussians(kind: str, dim: int, num_clients: int) -> fedmcmc.Gaussian:
+    """Return one per client: in what is counted their numbers play no part."""
+    means = jnp.ones((num_clients, dim))
+    if kind == "diagonal":
+        return fedmcmc.Gaussian.from_moments(means, variance=jnp.full((num_clients, dim), 2.0))
+    covariance = jnp.broadcast_to(2.0 * jnp.eye(dim), (num_clients, dim, dim))
+    return fedmcmc.Gaussian.from_moments(means, covariance=covariance)
+
+
+def same_for_all(metrics: Given) -> dict[tuple[str, int], dict[str, Any] | None]:
+    """Return a row for each kind and dimension, ``None`` where the number of clients matters."""
+    found: dict[tuple[str, int], dict[str, Any] | None] = {}
+    for row in metrics["table"]:
+        counts = {name: row[name] for name in COUNTED}
+        key = row["surrogates"], row["dim"]
+        found[key] = counts if found.get(key, counts) == counts else None
+    return found
+
+
+def commentary(metrics: dict[str, Any]) -> str:
+    """Return the counts beside those of what a local step computes anyway."""
+    clients = sorted({row["clients"] for row in metrics["table"]})
+    rows = []
+    for (kind, dim), row in same_for_all(metrics).items():
+        own: dict[str, Any] = {"surrogates": kind, "parameters": dim}
+        if row is None:
+            rows.append(own | {"a conducive gradient": "depends on the number of clients"})
+            continue
+        step, anyway = row["a local step"], row["a prior"] + row["a minibatch"]
+        rows.append(
+            own
+            | {
+                "a conducive gradient": int(step),
+                "a Gaussian prior's": int(row["a prior"]),
+                f"a minibatch's, {metrics['batch_size']} rows": int(row["a minibatch"]),
+                "more in a local step": output.percent(step / anyway),
+                "once a visit": int(row["a visit"]),
+            }
+        )
+    return (
+        output.markdown_table(rows) + "\n\nOperations in each local step, the same with "
+        f"{', '.join(f'{num:,}' for num in clients)} clients unless the table says otherwise. When "
+        "a visit begins, a client makes one Gaussian of its surrogate and of the product of all "
+        "(the last column). What fits the surrogates, once in a run, is not counted."
+    )
