@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
-from experiments import checks, output
+from experiments import checks
 from experiments.checks import require
 from experiments.claims import Given
 
-__all__ = ["PAPER", "TITLE", "Config", "commentary", "run", "same_for_all"]
+__all__ = ["COUNTED", "PAPER", "TITLE", "Config", "commentary", "run", "same_for_all"]
 
 TITLE = "Sections 3.1 and 5: what a conducive gradient costs, counted"
 PAPER = """
@@ -25,7 +25,7 @@ in the programs of a gradient estimate with conducive gradients and without. The
 regression; its prior is a Gaussian of the same kind as the surrogates.
 """
 KINDS = ("diagonal", "dense")
-COUNTED = ("a local step", "a visit", "a prior", "a minibatch")
+COUNTED = ("a conducive gradient", "a Gaussian prior's", "a minibatch's", "once a visit")
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def run(config: Config, out: Path) -> dict[str, Any]:
     """Count the operations for every kind of surrogates, dimension and number of clients."""
     del out
     table = [
-        {"surrogates": kind, "dim": dim, "clients": num} | _counts(config, kind, dim, num)
+        {"surrogates": kind, "parameters": dim, "clients": num} | _counts(config, kind, dim, num)
         for kind in KINDS
         for dim in config.dims
         for num in config.num_clients
     ]
-    return {"table": table, "batch_size": config.batch_size}
+    return {"table": table}
 
 
-def _counts(config: Config, kind: str, dim: int, num_clients: int) -> dict[str, float]:
+def _counts(config: Config, kind: str, dim: int, num_clients: int) -> dict[str, int]:
     rng = np.random.default_rng(config.seed)
     data = fedmcmc.FederatedData.from_clients(
         [
@@ -77,17 +77,14 @@ def _counts(config: Config, kind: str, dim: int, num_clients: int) -> dict[str, 
     )
     plain = fedmcmc.minibatch(config.batch_size)
     corrected = fedmcmc.conducive(plain, _gaussians(kind, dim, num_clients))
-    once, each = (a - b for a, b in zip(_of(corrected, data), _of(plain, data), strict=True))
+    visit, batch = _of(plain, data)
+    once, each = (a - b for a, b in zip(_of(corrected, data), (visit, batch), strict=True))
     prior = jax.tree.map(lambda leaf: leaf[0], _gaussians(kind, dim, 1))
-    return {
-        "a local step": each,
-        "a visit": once,
-        "a prior": _operations(_plus_prior, prior, jnp.zeros(dim), jnp.zeros(dim)),
-        "a minibatch": _of(plain, data)[1],
-    }
+    prior_too = _operations(_plus_prior, prior, jnp.zeros(dim), jnp.zeros(dim))
+    return dict(zip(COUNTED, (each, prior_too, batch, once), strict=True))
 
 
-def _of(estimator: fedmcmc.GradientEstimator, data: fedmcmc.FederatedData) -> tuple[float, float]:
+def _of(estimator: fedmcmc.GradientEstimator, data: fedmcmc.FederatedData) -> tuple[int, int]:
     """Count the operations of an estimator: once a visit, and in each local step."""
     client, start = data.client(0), jnp.zeros(data.client_rows(0)["x"].shape[1])
     broadcast = fedmcmc.Broadcast(jnp.int32(0), start)
@@ -112,10 +109,10 @@ def _plus_prior(prior: fedmcmc.Gaussian, theta: jax.Array, gradient: jax.Array) 
     return gradient + prior.grad_log(theta)
 
 
-def _operations(function: Callable[..., Any], *given: Any) -> float:
+def _operations(function: Callable[..., Any], *given: Any) -> int:
     """Return what XLA counts in a program as it is written, before it is optimised."""
     counted = jax.jit(function).lower(*given).cost_analysis()
-    return float(counted.get("flops", 0.0))
+    return int(counted.get("flops", 0))
 
 
 def _loglikelihood_fn(theta: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
@@ -132,39 +129,19 @@ def _gaussians(kind: str, dim: int, num_clients: int) -> fedmcmc.Gaussian:
     return fedmcmc.Gaussian.from_moments(means, covariance=covariance)
 
 
-def same_for_all(metrics: Given) -> dict[tuple[str, int], dict[str, Any] | None]:
-    """Return a row for each kind and dimension, ``None`` where the number of clients matters."""
-    found: dict[tuple[str, int], dict[str, Any] | None] = {}
+def same_for_all(metrics: Given) -> dict[tuple[str, int], dict[str, int] | None]:
+    """Return the counts of each kind and dimension, ``None`` where they depend on the clients."""
+    found: dict[tuple[str, int], dict[str, int] | None] = {}
     for row in metrics["table"]:
-        counts = {name: row[name] for name in COUNTED}
-        key = row["surrogates"], row["dim"]
+        counts, key = {name: row[name] for name in COUNTED}, (row["surrogates"], row["parameters"])
         found[key] = counts if found.get(key, counts) == counts else None
     return found
 
 
 def commentary(metrics: dict[str, Any]) -> str:
-    """Return the counts beside those of what a local step computes anyway."""
-    clients = sorted({row["clients"] for row in metrics["table"]})
-    rows = []
-    for (kind, dim), row in same_for_all(metrics).items():
-        own: dict[str, Any] = {"surrogates": kind, "parameters": dim}
-        if row is None:
-            rows.append(own | {"a conducive gradient": "depends on the number of clients"})
-            continue
-        step, anyway = row["a local step"], row["a prior"] + row["a minibatch"]
-        rows.append(
-            own
-            | {
-                "a conducive gradient": int(step),
-                "a Gaussian prior's": int(row["a prior"]),
-                f"a minibatch's, {metrics['batch_size']} rows": int(row["a minibatch"]),
-                "more in a local step": output.percent(step / anyway),
-                "once a visit": int(row["a visit"]),
-            }
-        )
+    """Return what the counts are of."""
     return (
-        output.markdown_table(rows) + "\n\nOperations in each local step, the same with "
-        f"{', '.join(f'{num:,}' for num in clients)} clients unless the table says otherwise. When "
-        "a visit begins, a client makes one Gaussian of its surrogate and of the product of all "
-        "(the last column). What fits the surrogates, once in a run, is not counted."
+        "Operations in each local step: of the conducive gradient, of the prior's and of a "
+        "minibatch's. When a visit begins, a client makes one Gaussian of its surrogate and of the "
+        "product of all (the last column). What fits the surrogates, once in a run, is not counted."
     )

@@ -174,24 +174,21 @@ def best_multiple(metrics: Given, config: Given) -> Verdict:
 def price(metrics: Given, config: Given) -> Verdict:
     """Judge what a conducive gradient costs, against a prior and over numbers of clients."""
     clients = ", ".join(f"{num:,}" for num in config["num_clients"])
-    found = {key: row for key, row in cost.same_for_all(metrics).items() if row is not None}
-    if len(found) < len(cost.same_for_all(metrics)):
-        return Verdict(CONTRADICTED, f"operations grow with the clients ({clients})")
-    times = [row["a local step"] / row["a prior"] for row in found.values()]
-    shares = {
-        kind: [
-            row["a local step"] / (row["a prior"] + row["a minibatch"])
-            for (of, _), row in found.items()
-            if of == kind
-        ]
-        for kind in ("diagonal", "dense")
-    }
+    found = cost.same_for_all(metrics)
+    if None in found.values():
+        return Verdict(CONTRADICTED, f"operations depend on the number of clients ({clients})")
+    times, shares = [], {}
+    for (kind, _), row in found.items():
+        own, prior, batch, _ = (row[name] for name in cost.COUNTED)
+        times.append(own / prior)
+        shares.setdefault(kind, []).append(own / (prior + batch))
+    ends = dict.fromkeys(f"{end:.2g}" for end in (min(times), max(times)))
     more = " or ".join(
         f"{percent(min(share))} to {percent(max(share))} ({kind})" for kind, share in shares.items()
     )
     return Verdict(
         REPRODUCED if 0.5 < min(times) <= max(times) < 2 else PARTLY,
-        f"{' to '.join(dict.fromkeys(f'{end:.2g}' for end in (min(times), max(times))))} times the "
-        f"operations of a Gaussian prior of the surrogates' kind, with {clients} clients alike; to "
-        f"those of a local step of {config['batch_size']} rows it adds {more}, by the dimension",
+        f"{' to '.join(ends)} times the operations of a Gaussian prior of the surrogates' kind, "
+        f"with {clients} clients alike; to those of a local step of {config['batch_size']} rows it "
+        f"adds {more}, by the dimension",
     )
