@@ -49,9 +49,9 @@ WRITTEN = (
 OF_A_PAPER = (
     " Sections follow the paper. Experiments have the paper's settings where the paper states "
     "them, unless a section says otherwise.\n\n"
-    "Each verdict is computed from the record of the run that its row links to, in places with an "
-    "exact law at that run's settings. It holds for that run alone: many runs are smaller than the "
-    "paper's.\n\n"
+    "Each verdict is computed from the record of the run that its row links to, in places with a "
+    "law (exact unless it says otherwise) at that run's settings. It holds for that run alone: "
+    "many runs are smaller than the paper's.\n\n"
     f"- **{claims.REPRODUCED}**: the run shows what the paper claims.\n"
     f"- **{claims.PARTLY}**: it shows a part of the claim, or all of it on other data than the "
     "paper's, on one target where the paper has many, at an end of a grid, or with a lead that may "

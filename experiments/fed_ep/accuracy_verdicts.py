@@ -156,11 +156,12 @@ def sooner(papers: str) -> Any:
 
         listed = ", ".join(told(n) for n in (*names, *BASES))
         fewer = [n for n, of in first.items() if all(x is True for x in of)]
+        how = "in all seeds" if paired else "by means, whose noise the record does not have"
         other, why = _other_method(config, papers)
         return Verdict(
             UNTESTABLE if other else on_other_data(word, config["dataset"] != papers),
-            f"rounds to {level:g} %: {listed}; in fewer rounds than both in all seeds (one that "
-            f"does not get there counts as later): {', '.join(fewer) or 'none'} of "
+            f"rounds to {level:g} %: {listed}; in fewer rounds than both {how} (a seed that does "
+            f"not get there counts as later): {', '.join(fewer) or 'none'} of "
             f"{len(own)} judged{left_out(metrics, config, names, papers)}{why}; "
             f"{where(metrics, config, papers, brief=True)}",
         )

@@ -103,17 +103,19 @@ precision per row there, our `covariance`; FedSEP's cavity takes out `q / prior`
 client's share of the rows, where the paper takes out one of K like factors; natural gradients take
 a step per minibatch, where Algorithm 5 has one per epoch; of the samples (M) the variances' shape
 alone is used; and what L and V add to the cavity is multiplied by a factor, our `scale`, which Eq.
-4 does not have. It is 500 at full size (`alpha_cov` over the weight decay) and smaller for CIFAR-10
-here, which makes L and V other methods: verdicts leave them out where it differs.
+4 does not have (a note to Table 7 says that `alpha_cov` is per data point and is used in the other
+ways of inference, too, not how). It is 500 at full size (`alpha_cov` over the weight decay) and
+smaller for CIFAR-10 here, which makes L and V other methods: verdicts leave them out where it
+differs.
 
 A client's samples are its epochs: `num_epochs` of 5 leaves M with 5 samples, where the paper has
-10, and FedPA with 3 after its `pa_burnin`, where the paper has 5. Passes of L and epochs of V are
-the paper's in `cifar10_gpu`. There FedSEP with L and V and FedEP with V fall after their best
-rounds, FedSEP with L not in all seeds. FedEP with L stops moving: in some round its product of
-sites turns improper, and stays so. The kernel keeps an improper product as it is, so that cavities,
-which are that product over a site, stay improper, and nearly every later fit is lost and changes
-nothing. Before that round few fits are lost, by the counts below; why the product turns improper is
-unexplained. With clients' steps scaled by the curvature of the cavity
+10, and FedPA with 3 after its `pa_burnin`, where full size has 5 (the paper does not say). Passes
+of L and epochs of V are the paper's in `cifar10_gpu`. There FedSEP with L and V and FedEP with V
+fall after their best rounds, FedSEP with L not in all seeds. FedEP with L stops moving: in some
+round its product of sites turns improper, and stays so. The kernel keeps an improper product as it
+is, so that cavities, which are that product over a site, stay improper, and nearly every later fit
+is lost and changes nothing. Before that round few fits are lost, by the counts below; why the
+product turns improper is unexplained. With clients' steps scaled by the curvature of the cavity
 (`cifar10_gpu_row_curvature`) FedSEP with V keeps its best; with L its accuracy stays too, but for
 the reason that its product is improper in more than half of the rounds. That FedEP with V falls all
 the same is unexplained. In `hyperparameters_cifar10_network_small` below (FedSEP, one seed, fewer

@@ -45,7 +45,8 @@ and V, and one more with I and M.
 
 The paper's `alpha_cov` (`Sigma <- alpha_cov I`), 5e-3 here, is a precision per row in its released
 code, our `covariance`. How it splits there into the precision and the factor of L and V (our
-`scale`), which the paper does not have, is not known; at full size L and V are not scaled here.
+`scale`) is not known: a note to Table 7 says that it is per data point and is used in these as
+well, and Eq. 4 does not have it. At full size L and V are not scaled here.
 Other departures are as for CIFAR ([fed_ep.md](../fed_ep.md)).
 
 MNIST's settings are those of its settings files: what L and V add to the cavity is scaled there,

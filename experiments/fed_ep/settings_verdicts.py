@@ -63,9 +63,15 @@ def settings(family: str) -> Any:
             (any(fails), CONTRADICTED),
             otherwise=UNTESTABLE,
         )
-        every = {n: spread(metrics, of) for n, of in own.items() if len(of) > 1} | spreads
+
+        def told_apart(name: str) -> bool:
+            return name in moved and len(moved[name]) < len(own[name])
+
         listed = "; ".join(
-            f"{name} ({', '.join(moved.get(name, own[name]))}) {d}" for name, d in every.items()
+            f"{name} ({', '.join(of)}) {spread(metrics, of)}"
+            + (f", judged by {', '.join(moved[name])}: {spreads[name]}" if told_apart(name) else "")
+            for name, of in own.items()
+            if len(of) > 1
         )
         window = metrics["settings"]["window"]
         told = "; ".join(ended(metrics, n) for n in fallen)

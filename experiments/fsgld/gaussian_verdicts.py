@@ -12,6 +12,7 @@ from experiments.claims import (
     Given,
     Rows,
     Verdict,
+    all_or_some,
     first_that_holds,
     rows_of,
 )
@@ -177,18 +178,27 @@ def price(metrics: Given, config: Given) -> Verdict:
     found = cost.same_for_all(metrics)
     if None in found.values():
         return Verdict(CONTRADICTED, f"operations depend on the number of clients ({clients})")
-    times, shares = [], {}
+    times = {kind: [] for kind, _ in found}
+    more = {kind: {num: [] for num in config["batch_sizes"]} for kind in times}
     for (kind, _), row in found.items():
-        own, prior, batch, _ = (row[name] for name in cost.COUNTED)
-        times.append(own / prior)
-        shares.setdefault(kind, []).append(own / (prior + batch))
-    ends = dict.fromkeys(f"{end:.2g}" for end in (min(times), max(times)))
-    more = " or ".join(
-        f"{percent(min(share))} to {percent(max(share))} ({kind})" for kind, share in shares.items()
-    )
+        times[kind].append(row[cost.OWN] / row[cost.PRIOR])
+        for num, shares in more[kind].items():
+            shares.append(row[cost.OWN] / (row[cost.PRIOR] + row[cost.batch_of(num)]))
+    told = [
+        f"{kind} surrogates: {_range(of, '{:.2g}'.format)} times the prior's, "
+        + " and ".join(
+            f"{_range(shares, percent)} of a local step's with {num} rows"
+            for num, shares in more[kind].items()
+        )
+        for kind, of in times.items()
+    ]
+    alike = [max(of) < 2 for of in times.values()]
     return Verdict(
-        REPRODUCED if 0.5 < min(times) <= max(times) < 2 else PARTLY,
-        f"{' to '.join(ends)} times the operations of a Gaussian prior of the surrogates' kind, "
-        f"with {clients} clients alike; to those of a local step of {config['batch_size']} rows it "
-        f"adds {more}, by the dimension",
+        all_or_some(alike, [not one for one in alike]),
+        f"as many operations with {clients} clients; {'; '.join(told)} (a diagonal prior; "
+        f"{' or '.join(map(str, config['dims']))} parameters)",
     )
+
+
+def _range(values: list[float], told: Any) -> str:
+    return " to ".join(dict.fromkeys(told(end) for end in (min(values), max(values))))

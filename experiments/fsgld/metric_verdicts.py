@@ -77,7 +77,8 @@ def faster(metrics: Given, config: Given) -> Verdict:
         )
     word = first_that_holds(
         (all(sooner) and all(leads), REPRODUCED),
-        (any(sooner) or any(leads), PARTLY),
+        (any(sooner), PARTLY),
+        (any(leads), UNTESTABLE),  # ahead, but at no level sooner
         otherwise=CONTRADICTED,
     )
     return with_lost_settings(word, "; ".join(told))

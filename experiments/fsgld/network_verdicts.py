@@ -100,7 +100,7 @@ def beside_a_coin(metrics: Given, split: str) -> str:
                 np.nanmean(np.array(values[k], float)) for k in ("accuracy", "constant")
             )
             of += f"; right for {percent(right, 1)} of them, {percent(constant)} ignore their input"
-        told.append(f"{method} is {word} than a coin toss ({of})")
+        told.append(f"{method}'s log likelihood is {word} than a coin toss's ({of})")
     return "".join(f"; {text}" for text in told)
 
 
@@ -113,13 +113,16 @@ def generalises(metrics: Given, config: Given) -> Verdict:
         (gap + TIMES * error < FAR, CONTRADICTED),
         otherwise=UNTESTABLE,
     )
-    visited, test = (np.nanmean(np.array(values[k], float)) for k in ("visited", "test"))
+    visited, train, test = (
+        np.nanmean(np.array(values[k], float)) for k in ("visited", "train", "test")
+    )
     other = config["table"] != "susy"
     published = [mlp_scores.papers("DSGLD", "non_iid", *of)[0] for of in (("train",), ())]
     return Verdict(
         on_other_data(word, other),
         f"DSGLD's log likelihood{_where(metrics, config)} is {visited:.3f} on the shard visited "
-        f"and {test:.3f} on held-out rows, {gap:.3f} (s.e. {error:.3f}) nats apart"
+        f"and {test:.3f} on held-out rows, {gap:.3f} (s.e. {error:.3f}) nats apart; on the rows of "
+        f"all shards it is {train:.3f}"
         + ("" if other else f"; the paper's are {published[0]:.2f} (train) and {published[1]:.2f}"),
     )
 

@@ -38,13 +38,14 @@ and chosen here: the prior's variance (1/5, from the weight decay in Table S2), 
 rounds and of clients (20, of equal size), the levels (`2**8`, the released code's default), 5 of 20
 clients for partial participation, a snapshot every 100 rounds, step and tolerance of DG-SGLD (those
 its own authors used for a network), FSGLD's surrogates (the diagonal empirical Fisher information
-at the start), and the rest of FedBE's settings, as for Table S2. Two things differ from the text of
-S5.3. The trained network at the start is one of pytorchcv there; here Adam trains it on all rows
-together. And the accuracy is that of the network at the posterior mean there ("minimum mean-square
-estimator"); here it is that of averaged probabilities, beside which newer runs have the mean
-network's. The network has filter response normalisation and swish, as HMC's has; the released code
-puts a network with batch normalisation beside that HMC. Without the file of the published
-predictions (`reference=FILE`) the reference is an HMC of ours on the same problem.
+at the start), and the rest of FedBE's settings, as for Table S2 (its distillation is left out). Two
+things differ from the text of S5.3. The trained network at the start is one of pytorchcv there;
+here Adam trains it on all rows together. And the accuracy is that of the network at the posterior
+mean there ("minimum mean-square estimator"); here it is that of averaged probabilities, beside
+which newer runs have the mean network's. The network has filter response normalisation and swish,
+as HMC's has; the released code puts a network with batch normalisation beside that HMC. Without the
+file of the published predictions (`reference=FILE`) the reference is an HMC of ours on the same
+problem.
 
 On shrunk photographs our HMC has not mixed, so that its run judges no method. `digits_network` is
 the same question for a smaller posterior: scikit-learn's 1797 digits of 8 by 8, a perceptron with

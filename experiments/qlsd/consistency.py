@@ -41,10 +41,12 @@ compression; the noise of compression is averaged over directions by simulation,
 mode, and the tests compare the variances with those of runs. On this posterior the messages of
 QLSD* and QLSD++, differences to the gradient at the mode and to memories, contain nothing of the
 clients' means, so that their power zero of the clients' spread follows from the algorithms and
-measures nothing. Powers are those of the squared distance, between the two ends of a range (but
-for equal clients, a spread of zero). Minibatches are varied with the most levels. What compression
-adds is the difference between the fewest levels and the most; what partial participation adds,
-that between the fewest clients and all, with the most levels.
+measures nothing. Nor have they noise of minibatches here, as all rows have the same Hessian: their
+powers of the rows and of the minibatch follow, too. Powers are those of the squared distance,
+between the two ends of a range (but for equal clients, a spread of zero). Minibatches are varied
+with the most levels. What compression adds is the difference between the fewest levels and the
+most; what partial participation adds, that between the fewest clients and all, with the most
+levels.
 """
 ALGORITHMS = {"QLSD": "red", "QLSD*": "blue", "QLSD++": "green"}
 """The algorithms and their colors."""

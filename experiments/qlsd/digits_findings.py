@@ -81,7 +81,8 @@ def commentary(metrics: dict[str, Any]) -> str:
             f"({_chains(settings['num_chains'])} of {settings['kept_rounds']:,} rounds after "
             f"burn-in; the slowest directions take about {settings['slow_rounds']:,.0f} to forget)."
             + (
-                f" One chain as long as the paper's would leave about {left:.1g}."
+                f" One chain of {PAPER_ROUNDS:,} rounds, as we take the paper's to be, would leave "
+                f"about {left:.1g}."
                 if beyond(metrics) >= FEW
                 else ""
             )

@@ -26,9 +26,10 @@ In Table S2 FedBE predicts far worse than SGLD (43.5 % of the digits right with 
 ensemble, 79.3 % with the Dirichlet one). The paper gives it local steps and a learning rate, and no
 number of rounds; our copy lacks the share of each client's dominant label. A study of our own: the
 accuracy after so many rounds, by that share, of predictions that are averaged over the draws of the
-second half of the rounds so far (one draw of the ensemble per round), from random weights. All runs
-have the same random numbers and the same test images, so that differences of two accuracies are
-less noisy than the accuracies.
+second half of the rounds so far (one draw of the ensemble per round), from random weights. A round
+ends at the mean of the ensemble's weights, without FedBE's distillation, and no other method was
+run. All runs have the same random numbers and the same test images, so that differences of two
+accuracies are less noisy than the accuracies.
 """
 ENSEMBLES = ("gaussian", "dirichlet")
 PAPERS = {"gaussian": "FedBE-Gauss", "dirichlet": "FedBE-Dirichlet"}  # names in Table S2

@@ -24,23 +24,23 @@ parameter.
 
 Our copy of the paper lacks most symbols. Those that matter here are both parameters, an algorithm's
 name here and there, the dimension, the number of clients, the numbers of bits, the step size and
-the size of minibatches. We restored them; that the last sentence is about 16 bits we infer from
-what the paper's formula counts there. We read the first
+the size of minibatches. We restored them from memory of the published version; that the last
+sentence is about 16 bits we infer from what the paper's formula counts there. We read the first
 parameter as the compression parameter omega, which more bits lower, and the second as the step
 size, which the heading of that paragraph names. Our Figure S2 gives each setting the same number of
 bits per client and compares levels and step sizes.
 
 The released notebook counts bits by the bounds of Alistarh et al. (2017) with natural logarithms;
 both conventions of the bound are beside the bits of real messages below. Its step size for Figure 1
-is `0.01 / L` and its batches are single rows, unlike the text. Its QLSD* compresses the full
-gradient of each client, not the difference from the gradient at the mode (Section 2), so that its
-messages do not vanish at the mode, and the published curves of QLSD* may not be those of the text's
-QLSD*; ours are such differences. Its plots name the norm of theta as the test function, but its
-code averages theta itself, and so does ours. A linear test function cannot show a bias here, so the
-squared distance from the posterior mean is beside it. Our minibatches are drawn with replacement,
-which the text does not settle; without it, the noise of a minibatch of a tenth has a tenth less
-variance. The notebook divides the budget of Figure S2 among all clients, by the published bound;
-ours is that of one client, in bits of real messages.
+is `0.01 / L` and its batches are single rows, unlike the text as restored. Its QLSD* compresses the
+full gradient of each client, not the difference from the gradient at the mode (Section 2), so that
+its messages do not vanish at the mode, and the published curves of QLSD* may not be those of the
+text's QLSD*; ours are such differences. Its plots name the norm of theta as the test function, but
+its code averages theta itself, and so does ours. A linear test function cannot show a bias here, so
+the squared distance from the posterior mean is beside it. Our minibatches are drawn with
+replacement, which the text does not settle; without it, the noise of a minibatch of a tenth has a
+tenth less variance. The notebook divides the budget of Figure S2 among all clients, by the
+published bound; ours is that of one client, in bits of real messages.
 """
 
 

@@ -139,9 +139,9 @@ def small_steps(metrics: Given, config: Given) -> Verdict:
     )
     return Verdict(
         word,
-        f"with {min(factors):g} / L, over {max(factors):g} / L for the same bits, the squared "
-        f"error of the average of theta is {mean.min():.2g} to {mean.max():.2g} times as large "
-        f"(s.e. at most {noise.max():.1g}), that of the average squared distance "
+        f"with {min(factors):g} / L, over {max(factors):g} / L for the same bits, the measured "
+        f"squared error of the average of theta is {mean.min():.2g} to {mean.max():.2g} times as "
+        f"large (s.e. at most {noise.max():.1g}), that of the average squared distance "
         f"from the mean {square.min():.1g} to {square.max():.1g} times (by an "
         "approximate law: states are taken as Gaussian)",
     )

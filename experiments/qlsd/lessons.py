@@ -73,7 +73,8 @@ def _real_efficiency(digits: Given) -> str:
     return (
         "How many times fewer bits go up a round in logistic regression on digits, in real "
         f"messages (by the paper's formula): {listed}. Sparse messages code shorter than the bound "
-        "says, fine ones longer."
+        "says, those of fine levels may code longer; by how much depends on the dimension and the "
+        "data."
     )
 
 
@@ -110,7 +111,7 @@ def _memory(synthetic: Given, independent: Given) -> str:
     return (
         f"Memory cuts the variance that compression adds {min(ratios):.0f}- to {max(ratios):.0f}"
         f"-fold where clients share all noise, as in the paper's code, and {min(apart):.0f}- to "
-        f"{max(apart):.0f}-fold in a shorter run where they do not. It costs no bits "
+        f"{max(apart):.0f}-fold in a shorter run where they do not. It costs no bits there "
         f"({with_[0]['bits per message']:.1f} and {without[0]['bits per message']:.1f} per message "
         f"at {with_[0]['algorithm'][8:]}). The step size alone makes the variance "
         f"{plain:.0f} % too large. Without memory, compression at {without[0]['algorithm'][8:]} "
@@ -146,15 +147,22 @@ def _alike(fed_be: Given) -> str:
         )
         for name in ENSEMBLES
     )
+    half = sorted({rounds for _, _, rounds in rows})[-2]
+    climbs = ", ".join(
+        f"{name} {rows[name, shares[-1], half]['accuracy %']:.1f} % after {half} rounds"
+        for name in ENSEMBLES
+    )
     apart = max(
         abs(rows["gaussian", *at]["accuracy %"] - rows["dirichlet", *at]["accuracy %"])
         for at in {at[1:] for at in rows}
     )
     return (
         f"On MNIST ({fed_be['num_rows']:,} images, {last} rounds of "
-        f"{fed_be['config']['num_local_steps']} local steps) the test images that FedBE's "
-        "ensembles predict rightly, by the share of a client's images that are of one label: "
-        f"{told} (s.e. at most {max(r['s.e.'] for r in fed_be['table']):.1f}). It averages "
+        f"{fed_be['config']['num_local_steps']} local steps, no distillation) the test images that "
+        "FedBE's ensembles predict rightly, by the share of a client's images that are of one "
+        "label: "
+        f"{told} (s.e. at most {max(r['s.e.'] for r in fed_be['table']):.1f}). With "
+        f"{100 * shares[-1]:g} % it still climbs: {climbs}. It averages "
         "clients' models, each of which has mostly seen one digit. Table S2 of QLSD, where it is "
         f"right for {TABLE_S2['FedBE-Gauss'][0]:g} and {TABLE_S2['FedBE-Dirichlet'][0]:g} %, does "
         "not say the rounds, and our copy lacks the share; here the two ensembles are at most "
@@ -167,14 +175,15 @@ def _mean_network(mnist: Given) -> str:
     listed = ", ".join(
         f"{name} {100 * found[name]['accuracy']:.1f} and "
         f"{100 * found[name]['accuracy_of_mean']:.1f}"
-        for name in ("SGLD", "pSGLD", "QLSD", "QLSD++", "QLSD++ PP")
+        for name in found
+        if name != "start" and found[name] and "accuracy_of_mean" in found[name]
     )
     return (
         "Digits of MNIST that are predicted rightly, in percent, by averaged probabilities and by "
         f"the network whose weights are the average of the draws: {listed}. Section S5.3 of QLSD's "
-        "paper measures accuracy by the latter. Weights of a network have many modes that predict "
-        "the same, and their average may predict something else. Keep draws and average what they "
-        "predict."
+        "paper measures the accuracy of its Table 4 by the latter. Weights of a network have many "
+        "modes that predict the same, and their average may predict something else; no run tests "
+        "whether that is why. Keep draws and average what they predict."
     )
 
 
@@ -232,15 +241,15 @@ FINDINGS = (
         "bias.png",
     ),
     Finding(
-        "Real messages save fewer bits than bounds do",
+        "Bounds on bits are not what messages take",
         'Count the bits that are sent: `samples.info["bits_up"]`.',
         ("qlsd/gaussian",),
         _real_bits,
         "mse.png",
     ),
     Finding(
-        "Real messages of coarse levels save more bits than bounds do, those of fine levels fewer",
-        "Choose levels by real bits: coarse ones code shorter than the bound says.",
+        "Sparse messages take fewer bits than bounds say",
+        "Choose levels by real bits: bounds may be off either way.",
         (("qlsd/digits", "qlsd/digits_small"),),
         _real_efficiency,
         "hpd.png",
@@ -254,7 +263,7 @@ FINDINGS = (
     ),
     Finding(
         "Memory is worth having",
-        "Keep the memory of `qlsd_pp`: it costs no bits.",
+        "Keep the memory of `qlsd_pp`: in logistic regression it costs no bits.",
         ("qlsd/synthetic", "qlsd/synthetic_small_independent"),
         _memory,
         "memory.png",
@@ -281,8 +290,8 @@ FINDINGS = (
         "calibration.png",
     ),
     Finding(
-        "FedBE needs clients whose labels are alike",
-        "Use FedBE only where clients have the same kinds of labels.",
+        "FedBE slows down where one label dominates each client's rows",
+        "Give FedBE more rounds where one label dominates each client's rows.",
         ("qlsd/fed_be_small",),
         _alike,
         "rounds.png",

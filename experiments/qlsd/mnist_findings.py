@@ -39,12 +39,15 @@ at the same network instead, which Adam trained on all rows together: then FedBE
 others, the largest contrast of Table S2, is not tested.
 
 Predictions are averages of class probabilities over draws. S5.3 defines the main paper's accuracy
-by the network at the posterior mean, and that of Table S2 not anew, so that both are below. We keep
-one draw of SGLD and pSGLD an epoch and count a visit of FSGLD, 16 steps, as 16 of its 1e5
-iterations.
+by the network at the posterior mean, and that of Table S2 not anew, so that both are below. The
+full settings keep one draw of SGLD and pSGLD an epoch, the smaller ones more; a visit of FSGLD, 16
+steps, counts as 16 of its 1e5 iterations. A round of FedBE ends at the mean of its ensemble's
+weights, as in federated averaging: the distillation into one network, which FedBE's own paper has,
+needs images at the server and is left out; whether Table S2 has it we do not know.
 
 Not stated in the paper, or lost, and chosen here: the number of clients (20), the levels (`2**8`,
-the released code's default), how dominant the label is (80 %), 5 of 20 clients for partial
+the released code's default; that code quantises each tensor by itself, here all weights are one
+vector), how dominant the label is (80 %), 5 of 20 clients for partial
 participation (the released code's default), a snapshot every 100 rounds, FedBE's number of rounds,
 its 10 models and Dirichlet weights of 0.5, and FSGLD's surrogates (the diagonal empirical Fisher
 information at the start). From random weights, with surrogates made there, FSGLD turns non-finite

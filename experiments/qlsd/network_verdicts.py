@@ -69,22 +69,27 @@ def near_hmc(metrics: Given, config: Given) -> Verdict:
     )
     listed += f", a chain of HMC to the others {noise:.3f}" if rhat is not None else ""
     listed += "; agreement: " + ", ".join(f"{name} {agreement[name]:.3f}" for name in names)
-    digits = config.get("source") == "digits"
-    where = "; scikit-learn's digits, a perceptron" if digits else ""
+    digits, where = config.get("source") == "digits", _digits(config)
     if rhat is not None:
         of = "HMC's predictions" if "rhat of predictions" in hmc else "HMC"
         where += f"; R-hat of {of} {rhat:.3f}"
     return Verdict(on_other_data(word, digits), f"{listed} (up to {chance:.3f} is chance){where}")
 
 
+def _digits(config: Given) -> str:
+    """Return words on the data where they are not the paper's."""
+    digits = config.get("source") == "digits"
+    return "; scikit-learn's digits, a perceptron" if digits else ""
+
+
 def calibration(metrics: Given, config: Given) -> Verdict:
     """List calibration errors; the paper concludes nothing from the curves (Figure 2)."""
-    del config
+    where = _digits(config)
     found = {n: s["ece"] for n, s in metrics["scores"].items() if s and n != "start"}
     listed = ", ".join(f"{name} {100 * ece:.2g}" for name, ece in found.items())
     return Verdict(
         DRAWN,
-        f"expected calibration errors in hundredths: {listed}",
+        f"expected calibration errors in hundredths: {listed}{where}",
     )
 
 
@@ -189,20 +194,15 @@ def fed_be_behind(metrics: Given, config: Given) -> Verdict:
 
 
 def unsure_of_clothes(metrics: Given, config: Given) -> Verdict:
-    """Judge how well entropy tells clothes from digits (Figure S5)."""
+    """Tell how well entropy tells clothes from digits; the paper draws it alone (Figure S5)."""
     del config
     kept, lost = _learned(metrics)
     auc = {n: metrics["scores"][n]["auc"] for n in kept if "auc" in metrics["scores"][n]}
     low = min(auc, key=lambda name: auc[name])
     # As many images are in the distribution as out of it; this is the most their noise can be.
     noise = (auc[low] * (1 - auc[low]) / metrics["num_test"]) ** 0.5
-    word = first_that_holds(
-        (auc[low] - TIMES * noise > 0.5, REPRODUCED),
-        (auc[low] + TIMES * noise < 0.5, CONTRADICTED),
-        otherwise=UNTESTABLE,
-    )
     return Verdict(
-        word,
+        DRAWN,
         f"area under the curve {auc[low]:.3f} ({low}, s.e. at most {noise:.3f}) to "
         f"{max(auc.values()):.3f}{lost}",
     )
@@ -252,7 +252,7 @@ def confident(metrics: Given, config: Given) -> Verdict:
     best = max(last for _, last in found.values())
     rises = all(last >= first for first, last in found.values())
     word = first_that_holds(
-        (rises and found[worst][1] > 0.98, REPRODUCED),
+        (rises and found[worst][1] > 0.98 and not lost, REPRODUCED),
         (rises, PARTLY),
         otherwise=CONTRADICTED,
     )

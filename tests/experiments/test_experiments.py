@@ -173,19 +173,20 @@ def test_multiples_of_the_conducive_gradient_have_their_law(tmp_path):
     assert not alpha.as_theory(metrics) and "not as in theory" in alpha.commentary(metrics)
 
 
-def test_a_conducive_gradient_costs_one_more_gaussian_whatever_the_clients(tmp_path):
-    config = cost.Config(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_size=2)
+def test_a_conducive_gradient_costs_one_more_gaussian_with_any_number_of_clients(tmp_path):
+    config = cost.Config(dims=(3, 5), num_clients=(2, 4), rows_per_client=4, batch_sizes=(2, 40))
     metrics = cost.run(config, tmp_path)
     for row in metrics["table"]:
-        dim, (own, prior, batch, once) = row["parameters"], (row[name] for name in cost.COUNTED)
+        dim = row["parameters"]
         # The precision times the position, the difference to its mean, the sum with the estimate.
-        assert own == {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[row["surrogates"]]
-        assert own == prior and batch > 0 and once > own
+        wanted = {"diagonal": 3 * dim, "dense": 2 * dim * (dim + 1)}[row["surrogates"]]
+        assert row[cost.OWN] == wanted < row["once a visit"] and row[cost.PRIOR] == 3 * dim
+        assert 0 < 10 * row[cost.batch_of(2)] < row[cost.batch_of(40)]
     settings = dataclasses.asdict(config)
     word, number = gaussian_verdicts.price(metrics, settings)
-    assert word == "reproduced" and number.startswith("1 times the operations")
-    assert "with 2, 4 clients alike" in number and "(dense)" in number
-    metrics["table"][1]["a conducive gradient"] += 1
+    assert word == "partly" and "diagonal surrogates: 1 times the prior's" in number
+    assert "dense surrogates: 2.7 to 4 times" in number
+    metrics["table"][1][cost.OWN] += 1
     assert gaussian_verdicts.price(metrics, settings).word == "contradicted"
 
 
