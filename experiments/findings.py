@@ -93,7 +93,7 @@ RELEASED = (
     ),
     (
         "QLSD, Figure 1",
-        "step size 0.01 / L and batches of one row, the text, as restored, has 1 / L and a tenth",
+        "step size 0.01 / L and batches of one row; as restored, the text has 1 / L and a tenth",
         "other curves than the text's settings give",
     ),
     (

@@ -187,7 +187,7 @@ def price(metrics: Given, config: Given) -> Verdict:
     told = [
         f"{kind} surrogates: {_range(of, '{:.2g}'.format)} times the prior's, "
         + " and ".join(
-            f"{_range(shares, percent)} of a local step's with {num} rows"
+            f"{_range(shares, _share)} of a local step's with {num} rows"
             for num, shares in more[kind].items()
         )
         for kind, of in times.items()
@@ -198,6 +198,10 @@ def price(metrics: Given, config: Given) -> Verdict:
         f"as many operations with {clients} clients; {'; '.join(told)} (a diagonal prior; "
         f"{' or '.join(map(str, config['dims']))} parameters)",
     )
+
+
+def _share(share: float) -> str:
+    return percent(share, 1 if share < 0.1 else 0)
 
 
 def _range(values: list[float], told: Any) -> str:

@@ -106,9 +106,9 @@ size to these shards, with a smaller one.
 
 Not stated in the paper, and chosen here: a standard normal prior; surrogates fitted with the
 prior, which is divided out again, by local chains that start where the relay does; the step size of
-these chains, `surrogate_step_size`, 30 times the relay's in `mlp` and `mlp_small_paper_step` and
-300 times in `mlp_small`, as one client's likelihood is that much flatter than what a visit sees;
-new shards and held-out rows in every repetition.
+these chains, 30 times the relay's (there are 30 shards, and one client's likelihood is so much
+flatter than what a visit sees), and in `mlp_small` 300 times; new shards and held-out rows in every
+repetition.
 
 On non-IID shards samples of DSGLD fit the shard that the chain is at better than all shards' rows
 and held-out ones. The paper's DSGLD has this pattern in its rows train and test, which data of the
