@@ -1363,7 +1363,11 @@ def test_settings_are_judged_within_seeds_and_by_what_lasts(gains, end, epochs, 
 def test_a_scaled_identity_halves_the_messages_but_for_one_number():
     (claim,) = [c for c in fed_ep.CLAIMS if "halves the messages" in c.text]
     word, number = claim.judge({}, {})
-    assert word == "partly" and "1,001 numbers with I and 2,000 with a diagonal" in number
+    assert (
+        word == "partly"
+        and "sends 1,001 numbers with I" in number
+        and "2,000 with a diagonal" in number
+    )
 
 
 def test_values_with_which_nothing_moved_are_named_and_not_judged():
