@@ -1,4 +1,4 @@
-"""What runs and exact laws of Gaussian shards say about Figures 1 to 4 and Remark 1."""
+"""What runs and exact laws of Gaussian shards say about Figures 1 to 4, Remark 1 and the cost."""
 
 import itertools
 from typing import Any
