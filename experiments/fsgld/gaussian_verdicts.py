@@ -195,8 +195,8 @@ def price(metrics: Given, config: Given) -> Verdict:
     alike = [max(of) < 2 for of in times.values()]
     return Verdict(
         all_or_some(alike, [not one for one in alike]),
-        f"as many operations with {clients} clients; {'; '.join(told)} (a diagonal prior; "
-        f"{' or '.join(map(str, config['dims']))} parameters)",
+        f"the same number of operations with {clients} clients; {'; '.join(told)} (a diagonal "
+        f"prior; {' or '.join(map(str, config['dims']))} parameters)",
     )
 
 
