@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics import StoppingRule, Verdict
+from fedmcmc.diagnostics import StopDecision, StoppingRule
 
 KEY = jax.random.key(2)
 DATA = fedmcmc.FederatedData.from_clients([jnp.ones((3, 2)), jnp.zeros((5, 2))])
@@ -61,7 +61,9 @@ def test_chains_that_never_move_do_not_stop():
 
 
 def test_a_rule_of_ones_own():
-    rule = StoppingRule(lambda n: n + 7, lambda draws: Verdict(draws.shape[1] > 20, {}), "21 draws")
+    rule = StoppingRule(
+        lambda n: n + 7, lambda draws: StopDecision(draws.shape[1] > 20, {}), "21 draws"
+    )
     samples = run(until=rule, max_rounds=1000)
     assert samples.num_draws == 21
     assert samples.stopped == {"rule": "21 draws", "reached": True, "rounds": 52}

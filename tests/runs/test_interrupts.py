@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics import Verdict
+from fedmcmc.diagnostics import StopDecision
 from fedmcmc.records import MemoryRecorder, ZarrRecorder
 from fedmcmc.records import _recorders as recorders
 from fedmcmc.runs import _executors as executors
@@ -88,7 +88,7 @@ def test_while_a_rule_is_asked(most, tmp_path):
         def check(draws):
             if draws.shape[1] == interrupt:
                 raise KeyboardInterrupt
-            return Verdict(draws.shape[1] >= 30, {"mean": jnp.mean(draws)})
+            return StopDecision(draws.shape[1] >= 30, {"mean": jnp.mean(draws)})
 
         rule = fedmcmc.StoppingRule(lambda num: num + 15, check, "30 draws")
         return run(None, None, max_rounds=most, until=rule, checkpoint=checkpoint)

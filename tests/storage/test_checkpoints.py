@@ -13,7 +13,7 @@ from jax.tree_util import register_dataclass
 
 import fedmcmc
 from fedmcmc import streaming
-from fedmcmc.diagnostics import Verdict
+from fedmcmc.diagnostics import StopDecision
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 from tests.support.kills import kill_until_done
@@ -137,7 +137,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
                 raise KeyboardInterrupt
             return num + 50
 
-        return fedmcmc.StoppingRule(next_check, lambda draws: Verdict(False, {}), "never")
+        return fedmcmc.StoppingRule(next_check, lambda draws: StopDecision(False, {}), "never")
 
     given = dict(num_rounds=None, max_rounds=900, checkpoint=fedmcmc.Checkpoint(tmp_path / "c"))
     with pytest.warns(RuntimeWarning) as told:

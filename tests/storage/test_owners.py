@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics import Verdict
+from fedmcmc.diagnostics import StopDecision
 from fedmcmc.storage import _owner
 from tests.storage import small_run
 from tests.storage.small_run import numbers, run
@@ -80,7 +80,7 @@ def test_a_second_call_in_one_process_is_refused(tmp_path):
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
-        return Verdict(True, {})
+        return StopDecision(True, {})
 
     def call():
         with pytest.raises(fedmcmc.CheckpointError, match="another call of sample in this process"):
@@ -177,7 +177,7 @@ def test_two_runs_that_start_at_once_never_mix(tmp_path, monkeypatch):
     def sampled(seed, then=lambda _: None, folder=tmp_path / "c"):
         def check(draws):
             then(draws.shape[1])
-            return Verdict(draws.shape[1] >= 60, {})
+            return StopDecision(draws.shape[1] >= 60, {})
 
         rule = fedmcmc.StoppingRule(lambda n: n + 20, check, "60")
         checkpoint = fedmcmc.Checkpoint(folder, every_rounds=20)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.diagnostics import Verdict
+from fedmcmc.diagnostics import StopDecision
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 from tests.support.kills import Cut
@@ -30,7 +30,7 @@ def program(folder, stored=False):
     second = call(2e-3, state=first.state, num_rounds=150)
     more = [killed_run.run("store", folder, num_rounds=24)] if stored else []
     on_disk = call(record=fedmcmc.Record(draws_to=folder / "draws.zarr"))
-    rule = fedmcmc.StoppingRule(lambda n: n + 40, lambda d: Verdict(len(d[0]) > 99, {}), "100")
+    rule = fedmcmc.StoppingRule(lambda n: n + 40, lambda d: StopDecision(len(d[0]) > 99, {}), "100")
     ruled = call(num_rounds=None, until=rule, max_rounds=900)
     assert ruled.num_draws == 120
     return [first, second, *more, on_disk, ruled]
@@ -88,7 +88,7 @@ def test_another_order_or_other_settings_are_refused(tmp_path):
 
 def test_another_rule_is_refused(tmp_path):
     def ruled(name):
-        rule = fedmcmc.StoppingRule(lambda n: n + 10, lambda d: Verdict(True, {}), name)
+        rule = fedmcmc.StoppingRule(lambda n: n + 10, lambda d: StopDecision(True, {}), name)
         checkpoint = fedmcmc.Checkpoint(tmp_path)
         return call(num_rounds=None, until=rule, max_rounds=90, checkpoint=checkpoint)
 
@@ -104,7 +104,7 @@ def test_which_calls_are_counted(tmp_path):
 
     def check(draws):
         call(num_rounds=5)
-        return Verdict(False, {})
+        return StopDecision(False, {})
 
     rule = fedmcmc.StoppingRule(lambda n: n + 10, check, "never")
     with fedmcmc.resumable(tmp_path / "c"):

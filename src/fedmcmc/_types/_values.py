@@ -315,8 +315,24 @@ class Posterior(NamedTuple):
     @property
     def observed(self) -> str:
         """Names of what is observed, of a model that has names (`from_numpyro`); else empty."""
-        # Within a kernel functions are wrapped.
-        return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "observed", "")
+        return str(self._fact("observed", ""))
+
+    @property
+    def improper(self) -> tuple[str, ...]:
+        """Names of sites whose prior is no density, such as a flat one (`from_numpyro`)."""
+        return tuple(self._fact("improper", ()))
+
+    @property
+    def unmarked_local(self) -> tuple[str, ...]:
+        """Names of shared sites whose prior is that of a group's effect (`from_numpyro`)."""
+        return tuple(self._fact("unmarked_local", ()))
+
+    def _fact(self, name: str, default: Any) -> Any:
+        """Return what the model's builder noted on its prior; kernels and `whiten` wrap that."""
+        fn: Any = self.logprior_fn
+        while fn is not None and not hasattr(fn, name):
+            fn = getattr(fn, "func", getattr(fn, "fn", None))
+        return default if fn is None else getattr(fn, name)
 
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""

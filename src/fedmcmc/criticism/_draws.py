@@ -10,7 +10,7 @@ from jax import Array
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.diagnostics import SamplingWarning, mixing
+from fedmcmc.diagnostics import SamplingWarning, VerdictKind, mixing
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting import Fitted
 from fedmcmc.pytrees import trees
@@ -72,9 +72,9 @@ def equal_draws(
             "pass the posterior that was given to whiten."
         )
     if isinstance(draws, Corrected):
-        if draws.verdict == "failed":
+        if draws.verdict.kind == VerdictKind.FAILED:
             warnings.warn(
-                f"These draws are of a correction that failed ({draws.reason})",
+                f"These draws are of a correction that failed ({draws.verdict})",
                 SamplingWarning,
                 stacklevel=3,
             )

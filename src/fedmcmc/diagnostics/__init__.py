@@ -15,7 +15,14 @@ from fedmcmc.diagnostics._diagnosis import DiagnosisWarning as DiagnosisWarning
 from fedmcmc.diagnostics._diagnosis import SamplingWarning as SamplingWarning
 from fedmcmc.diagnostics._diagnosis import diagnose as diagnose
 from fedmcmc.diagnostics._diagnosis import silenced as silenced
+from fedmcmc.diagnostics._errors import MEAN_ERROR as MEAN_ERROR
+from fedmcmc.diagnostics._errors import SD_ERROR as SD_ERROR
+from fedmcmc.diagnostics._errors import MonteCarloErrors as MonteCarloErrors
+from fedmcmc.diagnostics._errors import errors_of_chains as errors_of_chains
+from fedmcmc.diagnostics._errors import errors_of_groups as errors_of_groups
+from fedmcmc.diagnostics._errors import errors_of_weighted as errors_of_weighted
 from fedmcmc.diagnostics._mixing import Mixing as Mixing
+from fedmcmc.diagnostics._mixing import judged_values as judged_values
 from fedmcmc.diagnostics._mixing import mixing as mixing
 from fedmcmc.diagnostics._mixing import worst as worst
 from fedmcmc.diagnostics._moments import Moments as Moments
@@ -23,8 +30,10 @@ from fedmcmc.diagnostics._moments import check_moments as check_moments
 from fedmcmc.diagnostics._moments import depth_of as depth_of
 from fedmcmc.diagnostics._psis import psis as psis
 from fedmcmc.diagnostics._psis import threshold as threshold
+from fedmcmc.diagnostics._stopping import StopDecision as StopDecision
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule
-from fedmcmc.diagnostics._stopping import Verdict as Verdict
 from fedmcmc.diagnostics._stopping import at_rest as at_rest
 from fedmcmc.diagnostics._stopping import rhat_below as rhat_below
+from fedmcmc.diagnostics._verdict import Verdict as Verdict
+from fedmcmc.diagnostics._verdict import VerdictKind as VerdictKind
 from fedmcmc.diagnostics._weights import check_by_weights as check_by_weights

@@ -53,11 +53,13 @@ class Mixing(NamedTuple):
         return self.rhat > np.maximum(threshold, 1 + self.num_parts / self.ess_bulk / 2 * tails)
 
 
-def mixing(draws: ArrayTree) -> Mixing:
-    """Judge draws with leaves ``[num_chains, num_draws, *event]``.
+def judged_values(draws: ArrayTree) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the numbers that are judged, ``[num_chains, num, num_judged]`` float64.
 
-    Of more than 32,768 draws evenly spaced ones are judged, and of many coordinates evenly spaced
-    ones: at least eight, and 524,288 numbers in all.
+    Return also which coordinates of the raveled draw they are, ``[num_judged]``, and of how many.
+    Draws have leaves ``[num_chains, num_draws, *event]``. Of more than 32,768 draws evenly spaced
+    ones are judged, and of many coordinates evenly spaced ones: at least eight, and 524,288 numbers
+    in all.
     """
     leaves = [
         np.asarray(leaf).reshape(*leaf.shape[:2], -1)
@@ -75,7 +77,13 @@ def mixing(draws: ArrayTree) -> Mixing:
         own = chosen[(chosen >= first) & (chosen < first + leaf.shape[-1])] - first
         columns.append(leaf[:, ::every, own].astype(np.float64))
         first += leaf.shape[-1]
-    values = np.concatenate(columns, -1)
+    return np.concatenate(columns, -1), chosen, size
+
+
+def mixing(draws: ArrayTree) -> Mixing:
+    """Judge draws with leaves ``[num_chains, num_draws, *event]``; see `judged_values`."""
+    values, chosen, size = judged_values(draws)
+    num_chains = len(values)
     if num_chains == 1:  # its halves; R-hat cuts these into halves again
         values = values[:, : values.shape[1] // 2 * 2].reshape(2, -1, values.shape[-1])
     if num_chains < MANY_CHAINS:

@@ -10,7 +10,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics._mixing import worst
 
 
-class Verdict(NamedTuple):
+class StopDecision(NamedTuple):
     """Whether to stop, and the figures that say so."""
 
     stop: bool
@@ -26,7 +26,7 @@ class StoppingRule(NamedTuple):
         ``num_draws -> num_draws``: after how many draws per chain to ask next, given how many there
         were when it was asked last (zero before the first time).
     check
-        ``draws -> Verdict``, where `draws` has leaves ``[num_chains, num_draws, *event]``.
+        ``draws -> StopDecision``, where `draws` has leaves ``[num_chains, num_draws, *event]``.
     name
         What the rule wants, in words.
     min_chains
@@ -37,7 +37,7 @@ class StoppingRule(NamedTuple):
     """
 
     next_check: Callable[[int], int]
-    check: Callable[[Any], Verdict]
+    check: Callable[[Any], StopDecision]
     name: str
     min_chains: int = 1
     reads: Literal["draws", "info"] = "draws"
@@ -112,10 +112,10 @@ def rhat_below(
     def next_check(num_draws: int) -> int:
         return max(int(min_draws), num_draws + 1, int(np.ceil(num_draws * growth)))
 
-    def check(draws: ArrayTree) -> Verdict:
+    def check(draws: ArrayTree) -> StopDecision:
         rhat, ess = worst(draws)
         # Not a number, as of a coordinate that never moved, is no reason to stop.
-        return Verdict(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
+        return StopDecision(bool(rhat < threshold and ess >= min_ess), {"rhat": rhat, "ess": ess})
 
     return StoppingRule(
         next_check,
@@ -170,9 +170,9 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
         raise ValueError(f"threshold must be a positive number, got {threshold!r}.")
     num_rounds = positive_integer(num_rounds, "num_rounds")
 
-    def check(info: dict[str, np.ndarray]) -> Verdict:
+    def check(info: dict[str, np.ndarray]) -> StopDecision:
         shift = float(np.max(info["shift"][:, -num_rounds:]))
-        return Verdict(shift <= threshold, {"shift": shift})
+        return StopDecision(shift <= threshold, {"shift": shift})
 
     return StoppingRule(
         lambda num_draws: max(num_rounds, num_draws + 1),

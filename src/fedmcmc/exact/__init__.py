@@ -1,4 +1,4 @@
-"""Exactness: importance weights that make an approximation exact, and say whether they do.
+"""Importance weights and tempering: draws of the posterior from an approximation, checked.
 
 What lives here asks a consortium for summed log likelihoods and never sees a row. It may import
 every room on lower floors.
@@ -6,8 +6,10 @@ every room on lower floors.
 
 from fedmcmc.diagnostics import psis as psis
 from fedmcmc.diagnostics import threshold as threshold
+from fedmcmc.exact._correct import GOOD_KHAT as GOOD_KHAT
 from fedmcmc.exact._correct import Target as Target
 from fedmcmc.exact._correct import correct as correct
+from fedmcmc.exact._correct import draws_needed as draws_needed
 from fedmcmc.exact._corrected import Corrected as Corrected
 from fedmcmc.exact._corrected import Round as Round
 from fedmcmc.exact._tempered import Tempered as Tempered

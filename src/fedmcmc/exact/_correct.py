@@ -17,7 +17,16 @@ from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import ArrayTree, Posterior, as_functions
-from fedmcmc.diagnostics import SamplingWarning, mixing, psis, threshold
+from fedmcmc.diagnostics import (
+    MonteCarloErrors,
+    SamplingWarning,
+    Verdict,
+    VerdictKind,
+    errors_of_weighted,
+    mixing,
+    psis,
+    threshold,
+)
 from fedmcmc.exact._corrected import Corrected, Round
 from fedmcmc.gaussian import Gaussian, Mixture, defensive, moments_of
 from fedmcmc.kernels import (
@@ -106,10 +115,12 @@ def correct(
     Returns
     -------
     Corrected
-        With the verdict ``"exact"`` where the first round gave ``khat < 0.5`` and 400 effective
-        draws; ``"doubtful"`` where k-hat is below ``min(1 - 1 / log10(num_draws), 0.7)``, or where
-        it took more rounds, since a tail that adaptation stops visiting does not show;
-        ``"failed"`` otherwise.
+        The verdict's kind is ``"passed"`` if the first round gave ``khat < 0.5`` and estimated
+        Monte Carlo errors of at most 0.05 sd for means and 5 % for sds; ``"doubtful"`` if errors
+        are larger, if k-hat is only below ``min(1 - 1 / log10(num_draws), 0.7)``, or if it took
+        more rounds, since a tail that adaptation stops visiting does not show; ``"failed"``
+        otherwise. Errors are those of the unconstrained coordinates. If the prior is improper,
+        ``log_evidence`` is NaN.
 
     Raises
     ------
@@ -143,8 +154,8 @@ def correct(
     >>> data = fedmcmc.FederatedData.from_clients([jnp.ones(3), jnp.zeros(5)])
     >>> rough = fedmcmc.Gaussian.from_moments(jnp.array(0.2), variance=jnp.array(0.15))
     >>> corrected = correct(jax.random.key(0), posterior, data, rough)
-    >>> corrected.verdict, corrected.totals["rounds"]
-    ('exact', 1)
+    >>> print(corrected.verdict.kind, corrected.totals["rounds"], corrected.verdict.error < 0.05)
+    passed 1 True
     >>> print(round(float(corrected.mean()), 1), round(float(corrected.sd()), 1))  # 1/3, 1/3
     0.3 0.3
     """
@@ -178,12 +189,14 @@ def correct(
             break
         proposal = _moved(found, proposal)
     last = found[-1]
-    verdict, reason = _verdict(rounds, num_draws, passed, enough)
-    if verdict == "failed" or len(rounds) > 1:
-        warnings.warn(f"correct: {verdict}: {reason}", SamplingWarning, stacklevel=3)
+    errors = errors_of_weighted(last.points, np.exp(log_weights))
+    verdict = _verdict(rounds, num_draws, passed, enough, errors)
+    if verdict.kind == VerdictKind.FAILED or len(rounds) > 1:
+        warnings.warn(f"correct: {verdict}", SamplingWarning, stacklevel=3)
     unsmoothed = last.log_ratios - logsumexp(last.log_ratios)
     draws = target.in_users_coordinates(last.points)
     exchanges, up, down = np.array([x.cost for x in found]).sum(0)
+    has_evidence = not posterior.improper
     return Corrected(
         draws=draws,
         log_weights=log_weights,
@@ -194,13 +207,16 @@ def correct(
             - np.log(num_draws)
             + last.log_density_at_centre
             - target.log_mean_error
-        ),
-        log_evidence_sd=float(np.sqrt(max(1 / _ess(unsmoothed) - 1 / num_draws, 0.0))),
+        )
+        if has_evidence
+        else np.nan,
+        log_evidence_sd=float(np.sqrt(max(1 / _ess(unsmoothed) - 1 / num_draws, 0.0)))
+        if has_evidence
+        else np.nan,
         proposal=proposal,
         rounds=tuple(rounds),
         totals={"rounds": int(exchanges), "bits_up": float(up), "bits_down": float(down)},
         verdict=verdict,
-        reason=reason,
         constrain_fn=posterior.constrain_fn,
         log_ratios=last.log_ratios,
     )
@@ -419,20 +435,48 @@ def _ess(log_weights: np.ndarray) -> float:
     return float(np.exp(-logsumexp(2 * log_weights)))
 
 
-def _verdict(rounds: list[Round], num_draws: int, passed: bool, enough: float) -> tuple[str, str]:
+def _verdict(
+    rounds: list[Round],
+    num_draws: int,
+    passed: bool,
+    enough: float,
+    errors: MonteCarloErrors,
+) -> Verdict:
     last, most = rounds[-1], threshold(num_draws)
-    figures = f"k-hat {last.khat:.2f}, {last.ess:,.0f} effective draws of {num_draws:,}"
+    kind, reason = VerdictKind.DOUBTFUL, ""
     if not passed:
-        return "failed", (
-            f"{figures} after {len(rounds)} round(s); wanted are k-hat below {most:.2f} and "
-            f"{enough:.0f} effective draws. The approximation is too far from the posterior: "
-            f"sample it (fedmcmc.hmc)."
+        kind = VerdictKind.FAILED
+        reason = (
+            f"after {len(rounds)} proposal(s) the approximation is too far from the posterior "
+            f"(wanted: k-hat below {most:.2f} and {enough:.0f} effective draws of {num_draws:,}); "
+            f"sample by fedmcmc.hmc"
         )
-    if len(rounds) > 1:
-        return "doubtful", (
-            f"{figures}, after the proposal was adapted {len(rounds) - 1} time(s); a tail that "
-            f"adaptation does not visit does not show. Compare with fedmcmc.hmc."
+    elif len(rounds) > 1:
+        reason = (
+            f"the proposal was adapted {len(rounds) - 1} time(s), and a tail that adaptation does "
+            f"not visit does not show (compare with fedmcmc.hmc)"
         )
-    if last.khat < GOOD_KHAT:
-        return "exact", f"{figures} (k-hat below {GOOD_KHAT:g})."
-    return "doubtful", f"{figures} (k-hat above {GOOD_KHAT:g}, below {most:.2f})."
+    elif last.khat >= GOOD_KHAT:
+        reason = f"k-hat is above {GOOD_KHAT:g}"
+    elif not errors.are_small:
+        reason = f"too few draws (take num_draws={draws_needed(num_draws, errors):,})"
+    else:
+        kind = VerdictKind.PASSED
+    return Verdict(
+        kind,
+        "importance" if kind is VerdictKind.PASSED else "",
+        reason=reason,
+        k_hat=last.khat,
+        ess=last.ess,
+        error=errors.mean,
+        sd_error=errors.sd,
+    )
+
+
+def draws_needed(num_draws: int, errors: MonteCarloErrors) -> int:
+    """Return how many draws would have small errors, to two digits, with a tenth to spare."""
+    needed = 1.1 * num_draws * errors.excess
+    if not np.isfinite(needed):
+        return 10 * num_draws
+    digits = 10 ** max(int(np.log10(needed)) - 1, 0)
+    return int(np.ceil(needed / digits)) * digits

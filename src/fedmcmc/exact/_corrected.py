@@ -10,6 +10,7 @@ from jax import Array
 
 from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
+from fedmcmc.diagnostics import Verdict
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves
 from fedmcmc.random import as_key
@@ -49,6 +50,7 @@ class Corrected:
     log_evidence, log_evidence_sd
         Log of ``p(data)`` with the standard error of its estimate. Right only if log prior and log
         likelihood are normalized, as those of `fedmcmc.from_numpyro` are; nothing can check it.
+        NaN if the model's prior is improper.
     proposal
         What the draws are of, a `Mixture` over raveled sampled positions.
     rounds
@@ -56,9 +58,7 @@ class Corrected:
     totals
         ``rounds`` of communication, ``bits_up`` and ``bits_down`` of all clients.
     verdict
-        ``"exact"``, ``"doubtful"`` or ``"failed"``.
-    reason
-        What the verdict is made of, in a sentence.
+        A `fedmcmc.diagnostics.Verdict` of kind ``"passed"``, ``"doubtful"`` or ``"failed"``.
     constrain_fn
         Unconstrained position to the user's parameters, ``None`` for the identity.
     """
@@ -72,15 +72,14 @@ class Corrected:
     proposal: Mixture
     rounds: tuple[Round, ...]
     totals: dict[str, float]
-    verdict: str
-    reason: str
+    verdict: Verdict
     constrain_fn: Fn | None = field(default=None)
     log_ratios: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __repr__(self) -> str:
         """Return verdict, figures and cost."""
         return (
-            f"Corrected: {self.num_draws:,} weighted draws, {self.verdict}: {self.reason}\n"
+            f"Corrected: {self.num_draws:,} weighted draws, {self.verdict}\n"
             f"log evidence {self.log_evidence:.4g} (sd {self.log_evidence_sd:.2g}, if prior and "
             f"likelihood are normalized)"
         )

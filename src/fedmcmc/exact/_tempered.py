@@ -41,12 +41,14 @@ class Tempered:
     Attributes
     ----------
     draws
-        Pytree of NumPy arrays, leaves ``[num_seeds * length, *event]``, of equal weight, in the
-        user's coordinates, unconstrained: `num_seeds` chains of `length` states, one after another.
+        Pytree of NumPy arrays, leaves ``[num_islands * num_seeds * length, *event]``, of equal
+        weight, in the user's coordinates, unconstrained: one island after another, each with
+        `num_seeds` chains of `length` states, one after another.
     log_evidence, log_evidence_sd
-        Log of ``p(data)`` with an estimate of its standard error, from how the chains of a
-        temperature differ. Right only if log prior and log likelihood are normalized, as those of
-        `fedmcmc.from_numpyro` are; nothing can check it.
+        Log of ``p(data)`` with an estimate of its standard error, from how islands differ, or the
+        chains of a temperature if there is one island. Right only if log prior and log likelihood
+        are normalized, as those of `fedmcmc.from_numpyro` are; nothing can check it. NaN if the
+        model's prior is improper.
     temperatures
         Powers of the posterior, from zero to one.
     acceptance
@@ -55,6 +57,8 @@ class Tempered:
         ``rounds`` of communication, ``bits_up`` and ``bits_down`` of all clients.
     constrain_fn
         Unconstrained position to the user's parameters, ``None`` for the identity.
+    num_islands
+        Number of groups of chains between which no state moves.
     """
 
     draws: ArrayTree
@@ -64,6 +68,7 @@ class Tempered:
     acceptance: tuple[float, ...]
     totals: dict[str, float]
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None)
+    num_islands: int = 1
 
     def __repr__(self) -> str:
         """Return figures and cost."""
@@ -76,8 +81,15 @@ class Tempered:
         )
 
     @property
+    def islands(self) -> ArrayTree:
+        """The draws by island, leaves ``[num_islands, num_seeds * length, *event]``."""
+        return jax.tree.map(
+            lambda leaf: leaf.reshape(self.num_islands, -1, *leaf.shape[1:]), self.draws
+        )
+
+    @property
     def constrained(self) -> ArrayTree:
-        """The draws in the user's parameters, leaves ``[num_seeds * length, ...]``."""
+        """The draws in the user's parameters, in the order of `draws`."""
         if self.constrain_fn is None:
             return self.draws
         mapped = jax.jit(jax.vmap(self.constrain_fn))(jax.tree.map(jnp.asarray, self.draws))
@@ -93,6 +105,7 @@ def tempered(
     *,
     num_seeds: int = 100,
     length: int = 20,
+    num_islands: int = 1,
     centre: ArrayTree | None = None,
 ) -> Tempered:
     """Sample the posterior by way of ``approximation**(1 - b) * posterior**b``, b from 0 to 1.
@@ -111,8 +124,11 @@ def tempered(
         As those of `fedmcmc.correct`. A wider approximation finds more modes, for more
         temperatures.
     num_seeds, length
-        Chains at each temperature, and their states: ``num_seeds * length`` draws, and ``length -
-        1`` exchanges per temperature.
+        Number of chains of an island at each temperature, and of states in a chain: ``num_seeds *
+        length`` draws per island, and ``length - 1`` exchanges per temperature.
+    num_islands
+        Number of groups of chains that share temperatures and proposals but no states, so that
+        their differences show the Monte Carlo error. They share all exchanges.
 
     Returns
     -------
@@ -161,18 +177,20 @@ def tempered(
             f"The approximation has {proposal.means.shape[1]} dimensions, and centre "
             f"{trees.num_elements(centre)}."
         )
+    num_islands = positive_integer(num_islands, "num_islands")
     path = _Path(Target(as_functions(posterior), as_consortium(data), centre), proposal)
     words = np.asarray(jax.random.bits(as_key(rng_key), (4,), jnp.uint32))
     rng = np.random.default_rng(words.tolist())
     num = num_seeds * length
-    states = path.at(_drawn(proposal, rng, num))
+    states = path.at(_drawn(proposal, rng, num_islands * num))
     if not np.isfinite(states.log_ratio).any():
         raise ValueError(
-            f"The posterior's density is zero or not a number at all {num} draws of the "
-            "approximation: it is that of another model, or far off."
+            f"The posterior's density is zero or not a number at all {num_islands * num} draws of "
+            "the approximation: it is that of another model, or far off."
         )
     powers, acceptance = [0.0], []
-    log_evidence = variance = 0.0
+    log_evidence = np.zeros(num_islands)  # one estimate per island
+    variance = 0.0  # of the log evidence, by the chains of all islands
     chain_length = 1  # the first states are independent
     while powers[-1] < 1:
         if len(powers) > MOST_TEMPERATURES:
@@ -181,27 +199,38 @@ def tempered(
                 "posterior: the approximation is too far from it."
             )
         power = _next_power(powers[-1], states.log_ratio)
-        log_weights = (power - powers[-1]) * states.log_ratio
-        step = logsumexp(log_weights) - np.log(num)
-        log_evidence += step
-        of_chains = np.exp(log_weights - step).reshape(-1, chain_length).mean(1)
+        log_weights = ((power - powers[-1]) * states.log_ratio).reshape(num_islands, num)
+        total = logsumexp(log_weights)
+        log_evidence += logsumexp(log_weights, axis=1) - np.log(num)
+        of_chains = np.exp(log_weights - total).reshape(-1, chain_length).mean(1)
+        of_chains /= of_chains.mean()
         variance += of_chains.var(ddof=1) / len(of_chains)
-        weights = np.exp(log_weights - logsumexp(log_weights))
-        root = _root_of_covariance(states.points, weights)
-        seeds = states.take(_systematic(weights, num_seeds, rng))
-        states, accepted = path.move(seeds, power, root, length, rng)
+        root = _root_of_covariance(states.points, np.exp(log_weights - total).ravel())
+        places = [
+            first + _systematic(np.exp(own - logsumexp(own)), num_seeds, rng)
+            for first, own in zip(range(0, num_islands * num, num), log_weights, strict=True)
+            if np.isfinite(own).any()  # an island without weight gets the seeds of the others
+        ]
+        chosen = np.concatenate(places)
+        chosen = np.resize(chosen, num_islands * num_seeds)
+        states, accepted = path.move(states.take(chosen), power, root, length, rng)
         powers.append(power)
         acceptance.append(accepted)
         chain_length = length
     path.warn(acceptance)
+    log_mean = float(logsumexp(log_evidence) - np.log(num_islands))
+    if num_islands > 1:
+        variance = float(np.var(np.exp(log_evidence - log_mean), ddof=1)) / num_islands
+    has_evidence = not posterior.improper
     return Tempered(
         draws=path.target.in_users_coordinates(states.points),
-        log_evidence=float(log_evidence + path.log_density_at_centre),
-        log_evidence_sd=float(np.sqrt(variance)),
+        log_evidence=log_mean + path.log_density_at_centre if has_evidence else np.nan,
+        log_evidence_sd=float(np.sqrt(variance)) if has_evidence else np.nan,
         temperatures=tuple(powers),
         acceptance=tuple(acceptance),
         totals={"rounds": path.rounds, "bits_up": path.bits_up, "bits_down": path.bits_down},
         constrain_fn=posterior.constrain_fn,
+        num_islands=num_islands,
     )
 
 

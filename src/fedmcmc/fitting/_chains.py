@@ -10,7 +10,13 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedState, Posterior
-from fedmcmc.diagnostics import DiagnosisWarning, mixing
+from fedmcmc.diagnostics import (
+    DiagnosisWarning,
+    MonteCarloErrors,
+    errors_of_chains,
+    judged_values,
+    mixing,
+)
 from fedmcmc.dynamics import hmc_step_size
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting._modes import Search
@@ -31,7 +37,11 @@ HOPELESS_ROUNDS, HOPELESS_RHAT = 600, 1.1
 """Chains that after so many rounds are so far apart will not agree soon."""
 PER_DIMENSION = 10
 METRIC_PRIOR = 5.0
-"""Draws that the metric so far counts as when moments of chains replace it."""
+"""Draws that a diagonal metric counts as when moments of chains replace it."""
+LEAST_EIGENVALUE, SHRINKAGE = 1e-5, 1e-4
+"""Smallest eigenvalue of a metric's correlations that is left as it is, and their shrinkage."""
+ROUNDS_PER_DRAW = 10
+"""Rounds of a chain that adapts which count as one independent draw."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +55,24 @@ class Chains:
     num_rounds: int
     rhat: float
     ess: float
+    errors: MonteCarloErrors
     method: str
     why: str
 
     @property
     def agree(self) -> bool:
-        """Whether R-hat and effective draws are as wanted."""
-        return self.rhat < RHAT and self.ess >= ESS
+        """Whether R-hat, effective draws and Monte Carlo errors are as wanted."""
+        return self.rhat < RHAT and self.ess >= ESS and self.errors.are_small
+
+    @property
+    def wanted(self) -> str:
+        """What R-hat and effective draws are to be, in words."""
+        return f"wanted: R-hat below {RHAT:g}, {ESS:g} effective draws"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of a `Verdict`."""
+        return dict(r_hat=self.rhat, ess=self.ess, error=self.errors.mean, sd_error=self.errors.sd)
 
     def proposal(self) -> Mixture:
         """Return a Gaussian of the draws' moments, with heavier tails."""
@@ -77,6 +98,7 @@ def run_chains(
     place_key, init_key, run_key = jax.random.split(rng_key, 3)
     like, size = search.centre, trees.num_elements(search.centre)
     places, metric = _places(place_key, search, corrected)
+    metric = _well_conditioned(metric)
     most = 1 if size <= 30 else 3 if size <= 300 else 5
     target = 0.57 if most == 1 else 0.8
     step = float(hmc_step_size(size, target, most))
@@ -128,7 +150,7 @@ def run_chains(
         state = started(kernel, samples.state.broadcast.position, jnp.int32(done))
     adapted: list[Samples] = parts
     kept: list[Samples] = []
-    rhat, ess = np.inf, 0.0
+    rhat, ess, errors = np.inf, 0.0, MonteCarloErrors(np.inf, np.inf)
     while done < max(max_rounds, sum(ADAPTING) + SEGMENT):
         samples = ran(state, SEGMENT)
         interrupted = samples.num_draws < SEGMENT
@@ -138,11 +160,9 @@ def run_chains(
             raise KeyboardInterrupt
         done, state = done + samples.num_draws, samples.state
         kept.append(samples)
-        found = mixing(_joined([part.draws for part in kept]))
-        rhat = float(np.nanmax(found.rhat))
-        ess = float(min(np.nanmin(found.ess_bulk), np.nanmin(found.ess_tail)))
+        rhat, ess, errors = judge_chains(_joined([part.draws for part in kept]))
         hopeless = done >= HOPELESS_ROUNDS and rhat > HOPELESS_RHAT
-        if interrupted or hopeless or (rhat < RHAT and ess >= ESS):
+        if interrupted or hopeless or (rhat < RHAT and ess >= ESS and errors.are_small):
             break
     whole = replace(
         kept[-1],
@@ -163,7 +183,15 @@ def run_chains(
         f"{sum(ADAPTING)} rounds of adaptation left out; step {step:.3g}, {accepted:.0%} of "
         f"trajectories accepted (wanted {target:.0%})"
     )
-    return Chains(whole, done, rhat, ess, method, why)
+    return Chains(whole, done, rhat, ess, errors, method, why)
+
+
+def judge_chains(draws: ArrayTree) -> tuple[float, float, MonteCarloErrors]:
+    """Return the largest R-hat, the fewest effective draws and the largest Monte Carlo errors."""
+    found = mixing(draws)
+    rhat = float(np.nanmax(found.rhat))
+    ess = float(min(np.nanmin(found.ess_bulk), np.nanmin(found.ess_tail)))
+    return rhat, ess, errors_of_chains(judged_values(draws)[0])
 
 
 def _kernel(
@@ -210,15 +238,33 @@ def _places(
     return flat[np.asarray(index)], metric
 
 
+def _well_conditioned(metric: np.ndarray) -> np.ndarray:
+    """Return a matrix whose correlations are shrunk so far that float32 can factorize it."""
+    if metric.ndim == 1:
+        return metric
+    scale = np.sqrt(np.diag(metric))
+    correlation = metric / np.outer(scale, scale)
+    if np.linalg.eigvalsh(correlation)[0] > LEAST_EIGENVALUE:
+        return metric
+    shrunk = (1 - SHRINKAGE) * correlation + SHRINKAGE * np.eye(len(scale))
+    return np.asarray(shrunk * np.outer(scale, scale))
+
+
 def _moved_metric(metric: np.ndarray, draws: list[ArrayTree]) -> np.ndarray:
-    """Return the covariance of draws, shrunk to the one so far."""
+    """Return a mean of the covariance of draws and of the metric so far.
+
+    A matrix moves all the way only with ten independent draws per dimension: with fewer, the
+    covariance of draws is narrow in directions that they hardly span.
+    """
     flat = np.concatenate([_flat(each) for each in draws])
     gaps, num = flat - flat.mean(0), len(flat)
     if metric.ndim == 1:
+        trust = num / (num + METRIC_PRIOR)
         found = (gaps**2).mean(0)
     else:
+        trust = min(1.0, num / ROUNDS_PER_DRAW / (PER_DIMENSION * flat.shape[1]))
         found = gaps.T @ gaps / num
-    moved: np.ndarray = (num * found + METRIC_PRIOR * metric) / (num + METRIC_PRIOR)
+    moved: np.ndarray = trust * found + (1 - trust) * metric
     return moved
 
 

@@ -4,7 +4,7 @@ import warnings
 from dataclasses import replace
 
 from fedmcmc.data import Grouped
-from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning
+from fedmcmc.diagnostics import DiagnosisWarning, SamplingWarning, VerdictKind
 from fedmcmc.fitting._fitted import Fitted
 from fedmcmc.hierarchy import of_few_groups
 from fedmcmc.runs import Consortium, SimulatedConsortium
@@ -28,7 +28,7 @@ def warned(
 
     The warnings name the line that called the caller.
     """
-    if effort != "approximate" and not fitted.verdict.startswith("exact"):
+    if effort != "approximate" and fitted.verdict.kind != VerdictKind.PASSED:
         warnings.warn(f"fit: {fitted.verdict}", SamplingWarning, stacklevel=4)
     few = _of_few(fitted, consortium)
     if few is not None:
@@ -39,9 +39,14 @@ def warned(
     return replace(fitted, report=report, samples=samples)
 
 
+def listed(names: tuple[str, ...]) -> str:
+    """Return up to five names."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
 def _nothing_told(untold: tuple[str, ...], consortium: Consortium) -> str:
     """Return what is said of parameters that no row depends on."""
-    which = ", ".join(untold[:5]) + (", ..." if len(untold) > 5 else "")
+    which = listed(untold)
     posterior = "its posterior is its prior" if len(untold) == 1 else "their posterior is the prior"
     told = f"No row says anything of {which}: {posterior}."
     coding = consortium.data.coding if isinstance(consortium, SimulatedConsortium) else {}

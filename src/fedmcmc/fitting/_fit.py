@@ -11,20 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from tqdm import tqdm
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.algorithms import fed_ep
 from fedmcmc.data import FederatedData
-from fedmcmc.diagnostics import SamplingWarning, at_rest
-from fedmcmc.exact import Corrected, Tempered, correct, tempered
-from fedmcmc.fitting._chains import Chains, run_chains
-from fedmcmc.fitting._findings import warn_early, warned
+from fedmcmc.diagnostics import (
+    MonteCarloErrors,
+    SamplingWarning,
+    Verdict,
+    VerdictKind,
+    at_rest,
+    errors_of_groups,
+)
+from fedmcmc.exact import GOOD_KHAT, Corrected, Tempered, correct, draws_needed, tempered
+from fedmcmc.fitting._chains import HOPELESS_RHAT, Chains, run_chains
+from fedmcmc.fitting._findings import listed, warn_early, warned
 from fedmcmc.fitting._fitted import Fitted, reported, with_names
+from fedmcmc.fitting._flat import refuse_flat_directions
 from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
+from fedmcmc.fitting._progress import ticking
 from fedmcmc.fitting._report import Stage
 from fedmcmc.fitting._stages import (
     COSTS,
@@ -41,6 +49,7 @@ from fedmcmc.pytrees import in_single_precision, trees
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.runs import Consortium, as_consortium
+from fedmcmc.surrogates import Ledger
 
 EFFORTS = ("auto", "exact", "approximate")
 USUAL_ROUNDS, PATIENCE = 1050, 3600.0
@@ -50,10 +59,16 @@ MANY_PARAMETERS = 2000
 EP_ROUNDS, EP_ROWS, EP_DIMENSIONS = 50, 5, 256
 """Rounds of FedEP at most; rows per parameter that most clients need for it, and parameters."""
 MODES, CORRECTION, PROPAGATION, RECORRECTION, CHAINS, EVIDENCE, DRAW, TEMPERING = range(8)
-PREDICTION = 8
+PREDICTION, MORE_DRAWS, AGAIN = 8, 9, 10
 """Folded into the key, one per stage."""
-TEMPERED_DIMENSIONS, WIDER, MOST_SHIFT = 50, 4.0, 0.2
-"""Where tempering is tried; how wide it begins, in variances; posterior sds between repetitions."""
+TEMPERED_DIMENSIONS, WIDER = 50, 4.0
+"""Parameters up to which tempering is tried; how wide it begins, in variances."""
+ISLANDS, SEEDS, MOST_SEEDS = 8, 100, 1600
+"""Groups of chains by which tempering's Monte Carlo error is estimated, and chains of a group."""
+LENGTH, KEPT_STATES = 20, 2000
+"""States of a chain of tempering, and draws that are kept of a group."""
+MOST_DRAWS = 10
+"""Times `num_draws`: weighted draws at most, where fewer leave too large a Monte Carlo error."""
 
 
 @in_single_precision
@@ -69,15 +84,15 @@ def fit(
     position: ArrayTree | None = None,
     progress: bool = True,
 ) -> Fitted:
-    """Sample a posterior without pooling rows, and say whether the draws are exact.
+    """Sample a posterior without pooling rows, and check the draws.
 
     First the modes are found, from several starts, with the curvature there (about ten rounds).
-    One more round weights draws of the Gaussians that these make, which for regressions with more
-    than ten rows per parameter is usually exact; how well that will go is predicted from curvature
-    first, and where it is hopeless no draw is weighted. Where it is not exact, the proposal adapts,
+    One more round weights draws of the Gaussians that these make, which usually passes for
+    regressions with more than ten rows per parameter; curvature predicts how well that will go, and
+    if it is hopeless no draw is weighted. If the weights do not pass, the proposal adapts,
     expectation propagation gives another, and at last chains of Hamiltonian Monte Carlo run until
-    they agree; between several modes, or where chains do not agree, tempering leads from the
-    Gaussians to the posterior.
+    they agree. Between several modes, or if chains do not agree, tempering leads from the Gaussians
+    to the posterior.
 
     Parameters
     ----------
@@ -105,33 +120,40 @@ def fit(
     Returns
     -------
     Fitted
-        ``.samples``, ``.verdict``, ``.log_evidence``, ``.report``. The verdict begins with:
+        ``.samples``, ``.verdict``, ``.log_evidence``, ``.report``. The verdict is a
+        `fedmcmc.diagnostics.Verdict`, a sentence with ``.kind``, ``.k_hat`` and ``.error``. It
+        begins with:
 
-        - ``exact (importance)``: k-hat below 0.5 and 400 effective draws at the first correction;
-        - ``exact (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws, of the shared
+        - ``passed (importance)``: k-hat below 0.5 at the first correction;
+        - ``passed (MCMC)``: R-hat of all chains below 1.01 and 400 effective draws, of the shared
           parameters;
-        - ``exact (SMC)``: two repetitions of `fedmcmc.tempered` that agree;
-        - ``doubtful``: a correction that passed only after its proposal was adapted, or with k-hat
-          above 0.5;
+        - ``passed (SMC)``: eight groups of chains of `fedmcmc.tempered` that agree;
+        - ``doubtful``: a correction that passed only after its proposal was adapted or with k-hat
+          above 0.5, a log likelihood too large for its floating-point type, or another check that
+          left a question open;
         - ``approximate``: draws of Gaussians;
-        - ``failed``: chains that do not agree, nor repetitions of tempering.
+        - ``failed``: chains that do not agree, nor groups of tempering.
+
+        Whatever passed has estimated Monte Carlo errors of at most 0.05 sd for means and 5 % for
+        sds of all unconstrained coordinates; the verdict states them.
 
     Raises
     ------
     TypeError, ValueError
-        If model and data do not fit together, before anything is sampled.
+        If model and data do not fit together, before anything is sampled; if the posterior is
+        improper along a direction that was tried, which the error names.
 
     Warns
     -----
     SamplingWarning
-        If the verdict is not exact and `effort` asked for more than an approximation; if no row
-        depends on a parameter, as soon as that is known; if fewer than five groups have effects, so
-        that the prior of their spread matters.
+        If the verdict is not ``passed`` and `effort` asked for more than an approximation; if no
+        row depends on a parameter, as soon as that is known; if fewer than five groups have
+        effects, so that the prior of their spread matters.
 
     Notes
     -----
-    Exact means: up to Monte Carlo error, if the search found all modes that matter. A mode that no
-    start leads to and no draw reaches cannot be seen.
+    No check proves that draws follow the posterior: a mode that no start leads to and no draw
+    reaches cannot be seen.
 
     Examples
     --------
@@ -148,8 +170,8 @@ def fit(
     ...     clinics.append({"x": x, "y": (rng.random(size) < 1 / (1 + np.exp(-x))).astype(int)})
     >>> data = fedmcmc.FederatedData.from_clients(clinics)
     >>> fitted = fit(model, data, rng_key=jax.random.key(0), progress=False)
-    >>> fitted.verdict[:18], fitted.report.rounds < 20
-    ('exact (importance)', True)
+    >>> print(fitted.verdict.kind, fitted.verdict.error < 0.05, fitted.report.rounds < 20)
+    passed True True
     >>> fitted.samples.constrained["b"].shape
     (1, 4000, 2)
     """
@@ -231,52 +253,94 @@ class _Fit:
         self.corrected: Corrected | None = None
         self.evidence: Corrected | None = None
         self.chains: Chains | None = None
-        self.tempered: list[Tempered] = []
+        self.tempered: Tempered | None = None
+        self.caveats: tuple[str, ...] = ()
 
-    def go(self, effort: str, max_rounds: int, latency: float) -> str:
+    def go(self, effort: str, max_rounds: int, latency: float) -> Verdict:
         """Run what is needed after the search for modes, and return the verdict."""
         if effort == "approximate":
             return self._approximate("as asked for")
         if self.search.found and self._weights_may_do():
-            self._correct(CORRECTION, self.search.mixture(), "mixture at the modes")
-            if self.corrected is not None and self.corrected.verdict == "failed" and self._ep_fits:
+            self._correct_by_modes()
+            if self._correction_is("failed") and self._ep_fits:
                 self._propagate()
-            if self.corrected is not None and self.corrected.verdict == "exact":
-                return self._by_importance("exact (importance)")
-        size, cost = trees.num_elements(self.search.centre), ""
-        if effort == "auto" and size > MANY_PARAMETERS:
-            cost = (
-                f'{size:,} parameters: effort="exact" would run up to {max_rounds:,} rounds of '
-                f"chains; judge predictions (fedmcmc.metrics)"
-            )
-        if effort == "auto" and latency * USUAL_ROUNDS > PATIENCE:
-            hours = latency * USUAL_ROUNDS / 3600
-            cost = f'effort="exact" would take up to {USUAL_ROUNDS:,} rounds, {hours:.1f} hours'
-        if cost:
-            if self.corrected is not None and self.corrected.verdict == "doubtful":
-                return self._by_importance("doubtful (importance)", cost)
-            return self._approximate(cost)
+            if self._correction_is("passed"):
+                return self._by_importance()
+        reason = self._reason_to_stop(effort, max_rounds, latency)
+        if reason:
+            if self._correction_is("doubtful"):
+                return self._by_importance(reason)
+            return self._approximate(reason)
         if len(self.search.modes) > 1:  # no chain comes across between them
             return self._temper()
-        figures = self._run_chains(max_rounds)
-        assert self.chains is not None
-        if self.chains.agree:
-            return f"exact (MCMC): {figures} (R-hat below 1.01), {self._so_far}."
-        can_temper = trees.num_elements(self.search.centre) <= TEMPERED_DIMENSIONS
-        if self.search.found and can_temper:
-            return self._temper(f"{figures} (wanted: R-hat below 1.01, 400 effective draws)")
-        longer = " Raise max_rounds, or" if self.chains.num_rounds >= max_rounds else " Try to"
-        return (
-            f"failed: {figures} (wanted: R-hat below 1.01, 400 effective draws), {self._so_far}."
-            f"{longer} reparametrize the model."
+        self._run_chains(max_rounds)
+        chains = self.chains
+        assert chains is not None
+        details = f"{chains.num_rounds:,} rounds of {chains.samples.num_chains} chains"
+        if chains.agree:
+            return self._verdict(VerdictKind.PASSED, "MCMC", details=details, **chains.figures)
+        before = (
+            f"chains did not agree (R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws)"
         )
+        if self.search.found and self._size <= TEMPERED_DIMENSIONS:
+            return self._temper(before)
+        if self._correction_is("doubtful"):
+            self.chains = None
+            return self._by_importance(before)
+        longer = "raise max_rounds, or" if chains.num_rounds >= max_rounds else "try to"
+        reason = f"{before} ({chains.wanted}): {longer} reparametrize the model"
+        if self.search.found and chains.rhat > HOPELESS_RHAT:
+            # Chains that are far apart say less of the posterior than the curvature at its mode.
+            self.chains = None
+            reason += "; the draws are of the Gaussian at the mode"
+            return self._verdict(VerdictKind.FAILED, reason=reason, details=details)
+        return self._verdict(VerdictKind.FAILED, reason=reason, details=details, **chains.figures)
+
+    def _reason_to_stop(self, effort: str, max_rounds: int, latency: float) -> str:
+        """Return why chains are not run unless ``effort="exact"``, empty if they are."""
+        if effort != "auto":
+            return ""
+        if self._size > MANY_PARAMETERS:
+            return (
+                f'{self._size:,} parameters: effort="exact" would run up to {max_rounds:,} rounds '
+                f"of chains; judge predictions (fedmcmc.metrics)"
+            )
+        if latency * USUAL_ROUNDS > PATIENCE:
+            hours = latency * USUAL_ROUNDS / 3600
+            return f'effort="exact" would take up to {USUAL_ROUNDS:,} rounds, {hours:.1f} hours'
+        if self.search.untold:
+            return (
+                f"no row depends on {listed(self.search.untold)}: change the model, or pass "
+                f'effort="exact" to run chains'
+            )
+        if self.posterior.unmarked_local:
+            return (
+                f"{listed(self.posterior.unmarked_local)} may lack infer={{'local': True}} (see "
+                f'the warning): mark what is local, or pass effort="exact" to run chains'
+            )
+        return ""
+
+    @property
+    def _size(self) -> int:
+        return trees.num_elements(self.search.centre)
+
+    def _correction_is(self, kind: str) -> bool:
+        return self.corrected is not None and self.corrected.verdict.kind == kind
+
+    def _verdict(self, kind: VerdictKind, method: str = "", **parts: Any) -> Verdict:
+        """Return a verdict with what all have: modes, costs, and what is never passed."""
+        details = "; ".join(x for x in (parts.pop("details", ""), self._so_far) if x)
+        caveats = self.search.caveats + self.caveats
+        if kind is VerdictKind.PASSED and caveats:
+            kind = VerdictKind.DOUBTFUL
+        reason = "; ".join(x for x in (*caveats, parts.pop("reason", "")) if x)
+        return Verdict(kind, method, reason=reason, details=details, **parts)
 
     @contextmanager
     def _bar(self, name: str) -> Iterator[Callable[[Stage], None]]:
         """Show that a stage runs, and take its row."""
         begun = time.perf_counter()
-        layout = "{desc} [{elapsed}] {postfix}"
-        with tqdm(desc=name, bar_format=layout, disable=not self.progress) as bar:
+        with ticking(name, self.progress) as bar:
 
             def done(stage: Stage) -> None:
                 seconds = time.perf_counter() - begun
@@ -298,6 +362,8 @@ class _Fit:
                 position=position,
                 num_draws=self.num_draws,
             )
+            ledger = Ledger(self.consortium)
+            refuse_flat_directions(self.posterior, ledger, search)
             num, highest = len(search.modes), search.modes[0]
             if search.found:
                 verdict, why = (
@@ -315,10 +381,29 @@ class _Fit:
                         f"the best place found"
                     ),
                 )
-            cost = (search.rounds, search.bits_up, search.bits_down, 0.0)
+            cost = (
+                search.rounds + ledger.rounds,
+                search.bits_up + ledger.up,
+                search.bits_down + ledger.down,
+                0.0,
+            )
             done(Stage("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why))
 
-    def _correct(self, number: int, approximation: Any, method: str) -> None:
+    def _correct_by_modes(self) -> None:
+        """Weight draws of Gaussians at the modes, more of them if their error is too large."""
+        mixture = self.search.mixture()
+        self._correct(CORRECTION, mixture, "mixture at the modes")
+        found = self.corrected
+        if found is None or len(found.rounds) > 1 or not found.khat < GOOD_KHAT:
+            return
+        errors = MonteCarloErrors(found.verdict.error, found.verdict.sd_error)
+        needed = draws_needed(found.num_draws, errors)
+        if not errors.are_small and needed <= MOST_DRAWS * self.num_draws:
+            self._correct(MORE_DRAWS, mixture, "the same mixture, more draws", needed)
+
+    def _correct(
+        self, number: int, approximation: Any, method: str, num_draws: int | None = None
+    ) -> None:
         with self._bar("correction") as done:
             try:
                 self.corrected = found = correct(
@@ -326,7 +411,7 @@ class _Fit:
                     self.posterior,
                     self.consortium,
                     approximation,
-                    num_draws=self.num_draws,
+                    num_draws=self.num_draws if num_draws is None else num_draws,
                     centre=self.search.centre,
                 )
             except ValueError as error:
@@ -339,10 +424,9 @@ class _Fit:
 
     def _weights_may_do(self) -> bool:
         """Predict k-hat of the Gaussians at the modes, and return whether it is worth a round."""
-        size = trees.num_elements(self.search.centre)
         with self._bar("prediction") as done:
             if self.search.modes[0].covariance.ndim == 2:
-                rows = self.consortium.federation.num_rows / size
+                rows = self.consortium.federation.num_rows / self._size
                 why = (
                     "the Gaussians have the posterior's own curvature, so that k-hat is what the "
                     f"posterior is not Gaussian; {rows:,.1f} rows per parameter, of which ten are "
@@ -370,9 +454,8 @@ class _Fit:
 
     @property
     def _ep_fits(self) -> bool:
-        size = trees.num_elements(self.search.centre)
-        enough = np.asarray(self.consortium.federation.sizes) >= EP_ROWS * size
-        return size <= EP_DIMENSIONS and float(enough.mean()) > 0.5
+        enough = np.asarray(self.consortium.federation.sizes) >= EP_ROWS * self._size
+        return self._size <= EP_DIMENSIONS and float(enough.mean()) > 0.5
 
     def _propagate(self) -> None:
         with self._bar("FedEP") as done:
@@ -396,8 +479,8 @@ class _Fit:
                 done(forecast("FedEP's Gaussian", khat, why))
             self._correct(RECORRECTION, samples, "FedEP's Gaussian")
 
-    def _run_chains(self, max_rounds: int) -> str:
-        """Run chains and return their figures in words."""
+    def _run_chains(self, max_rounds: int) -> None:
+        """Run chains, and measure the evidence if they agree."""
         with self._bar("chains") as done:
             self.chains = chains = run_chains(
                 self._key(CHAINS),
@@ -420,13 +503,8 @@ class _Fit:
                     why=chains.why + self._beside_weights(chains.samples),
                 )
             )
-        figures = (
-            f"R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws of "
-            f"{chains.samples.num_chains} chains"
-        )
         if agreed:
             self._measure_evidence(chains)
-        return f"{figures} after {chains.num_rounds:,} rounds of chains"
 
     def _beside_weights(self, samples: Samples) -> str:
         """Return how far the weighted draws are from draws of chains, if there are such."""
@@ -446,37 +524,58 @@ class _Fit:
             f"{min(ratios):.2f} to {max(ratios):.2f} of these"
         )
 
-    def _temper(self, before: str = "") -> str:
-        """Temper twice, and return a verdict; `before` says what failed before that."""
-        with self._bar("tempering") as done:
-            start = self.search.mixture(tail=0.5, widen=WIDER)
-            keys = jax.random.split(self._key(TEMPERING))
-            found = [
-                tempered(key, self.posterior, self.consortium, start, centre=self.search.centre)
-                for key in keys
-            ]
-            one, two = found
-            sd = max(float(np.hypot(one.log_evidence_sd, two.log_evidence_sd)), 1e-6)
-            gap = abs(one.log_evidence - two.log_evidence) / sd
-            shift = _largest_shift(one.draws, two.draws)
-            agree = gap < 4 and shift < MOST_SHIFT
-            why = (
-                f"log evidence {one.log_evidence:.3f} and {two.log_evidence:.3f}, {gap:.1f} sds "
-                f"apart (wanted: below 4), means up to {shift:.2f} sd apart (wanted: below "
-                f"{MOST_SHIFT:g})"
+    def _temper(self, before: str = "") -> Verdict:
+        """Temper, with more chains if errors are large; `before` says what failed before that."""
+        start = self.search.mixture(tail=0.5, widen=WIDER)
+        num_seeds, number = SEEDS, TEMPERING
+        while True:
+            with self._bar("tempering") as done:
+                self.tempered = found = tempered(
+                    self._key(number),
+                    self.posterior,
+                    self.consortium,
+                    start,
+                    num_seeds=num_seeds,
+                    length=LENGTH,
+                    num_islands=ISLANDS,
+                    centre=self.search.centre,
+                )
+                values = np.concatenate(
+                    [
+                        np.asarray(leaf, np.float64).reshape(*leaf.shape[:2], -1)
+                        for leaf in jax.tree.leaves(found.islands)
+                    ],
+                    axis=2,
+                )
+                errors = errors_of_groups(values)
+                why = (
+                    f"Monte Carlo errors up to {errors.mean:.2g} sd (means) and "
+                    f"{100 * errors.sd:.2g} % (sds), by {ISLANDS} groups of {num_seeds} chains"
+                )
+                rounds, up, down = (found.totals[name] for name in COSTS)
+                method = f"{ISLANDS} groups, {len(found.acceptance)} temperatures"
+                agreed = "agree" if errors.are_small else "disagree"
+                done(
+                    Stage("tempering", method, int(rounds), up, down, 0.0, verdict=agreed, why=why)
+                )
+            if errors.are_small or num_seeds >= MOST_SEEDS:
+                break
+            factor = min(max(2, int(np.ceil(1.5 * min(errors.excess, 100)))), 16)
+            num_seeds, number = min(num_seeds * factor, MOST_SEEDS), AGAIN
+        self.chains = None
+        figures: dict[str, Any] = dict(error=errors.mean, sd_error=errors.sd)
+        if not errors.are_small:
+            reason = "; ".join(x for x in (before, "groups of tempering disagree") if x)
+            return self._verdict(
+                VerdictKind.FAILED, reason=f"{reason}: reparametrize the model", **figures
             )
-            rounds, up, down = (sum(each.totals[name] for each in found) for name in COSTS)
-            method = f"2 repetitions, {len(one.acceptance)} temperatures"
-            verdict = "agree" if agree else "disagree"
-            done(Stage("tempering", method, int(rounds), up, down, 0.0, verdict=verdict, why=why))
-        if not agree:
-            told = f"{before}; " * bool(before)
-            return (
-                f"failed: {told}two repetitions of tempering disagree, {why}; {self._so_far}. "
-                f"Reparametrize the model."
+        if self.posterior.improper:
+            reason = (
+                f"the prior of {listed(self.posterior.improper)} is improper, and tempering would "
+                f"not notice a posterior that is improper, too: give it a proper prior"
             )
-        self.chains, self.tempered = None, found
-        return f"exact (SMC): {why}, {self._so_far}."
+            return self._verdict(VerdictKind.DOUBTFUL, "SMC", reason=reason, **figures)
+        return self._verdict(VerdictKind.PASSED, "SMC", **figures)
 
     def _measure_evidence(self, chains: Chains) -> None:
         with self._bar("evidence") as done:
@@ -491,35 +590,47 @@ class _Fit:
             )
             done(row_of("evidence", "weights of a Gaussian with the chains' moments", found))
 
-    def _by_importance(self, kind: str, more: str = "") -> str:
+    def _by_importance(self, reason: str = "") -> Verdict:
         found = self.corrected
         assert found is not None
-        self.evidence = found
-        return f"{kind}: {found.reason.rstrip('.')}, {self._so_far}{'; ' * bool(more)}{more}."
+        self.evidence, told = found, found.verdict
+        return self._verdict(
+            told.kind,
+            "importance",
+            reason="; ".join(x for x in (told.reason, reason) if x),
+            k_hat=told.k_hat,
+            ess=told.ess,
+            error=told.error,
+            sd_error=told.sd_error,
+        )
 
-    def _approximate(self, why: str) -> str:
+    def _approximate(self, why: str) -> Verdict:
         num = len(self.search.modes)
         what = f"Gaussian{'s' * (num > 1)} at {num} mode{'s' * (num > 1)}"
         if not self.search.found:
             what = "a Gaussian at a place that is no mode"
-        said = "not compared with the posterior"
+        checked = "not compared with the posterior"
         if self.corrected is not None:
-            said = f"importance weights say: {self.corrected.reason.rstrip('.')}"
+            checked = "importance weights did not pass"
         elif self.predicted > HOPELESS:
-            said = (
+            checked = (
                 f"not weighted, as a k-hat of at least {self.predicted:.2f} is predicted (wanted: "
                 f"at most {HOPELESS:g})"
             )
-        return f"approximate: {what}, {said}; {why}; {self._so_far}."
+        k_hat = np.nan if self.corrected is None else self.corrected.khat
+        reason = f"{what}, {checked}; {why}"
+        return self._verdict(VerdictKind.APPROXIMATE, reason=reason, k_hat=k_hat)
 
     @property
     def _so_far(self) -> str:
         rounds = sum(stage.rounds for stage in self.stages)
         bits = sum(stage.bits_up + stage.bits_down for stage in self.stages)
-        starts = f"modes searched from {self.search.num_starts} starts"
-        return f"{rounds:,} rounds, {bits / 1e6:,.1f} Mbit; {starts}"
+        parts = [f"{rounds:,} rounds, {bits / 1e6:,.1f} Mbit"]
+        if self.search.num_symmetric > 1:
+            parts.append(f"{self.search.num_symmetric} symmetric modes")
+        return "; ".join([*parts, f"modes searched from {self.search.num_starts} starts"])
 
-    def fitted(self, posterior: Posterior, verdict: str) -> Fitted:
+    def fitted(self, posterior: Posterior, verdict: Verdict) -> Fitted:
         """Return draws in the user's coordinates, with the report."""
         samples = replace(
             self._samples(), constrain_fn=posterior.constrain_fn, stopped={"verdict": verdict}
@@ -527,7 +638,7 @@ class _Fit:
         if posterior.position_fn is not None:
             in_users = jax.jit(jax.vmap(jax.vmap(posterior.position_fn)))
             samples = replace(samples, draws=jax.tree.map(np.asarray, in_users(samples.draws)))
-        weighted = None if self.chains is not None or self.tempered else self.evidence
+        weighted = None if self.chains is not None or self.tempered is not None else self.evidence
         evidence, evidence_sd = self._evidence()
         report = reported(
             tuple(self.stages),
@@ -537,6 +648,7 @@ class _Fit:
             trees.num_elements(self.search.centre),
             evidence=(evidence, evidence_sd),
             weighted=weighted,
+            improper=posterior.improper,
         )
         return Fitted(
             samples,
@@ -551,11 +663,9 @@ class _Fit:
 
     def _evidence(self) -> tuple[float, float]:
         """Return the log evidence and its standard error, NaN if nothing that passed has it."""
-        if self.tempered:
-            one, two = self.tempered
-            sd = float(np.hypot(one.log_evidence_sd, two.log_evidence_sd)) / 2
-            return (one.log_evidence + two.log_evidence) / 2, sd
-        if self.evidence is None or self.evidence.verdict == "failed":
+        if self.tempered is not None:
+            return self.tempered.log_evidence, self.tempered.log_evidence_sd
+        if self.evidence is None or self.evidence.verdict.kind == VerdictKind.FAILED:
             return np.nan, np.nan
         return self.evidence.log_evidence, self.evidence.log_evidence_sd
 
@@ -569,9 +679,11 @@ class _Fit:
         return Gaussian.from_moments(self.search.centre, variance=variance)
 
     def _samples(self) -> Samples:
-        if self.tempered:
-            draws = [each.draws for each in self.tempered]
-            return as_samples(jax.tree.map(lambda *leaves: np.stack(leaves), *draws), self.stages)
+        if self.tempered is not None:
+            num = jax.tree.leaves(self.tempered.islands)[0].shape[1]
+            states = np.linspace(0, num - 1, min(num, KEPT_STATES)).astype(int)
+            draws = jax.tree.map(lambda leaf: leaf[:, states], self.tempered.islands)
+            return as_samples(draws, self.stages)
         if self.chains is not None:
             samples = self.chains.samples  # whose settings are those of the last segment
             of_all = ("method", "kernel", "data", "chains", "where")
@@ -584,10 +696,3 @@ class _Fit:
         flat = self.search.mixture(tail=0.0).draw(self._key(DRAW), self.num_draws)
         draws = jax.vmap(lambda x: trees.unravel(x, self.search.centre))(flat)
         return as_samples(one_chain(draws), self.stages)
-
-
-def _largest_shift(one: ArrayTree, two: ArrayTree) -> float:
-    """Return the largest difference of two means, in pooled sds."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    shifts = [np.abs(a.mean(0) - b.mean(0)) / np.concatenate([a, b]).std(0) for a, b in pairs]
-    return max(float(np.max(shift)) for shift in shifts)

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedmcmc._types import Federation, Posterior
 from fedmcmc.data import in_words
+from fedmcmc.diagnostics import Verdict
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting._report import Report, Stage
 from fedmcmc.gaussian import Gaussian
@@ -18,7 +19,7 @@ from fedmcmc.storage import versions
 
 @dataclass(frozen=True, repr=False)
 class Fitted:
-    """A posterior, with a verdict on whether it is exact.
+    """Draws of a posterior, with a verdict on whether they can be used.
 
     Attributes
     ----------
@@ -26,11 +27,12 @@ class Fitted:
         `Samples` of equal weight: ``.draws``, ``.constrained``, ``.to_datatree()``. Where they are
         of importance weights, resampled, one chain.
     verdict
-        A sentence with figures that begins with ``exact (importance)``, ``exact (MCMC)``,
-        ``doubtful``, ``approximate`` or ``failed``.
+        A `fedmcmc.diagnostics.Verdict`: a sentence that begins with ``passed``, ``doubtful``,
+        ``approximate`` or ``failed``, with the figures ``.kind``, ``.k_hat``, ``.error``, ....
     log_evidence, log_evidence_sd
-        Log of ``p(data)`` in nats, and its standard error; NaN where no correction passed. Right if
-        log prior and log likelihood are normalized, as those of `fedmcmc.from_numpyro` are.
+        Log of ``p(data)`` in nats, and its standard error; NaN if no correction passed, or if a
+        prior is improper, so that there is no evidence. Right if log prior and log likelihood are
+        normalized, as those of `fedmcmc.from_numpyro` are.
     report
         Stage by stage: ``print(fitted.report)``, ``.save(path)`` for a page, ``.to_dict()``.
     posterior
@@ -42,7 +44,7 @@ class Fitted:
     """
 
     samples: Samples
-    verdict: str
+    verdict: Verdict
     log_evidence: float
     log_evidence_sd: float
     report: Report
@@ -95,16 +97,22 @@ def with_names(fitted: Fitted, consortium: Consortium, asked: dict[str, Any]) ->
 
 def reported(
     stages: tuple[Stage, ...],
-    verdict: str,
+    verdict: Verdict,
     samples: Samples,
     federation: Federation,
     num_parameters: int,
     *,
     evidence: tuple[float, float] = (np.nan, np.nan),
     weighted: Corrected | None = None,
+    improper: tuple[str, ...] = (),
 ) -> Report:
-    """Return the report of a fit; `evidence` is its logarithm and the standard error of that."""
+    """Return the report of a fit.
+
+    `evidence` is its logarithm and the standard error of that, `improper` are the sites whose prior
+    is no density.
+    """
     log_evidence, sd = evidence
+    no_evidence = f"none, as the prior of {', '.join(improper)} is improper" if improper else ""
     return Report(
         stages,
         verdict,
@@ -113,7 +121,7 @@ def reported(
             "clients": federation.num_clients,
             "rows": federation.num_rows,
             "parameters": num_parameters,
-            "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else "",
+            "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else no_evidence,
             **versions(),
         },
         lambda: _figures(samples, weighted),

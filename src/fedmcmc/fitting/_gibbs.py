@@ -17,8 +17,14 @@ from fedmcmc._types import (
     Static,
     as_functions,
 )
-from fedmcmc.diagnostics import SamplingWarning, StoppingRule, Verdict, mixing
-from fedmcmc.fitting._chains import ESS, RHAT, Chains
+from fedmcmc.diagnostics import (
+    SamplingWarning,
+    StopDecision,
+    StoppingRule,
+    Verdict,
+    VerdictKind,
+)
+from fedmcmc.fitting._chains import ESS, RHAT, Chains, judge_chains
 from fedmcmc.fitting._fitted import Fitted, reported
 from fedmcmc.fitting._report import Stage
 from fedmcmc.hierarchy import hmc, independence
@@ -126,7 +132,7 @@ def run_gibbs(
                 max_rounds=max_rounds,
                 progress=False,
             )
-        rhat, ess = _figures(samples.draws)
+        rhat, ess, errors = judge_chains(samples.draws)
         num_rounds = int(np.max(samples.totals["rounds"]))
         accepted = samples.info.get("acceptance")
         of_rows = (
@@ -139,7 +145,7 @@ def run_gibbs(
             f"draws what it needs their sums for{of_rows}"
         )
         method = f"Gibbs, {NUM_CHAINS} chains"
-        chains = Chains(samples, num_rounds, rhat, ess, method, why)
+        chains = Chains(samples, num_rounds, rhat, ess, errors, method, why)
         stage = Stage(
             "chains",
             method,
@@ -155,34 +161,24 @@ def run_gibbs(
     return chains, stage
 
 
-def verdict_of(chains: Chains, stage: Stage, max_rounds: int) -> str:
-    """Return in a sentence what chains that are exact in the long run can be trusted for."""
-    figures = (
-        f"R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws of {NUM_CHAINS} chains of "
-        f"Gibbs sampling"
-    )
+def verdict_of(chains: Chains, stage: Stage, max_rounds: int) -> Verdict:
+    """Return the verdict on chains that follow the posterior in the long run."""
     cost = f"{stage.rounds:,} rounds, {(stage.bits_up + stage.bits_down) / 1e6:,.1f} Mbit"
+    details = f"{NUM_CHAINS} chains of Gibbs sampling, {cost}"
     if chains.agree:
-        return f"exact (MCMC): {figures} (R-hat below {RHAT:g}), {cost}."
-    longer = "Raise max_rounds, or reparametrize" if chains.num_rounds >= max_rounds else "Change"
-    return (
-        f"failed: {figures} (wanted: R-hat below {RHAT:g}, {ESS:g} effective draws), {cost}. "
-        f"{longer} the model."
-    )
-
-
-def _figures(draws: ArrayTree) -> tuple[float, float]:
-    found = mixing(draws)
-    rhat = float(np.nanmax(found.rhat))
-    return rhat, float(min(np.nanmin(found.ess_bulk), np.nanmin(found.ess_tail)))
+        return Verdict(VerdictKind.PASSED, "MCMC", details=details, **chains.figures)
+    longer = "raise max_rounds, or reparametrize" if chains.num_rounds >= max_rounds else "change"
+    reason = f"chains do not agree, or are too short ({chains.wanted}): {longer} the model"
+    return Verdict(VerdictKind.FAILED, reason=reason, details=details, **chains.figures)
 
 
 def _agreed() -> StoppingRule:
     """Stop where `Chains` would agree."""
 
-    def check(draws: ArrayTree) -> Verdict:
-        rhat, ess = _figures(draws)
-        return Verdict(rhat < RHAT and ess >= ESS, {"rhat": rhat, "ess": ess})
+    def check(draws: ArrayTree) -> StopDecision:
+        rhat, ess, errors = judge_chains(draws)
+        figures = {"rhat": rhat, "ess": ess, "error": errors.mean, "sd_error": errors.sd}
+        return StopDecision(rhat < RHAT and ess >= ESS and errors.are_small, figures)
 
     def next_check(num: int) -> int:
         return FIRST_CHECK if num == 0 else int(np.ceil(num * GROWTH))

@@ -1,6 +1,6 @@
 """The posterior's modes and the curvature there, from sums over clients alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior, as_functions
 from fedmcmc.fitting._lockstep import lockstep
+from fedmcmc.fitting._symmetries import MOST_IMAGES, Images, candidate_symmetries
 from fedmcmc.gaussian import Mixture
 from fedmcmc.kernels import BELOW, Points, evaluations
 from fedmcmc.pytrees import trees
@@ -34,6 +35,9 @@ ARRIVED = 1e-3
 """A Newton step that promises to gain less, in nats, is the last."""
 APART = 1.0
 """Mahalanobis distance from which on two maxima are two."""
+LEVEL, LOWER = 0.05, 10.0
+"""Nats by which a symmetric mode may be lower than the highest; by which an image of one of several
+modes may be lower and still be a start."""
 NEAR = 1e-5
 """Of a draw of `init_fn`: a start near the origin."""
 
@@ -54,6 +58,8 @@ class Mode:
         What the last step promised, in nats: of a mode that was found less than 1e-3.
     clipped
         Directions in which the log posterior does not fall, of which the curvature was made up.
+    flat_along
+        ``[d, clipped]``, these directions; none where curvatures are diagonal.
     """
 
     flat: np.ndarray
@@ -61,6 +67,7 @@ class Mode:
     covariance: np.ndarray
     gain: float
     clipped: int
+    flat_along: np.ndarray
 
     @property
     def found(self) -> bool:
@@ -92,6 +99,10 @@ class Search:
         What it cost.
     untold
         Names of parameters of which no row said anything, so that their posterior is their prior.
+    num_symmetric
+        How many of the modes are as high as the highest one.
+    caveats
+        Why draws around these modes may not be the whole posterior.
     """
 
     modes: tuple[Mode, ...]
@@ -101,6 +112,8 @@ class Search:
     bits_up: float
     bits_down: float
     untold: tuple[str, ...] = ()
+    num_symmetric: int = 1
+    caveats: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -168,20 +181,106 @@ def find_modes(
     centre = jax.tree.map(lambda leaf: leaf[best], candidates)
     evaluate = Objective(posterior, ledger, centre, "dense" if by_newton else "none")
     results, _ = lockstep(evaluate, starts, follow, max_evaluations)
+    num_used = num_starts
+    while by_newton and num_used < len(good) and _some_may_be_missing(results, num_draws):
+        more = flat[good[num_used : num_used + num_starts]]
+        num_used += len(more)
+        more = np.concatenate([more, np.repeat(more[:1], num_starts - len(more), axis=0)])
+        results += lockstep(evaluate, more, follow, max_evaluations)[0]
     if not by_newton:  # curvature at the highest place alone: it takes d**2 / 2 numbers
         highest = min(results, key=lambda found: found.value)
         structure: Structure = "dense" if size <= DENSE_DIMENSIONS else "diagonal"
         at = Objective(posterior, ledger, centre, structure)
         results = at(highest.point[None])
     modes = _distinct([_mode_of(result) for result in results], num_draws)
+    num_symmetric = 1
+    caveats: tuple[str, ...] = ()
+    if by_newton and modes[0].found and posterior.position_fn is None:
+        images, complete = _images_of(modes[0], posterior, ledger, centre, len(modes) > 1)
+        if len(images):
+            starts = np.concatenate([images, np.repeat(images[:1], -len(images) % num_starts, 0)])
+            for batch in starts.reshape(-1, num_starts, size):
+                results += lockstep(evaluate, batch, follow, max_evaluations)[0]
+            modes = _distinct([_mode_of(result) for result in results], num_draws)
+            num_symmetric = sum(_as_high(mode, modes[0]) for mode in modes)
+        if not complete:
+            caveats = (
+                f"the posterior has more than {MOST_IMAGES} symmetric modes, of which the draws "
+                f"hold {num_symmetric}: order the exchangeable parameters",
+            )
     middle = trees.cast_like(trees.unravel(jnp.asarray(modes[0].flat), centre), centre)
-    found = min(num_starts, len(good))
+    found = min(num_used, len(good))
     cost = ledger.rounds, ledger.up, ledger.down
     untold: tuple[str, ...] = ()
     if evaluate.untold is not None and evaluate.untold.any():
         names = trees.element_names(centre)
         untold = tuple(names[i] for i in np.flatnonzero(evaluate.untold))
-    return Search(tuple(modes), found, middle, *cost, untold)
+    return Search(tuple(modes), found, middle, *cost, untold, num_symmetric, caveats)
+
+
+def _some_may_be_missing(results: list[Expansion], num_draws: int) -> bool:
+    """Return whether starts led to several modes, to more than a tenth of which only one did.
+
+    The share of starts that alone led to their mode estimates how likely another start is to lead
+    to a new one (Good and Turing).
+    """
+    found = [mode for mode in map(_mode_of, results) if mode.found]
+    modes = _distinct(found, num_draws) if found else []
+    if len(modes) < 2:
+        return False
+    counts = [sum(_distance(mode, other) < APART for other in found) for mode in modes]
+    return counts.count(1) > 0.1 * len(found)
+
+
+def _as_high(mode: Mode, highest: Mode) -> bool:
+    return highest.log_density - mode.log_density < LEVEL
+
+
+def _images_of(
+    mode: Mode, posterior: Posterior, ledger: Ledger, centre: ArrayTree, several: bool
+) -> tuple[np.ndarray, bool]:
+    """Return where symmetric modes may lie, ``[num, d]``, and whether these are all.
+
+    `several` says whether the search found more than one mode: then a few images of a somewhat
+    lower density are kept, too.
+    """
+    position = trees.cast_like(trees.unravel(jnp.asarray(mode.flat), centre), centre)
+    images = Images(posterior, position)
+    symmetries = candidate_symmetries(images.values)
+    if not symmetries:
+        return np.zeros((0, len(mode.flat))), True
+    flat = images.flat([images.values, *(each.example(images.values) for each in symmetries)])
+    drop = LOWER if several else LEVEL
+    apart = np.array([_distance(replace(mode, flat=x), mode) >= APART for x in flat[1:]])
+    prior = np.asarray(_log_priors(posterior, as_positions(flat, centre)), np.float64)
+    kept = np.flatnonzero(apart & np.isfinite(flat[1:]).all(1) & (prior[1:] > prior[0] - drop))
+    kept = kept[: NUM_CANDIDATES - 1]
+    if not len(kept):
+        return np.zeros((0, len(mode.flat))), True
+    # As many points as the first exchange, whose compiled program is used again.
+    places = np.concatenate([[0], kept + 1])
+    places = np.concatenate([places, np.zeros(NUM_CANDIDATES - len(places), int)])
+    points = as_positions(flat[places], centre)
+    value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
+    change = (value + prior[places])[1 : len(kept) + 1] - (value[0] + prior[0])
+    level = [symmetries[i] for i, gap in zip(kept, change, strict=True) if gap > -LEVEL]
+    found, complete = images.closure(level)
+    found += [
+        symmetries[i].example(images.values)
+        for i, gap in zip(kept, change, strict=True)
+        if -drop < gap <= -LEVEL
+    ][:NUM_STARTS]
+    if not found:
+        return np.zeros((0, len(mode.flat))), complete
+    return images.flat(found), complete
+
+
+def as_positions(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
+    """Return raveled positions ``[num, d]`` as positions, leaves ``[num, *event]``."""
+    moved = jax.vmap(lambda x: trees.unravel(x, centre))(
+        jnp.asarray(flat, trees.ravel(centre).dtype)
+    )
+    return trees.cast_like(moved, centre)
 
 
 def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
@@ -215,7 +314,7 @@ def _mode_of(found: Expansion) -> Mode:
     arrived = found.gain < 0.1 and not found.clipped
     point = found.point + found.step if arrived else found.point
     value = -found.value + (found.gain if arrived else 0.0)
-    return Mode(point, value, found.covariance, found.gain, found.clipped)
+    return Mode(point, value, found.covariance, found.gain, found.clipped, found.flat_along)
 
 
 def _distinct(modes: list[Mode], num_draws: int) -> list[Mode]:

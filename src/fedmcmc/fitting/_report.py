@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmcmc.diagnostics import ESS, RHAT
+from fedmcmc.diagnostics import ESS, RHAT, Verdict, VerdictKind
 from fedmcmc.reports import INTRODUCTION, OF_DATA, Figure, Page, advice, data_section, table_of_rows
 from fedmcmc.reports import WORDS as WORDS_OF_RUNS
 
@@ -63,7 +63,7 @@ class Report:
     """
 
     stages: tuple[Stage, ...]
-    verdict: str
+    verdict: Verdict
     summary: dict[str, dict[str, float]]
     about: dict[str, Any] = field(default_factory=dict)
     draw_figures: Callable[[], list[Figure]] | None = field(default=None, repr=False)
@@ -187,6 +187,11 @@ WORDS = (
         "as draws of the posterior; above 0.7 they are not to be used.",
     ),
     (
+        "Monte Carlo error",
+        "How far a mean or an sd on this page may be off because the number of draws is finite: "
+        "one standard error, for means in posterior sds, for sds in per cent.",
+    ),
+    (
         "R-hat",
         "Whether chains that began at different places agree. It should be below 1.01.",
     ),
@@ -215,10 +220,10 @@ WORDS = (
         "of the posterior that no draw reached would not show.",
     ),
     (
-        "Exact",
-        "Draws follow the posterior of the model as written, up to the error of a finite number of "
-        "draws, if the search found all modes that matter. Nothing is said about whether the model "
-        "is right.",
+        "Passed",
+        "All checks of the draws passed: they follow the posterior of the model as written, up to "
+        "the stated Monte Carlo errors, if the search found all modes that matter. This is no "
+        "proof, and it says nothing about whether the model is right.",
     ),
 )
 
@@ -229,9 +234,10 @@ SHARED_WORDS = ("Parameter", "Client", "Outcome", "Code")
 def _page(report: Report, figures: Sequence[Figure]) -> Page:
     page = Page("Report of a fit")
     page.paragraph(INTRODUCTION)
-    good = report.verdict.startswith("exact") and not report.warnings
+    passed = report.verdict.kind == VerdictKind.PASSED
+    good = passed and not report.warnings
     told = advice(report.verdict)
-    if report.warnings and report.verdict.startswith("exact"):
+    if report.warnings and passed:
         told = "Read the warning below before these results are used."
     page.verdict(told, report.verdict, tone="good" if good else "poor")
     if report.warnings:

@@ -26,8 +26,8 @@ def row_of(stage: str, method: str, found: Corrected) -> Stage:
         0.0,
         khat=found.khat,
         ess=found.ess,
-        verdict=found.verdict,
-        why=found.reason,
+        verdict=str(found.verdict.kind),
+        why=str(found.verdict),
     )
 
 

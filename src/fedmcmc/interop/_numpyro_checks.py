@@ -94,8 +94,12 @@ def check_support(
             )
 
 
-def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows: ArrayTree) -> None:
-    """Warn of scalar latent sites whose scale is another latent site: one value for all clients.
+def warn_of_group_effects(
+    model: Callable[..., Any], structure: Structure, rows: ArrayTree
+) -> tuple[str, ...]:
+    """Warn of scalar latent sites whose scale is another latent site, and return their names.
+
+    Such a site has one value for all clients.
 
     Coefficients with a common scale (a horseshoe) are no such sites: they have an axis.
     """
@@ -112,9 +116,11 @@ def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows:
     )
     labels: list[Any] = [((_POSITION, site), frozenset({site})) for site in sites]
     labels += [(("rows", i), frozenset()) for i in range(len(jax.tree.leaves(rows)))]
+    warned = []
     for name, node in zip(sorted(outputs), Tracer().outputs(closed, labels), strict=True):
         others = sorted(node.flags - {name})
         if others:
+            warned.append(name)
             warnings.warn(
                 f"Site {name!r} has one value for all clients, and its scale depends on "
                 f"{', '.join(map(repr, others))}, as that of a group effect would. The model is "
@@ -122,6 +128,7 @@ def warn_of_group_effects(model: Callable[..., Any], structure: Structure, rows:
                 f"per client mark it with infer={{'local': True}}, or name it in local=[{name!r}].",
                 stacklevel=3,  # who calls `from_numpyro`
             )
+    return tuple(warned)
 
 
 def warn_of_large_outcomes(

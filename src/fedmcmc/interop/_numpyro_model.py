@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from numpyro.distributions import biject_to
 
 from fedmcmc._types import ArrayTree, ClientLatent, Local, Posterior, Shapes
 from fedmcmc.data import FederatedData, values_of
@@ -179,7 +180,8 @@ def from_numpyro(
         if structure.local:
             warn_of_large_outcomes(model, structure, every)
         if local is None:
-            warn_of_group_effects(model, structure, rows)
+            found = warn_of_group_effects(model, structure, rows)
+            posterior.logprior_fn.unmarked_local = found  # type: ignore[attr-defined]
         _check_rows(row_terms, structure, rows)
     return posterior
 
@@ -247,6 +249,7 @@ def _build(
 
     logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
     logprior_fn.observed = ", ".join(structure.likelihood)  # type: ignore[attr-defined]
+    logprior_fn.improper = structure.improper  # type: ignore[attr-defined]
 
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
         sites = trace(position, batch, latent)
@@ -271,6 +274,16 @@ def _build(
         sites = trace(position, any_row)
         names = (*structure.shapes, *structure.deterministic)
         return {name: sites[name]["value"] for name in names}
+
+    def unconstrain(position: Position, values: dict[str, Any]) -> Position:
+        """Return the position at which parameters are `values`, with supports as at `position`."""
+        sites = trace(position, any_row)
+        return {
+            name: biject_to(sites[name]["fn"].support).inv(values[name])
+            for name in structure.shapes
+        }
+
+    constrain_fn.unconstrain = unconstrain  # type: ignore[attr-defined]
 
     def log_density(position: Position) -> Array:
         return logprior_fn(position) + jnp.sum(row_terms(position, anywhere, start_rows))

@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
+from fedmcmc.interop._numpyro_improper import is_improper
 
 COUNTS = (11, 13)
 """Numbers of rows to trace with; any two that no model writes down."""
@@ -42,6 +43,8 @@ class Structure(NamedTuple):
     outcomes
         ``(site, leaf)`` for each observed site in an order in which they can be drawn, `leaf` the
         index among the leaves of rows that is its value; ``None`` where that cannot be known.
+    improper
+        Latent sites whose prior is no density.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -53,6 +56,7 @@ class Structure(NamedTuple):
     local_deterministic: tuple[str, ...]
     distributions: dict[str, str]
     outcomes: tuple[tuple[str, int], ...] | None
+    improper: tuple[str, ...]
 
     @property
     def every(self) -> dict[str, tuple[int, ...]]:
@@ -111,6 +115,7 @@ def find_structure(
         tuple(name for name in global_ if name not in deterministic),
         {name: trace[name]["distribution"] for name in local},
         None if local else _outcomes(model, rows, shapes, likelihood, pair[0], tracer),
+        tuple(name for name, site in trace.items() if site.get("improper")),
     )
 
 
@@ -321,6 +326,7 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         facts["location_scale"] = not steps and _has_location_and_scale(site["fn"])
         facts["distribution"] = type(tracing.bare(site["fn"])).__name__
         facts["delta"] = isinstance(site["fn"], dist.Delta)
+        facts["improper"] = not facts["discrete"] and is_improper(site)
         if not facts["discrete"]:
             transform = biject_to(site["fn"].support)
             facts["shape"] = tuple(transform.inverse_shape(jnp.shape(site["value"])))

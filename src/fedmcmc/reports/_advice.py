@@ -1,7 +1,7 @@
 """What a verdict means for who is to use the numbers."""
 
 ADVICE = {
-    "exact": "These results can be used. They were computed without pooling rows, and they say "
+    "passed": "These results can be used. They were computed without pooling rows, and they say "
     "nothing about whether the model is right.",
     "doubtful": "Use these results with care: they look right, and nothing shows that they are.",
     "approximate": "Do not report these numbers as the posterior: they are those of a Gaussian "

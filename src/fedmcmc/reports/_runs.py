@@ -206,7 +206,7 @@ def _warned(facts: RunFacts, found: Shown) -> list[str]:
 def _verdict(page: Page, facts: RunFacts, warned: list[str]) -> None:
     told = facts.verdict or (str(facts.diagnosis).splitlines()[0] if facts.diagnosis else "")
     if facts.verdict:
-        good = facts.verdict.startswith("exact") and not warned
+        good = facts.verdict.startswith("passed") and not warned
         page.verdict(advice(facts.verdict), told, tone="good" if good else "poor")
     elif warned:
         num = "A warning" if len(warned) == 1 else f"{len(warned)} warnings"

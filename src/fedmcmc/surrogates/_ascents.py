@@ -77,8 +77,9 @@ class Expansion:
     """Minus the log posterior at a point, its gradient, its Hessian, and Newton's step.
 
     `hessian` is ``[d, d]``, a diagonal ``[d]`` or ``None``. Directions in which it is flat or falls
-    are counted in `clipped`, and `falls` says whether it does in one by more than rounding; `gain`
-    is what the step promises, in nats.
+    are counted in `clipped`, and `falls` says whether it does in one by more than rounding; of a
+    dense `hessian` the columns of `flat_along`, ``[d, clipped]``, are these directions. `gain` is
+    what the step promises, in nats.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Expansion:
         self.step, self.gain, self.clipped = np.zeros_like(gradient), np.inf, 0
         self.falls = False
         self.covariance: np.ndarray | None = None
+        self.flat_along = np.zeros((len(point), 0))
         if hessian is None:
             return
         diagonal = hessian if hessian.ndim == 1 else np.diagonal(hessian)
@@ -103,6 +105,7 @@ class Expansion:
             self.clipped = int((values < least).sum())
             self.falls = bool(values[0] < -RISING * values[-1])
             vectors = scale[:, None] * vectors
+            self.flat_along = vectors[:, values < least]
             self.covariance = (vectors / np.maximum(values, least)) @ vectors.T
             self.step = -self.covariance @ gradient
         self.gain = float(-gradient @ self.step / 2)

@@ -1,0 +1,35 @@
+"""Progress of a stage whose length is not known: its name and the time since it began."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+LAYOUT = "{desc} [{elapsed}] {postfix}"
+SECONDS_BETWEEN = 1.0
+
+
+@contextmanager
+def ticking(name: str, shown: bool) -> Iterator[Any]:
+    """Show a bar whose clock advances while the block runs, and yield it.
+
+    A stage may spend minutes in one compiled program, which reports nothing until it ends.
+    """
+    with tqdm(desc=name, bar_format=LAYOUT, disable=not shown) as bar:
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(SECONDS_BETWEEN):
+                bar.refresh()
+
+        clock = threading.Thread(target=tick, daemon=True) if shown else None
+        if clock is not None:
+            clock.start()
+        try:
+            yield bar
+        finally:
+            ended.set()
+            if clock is not None:
+                clock.join()
