@@ -245,7 +245,7 @@ def warn_shrinkage(amount: Array, data: Any) -> None:
         warnings.warn(
             f"sampled: the sample covariance of {bad.size} of {amount.size} clients is singular "
             f"(first client {in_quotes(labels_of(data)[bad[0]])}); before inversion "
-            f"{amount[bad[0]]:.2g} of it was replaced by its diagonal. Take more samples than dimensions, pass shrinkage=, or use "
-            f"structure='diagonal'.",
+            f"{amount[bad[0]]:.2g} of it was replaced by its diagonal. Take more samples than "
+            f"dimensions, pass shrinkage=, or use structure='diagonal'.",
             stacklevel=3,
         )

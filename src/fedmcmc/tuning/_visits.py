@@ -74,7 +74,8 @@ class Visits(NamedTuple):
         if self.growth > MOST_GROWTH:
             return (
                 f"a visit to client {in_quotes(self.labels[self.client])} takes a chain that is "
-                f"{far:g} posterior sds away to {far * self.growth:.3g} sds (at most {far * MOST_GROWTH:g} are accepted)"
+                f"{far:g} posterior sds away to {far * self.growth:.3g} sds (at most "
+                f"{far * MOST_GROWTH:g} are accepted)"
             )
         return (
             f"a round takes a chain that is {self.radius:g} posterior sds away to "
