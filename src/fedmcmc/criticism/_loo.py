@@ -138,7 +138,7 @@ def loo(
         weight.
     unit
         What is left out: ``"row"``, ``"group"`` or ``"client"``. By default groups if there are
-        any, else rows. Clients elsewhere do not tell whether they have groups: pass it.
+        any, else rows. A client at a real site is one group.
     num_draws
         Number of draws that are sent, at least 100; if there are more, they are thinned evenly.
     minimum_rows

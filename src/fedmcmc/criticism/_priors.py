@@ -21,7 +21,7 @@ def expanded_prior(posterior: Posterior, position: ArrayTree) -> Gaussian:
         If the log prior has no finite gradient and curvature there.
     """
     flat, unravel = ravel_pytree(jax.tree.map(trees.as_float, position))
-    gradient, precision = Target(posterior, 1.0, unravel).expand_prior(flat, True)
+    gradient, precision = Target(posterior, jnp.ones(()), unravel).expand_prior(flat, True)
     if not bool(jnp.isfinite(gradient).all() & jnp.isfinite(precision).all()):
         raise ValueError(
             "The log prior has no finite gradient and curvature at the center of the posterior, so "

@@ -10,7 +10,10 @@ from fedmcmc.data._groups import GroupLabels
 def labels_of(data: Any) -> tuple[Any, ...]:
     """Return the labels of clients: those of data, names of sites, else numbers from 0."""
     labels = getattr(data, "labels", None)
-    return tuple(range(data.federation.num_clients) if labels is None else labels)
+    if labels is not None:
+        return tuple(labels)
+    known = data if hasattr(data, "num_clients") else data.federation
+    return tuple(range(known.num_clients))
 
 
 def group_name(
