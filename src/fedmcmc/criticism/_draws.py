@@ -91,8 +91,9 @@ def equal_draws(
                 stacklevel=3,
             )
         key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+        num_draws = min(num_draws, max(draws.num_draws, least))
         positions, efficiency = draws.resample(key, num_draws), draws.ess / num_draws
-        available = max(num_draws, draws.num_draws)
+        available = draws.num_draws
     elif isinstance(draws, Samples):
         found = draws.draws if draws.final_draws is None else draws.final_draws
         per_chain = max(1, num_draws // draws.num_chains)
