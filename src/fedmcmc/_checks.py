@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["expect", "expect_optimizer", "not_installed", "parts_of_one", "positive_integer"]
+__all__ = [
+    "expect",
+    "expect_optimizer",
+    "in_quotes",
+    "not_installed",
+    "parts_of_one",
+    "positive_integer",
+]
 
 _DEPLOY = ("grpcio>=1.60", "cryptography>=42")
 _BEFORE_312 = ("matplotlib<3.11", "xarray<2026.4") if sys.version_info < (3, 12) else ()
@@ -33,6 +40,17 @@ def not_installed(what: str, extra: str) -> ImportError:
     """
     packages = " ".join(f'"{package}"' for package in EXTRAS[extra])
     return ImportError(f"{what}: pip install {packages}")
+
+
+def in_quotes(label: Any) -> str:
+    """Return the label of a client or a group as a message shows it: text in quotes.
+
+    Examples
+    --------
+    >>> in_quotes("Bern"), in_quotes(3)
+    ("'Bern'", '3')
+    """
+    return repr(str(label)) if isinstance(label, str) else str(label)
 
 
 def expect(value: Any, kind: type, name: str) -> None:

@@ -1,5 +1,7 @@
 """Every question put to clients that are by themselves and send bytes, as it is to a simulation."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,14 @@ def test_loo_and_compare(places):
     here, there = (criticism.loo(LOGISTIC, place, draws) for place in places)
     near(there, here, rtol=1e-6)
     assert here.num_not_judged == 6 and here.totals["bits_up"] > 0
+    with warnings.catch_warnings():  # a client is much to leave out
+        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        here, there = (
+            criticism.loo(LOGISTIC, place, draws, unit="client", secure_sum=True)
+            for place in places
+        )
+    near(there, here, rtol=1e-6)
+    assert (here.num_rows, here.unit) == (len(SIZES), "clients")
     models = {"one": (LOGISTIC, draws), "other": (LOGISTIC, draws_near("logistic", 700, seed=3))}
     here, there = (criticism.compare(models, place) for place in places)
     np.testing.assert_allclose(there.difference, here.difference, atol=1e-4)

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import fedmcmc
@@ -99,6 +101,77 @@ def test_a_client_that_carries_much_is_said(corrected):
     np.testing.assert_allclose(again.sd[0], sd, rtol=4 / np.sqrt(again.ess[0]))
     np.testing.assert_allclose(again.mean[1:], found.mean[1:])
     assert again.totals["rounds"] == 2 and repr(again).count("refitted") == 1
+    # Without prior= it is that of the model, which here is the same normal one.
+    derived = criticism.leave_out(LINEAR, data, large, surrogates=expansion)
+    np.testing.assert_allclose(derived.mean, again.mean, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def labeled():
+    """Return a fit of a NumPyro model to clients with labels, the last of which differs."""
+    found = dict(zip((1, 2, "Bern"), linear_data((60, 40, 50)), strict=True))
+    found["Bern"] = {**found["Bern"], "y": found["Bern"]["y"] + found["Bern"]["x"][:, 1]}
+
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 2.5).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    data = fedmcmc.FederatedData.from_clients(found)
+    fitted = fedmcmc.fit(model, data, rng_key=jax.random.key(0), progress=False)
+    return data, fitted, [found[label] for label in data.labels]
+
+
+@pytest.mark.filterwarnings("ignore:leave_out")
+def test_a_fit_is_taken_and_clients_have_their_labels(labeled):
+    data, fitted, rows = labeled
+    q = fedmcmc.surrogates.taylor(fitted.posterior, data, fitted.gaussian.mean())
+    found = criticism.leave_out(fitted.posterior, data, fitted, surrogates=q)
+    for i in range(3):
+        wanted, spread = exact(rows, without=i)
+        sd = np.sqrt(np.diag(spread))
+        np.testing.assert_allclose(found.mean[i], wanted, atol=0.15 * sd.max())
+    assert found.labels == (1, 2, "Bern") and found.to_dict()["labels"] == [1, 2, "Bern"]
+    shown = [line.split()[0] for line in repr(found).splitlines()[1:]]
+    assert shown[0] == "Bern" and sorted(shown[1:]) == ["1", "2"]
+    with pytest.warns(fedmcmc.SamplingWarning, match="first client 'Bern'|first client 1:"):
+        few = criticism.leave_out(fitted.posterior, data, fitted.samples)
+    assert few.labels == (1, 2, "Bern")
+
+
+def test_draws_of_equal_weight_are_taken():
+    rows = linear_data((30,) * 8)
+    mean, covariance = exact(rows)
+    data = fedmcmc.FederatedData.from_clients(rows)
+    z = np.random.default_rng(0).normal(size=(4000, 2))
+    draws = {"b": (mean + z @ np.linalg.cholesky(covariance).T).astype(np.float32)}
+    found = criticism.leave_out(LINEAR, data, draws)
+    for i in range(8):
+        wanted, spread = exact(rows, without=i)
+        error = 4 / np.sqrt(found.ess[i])
+        np.testing.assert_allclose(
+            found.mean[i], wanted, atol=error * np.sqrt(np.diag(spread)).max()
+        )
+    assert found.labels == tuple(range(8))
+
+
+def test_the_conflict_of_a_fit_is_that_of_its_expansions(labeled):
+    data, fitted, _ = labeled
+    mode = fitted.gaussian.mean()
+    q = fedmcmc.surrogates.taylor(fitted.posterior, data, mode)
+    prior = Gaussian.from_moments({"b": jnp.zeros(2)}, 2.5**2 * jnp.eye(2))
+    wanted = criticism.conflict(q, prior)
+    draws = jax.tree.map(lambda leaf: leaf.reshape(-1, 2), fitted.samples.draws)
+    for given in (fitted, fitted.samples, draws):  # quadratic: of whatever center
+        found = criticism.conflict(fitted.posterior, data, given)
+        np.testing.assert_allclose(found.statistic, wanted.statistic, rtol=1e-3)
+        np.testing.assert_allclose(found.shift, wanted.shift, rtol=1e-2, atol=1e-3)
+        assert found.labels == wanted.labels == (1, 2, "Bern")
+    lines = repr(wanted).splitlines()
+    assert lines[1].split()[0] == "Bern" and wanted.to_dict()["labels"] == [1, 2, "Bern"]
+    assert criticism.conflict(q, prior, labels="abc").labels == ("a", "b", "c")
+    with pytest.raises(ValueError, match="labels must name the 3 clients, got 2"):
+        criticism.conflict(q, prior, labels="ab")
 
 
 def test_all_clients_but_one_answer_questions():
@@ -180,15 +253,15 @@ def test_a_point_that_no_client_can_have_gets_no_weight():
 
 def test_bad_input_is_said(corrected):
     data = fedmcmc.FederatedData.from_clients(linear_data())
-    with pytest.raises(TypeError, match=r"corrected must be a fedmcmc\.Corrected"):
-        criticism.leave_out(LINEAR, data, corrected.draws)
+    with pytest.raises(ValueError, match="draws must be a fit"):
+        criticism.leave_out(LINEAR, data, {"b": jnp.float32(1)})
     with pytest.raises(TypeError, match=r"posterior must be a fedmcmc\.Posterior"):
         criticism.leave_out(linear, data, corrected)
     with pytest.raises(TypeError, match="FederatedData or a consortium"):
         criticism.leave_out(LINEAR, linear_data(), corrected)
     q = Gaussian.from_moments({"b": jnp.zeros(2)}, jnp.eye(2))
     with pytest.raises(ValueError, match="or neither"):
-        criticism.leave_out(LINEAR, data, corrected, surrogates=q)
+        criticism.leave_out(LINEAR, data, corrected, prior=q)
     with pytest.raises(ValueError, match="one Gaussian per client"):
         criticism.leave_out(LINEAR, data, corrected, surrogates=q, prior=q)
     with pytest.raises(ValueError, match="loglikelihood_fn"):

@@ -135,7 +135,7 @@ def test_means_and_sds_are_functions_of_sums():
     y = np.concatenate([x["y"] for x in clients("normal")[:3]])
     assert sd.names == ("sd",) and sd.observed[0] == pytest.approx(y.std(), rel=1e-5)
     assert 0 < sd.p_values[0] < 1
-    assert "sd" in repr(sd) and "3 rows of clients with too few rows" in repr(sd)
+    assert "sd" in repr(sd) and "3 rows are not judged: their" in repr(sd)
     assert sd.to_dict()["sd"]["p_value"] == sd.p_values[0]
     with pytest.raises(ValueError, match="one number"):
         found.of(lambda sums: sums, "all")

@@ -11,6 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import criticism, deploy, surrogates
 from fedmcmc._types import as_functions
+from fedmcmc.data import labels_of
 from fedmcmc.deploy._frames import unpack
 from fedmcmc.gaussian import defensive
 from fedmcmc.kernels import Dithered, Recipe, evaluations
@@ -91,11 +92,14 @@ def test_answers_of_single_clients_are_exact_however_sums_are_made(transform):
     jax.tree.map(np.testing.assert_array_equal, there, SEPARATE["taylor"](SIMULATED))
 
 
-def test_what_is_wrong_with_a_client_is_known_by_its_number(sites):
+def test_what_is_wrong_with_a_client_is_said_by_its_name(sites):
     nowhere = CENTER | {"a": jnp.array(jnp.nan)}
-    for data in (sites, DATA):
-        with pytest.raises(ValueError, match=r"3 of 3 clients. client 0 \(5 rows\).* not finite"):
+    name = next(iter(STUDY.sites))
+    for data, label in ((sites, repr(name)), (DATA, "0")):
+        message = rf"3 of 3 clients. client {label} \(5 rows\).* not finite"
+        with pytest.raises(ValueError, match=message):
             surrogates.taylor(MODEL, data, nowhere)
+    assert labels_of(sites) == surrogates.taylor(MODEL, sites, CENTER).labels == tuple(STUDY.sites)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Bugs of criticism that its tests must notice; see `test_mutations`."""
 
 LOO = "criticism/test_loo.py::test_loo_is_arvizs_on_pooled_rows[0.4-normal]"
-GROUPS = "criticism/test_loo.py::test_of_latents_integrated_out_whole_groups_are_left_out[False]"
+GROUPS = "criticism/test_units.py::test_the_density_of_what_is_left_out_is_exact[None]"
 COMPARE = "criticism/test_loo.py::test_compare_takes_differences_row_by_row"
 CELLS = (
     "criticism/test_predictive.py::test_clients_show_no_small_cell_and_merge_replicated_ones_alike"
@@ -26,8 +26,8 @@ MUTATIONS = {
     ),
     "groups that a client has not are judged too": (
         "criticism/_left_one_out.py",
-        "present = own.present(client)",
-        "present = jnp.ones_like(own.present(client))",
+        "else _groups_present(client)",
+        "else jnp.ones(max_groups(client), bool)",
         GROUPS,
     ),
     "the standard error of a difference without its mean": (

@@ -1,5 +1,7 @@
 """Surrogates of the clients' likelihoods: exact where they should be, honest where they cannot."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedmcmc
 from fedmcmc import FederatedData, Gaussian, Posterior, surrogates
+from fedmcmc.data._federated import Legend
 from fedmcmc.runs import SimulatedConsortium
 from tests.oracles.federations import LIMIT, z_scores
 from tests.oracles.laws import location_noise
@@ -140,6 +143,10 @@ def test_analytic_natural_parameters_of_ragged_clients(location):
         surrogates.analytic(statistics, gaussian, singular)
     with pytest.warns(UserWarning, match="client 1"):
         surrogates.analytic(statistics, gaussian, singular, check="warn")
+    named = replace(singular, legend=Legend(("Bern", "Chur", 7, 9)))
+    with pytest.warns(UserWarning, match=r"client 'Chur' \(1 rows\)"):
+        found = surrogates.analytic(statistics, gaussian, named, check="warn")
+    assert found.labels == ("Bern", "Chur", 7, 9) and (found * found).labels is None
 
 
 def test_several_chunks_of_rows():

@@ -69,6 +69,7 @@ def test_the_worst_visit_is_that_of_a_loop_in_numpy(white):
     visit = worst_visit(fsgld(white, step, num_steps), DATA, white.surrogates)
     np.testing.assert_allclose(visit.growth, ratios[0].max(), rtol=1e-3)
     assert visit.client == ratios[0].max(1).argmax() == 0
+    assert "client 'Bern'" in str(visit._replace(labels=("Bern", *range(1, num)), growth=9.0))
     squares = np.mean(ratios**2, axis=1)  # all clients are visited alike
     np.testing.assert_allclose(visit.drift, np.sqrt(squares.max()), rtol=1e-3)
     assert visit.radius == RADII[squares.max(1).argmax()] and visit.thrower == 0

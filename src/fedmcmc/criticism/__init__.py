@@ -11,7 +11,7 @@ function           asks                                           exchanges
 `compare`          which of several models does that better       one
 `predictive_check` do replicated outcomes look like the observed  one
 `prior_predictive` do the prior's replicated outcomes             one
-`conflict`         which client does not fit the others           none
+`conflict`         which client does not fit the others           one
 `leave_out`        what is the posterior without a client         one
 `calibrate`        is the fit right on outcomes of its own        those of the fits
 ================== ============================================== =================

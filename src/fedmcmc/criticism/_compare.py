@@ -13,8 +13,9 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import Posterior
-from fedmcmc.criticism._draws import equal_draws
-from fedmcmc.criticism._loo import Loo, ask, result_of, unit_of, warn_of_rows
+from fedmcmc.criticism._draws import MOST_DRAWS, equal_draws
+from fedmcmc.criticism._loo import Loo, ask, result_of, warn_of_rows
+from fedmcmc.criticism._units import UNITS, few_units, unit_of, weight_notes
 from fedmcmc.random import as_key
 
 SMALL_DIFFERENCE, FEW_ROWS = 4, 100
@@ -73,7 +74,8 @@ def compare(
     models: Mapping[str, tuple[Posterior, Any]],
     data: Any,
     *,
-    num_draws: int = 1000,
+    unit: str | None = None,
+    num_draws: int = MOST_DRAWS,
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
@@ -90,8 +92,9 @@ def compare(
     models
         Name to ``(posterior, draws)``, see `loo`. All posteriors take the same rows, and their
         likelihoods are densities of the same outcomes, normalized.
-    data, num_draws, minimum_rows, efficiency, secure_sum, mend, rng_key
-        As of `loo`; `mend` takes an exchange per model, and one for all.
+    data, unit, num_draws, minimum_rows, efficiency, secure_sum, mend, rng_key
+        As for `loo`; `mend` takes an exchange per model, and one for all. The unit is the same for
+        all models: groups if the data have them, or one model's latents are integrated out.
 
     Returns
     -------
@@ -105,7 +108,7 @@ def compare(
 
     Warns
     -----
-    SamplingWarning
+    SamplingWarning, UserWarning
         As `loo`.
 
     Notes
@@ -145,6 +148,7 @@ def compare(
     )
     efficiencies = [x.efficiency if efficiency is None else efficiency for x in chosen]
     key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+    unit = unit_of(posteriors, data, unit)
     sums, totals = ask(
         posteriors,
         data,
@@ -152,10 +156,11 @@ def compare(
         efficiencies,
         minimum_rows,
         secure_sum,
+        unit=unit,
         mend=jax.random.fold_in(key, 1) if mend else None,
     )
-    unit = unit_of(posteriors[0])
-    found = [result_of(sums, i, chosen[i].num, totals, unit) for i in range(len(models))]
+    units = UNITS[unit]
+    found = [result_of(sums, i, chosen[i], totals, units, minimum_rows) for i in range(len(models))]
     elpd = np.array([x.elpd for x in found])
     order = np.argsort(-elpd, kind="stable")
     best, num = order[0], found[0].num_rows
@@ -165,18 +170,16 @@ def compare(
     se = np.sqrt(np.maximum(squares - difference**2 / num, 0))
     for name, x in zip(models, found, strict=True):
         warn_of_rows(x, f"compare: {name}")
-    notes = []
+    notes = weight_notes(dict(zip(models, posteriors, strict=True)), "compare", stacklevel=3)
     if (difference[order[1:]] < SMALL_DIFFERENCE).any():
         notes.append(
             f"A difference below {SMALL_DIFFERENCE} nats is small, and its standard error "
             "unreliable."
         )
     if num < FEW_ROWS:
-        notes.append(f"With {num} {unit} (fewer than {FEW_ROWS}) standard errors are too small.")
+        notes.append(f"With {num} {units} (fewer than {FEW_ROWS}) standard errors are too small.")
     if found[0].num_not_judged:
-        notes.append(
-            f"{found[0].num_not_judged:,} {unit} of clients with too few {unit} are not judged."
-        )
+        notes.append(few_units(found[0].num_not_judged, units, minimum_rows))
     names = list(models)
     return Comparison(
         {names[i]: found[i] for i in order}, difference[order], se[order], tuple(notes)

@@ -1,20 +1,26 @@
-"""Which client does not fit the others: conflict of Gaussian surrogates, without a round.
+"""Conflict of each client's Gaussian surrogate with all others.
 
 Source: Marshall and Spiegelhalter (2007), node splitting, here in natural parameters; Cochran
 (1954) and Higgins and Thompson (2002) for heterogeneity.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaincc
 
-from fedmcmc._checks import expect
+from fedmcmc._checks import expect, in_quotes
+from fedmcmc._types import Posterior
+from fedmcmc.criticism._draws import refuse_whitened, weighted_draws
+from fedmcmc.criticism._priors import expanded_prior
+from fedmcmc.fitting import Fitted
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.pytrees import trees
+from fedmcmc.surrogates import taylor
 
 SINGULAR = 20
 """Eigenvalues below so many units in the last place of the largest are zero."""
@@ -41,6 +47,8 @@ class Conflict:
         Its degrees of freedom.
     coordinates
         Names of the ``d`` coordinates.
+    labels
+        Labels of the clients, in the order of the first axes above.
     """
 
     statistic: np.ndarray
@@ -50,6 +58,7 @@ class Conflict:
     heterogeneity: float
     heterogeneity_degrees: int
     coordinates: tuple[str, ...]
+    labels: tuple[Any, ...]
 
     @property
     def heterogeneity_p_value(self) -> float:
@@ -68,12 +77,13 @@ class Conflict:
     def __repr__(self) -> str:
         """Return the clients with the smallest p-values, and the heterogeneity of all."""
         order = np.argsort(self.p_values)[:10]
-        lines = ["client  chi2  df        p  largest shift (posterior sds)"]
+        width = max(len("client"), *(len(str(self.labels[i])) for i in order))
+        lines = [f"{'client':>{width}}  chi2  df        p  largest shift (posterior sds)"]
         for i in order:
             j = int(np.argmax(np.abs(self.shift[i])))
             lines.append(
-                f"{i:>6}  {self.statistic[i]:>4.1f}  {self.ranks[i]:>2}  {self.p_values[i]:>7.2g}  "
-                f"{self.shift[i, j]:+.2f} in {self.coordinates[j]}"
+                f"{self.labels[i]!s:>{width}}  {self.statistic[i]:>4.1f}  {self.ranks[i]:>2}  "
+                f"{self.p_values[i]:>7.2g}  {self.shift[i, j]:+.2f} in {self.coordinates[j]}"
             )
         if len(self.p_values) > len(order):
             lines.append(f"... and {len(self.p_values) - len(order)} more with larger p")
@@ -88,6 +98,7 @@ class Conflict:
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, vectors as lists."""
         return {
+            "labels": list(self.labels),
             "statistic": self.statistic.tolist(),
             "ranks": self.ranks.tolist(),
             "p_values": self.p_values.tolist(),
@@ -99,17 +110,33 @@ class Conflict:
         }
 
 
-def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
-    """Ask which client does not fit the others, of their surrogates alone.
+@overload
+def conflict(posterior: Posterior, data: Any, draws: Any, /) -> Conflict: ...
+@overload
+def conflict(
+    surrogates: Gaussian, prior: Gaussian, *, labels: Sequence[Any] | None = None
+) -> Conflict: ...
+def conflict(
+    surrogates: Any, prior: Any = None, draws: Any = None, *, labels: Sequence[Any] | None = None
+) -> Conflict:
+    """Compare each client with all others: ``conflict(posterior, data, fitted)``.
+
+    Every client's log likelihood and the prior are expanded to second order, in one exchange. The
+    center is the mode of a fit, or the mean of other draws. Instead of a model, Gaussians can be
+    given: ``conflict(surrogates, prior)`` needs no exchange.
 
     Parameters
     ----------
+    posterior, data, draws
+        As for `loo`.
     surrogates
-        One Gaussian per client that stands for its likelihood, as of `fedmcmc.surrogates.taylor` at
-        the posterior's mode; improper ones (few rows, no event) are welcome.
+        One Gaussian per client that stands for its likelihood, as from `fedmcmc.surrogates.taylor`
+        at the posterior's mode. They may be improper (few rows, no event).
     prior
-        The prior, or its expansion at the same point: counted once. `Gaussian.uniform` where it is
+        The prior, or its expansion at the same point: counted once. `Gaussian.uniform` if it is
         flat.
+    labels
+        Labels of the clients, by default those of the data that `fedmcmc.surrogates` was given.
 
     Returns
     -------
@@ -118,6 +145,8 @@ def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
 
     Raises
     ------
+    TypeError
+        If an argument is something else.
     ValueError
         If shapes do not fit, a surrogate has a direction of negative curvature, or the others and
         the prior leave a direction open.
@@ -144,11 +173,17 @@ def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
     smallest p times 3 clients: 0.0024
     heterogeneity: Q 11.3 of 2 degrees of freedom, p 0.0036, I^2 82%
     """
+    if isinstance(surrogates, Posterior):
+        surrogates, prior = _expansions(surrogates, prior, draws)
     expect(surrogates, Gaussian, "surrogates")
     expect(prior, Gaussian, "prior")
     position = prior.precision_mean
     num = surrogates.num_clients
     surrogates.check_clients(position, num)
+    labels = surrogates.labels if labels is None else labels
+    labels = tuple(range(num) if labels is None else labels)
+    if len(labels) != num:
+        raise ValueError(f"labels must name the {num} clients, got {len(labels)} labels.")
     clients = jax.vmap(as_dense)(surrogates)
     precision = np.asarray(clients.precision, np.float64)
     eta = np.asarray(jax.vmap(trees.ravel)(clients.precision_mean), np.float64)
@@ -164,14 +199,13 @@ def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
     precision, eta = precision / np.outer(unit, unit), eta / unit
     whole = prior_precision / np.outer(unit, unit) + precision.sum(0)
     whole_eta = prior_eta / unit + eta.sum(0)
-    roots = [_root(precision[i], resolution, f"client {i}") for i in range(num)]
+    roots = [_root(precision[i], resolution, f"client {in_quotes(labels[i])}") for i in range(num)]
     covariance = _inverse(whole, resolution, "The product of prior and all clients")
     mean = covariance @ whole_eta
     statistic, shift = np.empty(num), np.empty((num, len(mean)))
     for i, root in enumerate(roots):
-        others = _inverse(
-            whole - precision[i], resolution, f"Without client {i} the product of prior and others"
-        )
+        name = f"Without client {in_quotes(labels[i])} the product of prior and others"
+        others = _inverse(whole - precision[i], resolution, name)
         mean_of_others = others @ (whole_eta - eta[i])
         # In the coordinates of the root, A_i = V V' and g = V u: T = u' (1 + V' Lam^-1 V)^-1 u.
         u = _solve(root, eta[i] - precision[i] @ mean_of_others)
@@ -189,7 +223,22 @@ def conflict(surrogates: Gaussian, prior: Gaussian) -> Conflict:
         max(0.0, squares - float(np.sum(_solve(total, eta.sum(0)) ** 2))),
         int(ranks.sum() - total.shape[1]),
         tuple(trees.element_names(jax.tree.map(jnp.asarray, position))),
+        labels,
     )
+
+
+def _expansions(posterior: Posterior, data: Any, draws: Any) -> tuple[Gaussian, Gaussian]:
+    """Return every client's expansion, and the prior's, at the center of the draws."""
+    refuse_whitened(posterior)
+    if isinstance(draws, Fitted) and draws.gaussian is not None:
+        center = draws.gaussian.mean()
+    else:
+        chosen = weighted_draws(draws, posterior)
+        center = jax.tree.map(
+            lambda leaf: jnp.asarray(np.tensordot(chosen.weights, leaf, 1), leaf.dtype),
+            chosen.positions,
+        )
+    return taylor(posterior, data, center), expanded_prior(posterior, center)
 
 
 def _root(precision: np.ndarray, resolution: float, name: str) -> np.ndarray:

@@ -14,13 +14,15 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from fedmcmc._checks import expect
+from fedmcmc._checks import expect, in_quotes
 from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
-from fedmcmc.criticism._draws import LEAST_DRAWS, one_of
+from fedmcmc.criticism._draws import LEAST_DRAWS, one_of, refuse_whitened, weighted_draws
 from fedmcmc.criticism._others import Others
 from fedmcmc.criticism._pareto import psis, tail_length
+from fedmcmc.criticism._priors import expanded_prior
+from fedmcmc.data import labels_of
 from fedmcmc.diagnostics import SamplingWarning
-from fedmcmc.exact import Corrected, correct, threshold
+from fedmcmc.exact import correct, threshold
 from fedmcmc.gaussian import Gaussian, as_dense
 from fedmcmc.kernels import Question, check_model, differences
 from fedmcmc.pytrees import trees
@@ -105,6 +107,8 @@ class LeftOut:
         Names of the ``d`` coordinates.
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of all exchanges.
+    labels
+        Labels of the clients, in the order of the first axes above.
     """
 
     mean: np.ndarray
@@ -117,17 +121,19 @@ class LeftOut:
     good_k: float
     coordinates: tuple[str, ...]
     totals: dict[str, float]
+    labels: tuple[Any, ...]
 
     def __repr__(self) -> str:
         """Return the clients with the largest shifts, and which figures cannot be trusted."""
         largest = np.abs(self.shift).argmax(1)
         size = np.take_along_axis(self.shift, largest[:, None], 1)[:, 0]
         order = np.argsort(-np.abs(size))[:10]
-        lines = ["client  largest shift (posterior sds)  k-hat"]
+        width = max(len("client"), *(len(str(self.labels[i])) for i in order))
+        lines = [f"{'client':>{width}}  largest shift (posterior sds)  k-hat"]
         for i in order:
             told = f"{size[i]:+.2f} in {self.coordinates[largest[i]]}"
             trust = " unreliable" * (not self.reliable[i]) + " refitted" * bool(self.refitted[i])
-            lines.append(f"{i:>6}  {told:<29}  {self.khat[i]:>5.2f}{trust}")
+            lines.append(f"{self.labels[i]!s:>{width}}  {told:<29}  {self.khat[i]:>5.2f}{trust}")
         if len(size) > len(order):
             lines.append(f"... and {len(size) - len(order)} more with smaller shifts")
         return "\n".join(lines)
@@ -135,24 +141,25 @@ class LeftOut:
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, vectors as lists."""
         names = ("mean", "sd", "shift", "khat", "ess", "reliable", "refitted")
-        return {name: getattr(self, name).tolist() for name in names}
+        figures = {name: getattr(self, name).tolist() for name in names}
+        return {"labels": list(self.labels), **figures}
 
 
 def leave_out(
     posterior: Posterior,
     data: Any,
-    corrected: Corrected,
+    corrected: Any,
     *,
     surrogates: Gaussian | None = None,
     prior: Gaussian | None = None,
     rng_key: Array | None = None,
 ) -> LeftOut:
-    """Say what the posterior would be without each client, exactly, in one exchange.
+    """Return the posterior without each client, from one exchange.
 
     Each client divides the weights of the draws by its own likelihood, smooths them, and sends the
-    moments that they give. Where a client carries much of what is known, or differs much, the
-    weights say so: their k-hat is high, and its figures are `LeftOut.reliable` no longer. With
-    surrogates such clients are left out once more, by a correction of the others' posterior.
+    moments that they give. If a client carries much of the information, or differs much, the k-hat
+    of these weights is high and its figures are not `LeftOut.reliable`. With surrogates such
+    clients are left out again, by a correction of the others' posterior.
 
     Parameters
     ----------
@@ -161,11 +168,13 @@ def leave_out(
     data
         A `FederatedData`, or a consortium of clients elsewhere.
     corrected
-        Draws and weights of the posterior of all clients, of `fedmcmc.correct`.
+        Draws of the posterior of all clients: the result of `fedmcmc.fit`, of `fedmcmc.correct` or
+        of `fedmcmc.sample`, or a pytree of positions, leaves ``[num, *event]``, of equal weight.
+        Weighted draws are used with their weights.
     surrogates, prior
-        One Gaussian per client and the prior's, as of `conflict`. With them `fedmcmc.correct` asks
-        all others about each client whose k-hat is too high, from the product of prior and others:
-        an exchange or a few for each of them.
+        One Gaussian per client, and the prior's (by default its expansion at the mean of the
+        draws), as for `conflict`. With them `fedmcmc.correct` asks all others about each client
+        whose k-hat is too high, from the product of prior and others: an exchange or a few each.
     rng_key
         Of these corrections, by default ``jax.random.key(0)``.
 
@@ -177,21 +186,21 @@ def leave_out(
     Raises
     ------
     TypeError
-        If `corrected` is none.
+        If `posterior` or a Gaussian is something else.
     ValueError
-        If posterior is in whitened coordinates, or one of surrogates and prior is missing or does
-        not fit.
+        If draws are too few or no draws, posterior is in whitened coordinates, or a prior comes
+        without surrogates or does not fit.
 
     Warns
     -----
     SamplingWarning
-        If the k-hat of some client is above ``min(1 - 1 / log10(num_draws), 0.7)``, as it is.
+        If the k-hat of some client is above ``min(1 - 1 / log10(num_draws), 0.7)``.
 
     Notes
     -----
-    Weights ``W_m / p(rows_i | theta_m)`` at the draws of `correct`. Whoever sees the result learns
-    how each client moves the posterior, under a secure sum too. `conflict` gives the answer of
-    Gaussians without an exchange.
+    The weights are ``W_m / p(rows_i | theta_m)`` at draws of weight ``W_m``. Whoever sees the
+    result learns how each client moves the posterior, under a secure sum too. `conflict` gives the
+    answer of Gaussians.
 
     Examples
     --------
@@ -206,20 +215,14 @@ def leave_out(
     >>> leave_out(posterior, data, corrected).mean[2].round(2)  # without the ones
     array([0.])
     """
-    expect(posterior, Posterior, "posterior")
-    expect(corrected, Corrected, "corrected")
-    if posterior.position_fn is not None:
-        raise ValueError(
-            "The draws are in the model's own coordinates, and posterior is in whitened ones: pass "
-            "the posterior that was given to whiten."
-        )
-    if (surrogates is None) != (prior is None):
-        raise ValueError("Give surrogates= and prior=, or neither.")
-    num = corrected.num_draws
-    points = jax.tree.map(trees.as_float, corrected.draws)
+    refuse_whitened(posterior)
+    if surrogates is None and prior is not None:
+        raise ValueError("prior= is used with surrogates= alone: give both, or neither.")
+    draws = weighted_draws(corrected, posterior)
+    points, weights, num = draws.positions, draws.weights, len(draws.weights)
     flat = np.asarray(jax.vmap(trees.ravel)(points), np.float64)
-    mean = corrected.weights @ flat
-    sd = np.sqrt(corrected.weights @ (flat - mean) ** 2)
+    mean = weights @ flat
+    sd = np.sqrt(weights @ (flat - mean) ** 2)
     if num < LEAST_DRAWS or not (sd > 0).all():
         raise ValueError(f"The {num} weighted draws are too few, or do not differ.")
     like = jax.tree.map(lambda leaf: leaf[0], points)
@@ -227,11 +230,12 @@ def leave_out(
     middle = np.asarray(trees.ravel(centre), np.float64)
     scale = jnp.asarray(sd, jnp.result_type(float))
     # Not smoothed: the weights without a client are, as a whole.
-    ratios = jnp.asarray(corrected.log_ratios - corrected.log_ratios.max(), scale.dtype)
+    ratios = jnp.asarray(draws.log_ratios - draws.log_ratios.max(), scale.dtype)
     consortium = as_consortium(data)
-    num_clients = consortium.federation.num_clients
-    if surrogates is not None and prior is not None:
+    num_clients, labels = consortium.federation.num_clients, labels_of(consortium)
+    if surrogates is not None:
         expect(surrogates, Gaussian, "surrogates")
+        prior = expanded_prior(posterior, centre) if prior is None else prior
         expect(prior, Gaussian, "prior")
         surrogates.check_clients(like, num_clients)
     asked = consortium.ask(
@@ -262,13 +266,15 @@ def leave_out(
         good_k=good_k,
         coordinates=tuple(trees.element_names(like)),
         totals=dict(zip(("rounds", "bits_up", "bits_down"), totals.tolist(), strict=True)),
+        labels=labels,
     )
     bad = np.flatnonzero(~found.reliable)
     if bad.size:
         warnings.warn(
             f"leave_out: k-hat above {good_k:.2f} for {bad.size} of {num_clients} clients (first "
-            f"client {bad[0]}: {khat[bad[0]]:.2f}): without them the posterior is so far away that "
-            "the draws hardly reach it. Give surrogates= and prior=.",
+            f"client {in_quotes(labels[bad[0]])}: {khat[bad[0]]:.2f}): without them the posterior "
+            "is so far away that the draws hardly reach it. Give surrogates= (for example from "
+            "fedmcmc.surrogates.taylor): each such client is then left out by a correction.",
             SamplingWarning,
             stacklevel=2,
         )

@@ -4,7 +4,7 @@ Source: Vehtari, Gelman and Gabry (2017); Vehtari et al. (2024) for the smoothed
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +14,11 @@ from jax import Array
 from jax.scipy.special import logsumexp
 from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, ClientTerms, Exact, Federation, Posterior
 from fedmcmc.criticism._draws import one_of
 from fedmcmc.criticism._pareto import psis, smoothed_tail, tail_length
 from fedmcmc.criticism._rows import exact_sum, over_rows
+from fedmcmc.data import Grouped, max_groups, own_groups, values_of
 from fedmcmc.exact import threshold
 from fedmcmc.gradients import row_terms
 from fedmcmc.kernels import Question, check_model
@@ -94,8 +95,6 @@ class LeaveOneOut(Question):
     worst: Array  # [m], k-hats above are bad
     tails: tuple[int, ...] = field(metadata={"static": True})  # lengths, one per model
 
-    unit = "rows"  # not a field: what is left out
-
     @property
     def models(self) -> tuple[Posterior, ...]:
         """All models."""
@@ -111,9 +110,7 @@ class LeaveOneOut(Question):
 
         def of_rows(rows: ArrayTree, mask: Array, number: Array) -> Left:
             def terms_of(model: Posterior) -> Terms:
-                return lambda positions: (
-                    jax.vmap(lambda at: row_terms(model.loglikelihood_fn, at, rows))(positions).T
-                )
+                return lambda positions: _terms_at(model, positions, rows)
 
             return self.summed(content, [terms_of(model) for model in self.models], mask)
 
@@ -161,28 +158,59 @@ class LeaveOneOut(Question):
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class LeaveGroupsOut(LeaveOneOut):
-    """How well models predict each group of rows from all others, their latents integrated out."""
+    """How well models predict each group of rows from all others.
 
-    unit = "groups"
+    A group's term is that of its rows together, its latents integrated out if it has any. With
+    `whole_clients` the groups of a client are left out together.
+    """
+
+    whole_clients: bool = field(default=False, metadata={"static": True})
 
     def left(self, content: ArrayTree, client: Client) -> tuple[Array, Left]:
         """Return how many groups the client has, and the sums over them."""
 
         def terms_of(model: Posterior) -> Terms:
-            of_groups: Any = model.loglikelihood_fn
-
             def terms(positions: ArrayTree) -> Array:
-                def at(position: ArrayTree) -> Array:
-                    return of_groups.terms(position, client)
-
-                return trees.map_in_lots(at, positions, TOGETHER).T
+                of_groups = _group_terms(model, positions, client)
+                return of_groups.sum(0, keepdims=True) if self.whole_clients else of_groups
 
             return terms
 
-        own: Any = self.posterior.loglikelihood_fn
-        present = own.present(client)
+        present = jnp.ones(1, bool) if self.whole_clients else _groups_present(client)
         sums = self.summed(content, [terms_of(model) for model in self.models], present)
         return jnp.sum(present), sums
+
+
+def _terms_at(model: Posterior, positions: ArrayTree, rows: ArrayTree) -> Array:
+    """Return the terms of rows at each position, ``[num_rows, num]``."""
+    return jax.vmap(lambda at: row_terms(model.loglikelihood_fn, at, rows))(positions).T
+
+
+def _group_terms(model: Posterior, positions: ArrayTree, client: Client) -> Array:
+    """Return the terms of a client's groups at each position, ``[max_groups, num]``."""
+    of_groups = model.loglikelihood_fn
+    if isinstance(of_groups, ClientTerms):
+        return trees.map_in_lots(
+            lambda position: of_groups.terms(position, client), positions, TOGETHER
+        ).T
+    grouped = isinstance(client.rows, Grouped)
+    # The groups go along with the rows as another column.
+    rows = (values_of(client.rows), client.rows.group if grouped else ())
+
+    def summed(rows: ArrayTree, mask: Array, number: Array) -> Array:
+        values, group = rows
+        terms = jnp.where(mask[:, None], _terms_at(model, positions, values), 0)
+        group = group if grouped else jnp.zeros(mask.shape, jnp.int32)
+        return jax.ops.segment_sum(terms, group, num_segments=max_groups(client))
+
+    return over_rows(summed, replace(client, rows=rows), _num_positions(positions))
+
+
+def _groups_present(client: Client) -> Array:
+    """Return which groups the client has, ``[max_groups]`` bool."""
+    offsets = jnp.arange(client.max_size, dtype=jnp.int32)
+    group = own_groups(client, jnp.where(offsets < client.size, offsets, 0))
+    return jnp.zeros(max_groups(client), bool).at[group].set(True)
 
 
 def _num_positions(entry: ArrayTree) -> int:

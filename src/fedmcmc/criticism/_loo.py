@@ -5,6 +5,7 @@ Proposals that reach farther than the posterior, for rows that need them, are as
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, ClientTerms, Posterior, as_functions
-from fedmcmc.criticism._draws import equal_draws
+from fedmcmc.criticism._draws import MOST_DRAWS, EqualDraws, equal_draws
 from fedmcmc.criticism._left_one_out import LeaveGroupsOut, LeaveOneOut, Left, Wide
 from fedmcmc.criticism._pareto import tail_length
+from fedmcmc.criticism._units import UNITS, few_units, unit_of, weight_notes
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact import Target, threshold
 from fedmcmc.gaussian import Mixture
@@ -33,6 +35,8 @@ NUM_POINTS = 4000
 @dataclass(frozen=True)
 class Loo:
     """How well a model predicts each row from all others.
+
+    If `unit` is ``"groups"`` or ``"clients"``, all figures are of these instead of rows.
 
     Attributes
     ----------
@@ -56,7 +60,11 @@ class Loo:
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of the exchange.
     unit
-        What was left out: ``"rows"``, or ``"groups"`` of them, which then are what is counted.
+        What was left out: ``"rows"``, ``"groups"`` or ``"clients"``.
+    num_available
+        Draws that there are, of which `num_draws` were used.
+    notes
+        Limits of the result, one sentence each.
     """
 
     elpd: float
@@ -71,6 +79,8 @@ class Loo:
     num_draws: int
     totals: dict[str, float]
     unit: str = "rows"
+    num_available: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -79,15 +89,15 @@ class Loo:
 
     def __repr__(self) -> str:
         """Return the figures, and how many rows they can be trusted for."""
-        others = self.num_not_judged
-        return (
+        thinned = f" of {self.num_available:,}" * (self.num_available > self.num_draws)
+        lines = [
             f"elpd_loo {self.elpd:.1f} (se {self.se:.1f}), p_loo {self.p_loo:.1f}; "
-            f"{self.num_rows:,} {self.unit}, {self.num_draws:,} draws\n"
-            f"{self.verdict}: {_told(self)}"
-            + f"\n{self.num_mended:,} {self.unit} by weighted points" * bool(self.num_mended)
-            + f"\n{others:,} {self.unit} of clients with too few {self.unit} are not judged"
-            * bool(others)
-        )
+            f"{self.num_rows:,} {self.unit}, {self.num_draws:,}{thinned} draws",
+            f"{self.verdict}: {_told(self)}",
+        ]
+        if self.num_mended:
+            lines.append(f"{self.num_mended:,} {self.unit} by weighted points")
+        return "\n".join([*lines, *self.notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures and the verdict."""
@@ -99,7 +109,8 @@ def loo(
     data: Any,
     draws: Any,
     *,
-    num_draws: int = 1000,
+    unit: str | None = None,
+    num_draws: int = MOST_DRAWS,
     minimum_rows: int = 10,
     efficiency: float | None = None,
     secure_sum: bool = False,
@@ -111,10 +122,9 @@ def loo(
     Every client weights the draws for each of its rows as if the row had been left out, smooths
     the weights, and sends sums over its rows. Rows and their densities stay where they are.
 
-    Of a model whose latents are integrated out (`fedmcmc.marginal`, as in the `posterior` of a
-    `fedmcmc.Fitted`) whole groups are left out, each with its latent: how well is a new hospital
-    predicted. What is said of rows here then holds of groups. Where a client is one group, its
-    density would be its message: take a secure sum.
+    Whole groups are left out if the data have ``groups=``, or if the model's latents are integrated
+    out (`fedmcmc.marginal`, as in the `posterior` of a `fedmcmc.Fitted`): how well is a new patient
+    or a new hospital predicted? What is said of rows here then holds of groups.
 
     Parameters
     ----------
@@ -123,14 +133,17 @@ def loo(
     data
         A `FederatedData`, or a consortium of clients elsewhere.
     draws
-        Of the posterior: `fedmcmc.Corrected` (resampled), `fedmcmc.Samples` (of a sampler without
-        bias; draws at even distances), or a pytree of positions, leaves ``[num, *event]``, of equal
+        Of the posterior: a `fedmcmc.Fitted`, a `fedmcmc.Corrected` (resampled), `fedmcmc.Samples`
+        (of a sampler without bias), or a pytree of positions, leaves ``[num, *event]``, of equal
         weight.
+    unit
+        What is left out: ``"row"``, ``"group"`` or ``"client"``. By default groups if there are
+        any, else rows. A client at a real site is one group.
     num_draws
-        How many draws are sent at most, at least 100.
+        Number of draws that are sent, at least 100; if there are more, they are thinned evenly.
     minimum_rows
-        A client with fewer rows sends no sum, as that of one row is the row's own density; its rows
-        are counted.
+        A client with fewer rows (groups) sends no sum, as that of one row is the row's own density;
+        its rows are counted.
     efficiency
         Effective draws per draw, at most one: the fewer, the longer the tail of the weights. By
         default that of `draws`: of `Samples` the mean over coordinates, one of a pytree.
@@ -152,13 +165,17 @@ def loo(
     Raises
     ------
     ValueError
-        If draws are too few, or no client has enough rows, or a log likelihood is not finite.
+        If draws are too few, no client has enough rows, a log likelihood is not finite, or single
+        rows are to be left out of groups whose latents are integrated out.
 
     Warns
     -----
     SamplingWarning
         If the k-hat of some row is above ``min(1 - 1 / log10(num_draws), 0.7)``, with `mend` that
         by weighted points, too.
+    UserWarning
+        If terms of the likelihood are weighted (`numpyro.handlers.scale`), so that they are no log
+        densities of outcomes.
 
     Notes
     -----
@@ -178,12 +195,13 @@ def loo(
     >>> data = fedmcmc.FederatedData.from_clients([x[:20], x[20:]])
     >>> exact = x.sum() / 61 + jax.random.normal(jax.random.key(1), (4000,)) / jnp.sqrt(61)
     >>> print(loo(posterior, data, exact))
-    elpd_loo -83.7 (se 4.8), p_loo 0.9; 60 rows, 1,000 draws
-    good: k-hat of all rows below 0.67
+    elpd_loo -83.7 (se 4.8), p_loo 0.9; 60 rows, 4,000 draws
+    good: k-hat of all rows below 0.70
     """
     chosen = equal_draws(draws, posterior, num_draws, rng_key)
     efficiencies = [chosen.efficiency if efficiency is None else efficiency]
     key = jax.random.key(0) if rng_key is None else as_key(rng_key)
+    unit = unit_of((posterior,), data, unit)
     sums, totals = ask(
         (posterior,),
         data,
@@ -191,9 +209,11 @@ def loo(
         efficiencies,
         minimum_rows,
         secure_sum,
+        unit=unit,
         mend=jax.random.fold_in(key, 1) if mend else None,
     )
-    found = result_of(sums, 0, chosen.num, totals, unit_of(posterior))
+    notes = weight_notes({"": posterior}, "loo", stacklevel=3)
+    found = result_of(sums, 0, chosen, totals, UNITS[unit], minimum_rows, notes)
     warn_of_rows(found, "loo")
     return found
 
@@ -206,6 +226,7 @@ def ask(
     minimum_rows: int,
     secure_sum: bool,
     *,
+    unit: str,
     mend: Array | None = None,
 ) -> tuple[Left, dict[str, float]]:
     """Return the sums of all clients over their rows, and what the exchanges cost.
@@ -221,8 +242,10 @@ def ask(
     tails = tuple(tail_length(x.num, e) for x, e in zip(draws, efficiencies, strict=True))
     worst = jnp.array([threshold(x.num) for x in draws])
     least = 1 if secure_sum else minimum_rows
-    kind = _kind(models)
-    question = kind(models[0], models[1:], least, worst, tails)
+    question = LeaveOneOut(models[0], models[1:], least, worst, tails)
+    if unit != "row":
+        question = LeaveGroupsOut(models[0], models[1:], least, worst, tails, unit == "client")
+    units = UNITS[unit]
     asked = consortium.ask(question, tuple(x.positions for x in draws))
     sums: Left = asked.value.value
     totals = {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down}
@@ -238,31 +261,21 @@ def ask(
         totals = {name: totals[name] + cost[name] for name in totals}
     if sums.not_finite > 0:
         raise ValueError(
-            f"The log likelihood is not finite for {int(sums.not_finite)} {kind.unit} at some of "
-            f"the draws: the model overflows there, or gives these {kind.unit} no probability."
+            f"The log likelihood is not finite for {int(sums.not_finite)} {units} at some of the "
+            f"draws: the model overflows there, or gives these {units} no probability."
         )
     if sums.judged == 0:
+        why = f"No client has at least {minimum_rows} {units}: a sum over so few shows single ones"
+        if unit == "client":
+            why = "With unit='client' the sum of a client is its own density"
+        integrates = any(isinstance(model.loglikelihood_fn, ClientTerms) for model in models)
         raise ValueError(
-            f"No client has at least {minimum_rows} {kind.unit}, so none sends a sum. Lower "
-            f"minimum_rows, or use a secure sum."
+            f"{why}, so none sends it. Pass secure_sum=True if sums are added securely, or "
+            f"minimum_rows=1 if such sums may be seen"
+            + ", or unit='row' to leave out rows" * (unit == "group" and not integrates)
+            + "."
         )
     return sums, totals
-
-
-def unit_of(posterior: Posterior) -> str:
-    """Return what a term of the log likelihood is of: ``"rows"`` or ``"groups"``."""
-    return _kind((posterior,)).unit
-
-
-def _kind(models: tuple[Posterior, ...]) -> type[LeaveOneOut]:
-    """Return the question about models, all of whose terms are of rows, or all of groups."""
-    flags = {isinstance(model.loglikelihood_fn, ClientTerms) for model in models}
-    if len(flags) > 1:
-        raise ValueError(
-            "Some of these models predict groups, their latents integrated out by marginal, and "
-            "others rows: such densities cannot be compared."
-        )
-    return LeaveGroupsOut if flags.pop() else LeaveOneOut
 
 
 def _wide(
@@ -286,25 +299,37 @@ def _wide(
     return Wide(draws, points, log_weights), cost
 
 
-def result_of(sums: Left, model: int, num_draws: int, totals: dict[str, float], unit: str) -> Loo:
+def result_of(
+    sums: Left,
+    model: int,
+    draws: EqualDraws,
+    totals: dict[str, float],
+    unit: str,
+    minimum_rows: int,
+    notes: Sequence[str] = (),
+) -> Loo:
     """Return what the sums say of one of the models."""
     elpd, squared, p_loo = (
         float(np.asarray(x, np.float64)[model].sum()) for x in (sums.elpd, sums.squared, sums.p_loo)
     )
-    num = int(sums.judged)
+    num, others = int(sums.judged), int(sums.others)
+    if others:
+        notes = (*notes, few_units(others, unit, minimum_rows))
     return Loo(
         elpd,
         float(np.sqrt(max(squared - elpd**2 / num, 0.0))),
         p_loo,
         num,
-        int(sums.others),
+        others,
         int(sums.bad[model]),
         int(sums.very_bad[model]),
         int(sums.mended[model]),
-        threshold(num_draws),
-        num_draws,
+        threshold(draws.num),
+        draws.num,
         totals,
         unit,
+        draws.num_available,
+        tuple(notes),
     )
 
 

@@ -17,12 +17,17 @@ from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._histogram import Histogram, merged, receivers
 from fedmcmc.criticism._rows import BUDGET, check_resample, over_rows
+from fedmcmc.criticism._units import few_units, has_groups
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import Question, check_model
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key
 from fedmcmc.runs import as_consortium
 
+GROUPED = (
+    "Sums over rows do not show whether rows of a group are more alike than the model has them: "
+    "criticism.loo leaves out whole groups."
+)
 Statistic = Callable[[ArrayTree], Array]
 """``rows -> [num_rows]`` or ``[num_rows, num_values]``, which is summed over rows."""
 
@@ -149,6 +154,8 @@ class PredictiveCheck:
         Rows in the sums, and rows of clients with fewer than `minimum_rows`, which are not.
     totals
         ``rounds``, ``bits_up`` and ``bits_down`` of the exchange.
+    notes
+        Limits of the result, one sentence each.
     """
 
     names: tuple[str, ...]
@@ -158,6 +165,7 @@ class PredictiveCheck:
     num_rows: int
     num_not_judged: int
     totals: dict[str, float]
+    notes: tuple[str, ...] = ()
 
     @property
     def p_values(self) -> np.ndarray:
@@ -196,9 +204,7 @@ class PredictiveCheck:
             lines.append(f"{name:<{width}}  {numbers}  {self.p_values[j]:>5.3f}")
         if self.merged.any():
             lines.append(f"small cells were merged at {int(self.merged.max())} client(s) or more")
-        if self.num_not_judged:
-            lines.append(f"{self.num_not_judged:,} rows of clients with too few rows are left out")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Return observed sum, mean and sd of replicated ones and p-value by name."""
@@ -269,7 +275,9 @@ def predictive_check(
     -----
     The differences of replicated and observed sums are taken row by row, and no digit is lost where
     the sums are large. Replicated sums of a client with few rows tell of its covariates: use a
-    secure sum, or raise `minimum_rows`.
+    secure sum, or raise `minimum_rows`. A thousand draws give a p-value with a standard error below
+    0.016. Sums over rows do not show whether rows of one group (``groups=``) are more alike than
+    the model has them.
 
     Examples
     --------
@@ -326,14 +334,18 @@ def predictive_check(
     if secure_sum:
         found = replace(question, least_count=minimum_count).suppressed(*found[:2])
     observed, gaps, moved = (np.asarray(x, np.float64) for x in found)
+    others, notes = int(sums.others), [GROUPED] if has_groups(data) else []
+    if others:
+        notes.append(few_units(others, "rows", minimum_rows))
     return PredictiveCheck(
         _names(named, sizes),
         observed,
         observed + gaps,
         moved,
         int(sums.judged),
-        int(sums.others),
+        others,
         {"rounds": asked.rounds, "bits_up": asked.bits_up, "bits_down": asked.bits_down},
+        tuple(notes),
     )
 
 

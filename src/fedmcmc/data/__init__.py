@@ -13,7 +13,11 @@ from fedmcmc.data._federated import own_rows as own_rows
 from fedmcmc.data._federated import own_rows_in_groups as own_rows_in_groups
 from fedmcmc.data._federated import single_chunk as single_chunk
 from fedmcmc.data._groups import Grouped as Grouped
+from fedmcmc.data._groups import GroupLabels as GroupLabels
 from fedmcmc.data._groups import max_groups as max_groups
+from fedmcmc.data._groups import own_groups as own_groups
 from fedmcmc.data._groups import values_of as values_of
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
+from fedmcmc.data._names import group_name as group_name
+from fedmcmc.data._names import labels_of as labels_of
 from fedmcmc.data._words import in_words as in_words

@@ -97,6 +97,11 @@ class Sites:
         """What is known of the sites' rows before the first round."""
         return self.study.federation
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the sites, in the order of the clients' numbers."""
+        return tuple(self.study.sites)
+
     def close(self) -> None:
         """End the connections to all sites."""
         self._links.transport.close()

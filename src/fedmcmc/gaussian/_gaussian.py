@@ -11,7 +11,7 @@ global natural parameters that a Gaussian for it asks for is the client's messag
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,9 @@ class Gaussian(Described):
         the raveled position for a dense precision.
     structure
         ``"scaled_identity"``, ``"diagonal"`` or ``"dense"``, static.
+    labels
+        Labels of the clients, of what `fedmcmc.surrogates` returns; else ``None``. A computation
+        with the Gaussian drops them.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class Gaussian(Described):
     precision_mean: ArrayTree
     precision: ArrayTree
     structure: str = field(metadata={"static": True})
+    labels: ClassVar[tuple[Any, ...] | None] = None
 
     @classmethod
     def from_moments(

@@ -11,7 +11,7 @@ from jax import Array
 
 from fedmcmc._checks import expect, not_installed
 from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, GroupLabels, group_name
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Here, Refresh, independence
 from fedmcmc.pytrees import in_single_precision, named_leaves, trees
@@ -32,24 +32,57 @@ class LocalDraws(NamedTuple):
     ----------
     draws
         Site to values in the user's space, ``[chains, draws, num_clients, max_groups, *event]``;
-        latents as they are where the model has no names.
+        unconstrained latents if the model has no site names. NaN for groups that do not exist.
     mask
-        ``[num_clients, max_groups]`` bool, which groups there are.
+        ``[num_clients, max_groups]`` bool, true for groups that exist.
     acceptance
-        ``[num_clients, max_groups]``, the share of proposals that were accepted.
+        ``[num_clients, max_groups]``, the share of proposals that were accepted; NaN for groups
+        that do not exist.
     labels
-        What the clients are called.
+        Labels of the clients.
+    group_labels
+        Labels of each client's groups, in the order of their numbers; ``None`` if every client is
+        one group.
     """
 
     draws: ArrayTree
     mask: np.ndarray
     acceptance: np.ndarray
     labels: Sequence[Any]
+    group_labels: GroupLabels | None = None
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return one entry per group and number of its latent; ``pandas.DataFrame`` takes the list.
+
+        An entry has the labels of ``client`` and ``group`` (``None`` if every client is one group),
+        the ``name`` of the number, and its ``mean`` and ``sd`` over all draws.
+        """
+        found = []
+        for client, group in np.argwhere(self.mask):
+            own = jax.tree.map(lambda x, at=(client, group): np.asarray(x)[:, :, *at], self.draws)
+            means = jax.tree.map(lambda x: x.mean((0, 1), np.float64), own)
+            sds = jax.tree.map(lambda x: x.std((0, 1), np.float64), own)
+            numbers = (
+                np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in (means, sds)
+            )
+            label = None if self.group_labels is None else self.group_labels[client][group]
+            for name, mean, sd in zip(trees.element_names(means), *numbers, strict=True):
+                found.append(
+                    {
+                        "client": self.labels[client],
+                        "group": label,
+                        "name": name,
+                        "mean": float(mean),
+                        "sd": float(sd),
+                    }
+                )
+        return found
 
     def to_datatree(self) -> Any:
         """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain``, ``draw``, ``group``.
 
-        A group is called as its client, with its number behind where clients have several.
+        The coordinate of a group is its client's label, followed by the group's own label if the
+        data have groups.
 
         Raises
         ------
@@ -60,9 +93,9 @@ class LocalDraws(NamedTuple):
             from arviz_base import from_dict
         except ImportError as error:
             raise not_installed("to_datatree needs arviz-base", "arviz") from error
-        one_each = self.mask.shape[1] == 1
         names = [
-            str(self.labels[client]) + ("" if one_each else f", group {group}")
+            str(self.labels[client])
+            + ("" if self.group_labels is None else f", group {self.group_labels[client][group]}")
             for client, group in np.argwhere(self.mask)
         ]
         leaves = {name: leaf[:, :, self.mask] for name, leaf in named_leaves(self.draws).items()}
@@ -149,7 +182,25 @@ def drawn_of_all(
     lead, flat = in_one_row(draws)
     found, acceptance = _drawn(as_functions(posterior), data, flat, as_key(rng_key), refresh)
     found = in_chains(found, lead)
-    return LocalDraws(found, data.group_mask, np.asarray(acceptance), data.labels)
+    mask = data.group_mask
+    return LocalDraws(
+        with_nan(found, mask),
+        mask,
+        np.where(mask, np.asarray(acceptance), np.nan),
+        data.labels,
+        data.group_labels,
+    )
+
+
+def with_nan(draws: ArrayTree, mask: np.ndarray) -> ArrayTree:
+    """Return draws ``[chains, draws, num_clients, max_groups, *event]``, NaN outside of `mask`."""
+    if mask.all():
+        return draws
+
+    def of_site(leaf: np.ndarray) -> np.ndarray:
+        return np.where(mask.reshape(1, 1, *mask.shape, *(1,) * (leaf.ndim - 4)), leaf, np.nan)
+
+    return jax.tree.map(of_site, draws)
 
 
 def warn_of_few_accepted(found: LocalDraws, groups: np.ndarray, data: FederatedData) -> None:
@@ -158,9 +209,9 @@ def warn_of_few_accepted(found: LocalDraws, groups: np.ndarray, data: FederatedD
         return
     client, group = np.argwhere(groups & (found.acceptance == least))[0]
     warnings.warn(
-        f"Only {least:.0%} of the proposals for group {group} of client "
-        f"{data.labels[client]!r} were accepted: its draws repeat too often to trust. Give "
-        f"refresh=independence(num_tries=...) more tries.",
+        f"Only {least:.0%} of the proposals for "
+        f"{group_name(data.labels, data.group_labels, client, group)} were accepted: its draws "
+        f"repeat too often to trust. Give refresh=independence(num_tries=...) more tries.",
         stacklevel=3,
     )
 

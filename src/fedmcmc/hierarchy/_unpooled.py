@@ -17,6 +17,7 @@ from fedmcmc.hierarchy._local_draws import (
     drawn_of_all,
     in_one_row,
     warn_of_few_accepted,
+    with_nan,
 )
 from fedmcmc.hierarchy._refresh import Refresh
 
@@ -91,13 +92,7 @@ def unpooled(
     center = jax.tree.map(lambda leaf: jnp.mean(leaf, 0), flat)
     peaked = np.asarray(_peaked(as_functions(alone.local), data, center)) & found.mask
     warn_of_few_accepted(found, peaked, data)
-
-    def known(leaf: np.ndarray) -> np.ndarray:
-        axes = tuple(range(2, 2 + peaked.ndim))
-        shape = [n if i in axes else 1 for i, n in enumerate(leaf.shape)]
-        return np.where(peaked.reshape(shape), leaf, np.nan)
-
-    return found._replace(draws=jax.tree.map(known, found.draws))
+    return found._replace(draws=with_nan(found.draws, peaked))
 
 
 class _Flat:

@@ -27,6 +27,7 @@ from fedmcmc.interop._numpyro_locals import (
 )
 from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
+from fedmcmc.interop._numpyro_weights import find_weighted
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
 from fedmcmc.pytrees import trees
 
@@ -262,6 +263,12 @@ def _build(
     def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
         return row_terms(position, {}, batch)
 
+    def weighted_fn() -> tuple[str, ...]:
+        shared = position_shapes(structure.shapes)
+        return find_weighted(trace, tuple(structure.likelihood), shared, any_row)
+
+    loglikelihood_fn.weighted_fn = weighted_fn  # type: ignore[attr-defined]
+
     def resample_fn(rng_key: Array, position: Position, batch: ArrayTree) -> ArrayTree:
         leaves, treedef = jax.tree.flatten(batch)
         for i, (name, leaf) in enumerate(structure.outcomes or ()):
@@ -313,6 +320,8 @@ def _build(
                 return row_terms(shared, {**own, **latent}, alone)[0]
 
             return jax.vmap(one)(latents, batch)
+
+        local_loglikelihood_fn.weighted_fn = weighted_fn  # type: ignore[attr-defined]
 
         def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
             sites = local_trace(position, latent)

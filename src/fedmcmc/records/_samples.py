@@ -160,6 +160,8 @@ class Samples:
     def constrained_local(self) -> ArrayTree:
         """The latents in the user's parameters, each given the draw of its round.
 
+        NaN for groups that do not exist (`local_mask`).
+
         Raises
         ------
         ValueError
@@ -167,14 +169,28 @@ class Samples:
         """
         if self.local is None:
             raise ValueError("No latents were kept: give sample record=Record(local=True).")
+        local = self._with_nan(self.local)
         if self.constrain_local_fn is None:
-            return self.local
+            return local
         # Of clients at one draw, then of draws and chains.
         mapped: Any = self.constrain_local_fn
         for axes in ((None, 0), 0, 0):
             mapped = jax.vmap(mapped, in_axes=axes)
-        given = jax.tree.map(np.asarray, (self.draws, self.local))
+        given = jax.tree.map(np.asarray, (self.draws, local))
         return jax.tree.map(np.asarray, jax.jit(mapped)(*given))
+
+    def _with_nan(self, local: ArrayTree) -> ArrayTree:
+        """Return latents that are NaN for groups that do not exist."""
+        if self.local_mask is None or self.local_mask.all():
+            return local
+        if isinstance(local, dict) and isinstance(local.get("group"), dict):  # of two levels
+            return {**local, "group": self._with_nan(local["group"])}
+        mask = self.local_mask
+
+        def of_site(leaf: np.ndarray) -> np.ndarray:
+            return np.where(mask.reshape(*mask.shape, *(1,) * (np.ndim(leaf) - 4)), leaf, np.nan)
+
+        return jax.tree.map(of_site, local)
 
     def _num_axes(self) -> int:
         # Chain and draw, and one more where local positions were collected.

@@ -101,6 +101,11 @@ class SimulatedConsortium:
         """What a server knows of these clients before the first round."""
         return self.data.federation
 
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """Labels of the clients."""
+        return tuple(self.data.labels)
+
     def ask(self, question: Question, content: ArrayTree) -> Sum:
         """Return the sum of all clients' answers to `question` about `content`.
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
     FEWEST_DRAWS,
     FEWEST_OF_A_CHAIN,
@@ -149,9 +149,10 @@ def warn_stuck(samples: Samples, data: Any) -> Messages:
     if (least := accepted.min()) >= LEAST_MOVED:
         return ()
     client, group = np.unravel_index(accepted.argmin(), accepted.shape)
-    name = repr(data.labels[client]) if isinstance(data, FederatedData) else str(client)
+    group_labels = data.group_labels if isinstance(data, FederatedData) else None
+    name = group_name(labels_of(data), group_labels, int(client), int(group))
     return warn(
-        f"Of the proposals for the latents of group {group} of client {name} {least:.0%} were "
+        f"Of the proposals for the latents of {name} {least:.0%} were "
         f"accepted lately: they hardly move, and shared parameters wait for them. What may help: "
         f"more num_tries= of hierarchy.independence, for more than about eight numbers per group "
         f"hierarchy.hmc, of hmc and mala a longer num_adapt=.",

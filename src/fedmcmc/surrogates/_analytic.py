@@ -11,7 +11,7 @@ from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._asking import rows_of
+from fedmcmc.surrogates._asking import rows_of, with_labels
 from fedmcmc.surrogates._maxima import client_cost, over_clients
 
 INSTEAD = "surrogates.taylor gives the same for every quadratic log likelihood, and asks them"
@@ -76,8 +76,8 @@ def analytic(
     remedies = (
         "taylor(posterior, data, centre) needs no proper likelihood, nor does check='ignore'."
     )
-    checks.complain(check, "analytic", describe, measured, data.size, remedies)
-    return fitted
+    checks.complain(check, "analytic", describe, measured, data, remedies)
+    return with_labels(fitted, data)
 
 
 @jax.jit

@@ -10,7 +10,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._types import ArrayTree, Federation, as_functions
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, labels_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian
 from fedmcmc.kernels import Question, Separate
@@ -49,6 +49,12 @@ def rows_of(data: Any, name: str, instead: str) -> FederatedData:
         f"{name} needs the rows in this program, which clients of a {type(data).__name__} keep: "
         f"{instead}."
     )
+
+
+def with_labels(surrogates: Gaussian, data: Any) -> Gaussian:
+    """Return one Gaussian per client with the clients' labels; see `Gaussian.labels`."""
+    object.__setattr__(surrogates, "labels", labels_of(data))
+    return surrogates
 
 
 class PooledRows:

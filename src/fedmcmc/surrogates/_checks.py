@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedmcmc._checks import in_quotes
 from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.data import labels_of
 from fedmcmc.gradients import blockwise, refuse_latents
 from fedmcmc.pytrees import trees
 
@@ -209,12 +211,12 @@ def complain(
     name: str,
     describe: Callable[..., str | None],
     measured: tuple[Array, ...],
-    sizes: Array,
+    data: Any,
     remedies: str = REMEDIES,
 ) -> None:
     """Raise or warn where `describe` says what is wrong with a client.
 
-    `measured` holds its arguments, each ``[num_clients]``, and `sizes` clients' numbers of rows.
+    `measured` holds its arguments, each ``[num_clients]``; `data` are the clients.
     """
     if check == "ignore":
         return
@@ -222,7 +224,10 @@ def complain(
     bad = [i for i, text in enumerate(complaints) if text is not None]
     if not bad:
         return
-    first = "; ".join(f"client {i} ({sizes[i]} rows): {complaints[i]}" for i in bad[:3])
+    sizes, labels = np.asarray(data.federation.sizes), labels_of(data)
+    first = "; ".join(
+        f"client {in_quotes(labels[i])} ({sizes[i]} rows): {complaints[i]}" for i in bad[:3]
+    )
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     message = (
         f"{name}: no trustworthy Gaussian for the likelihood of {len(bad)} of {len(complaints)} "
@@ -233,14 +238,14 @@ def complain(
     warnings.warn(message, stacklevel=3)
 
 
-def warn_shrinkage(amount: Array) -> None:
+def warn_shrinkage(amount: Array, data: Any) -> None:
     """Warn where a singular sample covariance was regularized."""
     bad = np.flatnonzero(amount > 0)
     if bad.size:
         warnings.warn(
             f"sampled: the sample covariance of {bad.size} of {amount.size} clients is singular "
-            f"(first client {bad[0]}); before inversion {amount[bad[0]]:.2g} of it was replaced by "
-            f"its diagonal. Take more samples than dimensions, pass shrinkage=, or use "
-            f"structure='diagonal'.",
+            f"(first client {in_quotes(labels_of(data)[bad[0]])}); before inversion "
+            f"{amount[bad[0]]:.2g} of it was replaced by its diagonal. Take more samples than "
+            f"dimensions, pass shrinkage=, or use structure='diagonal'.",
             stacklevel=3,
         )

@@ -36,6 +36,7 @@ from fedmcmc.surrogates._asking import (
     natural,
     natural_like,
     summing,
+    with_labels,
 )
 from fedmcmc.surrogates._maxima import DENSE_LIMIT, maximize
 
@@ -98,8 +99,8 @@ def taylor(
     if check != "ignore":
         finite = jax.vmap(trees.all_finite)(fitted)
         remedies = "Pass another center, or drop such rows."
-        checks.complain(check, "taylor", describe, (finite,), federation.sizes, remedies)
-    return fitted
+        checks.complain(check, "taylor", describe, (finite,), data, remedies)
+    return with_labels(fitted, data)
 
 
 UNSCALED = (
@@ -203,8 +204,8 @@ def laplace(
     )
     fitted, measured = answers(question, data, position)
     if check != "ignore":
-        checks.complain(check, "laplace", checks.describe_maximum, measured, federation.sizes)
-    return gaussians(fitted, position, structure)
+        checks.complain(check, "laplace", checks.describe_maximum, measured, data)
+    return with_labels(gaussians(fitted, position, structure), data)
 
 
 @register_dataclass

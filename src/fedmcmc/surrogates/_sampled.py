@@ -16,7 +16,7 @@ from fedmcmc.gradients import Target, as_gaussian, for_batch_size, row_size
 from fedmcmc.pytrees import trees
 from fedmcmc.random import as_key, client_key, normals, realize_normals
 from fedmcmc.surrogates import _checks as checks
-from fedmcmc.surrogates._asking import rows_of
+from fedmcmc.surrogates._asking import rows_of, with_labels
 from fedmcmc.surrogates._maxima import DENSE_LIMIT, over_clients
 
 _CHAIN_NUMBERS = 2**16  # random numbers and rows a client prepares at a time
@@ -120,10 +120,10 @@ def sampled(
         chain=Chain(num_samples, num_burnin, thinning, batch_size, dense),
         structure=structure,
     )
-    checks.complain(check, "sampled", checks.describe_chain, measured, data.size)
+    checks.complain(check, "sampled", checks.describe_chain, measured, data)
     if shrinkage is None and check != "ignore":
-        checks.warn_shrinkage(amounts)
-    return fitted
+        checks.warn_shrinkage(amounts, data)
+    return with_labels(fitted, data)
 
 
 def _step_sizes(step_size: Any, num_clients: int) -> Array:

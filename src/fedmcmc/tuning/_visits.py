@@ -5,6 +5,7 @@ surrogate gets wrong. At the mode that is nothing, and the law on Gaussian clien
 else; some sds away a visit of many steps may throw the chain far out, where it is worse.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedmcmc._checks import in_quotes
 from fedmcmc._types import Cohort, FederatedKernel, as_functions
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
@@ -50,6 +52,8 @@ class Visits(NamedTuple):
         Above one, chains that are out there go out farther on average.
     radius, thrower
         How far that place is away, and which client has most part in it.
+    labels
+        Labels of the clients.
     """
 
     growth: float
@@ -57,6 +61,7 @@ class Visits(NamedTuple):
     drift: float
     radius: float
     thrower: int
+    labels: Sequence[Any]
 
     @property
     def safe(self) -> bool:
@@ -68,13 +73,14 @@ class Visits(NamedTuple):
         far = RADII[0]
         if self.growth > MOST_GROWTH:
             return (
-                f"a visit to client {self.client} takes a chain that is {far:g} posterior sds away "
-                f"to {far * self.growth:.3g} sds (at most {far * MOST_GROWTH:g} are accepted)"
+                f"a visit to client {in_quotes(self.labels[self.client])} takes a chain that is "
+                f"{far:g} posterior sds away to {far * self.growth:.3g} sds (at most "
+                f"{far * MOST_GROWTH:g} are accepted)"
             )
         return (
             f"a round takes a chain that is {self.radius:g} posterior sds away to "
             f"{self.radius * self.drift:.3g} sds (root mean square over who is visited, most of it "
-            f"by client {self.thrower}), where it has to come nearer"
+            f"by client {in_quotes(self.labels[self.thrower])}), where it has to come nearer"
         )
 
 
@@ -134,6 +140,7 @@ def worst_visit(kernel: FederatedKernel, data: Any, surrogates: Gaussian) -> Vis
         float(np.sqrt(squares[radius, place])),
         RADII[radius],
         int(shares[radius, :, place].argmax()),
+        data.labels,
     )
 
 

@@ -1,0 +1,210 @@
+"""Groups and clients as what is left out, against closed forms; weighted terms are said."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+from scipy import stats
+
+import fedmcmc
+from fedmcmc import criticism
+from fedmcmc.criticism import _rows
+from fedmcmc.criticism._units import weighted_sites
+from tests.criticism.test_loo import by_arviz
+from tests.hierarchy import models as groups
+
+PRIOR_SD = 3.0
+
+
+def log_density(theta, rows):
+    return -0.5 * (rows["y"] - theta) ** 2 - 0.5 * jnp.log(2 * jnp.pi)
+
+
+NORMAL = fedmcmc.Posterior(lambda theta: -0.5 * (theta / PRIOR_SD) ** 2, log_density)
+RAGGED = np.array([1, 2, 3, 4, 3, 2, 1, 2, 5, 2, 3, 3])  # rows per patient
+
+
+def table():
+    """Return visits of patients, who are more alike within themselves than the model has them."""
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(len(RAGGED)), RAGGED)
+    y = 0.5 + rng.normal(size=len(RAGGED))[patient] + 0.5 * rng.normal(size=len(patient))
+    order = rng.permutation(len(patient))  # visits of a patient do not follow one another
+    hospital = np.where(patient < 5, "Bern", "Chur")
+    return pd.DataFrame({"hospital": hospital, "patient": patient, "y": y}).iloc[order]
+
+
+TABLE = table()
+DATA = fedmcmc.FederatedData.from_dataframe(TABLE, client="hospital", groups="patient")
+
+
+def exact_draws(num=4000):
+    precision = 1 / PRIOR_SD**2 + len(TABLE)
+    z = np.random.default_rng(1).normal(size=num)
+    return (TABLE.y.sum() / precision + z / np.sqrt(precision)).astype(np.float32)
+
+
+def left_out(column):
+    """Return log p(rows of a unit | all others), exactly."""
+    found = []
+    for _, own in TABLE.groupby(column):
+        rest = TABLE.drop(own.index).y
+        precision = 1 / PRIOR_SD**2 + len(rest)
+        covariance = np.eye(len(own)) + 1 / precision
+        mean = np.full(len(own), rest.sum() / precision)
+        found.append(stats.multivariate_normal.logpdf(own.y, mean, covariance))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("unit", [None, "group", "row", "client"])
+def test_the_density_of_what_is_left_out_is_exact(unit):
+    indexed = TABLE.assign(row=np.arange(len(TABLE)))
+    column = {None: "patient", "group": "patient", "row": "row", "client": "hospital"}[unit]
+    wanted = left_out(indexed[column])
+    given = {} if unit is None else {"unit": unit}
+    with warnings.catch_warnings():
+        if unit == "client":  # half of all rows at once: k-hat may be high
+            warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        found = criticism.loo(NORMAL, DATA, exact_draws(), minimum_rows=1, **given)
+    units = {None: "groups", "group": "groups", "row": "rows", "client": "clients"}[unit]
+    assert found.unit == units and found.num_rows == len(wanted)
+    assert f"{len(wanted)} {units}, 4,000 draws" in repr(found)
+    tolerance = 0.3 if unit == "client" else 0.05
+    np.testing.assert_allclose(found.elpd, wanted.sum(), atol=tolerance)
+    np.testing.assert_allclose(found.se, np.sqrt(len(wanted)) * wanted.std(), rtol=0.1)
+
+
+def test_blocks_of_rows_give_the_same_groups(monkeypatch):
+    whole = criticism.loo(NORMAL, DATA, exact_draws(500), minimum_rows=1)
+    monkeypatch.setattr(_rows, "BUDGET", 5 * 500)  # five rows at a time
+    again = NORMAL._replace(loglikelihood_fn=lambda theta, rows: log_density(theta, rows))
+    parts = criticism.loo(again, DATA, exact_draws(500), minimum_rows=1)
+    np.testing.assert_allclose([parts.elpd, parts.se], [whole.elpd, whole.se], rtol=1e-5)
+    simulated = fedmcmc.runs.SimulatedConsortium(DATA)
+    assert criticism.loo(NORMAL, simulated, exact_draws(500), minimum_rows=1).unit == "groups"
+
+
+def test_few_groups_and_unknown_units_are_refused():
+    with pytest.raises(ValueError, match=r"No client has at least 10 groups.*unit='row'"):
+        criticism.loo(NORMAL, DATA, exact_draws())
+    with pytest.raises(ValueError, match="unit='client' the sum of a client is its own density"):
+        criticism.loo(NORMAL, DATA, exact_draws(), unit="client")
+    with pytest.raises(ValueError, match=r"unit must be one of .row., .group., .client., got .hos"):
+        criticism.loo(NORMAL, DATA, exact_draws(), unit="hospital")
+    some = criticism.loo(NORMAL, DATA, exact_draws(), minimum_rows=6)
+    assert (some.num_rows, some.num_not_judged) == (7, 5)
+    assert "5 groups are not judged: their clients have fewer than minimum_rows=6" in repr(some)
+
+
+@pytest.mark.slow
+def test_a_model_with_effects_is_compared_with_one_without_on_the_same_groups():
+    own = groups.clients()
+    data = groups.in_two_clients(own)
+    posterior = fedmcmc.marginal(fedmcmc.from_numpyro(groups.gaussian, example=data))
+    rng = np.random.default_rng(2)
+    shared = {
+        "mu": rng.normal(0.6, 0.35, 1000).astype(np.float32),
+        "slope": rng.normal(0.3, 0.15, 1000).astype(np.float32),
+    }
+
+    def terms(at, rows):
+        gap = (rows["y"] - at["mu"] - at["slope"] * rows["x"]) / groups.SD
+        return -0.5 * gap**2 - jnp.log(groups.SD) - 0.5 * jnp.log(2 * jnp.pi)
+
+    pooled = fedmcmc.Posterior(posterior.logprior_fn, terms)
+    models = {"effects": (posterior, shared), "pooled": (pooled, shared)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedmcmc.SamplingWarning)
+        found = criticism.compare(models, data, minimum_rows=1)
+        alone = {
+            name: criticism.loo(model, data, draws, minimum_rows=1)
+            for name, (model, draws) in models.items()
+        }
+    assert {x.unit for x in found.models.values()} == {"groups"}
+    for name, one in alone.items():
+        assert one.unit == "groups" and one.num_rows == len(own)
+        np.testing.assert_allclose(found.models[name].elpd, one.elpd, rtol=1e-5)
+    table = np.stack([jax.vmap(lambda at, x=x: terms(at, x).sum())(shared) for x in own], 1)
+    with pytest.warns(UserWarning, match="Pareto"):
+        wanted = by_arviz(table.astype(float))
+    np.testing.assert_allclose(alone["pooled"].elpd, wanted.elpd, atol=1e-3)
+
+
+WEIGHTS = np.array([1.5, 0.7, 2.2, 1.0, 0.4, 3.0, 1.2, 0.9] * 3)
+ONES = np.array([1, 0, 1, 1, 0, 1, 0, 0] * 3)
+WEIGHTED_DATA = fedmcmc.FederatedData.from_clients(
+    [{"w": WEIGHTS[:12], "y": ONES[:12]}, {"w": WEIGHTS[12:], "y": ONES[12:]}]
+)
+
+
+def weighted_by(scale_fn):
+    def model(w, y=None):
+        b = numpyro.sample("b", dist.Normal(0, 2.5))
+        with numpyro.plate("rows", len(w)), numpyro.handlers.scale(scale=scale_fn(w)):
+            numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
+
+    return fedmcmc.from_numpyro(model, example=WEIGHTED_DATA)
+
+
+BETAS = {"b": np.random.default_rng(0).normal(0, 0.1, 500).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "scale_fn", [lambda w: w, lambda w: 0.5, lambda w: jnp.exp(-w), lambda w: np.full(len(w), 2.0)]
+)
+def test_weighted_terms_are_said(scale_fn):
+    posterior = weighted_by(scale_fn)
+    assert weighted_sites(posterior) == ("y",)
+    with pytest.warns(UserWarning, match=r"loo: the likelihood of y is weighted"):
+        found = criticism.loo(posterior, WEIGHTED_DATA, BETAS)
+    assert "not the log density of an outcome" in found.notes[0] and found.notes[0] in repr(found)
+
+
+def test_models_with_and_without_weights_are_not_compared_in_silence():
+    models = {"weighted": (weighted_by(lambda w: w), BETAS), "plain": (weighted_by(_one), BETAS)}
+    with pytest.warns(UserWarning, match="compare: weighted: the likelihood of y is weighted"):
+        found = criticism.compare(models, WEIGHTED_DATA)
+    assert any("Compare only models with the same weights" in note for note in found.notes)
+
+
+def _one(w):
+    return 1.0
+
+
+@pytest.mark.parametrize("scale_fn", [_one, lambda w: np.ones(len(w))])
+def test_weights_of_one_are_no_weights(scale_fn):
+    posterior = weighted_by(scale_fn)
+    assert weighted_sites(posterior) == ()
+    assert criticism.loo(posterior, WEIGHTED_DATA, BETAS).notes == ()
+
+
+def test_weights_within_groups_are_seen():
+    def model(w, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        effect = numpyro.sample("effect", dist.Normal(mu, 1), infer={"local": True})
+        with numpyro.plate("rows", len(w)), numpyro.handlers.scale(scale=w):
+            numpyro.sample("y", dist.Bernoulli(logits=effect), obs=y)
+
+    posterior = fedmcmc.from_numpyro(model, example=WEIGHTED_DATA)
+    assert weighted_sites(fedmcmc.marginal(posterior)) == ("y",)
+    assert weighted_sites(NORMAL) == ()
+
+
+def test_a_check_of_rows_with_groups_says_what_it_does_not_see():
+    posterior = NORMAL._replace(
+        resample_fn=lambda key, theta, rows: {
+            **rows,
+            "y": theta + jax.random.normal(key, rows["y"].shape),
+        }
+    )
+    sums = {"y": lambda rows: rows["y"]}
+    key = jax.random.key(0)
+    found = criticism.predictive_check(key, posterior, DATA, exact_draws(), sums)
+    assert any("rows of a group are more alike" in note for note in found.notes)
+    plain = fedmcmc.FederatedData.from_dataframe(TABLE[["hospital", "y"]], client="hospital")
+    assert criticism.predictive_check(key, posterior, plain, exact_draws(), sums).notes == ()
