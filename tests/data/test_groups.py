@@ -16,6 +16,8 @@ def test_groups_are_numbered_as_they_appear():
     data = FederatedData.from_clients(CLIENTS, groups=LABELS)
     assert np.asarray(data.rows.group).tolist() == [0, 1, 0, 2, 0, 0, 1]
     assert data.num_groups.tolist() == [3, 2]
+    assert data.group_labels == (("b", "a", "c"), (7, 9))
+    assert FederatedData.from_clients(CLIENTS).group_labels is None
     _, mask, group = own_rows_in_groups(data.client(1))
     assert group[mask].tolist() == [0, 0, 1] and group.shape == (4,)
     assert "2 clients, 7 rows, 3 to 4 per client, 5 groups; x: float32" in repr(data)
@@ -29,6 +31,7 @@ def test_labels_of_rows_in_any_order():
     wanted = FederatedData.from_clients(CLIENTS, groups=LABELS)
     for found, own in zip(jax.tree.leaves(data), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(found, own)
+    assert data.group_labels == (("b", "a", "c"), ("7", "9"))
     with pytest.raises(ValueError, match="one label per row"):
         FederatedData.from_arrays(rows, clients, groups=labels[1:])
 
@@ -59,9 +62,15 @@ def test_a_column_names_them():
     data = FederatedData.from_dataframe(table, client="clinic", groups="patient")
     assert np.asarray(data.rows.values["x"]).tolist() == [2, 1, 3, 4]
     assert np.asarray(data.rows.group).tolist() == [0, 0, 1, 0]
+    assert data.group_labels == (("p",), ("p", "q"))
     frames = [frame.drop(columns="clinic") for _, frame in table.groupby("clinic")]
     same = FederatedData.from_clients(frames, groups="patient")
     assert np.asarray(same.rows.group).tolist() == [0, 0, 1, 0] and list(same.rows.values) == ["x"]
+    assert same.group_labels == data.group_labels
+    numbers = FederatedData.from_dataframe(
+        table.assign(patient=[30, 7, 4, 30]), client="clinic", groups="patient"
+    )
+    assert numbers.group_labels == ((7,), (30, 4))
     parts = [{"x": np.ones(2), "who": np.array(["a", "b"])}]
     assert FederatedData.from_clients(parts, groups="who").num_groups.tolist() == [2]
 

@@ -12,7 +12,15 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client, Federation, html_table
-from fedmcmc.data._groups import Grouped, all_groups, count_groups, grouped, own_groups, values_of
+from fedmcmc.data._groups import (
+    Grouped,
+    GroupLabels,
+    all_groups,
+    count_groups,
+    grouped,
+    own_groups,
+    values_of,
+)
 from fedmcmc.data._rows import (
     Levels,
     as_row_type,
@@ -32,13 +40,14 @@ MOST_SHOWN = 10
 
 @dataclass(frozen=True, eq=False)
 class Legend:
-    """What clients and codes are called.
+    """Names of clients, of the groups within them, and of codes.
 
     Equal to every other, so that data that differ by names alone share one compiled program.
     """
 
     labels: Levels | None = None
     coding: Mapping[str, Levels] = field(default_factory=dict)
+    group_labels: GroupLabels | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Legend)
@@ -66,7 +75,7 @@ class FederatedData:
     max_size
         The size of the largest client, static.
     legend
-        What clients and codes are called, static; see `labels` and `coding`.
+        Names of clients, groups and codes, static; see `labels`, `group_labels` and `coding`.
 
     Examples
     --------
@@ -137,12 +146,13 @@ class FederatedData:
         order = np.argsort(ids, kind="stable")
         rows = {name: gathered(column, order) for name, column in rows.items()}
         sizes = np.bincount(ids)
+        whole, names = rows, None
         if groups is not None:
-            of_row = np.split(owners_of(df, groups, "group")[0][order], np.cumsum(sizes)[:-1])
-            data = from_sorted(grouped(rows, of_row, sizes), sizes, allow_nonfinite)
-        else:
-            data = from_sorted(rows, sizes, allow_nonfinite)
-        return replace(data, legend=Legend(labels, coding))
+            numbers, levels = owners_of(df, groups, "group")
+            of_row = np.array(levels, object)[numbers[order]]
+            whole, names = grouped(rows, np.split(of_row, np.cumsum(sizes)[:-1]), sizes)
+        data = from_sorted(whole, sizes, allow_nonfinite)
+        return replace(data, legend=Legend(labels, coding, names))
 
     @classmethod
     def from_clients(
@@ -190,9 +200,9 @@ class FederatedData:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
             rows, sizes = joined(clients)
-        whole = rows if groups is None else grouped(rows, groups, sizes)
+        whole, names = (rows, None) if groups is None else grouped(rows, groups, sizes)
         data = from_sorted(whole, sizes, allow_nonfinite)
-        return replace(data, legend=Legend(labels, coding))
+        return replace(data, legend=Legend(labels, coding, names))
 
     @classmethod
     def from_arrays(
@@ -244,7 +254,8 @@ class FederatedData:
                 f"groups must hold one label per row, shape ({num_rows},), got shape {own.shape}."
             )
         parts = np.split(own[order], np.cumsum(sizes)[:-1])
-        return replace(data, rows=grouped(data.rows, parts, sizes))
+        whole, names_of_groups = grouped(data.rows, parts, sizes)
+        return replace(data, rows=whole, legend=Legend(labels, group_labels=names_of_groups))
 
     def __repr__(self) -> str:
         """Return sizes, types and names; rows stay where they are."""
@@ -286,6 +297,11 @@ class FederatedData:
     def coding(self) -> Mapping[str, Levels]:
         """The levels of columns that were text, by column: code ``i`` is the level ``i``."""
         return self.legend.coding
+
+    @property
+    def group_labels(self) -> GroupLabels | None:
+        """Labels of each client's groups, by their numbers; ``None`` without `groups`."""
+        return self.legend.group_labels
 
     @property
     def num_clients(self) -> int:

@@ -45,8 +45,16 @@ def max_groups(client: Client) -> int:
     return client.rows.most if isinstance(client.rows, Grouped) else 1
 
 
-def grouped(values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray) -> Grouped:
+GroupLabels = tuple[tuple[Any, ...], ...]
+"""Labels of each client's groups: group ``i`` of a client has its label ``i``."""
+
+
+def grouped(
+    values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray
+) -> tuple[Grouped, GroupLabels]:
     """Return rows with groups numbered in each client, in order of first appearance.
+
+    The second result holds the labels of each client's groups, in the order of their numbers.
 
     Parameters
     ----------
@@ -66,7 +74,7 @@ def grouped(values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray) -> Grou
         raise ValueError(
             f"groups must hold one array of labels per client, {len(sizes)}; got {len(labels)}."
         )
-    numbers = []
+    numbers, names = [], []
     for client, (own, size) in enumerate(zip(labels, sizes, strict=True)):
         own = np.asarray(own)
         if own.shape != (size,):
@@ -82,8 +90,9 @@ def grouped(values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray) -> Grou
                 )
             places.setdefault(label, len(places))
         numbers.append(np.array([places[label] for label in own.tolist()], np.int32))
+        names.append(tuple(places))
     most = max(int(own.max(initial=-1)) + 1 for own in numbers)
-    return Grouped(values, np.concatenate(numbers), most)
+    return Grouped(values, np.concatenate(numbers), most), tuple(names)
 
 
 def own_groups(client: Client, offsets: Array) -> Array:
