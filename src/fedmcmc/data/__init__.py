@@ -15,5 +15,10 @@ from fedmcmc.data._federated import single_chunk as single_chunk
 from fedmcmc.data._groups import Grouped as Grouped
 from fedmcmc.data._groups import max_groups as max_groups
 from fedmcmc.data._groups import values_of as values_of
+from fedmcmc.data._known_levels import check_levels as check_levels
+from fedmcmc.data._known_levels import code_rows as code_rows
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
+from fedmcmc.data._rows import Levels as Levels
+from fedmcmc.data._rows import row_dtype as row_dtype
+from fedmcmc.data._rows import widened_dtype as widened_dtype
 from fedmcmc.data._words import in_words as in_words

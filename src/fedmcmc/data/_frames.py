@@ -1,7 +1,7 @@
 """Tables of rows: columns by their names, text as codes."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -251,20 +251,3 @@ def numeric(whose: str, column: Any, allow_nonfinite: bool) -> np.ndarray:
         f"{whose} holds {dtype}, which is no number: turn it into one (of a date, days "
         f"since a day), or drop it from the table."
     )
-
-
-def coded(whose: str, part: TextPart, levels: Mapping[str, int]) -> np.ndarray:
-    """Return the codes of text among known levels.
-
-    Raises
-    ------
-    ValueError
-        If a value is none of the levels.
-    """
-    for row, value in enumerate(part.values):
-        if value not in levels:
-            raise ValueError(
-                f"{whose} holds {value!r} in row {row}, which is none of the levels "
-                f"{', '.join(map(repr, levels))}."
-            )
-    return np.array([levels[value] for value in part.values], np.int32)

@@ -30,26 +30,29 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def row_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the type in which a model sees numbers of this type.
+def widened_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the type in which numbers of this type are stored, so that products do not wrap.
 
-    Numbers of 64 bits have JAX's default width. Narrower integers and integers without a sign
-    become signed integers of 32 bits or more, and half precision becomes single precision, so that
-    squares and differences of columns do not wrap.
+    Narrow integers and integers without a sign become signed integers of 32 bits (of 64, if JAX
+    has them and the type has 32 or more), half precision becomes single precision, and other types
+    stay.
 
     Examples
     --------
-    >>> [str(row_dtype(x)) for x in ("int8", "uint16", "uint32", "float16", "bool", "int32")]
-    ['int32', 'int32', 'int32', 'float32', 'bool', 'int32']
+    >>> [str(widened_dtype(x)) for x in ("int8", "uint16", "uint32", "float16", "bool", "float64")]
+    ['int32', 'int32', 'int32', 'float32', 'bool', 'float64']
     """
     dtype = np.dtype(dtype)
     if dtype.kind in "iu" and dtype.itemsize < 4:
-        dtype = np.dtype(np.int32)
-    elif dtype.kind == "u":
-        dtype = np.dtype(np.int64)
-    elif dtype == np.float16:
-        dtype = np.dtype(np.float32)
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+        return np.dtype(np.int32)
+    if dtype.kind == "u":
+        return np.dtype(jax.dtypes.canonicalize_dtype(np.int64))
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def row_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the type in which a model sees numbers of this type: wide, and one that JAX has."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(widened_dtype(dtype)))
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog
+from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._masks import MASKS, rules_of
@@ -336,12 +337,7 @@ def _read(path: str | Path, wanted: Any, allowed: Any) -> tuple[dict[str, Any], 
 
 
 def _check_names(path: Any, given: Any, wanted: Any, allowed: Any, where: str) -> None:
-    known = {*wanted, *allowed}
-    if not isinstance(given, dict) or not {*wanted} <= given.keys() <= known:
-        raise ValueError(
-            f"{path}: {where} must have {', '.join(sorted(wanted)) or 'nothing'} and may have "
-            f"{', '.join(sorted(allowed))}; it has {', '.join(sorted(given))}."
-        )
+    check_keys(given, wanted, allowed, f"{path}: {where}")
 
 
 def _credentials(given: dict[str, Any], base: Path) -> Credentials:
