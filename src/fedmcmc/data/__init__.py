@@ -7,8 +7,10 @@ business of this room, which imports the ground floor.
 from fedmcmc.data import _partition as partition
 from fedmcmc.data._federated import CHUNK_ROWS as CHUNK_ROWS
 from fedmcmc.data._federated import FederatedData as FederatedData
+from fedmcmc.data._federated import constructor_of as constructor_of
 from fedmcmc.data._federated import fold as fold
 from fedmcmc.data._federated import gather as gather
+from fedmcmc.data._federated import is_table as is_table
 from fedmcmc.data._federated import own_rows as own_rows
 from fedmcmc.data._federated import own_rows_in_groups as own_rows_in_groups
 from fedmcmc.data._federated import single_chunk as single_chunk
@@ -20,5 +22,6 @@ from fedmcmc.data._known_levels import code_rows as code_rows
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
 from fedmcmc.data._rows import Levels as Levels
 from fedmcmc.data._rows import row_dtype as row_dtype
+from fedmcmc.data._rows import warn_caller as warn_caller
 from fedmcmc.data._rows import widened_dtype as widened_dtype
 from fedmcmc.data._words import in_words as in_words
