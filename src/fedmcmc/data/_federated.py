@@ -22,6 +22,8 @@ from fedmcmc.data._groups import (
     own_groups,
     values_of,
 )
+from fedmcmc.data._inputs import group_column, is_table
+from fedmcmc.data._legend import MOST_SHOWN, Legend, columns_in_words
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
     Levels,
@@ -36,27 +38,6 @@ from fedmcmc.pytrees import trees
 
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
-MOST_SHOWN = 10
-"""Levels of text above which a printed federation says only how many there are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Legend:
-    """Names of clients, of the groups within them, and of codes.
-
-    Equal to every other, so that data that differ by names alone share one compiled program.
-    """
-
-    labels: Levels | None = None
-    coding: Mapping[str, Levels] = field(default_factory=dict)
-    group_labels: GroupLabels | None = None
-    orders: Mapping[str, str] = field(default_factory=dict)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Legend)
-
-    def __hash__(self) -> int:
-        return hash(Legend)
 
 
 @register_dataclass
@@ -205,7 +186,9 @@ class FederatedData:
         owners = tuple(range(len(clients))) if labels is None else labels
         column = groups if isinstance(groups, str) else None
         if column is not None:
-            groups = [_column(x, column, owner) for owner, x in zip(owners, clients, strict=True)]
+            groups = [
+                group_column(x, column, owner) for owner, x in zip(owners, clients, strict=True)
+            ]
         tables = [is_table(x) for x in clients]
         legend = Legend(labels)
         if any(tables) and not all(tables):
@@ -289,12 +272,16 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """Return sizes, types and names; rows stay where they are."""
-        columns = ", ".join(f"{name}: {kind}" for name, kind in self._columns().items())
+        columns = ", ".join(
+            f"{name}: {kind}" for name, kind in columns_in_words(self.rows, self.legend).items()
+        )
         return f"FederatedData({self._counts()}; {columns})"
 
     def _repr_html_(self) -> str:
         """Return the same for notebooks, a column per row."""
-        return html_table(f"FederatedData: {self._counts()}", self._columns())
+        return html_table(
+            f"FederatedData: {self._counts()}", columns_in_words(self.rows, self.legend)
+        )
 
     def _counts(self) -> str:
         counts = f"{self.num_clients} clients"
@@ -306,22 +293,6 @@ class FederatedData:
         if self.num_groups is not None:
             counts += f", {int(self.num_groups.sum())} groups"
         return counts
-
-    def _columns(self) -> dict[str, str]:
-        """Return the type of each column, by its name, and what its codes stand for."""
-        columns = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(self.rows)):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            shape = str(list(leaf.shape[1:])) if leaf.ndim > 1 else ""
-            levels, order = self.coding.get(name, ()), self.orders.get(name)
-            between = " < " if order == "ordered" else ", "
-            codes = between.join(f"{code} {level!r}" for code, level in enumerate(levels))
-            if len(levels) > MOST_SHOWN:
-                codes = f"{len(levels)} codes"  # which may be names
-            if levels:
-                codes = f"{order}: {codes}"
-            columns[name or "rows"] = f"{leaf.dtype}{shape}" + f" ({codes})" * bool(codes)
-        return columns
 
     @property
     def labels(self) -> Levels:
@@ -499,37 +470,6 @@ def _on_device(start: Any, size: Any, share: Any, dtype: Any) -> tuple[Array, Ar
     whole = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
     start, size, share = map(jnp.asarray, whole)
     return start, size, share
-
-
-def is_table(rows: Any) -> bool:
-    """Return whether rows are a table (pandas, Polars, Arrow) rather than arrays."""
-    return hasattr(type(rows), "columns")
-
-
-def constructor_of(data: Any) -> str:
-    """Return a sentence on which constructor makes a `FederatedData` of `data`."""
-    if is_table(data):
-        return (
-            "Call FederatedData.from_dataframe(table, client=...) with the name of the column that "
-            "holds each row's client, or FederatedData.from_clients([table]) for a single client."
-        )
-    if isinstance(data, Mapping):
-        return (
-            "Call FederatedData.from_clients(clients) with the rows of each client by its label, "
-            "or FederatedData.from_clients([columns]) with the columns of a single client."
-        )
-    return (
-        "Call FederatedData.from_clients(clients) with a table or a dictionary of columns per "
-        "client, or FederatedData.from_arrays(rows, client_ids)."
-    )
-
-
-def _column(rows: Any, name: str, client: Any) -> Any:
-    """Return a client's labels of groups, from a column of its rows or its table."""
-    try:
-        return np.asarray(rows[name])
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"groups={name!r} names no column of client {client!r}.") from error
 
 
 def single_chunk(client: Client) -> bool:

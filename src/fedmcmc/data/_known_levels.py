@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.data._inputs import is_table
 from fedmcmc.data._levels import TextPart, report_similar
 from fedmcmc.data._rows import Levels
 
@@ -51,7 +52,7 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
     ValueError
         If a column of text has no levels, or a value is none of the levels.
     """
-    if hasattr(type(rows), "columns"):
+    if is_table(rows):
         return _code_table(rows, levels, owner, remedy)
 
     def code(path: Any, leaf: Any) -> Any:

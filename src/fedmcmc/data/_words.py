@@ -2,8 +2,9 @@
 
 import jax
 
-from fedmcmc.data._federated import MOST_SHOWN, FederatedData
+from fedmcmc.data._federated import FederatedData
 from fedmcmc.data._groups import values_of
+from fedmcmc.data._legend import MOST_SHOWN
 
 MOST_NAMED = 100
 """Clients that are named on a page; more of them are rather people than institutions."""

@@ -314,9 +314,32 @@ def _numbers(tree: Any) -> ArrayTree:
 
 
 def _rows(path: Path) -> ArrayTree:
-    """Return the arrays of an ``.npz`` file, names with dots as trees; one called rows alone."""
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    """Return the arrays of an ``.npz`` file, names with dots as trees; one called rows alone.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file, or holds Python objects.
+    """
+    try:
+        stored = np.load(path, allow_pickle=False)
+    except ValueError:
+        stored = None
+    if not isinstance(stored, np.lib.npyio.NpzFile):
+        raise ValueError(
+            f"{path} is no .npz file of arrays. Write one array per column, as by "
+            f"numpy.savez('rows.npz', age=age, arm=arm)."
+        )
+    arrays = {}
+    with stored:
+        for name in stored.files:
+            try:
+                arrays[name] = stored[name]
+            except ValueError:
+                raise ValueError(
+                    f"Column {name!r} of {path} holds Python objects, which are not read. Save "
+                    f"numbers, or text as numpy.array(column, dtype=str)."
+                ) from None
     if set(arrays) == {"rows"}:
         return arrays["rows"]
     tree: dict[str, Any] = {}
