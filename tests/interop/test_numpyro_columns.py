@@ -45,11 +45,13 @@ def test_a_dictionary_of_columns_is_no_dictionary_of_clients():
     assert "2 clients ('x', 'y')" in repr(data)
     with pytest.raises(TypeError, match=r"clients of the data are 'x', 'y', which are arguments"):
         from_numpyro(line, example=data)
+    with pytest.raises(TypeError, match="clients of the data are 'x', 'y', 'more'"):
+        from_numpyro(line, example=FederatedData.from_clients({"x": X, "y": X, "more": X}))
     posterior = from_numpyro(line, example=FederatedData.from_clients([{"x": X, "y": X}]))
     assert float(posterior.logprior_fn({"slope": jnp.zeros(())})) == pytest.approx(-0.918939, 1e-5)
     # One array per client stays allowed.
     from_numpyro(one_column, example=FederatedData.from_clients({"a": X, "b": X}))
-    from_numpyro(one_column, example=FederatedData.from_clients({"y": X}))
+    from_numpyro(one_column, example=FederatedData.from_clients({"y": X, "z": X}))
 
 
 @pytest.mark.parametrize(

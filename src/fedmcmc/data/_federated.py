@@ -134,7 +134,8 @@ class FederatedData:
         order = np.argsort(ids, kind="stable")
         rows = {name: gathered(column, order) for name, column in rows.items()}
         sizes = np.bincount(ids)
-        whole, names = rows, None
+        names: GroupLabels | None = None
+        whole: ArrayTree = rows
         if groups is not None:
             numbers, levels = owners_of(df, groups, "group")
             of_row = np.array(levels, object)[numbers[order]]
@@ -209,10 +210,11 @@ class FederatedData:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
             rows, sizes = joined(clients, owners)
+        whole: ArrayTree = rows
         if groups is not None:
-            rows, names = grouped(rows, groups, sizes, owners)
+            whole, names = grouped(rows, groups, sizes, owners)
             legend = replace(legend, group_labels=names)
-        data = from_sorted(rows, sizes, allow_nonfinite, labels=owners)
+        data = from_sorted(whole, sizes, allow_nonfinite, labels=owners)
         return replace(data, legend=legend)
 
     @classmethod

@@ -53,7 +53,7 @@ def label_array(labels: Any) -> np.ndarray:
         return np.array(labels, object)
     own = np.asarray(labels)
     if own.dtype.kind in "mM":
-        return np.where(np.isnat(own), None, own.astype(str).astype(object))
+        return np.array([None if x == "NaT" else x for x in own.astype(str).tolist()], object)
     return own
 
 

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -178,7 +178,7 @@ def _warn_of_lost_order(column: str, parts: Sequence[TextPart], levels: Levels, 
             return
 
 
-def report_similar(owners: Mapping[Hashable, Any], where: str, what: str) -> None:
+def report_similar(owners: Mapping[Any, Any], where: str, what: str) -> None:
     """Report texts that are probably the same one.
 
     Parameters

@@ -28,13 +28,13 @@ def refuse_columns_as_clients(model: Callable[..., Any], data: FederatedData) ->
         arguments = inspect.signature(model).parameters
     except (TypeError, ValueError):  # of a callable that does not say
         return
-    if len(labels) > 1 and all(label in arguments for label in labels):
-        names = ", ".join(map(repr, labels))
+    shared = [label for label in labels if label in arguments]
+    if len(shared) > 1 and len(shared) in (len(labels), len(arguments)):
         raise TypeError(
-            f"The clients of the data are {names}, which are arguments of the model: a dictionary "
-            f"of columns was taken for one of clients. For one client pass it in a list, "
-            f"FederatedData.from_clients([columns]); for several pass one dictionary of columns "
-            f"each, or FederatedData.from_dataframe(table, client=...)."
+            f"The clients of the data are {', '.join(map(repr, labels))}, which are arguments of "
+            f"the model: a dictionary of columns was taken for one of clients. For one client "
+            f"pass it in a list, FederatedData.from_clients([columns]); for several pass one "
+            f"dictionary of columns each, or FederatedData.from_dataframe(table, client=...)."
         )
 
 
