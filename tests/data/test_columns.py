@@ -123,6 +123,11 @@ def tables(**columns):
             ValueError,
             r"\['y'\], first row 1 of client 'B'",
         ),
+        (
+            {"A": {"y": np.ma.masked_array([1.0, 2.0], [0, 1])}},
+            ValueError,
+            "client 'A' hold masked values",
+        ),
         ([{"y": np.array(["a"])}], ValueError, r"\['y'\]: pass each client's rows as a table"),
         ([{"y": np.array(["2026-01-01"], "M8[D]")}], ValueError, "days since a day"),
     ],

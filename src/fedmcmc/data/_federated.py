@@ -27,6 +27,7 @@ from fedmcmc.data._legend import MOST_SHOWN, Legend, columns_in_words
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
     Levels,
+    as_array,
     as_row_type,
     check_finite,
     count_rows,
@@ -243,7 +244,7 @@ class FederatedData:
             names, ids = np.unique(ids.astype(str), return_inverse=True)
             labels = tuple(names.tolist())
             report_similar(dict.fromkeys(labels), "client_ids", "labels")
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        leaves = [as_array(leaf, "the data") for leaf in jax.tree.leaves(tree)]
         num_rows = count_rows(leaves, "the data")
         if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(

@@ -29,24 +29,24 @@ def owners_of(frame: Any, client: str, what: str = "client") -> tuple[np.ndarray
         )
     if not len(table):
         raise ValueError("The table holds no rows.")
-    column = table[client]
-    missing = np.array([is_missing(x) for x in column.to_list()])
-    if missing.any():
+    values = table[client].to_list()
+    names = {value: _label(value) for value in dict.fromkeys(values) if not is_missing(value)}
+    missing = [row for row, value in enumerate(values) if value not in names]
+    if missing:
         raise ValueError(
-            f"{missing.sum()} rows have no {what} (column {client!r}), the first is row "
-            f"{int(missing.argmax())}. Drop them, or give them one."
+            f"{len(missing)} rows have no {what} (column {client!r}), the first is row "
+            f"{missing[0]}. Drop them, or give them one."
         )
-    values = _labels(column)
-    kinds = sorted({"text" if isinstance(x, str) else "numbers" for x in values})
-    if len(kinds) > 1:
+    if len({isinstance(name, str) for name in names.values()}) > 1:
         raise ValueError(
             f"Column {client!r} names each row's {what}, and holds both text and numbers. Turn all "
             f"into text, as by column.astype(str)."
         )
-    labels = tuple(sorted(dict.fromkeys(values)))
+    labels = tuple(sorted(dict.fromkeys(names.values())))
     report_similar(dict.fromkeys(labels), f"Column {client!r}", f"{what}s")
     places = {label: place for place, label in enumerate(labels)}
-    return np.array([places[x] for x in values], np.int32), labels
+    ids = {value: places[name] for value, name in names.items()}
+    return np.array([ids[value] for value in values], np.int32), labels
 
 
 def columns_of(
@@ -185,11 +185,10 @@ def _names(values: Iterable[Any]) -> list[str]:
     return [names[value] for value in values]
 
 
-def _labels(column: Any) -> list[Any]:
-    """Return the values of a column as labels: text or numbers."""
-    values = column.to_list()
-    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-    return [x if isinstance(x, str | int | float) else str(x) for x in plain]
+def _label(value: Any) -> Any:
+    """Return a value as a label: text or a number."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    return plain if isinstance(plain, str | int | float) else str(plain)
 
 
 def _first_word(column: Any) -> str:

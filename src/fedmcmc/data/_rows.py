@@ -90,7 +90,7 @@ def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTr
                 f"{_difference(labels[0], clients[0], label, client)}."
             )
         _refuse_lists(client, label)
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(client)]
+        leaves = [as_array(leaf, f"client {label!r}") for leaf in jax.tree.leaves(client)]
         sizes.append(count_rows(leaves, f"client {label!r}"))
         for column, leaf in zip(columns, leaves, strict=True):
             if column and leaf.shape[1:] != column[0].shape[1:]:
@@ -101,6 +101,16 @@ def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTr
             column.append(leaf)
     rows = jax.tree.unflatten(treedef, [concatenated(column) for column in columns])
     return rows, np.asarray(sizes)
+
+
+def as_array(leaf: Any, where: str) -> np.ndarray:
+    """Return rows as a NumPy array; raise `ValueError` if some are masked."""
+    if np.ma.is_masked(leaf):
+        raise ValueError(
+            f"Rows of {where} hold masked values, which would lose their mask. Drop or impute "
+            f"them, or fill them with NaN and pass allow_nonfinite=True if the model handles it."
+        )
+    return np.asarray(leaf)
 
 
 def _refuse_lists(client: ArrayTree, label: Any) -> None:
