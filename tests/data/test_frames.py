@@ -60,14 +60,15 @@ def test_names_serve_as_ids():
 
 def test_what_is_printed_holds_no_row():
     data = fedmcmc.FederatedData.from_dataframe(TABLE, client="clinic", columns=["age", "arm"])
-    words = "FederatedData(3 clients, 5 rows, 1 to 2 per client; age: float32, arm: int32 "
-    assert repr(data) == str(data) == words + "(0 'a', 1 'b', 2 'c'))"
+    clients = "FederatedData(3 clients ('Basel', 'Bern', 'Chur'), 5 rows, "
+    columns = "age: float32, arm: int32 (alphabetical: 0 'a', 1 'b', 2 'c'))"
+    assert repr(data) == str(data) == f"{clients}1 to 2 per client; {columns}"
     assert repr(fedmcmc.FederatedData.from_clients([np.full((2, 3), 61.0)])) == (
         "FederatedData(1 clients, 2 rows, 2 to 2 per client; rows: float32[3])"
     )
     seen = []
     jax.jit(lambda data: seen.append(repr(data)) or data.size)(data)
-    assert seen == [words.replace(", 1 to 2 per client", "") + "(0 'a', 1 'b', 2 'c'))"]
+    assert seen == [f"{clients[:-2]}; {columns}"]
 
 
 def test_names_alone_compile_nothing_anew():

@@ -75,12 +75,22 @@ def test_a_server_may_call_functions_in_place_of_one_run(tmp_path):
     ("command", "old", "new", "message"),
     [
         ("site", "approved = ", "approved = 'x' #", "Refused: The study 'three clinics' is not"),
-        ("site", "folder = ", "folders = ", "must have .*folder.* it has .*folders"),
+        (
+            "site",
+            "folder = ",
+            "folders = ",
+            "must hold .*folder.*folders, .* Is folder meant",
+        ),
         ("site", "name = 'bern'", "name = 'zug'", "has no site 'zug'"),
         ("site", 'rows = "bern.npz"', 'rows = "chur.npz"', "bern has 4 rows"),
-        ("server", "num_rounds", "num_round", "run must have .*num_rounds"),
+        (
+            "server",
+            "num_rounds",
+            "num_round",
+            "run must hold .*num_round, .* Is num_rounds meant",
+        ),
         ("server", "chur = ", "zug = ", "sites must have a fingerprint for each of"),
-        ("server", "seed = ", "seeds = ", "run must have .*seed"),
+        ("server", "seed = ", "seeds = ", "run must hold .*seed.*holds seeds, .* Is seed meant"),
     ],
     ids=str,
 )

@@ -402,7 +402,7 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
         ({"identities": two}, "a public key of each"),
         ({"identities": three | {"bern": "xy" * 32}}, "identity of bern is no public key"),
         ({"identities": three | {"bern": 7}}, "identity of bern is no public key"),
-        ({"sites": 3}, "secure must have identities, rounds"),
+        ({"sites": 3}, "secure must hold identities, rounds"),
         ({"rounds": "many"}, "secure.rounds must be a whole number, got 'many'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -134,7 +134,7 @@ def test_notebooks_show_tables():
     told = fedmcmc.FederatedData.from_clients(frames)._repr_html_()
     assert "FederatedData: 2 clients, 3 rows, 1 to 2 per client" in told
     assert ">x</th><td style='text-align:left'>float32</td>" in told
-    assert ">int32 (0 &#x27;&lt;f&gt;&#x27;, 1 &#x27;m&#x27;)</td>" in told
+    assert ">int32 (alphabetical: 0 &#x27;&lt;f&gt;&#x27;, 1 &#x27;m&#x27;)</td>" in told
 
     def model(x):
         mu = numpyro.sample("mu", dist.Normal(0, 1))

@@ -17,7 +17,15 @@ from fedmcmc.data._groups import GroupLabels as GroupLabels
 from fedmcmc.data._groups import max_groups as max_groups
 from fedmcmc.data._groups import own_groups as own_groups
 from fedmcmc.data._groups import values_of as values_of
+from fedmcmc.data._inputs import constructor_of as constructor_of
+from fedmcmc.data._inputs import is_table as is_table
+from fedmcmc.data._known_levels import check_levels as check_levels
+from fedmcmc.data._known_levels import code_rows as code_rows
 from fedmcmc.data._loaders import ClientLoader as ClientLoader
 from fedmcmc.data._names import group_name as group_name
 from fedmcmc.data._names import labels_of as labels_of
+from fedmcmc.data._rows import Levels as Levels
+from fedmcmc.data._rows import row_dtype as row_dtype
+from fedmcmc.data._rows import warn_caller as warn_caller
+from fedmcmc.data._rows import widened_dtype as widened_dtype
 from fedmcmc.data._words import in_words as in_words

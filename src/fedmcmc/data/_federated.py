@@ -1,6 +1,6 @@
 """Federated data: all rows in one flat store, sorted by client, without padding."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,11 +18,16 @@ from fedmcmc.data._groups import (
     all_groups,
     count_groups,
     grouped,
+    label_array,
     own_groups,
     values_of,
 )
+from fedmcmc.data._inputs import group_column, is_table
+from fedmcmc.data._legend import MOST_SHOWN, Legend, columns_in_words
+from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
     Levels,
+    as_array,
     as_row_type,
     check_finite,
     count_rows,
@@ -34,26 +39,6 @@ from fedmcmc.pytrees import trees
 
 CHUNK_ROWS = 4096
 """Rows that a full pass over a client takes at a time."""
-MOST_SHOWN = 10
-"""Levels of text above which a printed federation says only how many there are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Legend:
-    """Names of clients, of the groups within them, and of codes.
-
-    Equal to every other, so that data that differ by names alone share one compiled program.
-    """
-
-    labels: Levels | None = None
-    coding: Mapping[str, Levels] = field(default_factory=dict)
-    group_labels: GroupLabels | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Legend)
-
-    def __hash__(self) -> int:
-        return hash(Legend)
 
 
 @register_dataclass
@@ -109,8 +94,10 @@ class FederatedData:
         Parameters
         ----------
         df
-            The table. Rows become a dictionary of its columns, ``[num_rows]`` each. Strings and
-            categories become codes ``0, 1, ...`` (see `coding`), booleans 0 and 1.
+            The table. Rows become a dictionary of its columns, ``[num_rows]`` each. Booleans become
+            0 and 1. Text and categories become codes ``0, 1, ...`` of levels (`coding`): ordered
+            categories in their order, unordered ones in theirs if all clients declare the same,
+            and other text sorted by the alphabet, capital letters first (`orders`).
         client
             The name of the column that holds each row's client. Its values, sorted, are `labels`.
         columns
@@ -124,7 +111,8 @@ class FederatedData:
         Raises
         ------
         ValueError
-            If a column is not there, or holds missing values or what is neither number nor text.
+            If a column is not there, holds missing values, numbers written as text or what is
+            neither number nor text, or if two of its levels differ only in white space.
 
         Examples
         --------
@@ -134,7 +122,8 @@ class FederatedData:
         ... )
         >>> data = FederatedData.from_dataframe(table, client="clinic")
         >>> data
-        FederatedData(2 clients, 3 rows, 1 to 2 per client; age: int32, sex: int32 (0 'f', 1 'm'))
+        FederatedData(2 clients ('Basel', 'Bern'), 3 rows, 1 to 2 per client; age: int32,
+        sex: int32 (alphabetical: 0 'f', 1 'm'))
         >>> data.labels
         ('Basel', 'Bern')
         """
@@ -142,17 +131,18 @@ class FederatedData:
 
         ids, labels = owners_of(df, client)
         beside = [client] if groups is None else [client, groups]
-        rows, coding = columns_of([df], columns, beside, allow_nonfinite=allow_nonfinite)
+        rows, coding, orders = columns_of([df], columns, beside, allow_nonfinite=allow_nonfinite)
         order = np.argsort(ids, kind="stable")
         rows = {name: gathered(column, order) for name, column in rows.items()}
         sizes = np.bincount(ids)
-        whole, names = rows, None
+        names: GroupLabels | None = None
+        whole: ArrayTree = rows
         if groups is not None:
             numbers, levels = owners_of(df, groups, "group")
             of_row = np.array(levels, object)[numbers[order]]
-            whole, names = grouped(rows, np.split(of_row, np.cumsum(sizes)[:-1]), sizes)
-        data = from_sorted(whole, sizes, allow_nonfinite)
-        return replace(data, legend=Legend(labels, coding, names))
+            whole, names = grouped(rows, np.split(of_row, np.cumsum(sizes)[:-1]), sizes, labels)
+        data = from_sorted(whole, sizes, allow_nonfinite, labels=labels)
+        return replace(data, legend=Legend(labels, coding, names, orders))
 
     @classmethod
     def from_clients(
@@ -164,7 +154,8 @@ class FederatedData:
     ) -> "FederatedData":
         """Build from one pytree of rows per client, leaves ``[n_c, ...]``, or one table each.
 
-        Of a mapping the keys are the clients' `labels`. Tables are those of `from_dataframe`.
+        Of a mapping the keys are the clients' `labels`. Tables are those of `from_dataframe`;
+        the orders in which clients declare ordered categories are merged.
         `groups` say which of its client's groups (its patients, say) a row belongs to, for models
         with an effect per group: the name of a column, which is then none of the rows, or one
         array of labels per client, which mean nothing outside of it. By default a client is one
@@ -174,35 +165,58 @@ class FederatedData:
         ------
         ValueError
             If there is no client, a client has no rows, leaves disagree about the number of rows,
-            clients disagree about structure or row shapes, or (unless `allow_nonfinite`) a float
-            is not finite.
+            clients disagree about structure, row shapes or the order of categories, or (unless
+            `allow_nonfinite`) a float is not finite.
         """
         labels: Levels | None = None
+        if is_table(clients):
+            raise TypeError(
+                "from_clients takes one table per client, got a single table. Pass "
+                "from_dataframe(table, client=...) the name of the column that holds each row's "
+                "client, or [table] if all rows are one client's."
+            )
         if isinstance(clients, Mapping):
             labels, clients = tuple(clients), list(clients.values())
-        coding: Mapping[str, Levels] = {}
+            report_similar(dict.fromkeys(labels), "The mapping of clients", "labels")
+        elif isinstance(clients, Iterable) and not hasattr(clients, "__getitem__"):
+            clients = list(clients)
+        elif not hasattr(clients, "__len__") or isinstance(clients, str):
+            raise TypeError(
+                f"from_clients takes a sequence or a mapping of rows, one entry per client, got "
+                f"{type(clients).__name__}."
+            )
+        owners = tuple(range(len(clients))) if labels is None else labels
         column = groups if isinstance(groups, str) else None
         if column is not None:
-            groups = [_column(x, column, i) for i, x in enumerate(clients)]
-        if clients and all(hasattr(x, "columns") and hasattr(x, "dtypes") for x in clients):
+            groups = [
+                group_column(x, column, owner) for owner, x in zip(owners, clients, strict=True)
+            ]
+        tables = [is_table(x) for x in clients]
+        legend = Legend(labels)
+        if any(tables) and not all(tables):
+            raise TypeError(
+                f"Clients need rows of one kind: client {owners[tables.index(True)]!r} has a "
+                f"table, client {owners[tables.index(False)]!r} has none. Turn all into tables."
+            )
+        if any(tables):
             from fedmcmc.data._frames import columns_of
 
             beside = [] if column is None else [column]
-            rows, coding = columns_of(
-                clients,
-                None,
-                beside,
-                allow_nonfinite=allow_nonfinite,
-                owners=tuple(range(len(clients))) if labels is None else labels,
+            rows, coding, orders = columns_of(
+                clients, None, beside, allow_nonfinite=allow_nonfinite, owners=owners
             )
             sizes = np.array([len(frame) for frame in clients])
+            legend = Legend(labels, coding, orders=orders)
         else:
             if column is not None:
                 clients = [{k: v for k, v in x.items() if k != column} for x in clients]
-            rows, sizes = joined(clients)
-        whole, names = (rows, None) if groups is None else grouped(rows, groups, sizes)
-        data = from_sorted(whole, sizes, allow_nonfinite)
-        return replace(data, legend=Legend(labels, coding, names))
+            rows, sizes = joined(clients, owners)
+        whole: ArrayTree = rows
+        if groups is not None:
+            whole, names = grouped(rows, groups, sizes, owners)
+            legend = replace(legend, group_labels=names)
+        data = from_sorted(whole, sizes, allow_nonfinite, labels=owners)
+        return replace(data, legend=legend)
 
     @classmethod
     def from_arrays(
@@ -225,11 +239,12 @@ class FederatedData:
         ValueError
             As `from_clients`, and if ids are neither integers nor names, negative, or too large.
         """
-        ids, labels = np.asarray(client_ids), None
+        ids, labels = label_array(client_ids), None
         if ids.dtype.kind in "UO" and ids.ndim == 1 and all(isinstance(x, str) for x in ids):
             names, ids = np.unique(ids.astype(str), return_inverse=True)
             labels = tuple(names.tolist())
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+            report_similar(dict.fromkeys(labels), "client_ids", "labels")
+        leaves = [as_array(leaf, "the data") for leaf in jax.tree.leaves(tree)]
         num_rows = count_rows(leaves, "the data")
         if ids.shape != (num_rows,) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
@@ -244,48 +259,43 @@ class FederatedData:
         order = np.argsort(ids, kind="stable")
         rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
         sizes = np.bincount(ids, minlength=count)
-        data = from_sorted(rows, sizes, allow_nonfinite)
+        data = from_sorted(rows, sizes, allow_nonfinite, labels=labels)
         data = replace(data, legend=Legend(labels))
         if groups is None:
             return data
-        own = np.asarray(groups)
+        own = label_array(groups)
         if own.shape != ids.shape:
             raise ValueError(
                 f"groups must hold one label per row, shape ({num_rows},), got shape {own.shape}."
             )
         parts = np.split(own[order], np.cumsum(sizes)[:-1])
-        whole, names_of_groups = grouped(data.rows, parts, sizes)
-        return replace(data, rows=whole, legend=Legend(labels, group_labels=names_of_groups))
+        owners = range(count) if labels is None else labels
+        whole, group_labels = grouped(data.rows, parts, sizes, owners)
+        return replace(data, rows=whole, legend=Legend(labels, group_labels=group_labels))
 
     def __repr__(self) -> str:
         """Return sizes, types and names; rows stay where they are."""
-        columns = ", ".join(f"{name}: {kind}" for name, kind in self._columns().items())
+        columns = ", ".join(
+            f"{name}: {kind}" for name, kind in columns_in_words(self.rows, self.legend).items()
+        )
         return f"FederatedData({self._counts()}; {columns})"
 
     def _repr_html_(self) -> str:
         """Return the same for notebooks, a column per row."""
-        return html_table(f"FederatedData: {self._counts()}", self._columns())
+        return html_table(
+            f"FederatedData: {self._counts()}", columns_in_words(self.rows, self.legend)
+        )
 
     def _counts(self) -> str:
-        counts = f"{self.num_clients} clients, {self.num_rows} rows"
+        counts = f"{self.num_clients} clients"
+        if self.legend.labels is not None and self.num_clients <= MOST_SHOWN:
+            counts += f" ({', '.join(map(repr, self.legend.labels))})"
+        counts += f", {self.num_rows} rows"
         if not isinstance(self.size, jax.core.Tracer):
             counts += f", {int(self.size.min())} to {int(self.size.max())} per client"
         if self.num_groups is not None:
             counts += f", {int(self.num_groups.sum())} groups"
         return counts
-
-    def _columns(self) -> dict[str, str]:
-        """Return the type of each column, by its name, and what its codes stand for."""
-        columns = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(values_of(self.rows)):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            shape = str(list(leaf.shape[1:])) if leaf.ndim > 1 else ""
-            levels = self.coding.get(name, ())
-            codes = ", ".join(f"{code} {level!r}" for code, level in enumerate(levels))
-            if len(levels) > MOST_SHOWN:
-                codes = f"{len(levels)} codes"  # which may be names
-            columns[name or "rows"] = f"{leaf.dtype}{shape}" + f" ({codes})" * bool(codes)
-        return columns
 
     @property
     def labels(self) -> Levels:
@@ -297,6 +307,15 @@ class FederatedData:
     def coding(self) -> Mapping[str, Levels]:
         """The levels of columns that were text, by column: code ``i`` is the level ``i``."""
         return self.legend.coding
+
+    @property
+    def orders(self) -> Mapping[str, str]:
+        """The order of each coded column's levels.
+
+        ``"ordered"`` and ``"as declared"`` are orders of categories, ``"alphabetical"`` and
+        ``"numerical"`` those of levels without a declared order.
+        """
+        return self.legend.orders
 
     @property
     def group_labels(self) -> GroupLabels | None:
@@ -414,21 +433,25 @@ def from_sorted(
     sizes: np.ndarray,
     allow_nonfinite: bool,
     clients: Sequence[int] | None = None,
+    labels: Sequence[Any] | None = None,
 ) -> FederatedData:
     """Return data of clients of these `sizes`, whose rows lie one client after the other.
 
     Where `clients` are given, the rows are theirs alone, and `start` says nothing of the others.
+    Messages name clients by `labels`, by default their numbers.
     """
     clients = range(len(sizes)) if clients is None else clients
+    labels = range(len(sizes)) if labels is None else labels
+    owners = [labels[client] for client in clients]
     start = np.zeros(len(sizes), np.int32)
-    start[clients] = begin = starts_of(sizes[clients])
+    start[clients] = begin = starts_of(sizes[clients], owners)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(values_of(rows))
     cast = []
     for path, leaf in leaves:
         cast.append(as_row_type(path, leaf))
     values = jax.tree.unflatten(treedef, cast)
     if not allow_nonfinite:
-        check_finite(values, begin, clients)
+        check_finite(values, begin, owners)
     rows = replace(rows, values=values) if isinstance(rows, Grouped) else values
     dtype = jnp.result_type(float)
     start_, size, share = _on_device(start, sizes, sizes / sizes.sum(), dtype)
@@ -450,14 +473,6 @@ def _on_device(start: Any, size: Any, share: Any, dtype: Any) -> tuple[Array, Ar
     whole = (np.asarray(start, np.int32), np.asarray(size, np.int32), np.asarray(share, dtype))
     start, size, share = map(jnp.asarray, whole)
     return start, size, share
-
-
-def _column(rows: Any, name: str, client: int) -> Any:
-    """Return a client's labels of groups, from a column of its rows or its table."""
-    try:
-        return np.asarray(rows[name])
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"groups={name!r} names no column of client {client}.") from error
 
 
 def single_chunk(client: Client) -> bool:

@@ -11,6 +11,8 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from fedmcmc._types import ArrayTree, Client
+from fedmcmc.data._levels import report_similar
+from fedmcmc.data._rows import is_missing
 
 
 @register_dataclass
@@ -45,12 +47,22 @@ def max_groups(client: Client) -> int:
     return client.rows.most if isinstance(client.rows, Grouped) else 1
 
 
+def label_array(labels: Any) -> np.ndarray:
+    """Return labels as an array, dates as text; a list of text and numbers stays as it is."""
+    if isinstance(labels, list | tuple) and len({isinstance(x, str) for x in labels}) > 1:
+        return np.array(labels, object)
+    own = np.asarray(labels)
+    if own.dtype.kind in "mM":
+        return np.array([None if x == "NaT" else x for x in own.astype(str).tolist()], object)
+    return own
+
+
 GroupLabels = tuple[tuple[Any, ...], ...]
 """Labels of each client's groups: group ``i`` of a client has its label ``i``."""
 
 
 def grouped(
-    values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray
+    values: ArrayTree, labels: Sequence[Any], sizes: np.ndarray, owners: Sequence[Any]
 ) -> tuple[Grouped, GroupLabels]:
     """Return rows with groups numbered in each client, in order of first appearance.
 
@@ -64,6 +76,8 @@ def grouped(
         Per client, one label per row.
     sizes
         ``[num_clients]``, rows of each.
+    owners
+        Labels of the clients, for messages.
 
     Raises
     ------
@@ -75,20 +89,21 @@ def grouped(
             f"groups must hold one array of labels per client, {len(sizes)}; got {len(labels)}."
         )
     numbers, names = [], []
-    for client, (own, size) in enumerate(zip(labels, sizes, strict=True)):
-        own = np.asarray(own)
+    for client, own, size in zip(owners, labels, sizes, strict=True):
+        own = label_array(own)
         if own.shape != (size,):
             raise ValueError(
-                f"groups must hold one label per row: client {client} has {size} rows, and labels "
-                f"of shape {own.shape}."
+                f"groups must hold one label per row: client {client!r} has {size} rows, and "
+                f"labels of shape {own.shape}."
             )
         places: dict[Hashable, int] = {}
         for row, label in enumerate(own.tolist()):
-            if label is None or label != label:
+            if is_missing(label):
                 raise ValueError(
-                    f"Row {row} of client {client} has no group: its label is {label}."
+                    f"Row {row} of client {client!r} has no group: its label is {label}."
                 )
             places.setdefault(label, len(places))
+        report_similar(dict.fromkeys(places), f"Client {client!r}", "groups")
         numbers.append(np.array([places[label] for label in own.tolist()], np.int32))
         names.append(tuple(places))
     most = max(int(own.max(initial=-1)) + 1 for own in numbers)

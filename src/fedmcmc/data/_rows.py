@@ -1,7 +1,11 @@
 """Rows of clients on the host: checked, joined, in types that JAX takes."""
 
+import numbers
+import sys
 import warnings
 from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -18,12 +22,56 @@ DIGITS_LOST = 1e-3
 """Rounding may move numbers by this share of what they differ by."""
 
 
-def joined(
-    clients: Sequence[ArrayTree], ids: Sequence[int] | None = None
-) -> tuple[ArrayTree, np.ndarray]:
+def warn_caller(message: str) -> None:
+    """Warn with the line outside of this package that made the call."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("fedmcmc."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def widened_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the type in which numbers of this type are stored, so that products do not wrap.
+
+    Narrow integers and integers without a sign become signed integers of 32 bits (of 64, if JAX
+    has them and the type has 32 or more), half precision becomes single precision, and other types
+    stay.
+
+    Examples
+    --------
+    >>> [str(widened_dtype(x)) for x in ("int8", "uint16", "uint32", "float16", "bool", "float64")]
+    ['int32', 'int32', 'int32', 'float32', 'bool', 'float64']
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu" and dtype.itemsize < 4:
+        return np.dtype(np.int32)
+    if dtype.kind == "u":
+        return np.dtype(jax.dtypes.canonicalize_dtype(np.int64))
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def row_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the type in which a model sees numbers of this type: wide, and one that JAX has."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(widened_dtype(dtype)))
+
+
+def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the arrays one after the other; integers of different types stay integers."""
+    dtypes = {part.dtype for part in parts}
+    if len(dtypes) > 1 and all(dtype.kind in "iu" for dtype in dtypes):
+        parts = [_signed(part) for part in parts]
+    return np.concatenate(parts)
+
+
+def _signed(part: np.ndarray) -> np.ndarray:
+    most = np.iinfo(np.int64).max
+    return part if part.dtype.kind == "u" and part.max(initial=0) > most else part.astype(np.int64)
+
+
+def joined(clients: Sequence[ArrayTree], labels: Sequence[Any]) -> tuple[ArrayTree, np.ndarray]:
     """Return the rows of all `clients`, one after the other, and the sizes of each.
 
-    Messages name them by `ids`, by default their places.
+    Messages name clients by their `labels`.
 
     Raises
     ------
@@ -32,35 +80,67 @@ def joined(
     """
     if len(clients) == 0:
         raise ValueError("FederatedData needs at least one client, got none.")
-    ids = range(len(clients)) if ids is None else ids
     treedef: Any = jax.tree.structure(clients[0])
     sizes: list[int] = []
     columns: list[list[np.ndarray]] = [[] for _ in range(treedef.num_leaves)]
-    for i, client in zip(ids, clients, strict=True):
+    for label, client in zip(labels, clients, strict=True):
         if jax.tree.structure(client) != treedef:
             raise ValueError(
-                f"Every client needs the same structure of rows: client {ids[0]} has {treedef}, "
-                f"client {i} has {jax.tree.structure(client)}."
+                f"Every client needs the same structure of rows: "
+                f"{_difference(labels[0], clients[0], label, client)}."
             )
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(client)]
-        sizes.append(count_rows(leaves, f"client {i}"))
+        _refuse_lists(client, label)
+        leaves = [as_array(leaf, f"client {label!r}") for leaf in jax.tree.leaves(client)]
+        sizes.append(count_rows(leaves, f"client {label!r}"))
         for column, leaf in zip(columns, leaves, strict=True):
             if column and leaf.shape[1:] != column[0].shape[1:]:
                 raise ValueError(
-                    f"Rows differ in shape: {column[0].shape[1:]} at client {ids[0]}, "
-                    f"{leaf.shape[1:]} at client {i}."
+                    f"Rows differ in shape: {column[0].shape[1:]} at client {labels[0]!r}, "
+                    f"{leaf.shape[1:]} at client {label!r}."
                 )
             column.append(leaf)
-    rows = jax.tree.unflatten(treedef, [np.concatenate(column) for column in columns])
+    rows = jax.tree.unflatten(treedef, [concatenated(column) for column in columns])
     return rows, np.asarray(sizes)
 
 
-def starts_of(sizes: np.ndarray) -> np.ndarray:
+def as_array(leaf: Any, where: str) -> np.ndarray:
+    """Return rows as a NumPy array; raise `ValueError` if some are masked."""
+    if np.ma.is_masked(leaf):
+        raise ValueError(
+            f"Rows of {where} hold masked values, which would lose their mask. Drop or impute "
+            f"them, or fill them with NaN and pass allow_nonfinite=True if the model handles it."
+        )
+    return np.asarray(leaf)
+
+
+def _refuse_lists(client: ArrayTree, label: Any) -> None:
+    for name, column in client.items() if isinstance(client, dict) else ():
+        if isinstance(column, list) and column and np.ndim(column[0]) == 0:
+            raise ValueError(
+                f"Column {name!r} of client {label!r} is a list. Turn it into an array, as by "
+                f"np.asarray(column)."
+            )
+
+
+def _difference(first_label: Any, first: ArrayTree, label: Any, client: ArrayTree) -> str:
+    """Return how the rows of two clients differ in structure."""
+    if isinstance(first, dict) and isinstance(client, dict):
+        for owner, others, own in ((label, first, client), (first_label, client, first)):
+            for name in others:
+                if name not in own:
+                    columns = ", ".join(map(repr, own))
+                    return f"client {owner!r} has no column {name!r}; its columns are {columns}"
+    trees = jax.tree.structure(first), jax.tree.structure(client)
+    return f"client {first_label!r} has {trees[0]}, client {label!r} has {trees[1]}"
+
+
+def starts_of(sizes: np.ndarray, labels: Sequence[Any] | None = None) -> np.ndarray:
     """Return where each client's rows begin; raise `ValueError` if one has none."""
     empty = np.flatnonzero(sizes == 0)
     if empty.size:
+        label = int(empty[0]) if labels is None else labels[empty[0]]
         raise ValueError(
-            f"Every client needs at least one row; client {empty[0]} has none"
+            f"Every client needs at least one row; client {label!r} has none"
             + (f" (nor have {empty.size - 1} others)." if empty.size > 1 else ".")
         )
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -70,6 +150,11 @@ def count_rows(leaves: list[np.ndarray], where: str) -> int:
     """Return the length of the first axis, which all `leaves` must share."""
     if not leaves:
         raise ValueError(f"Rows must hold at least one array, {where} holds none.")
+    if all(leaf.ndim == 0 for leaf in leaves):
+        raise ValueError(
+            f"Rows must be arrays with one entry per row on their first axis, {where} holds single "
+            f"values. Turn lists into arrays, as by np.asarray(column)."
+        )
     counts = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
     if len(counts) != 1 or None in counts:
         raise ValueError(
@@ -93,8 +178,11 @@ def _finite_rows(leaf: np.ndarray) -> np.ndarray:
     return np.concatenate([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in parts])
 
 
-def check_finite(rows: ArrayTree, start: np.ndarray, ids: Sequence[int]) -> None:
-    """Raise `ValueError` if a float is not finite; `start` says where the rows of `ids` begin."""
+def check_finite(rows: ArrayTree, start: np.ndarray, labels: Sequence[Any]) -> None:
+    """Raise `ValueError` if a float is not finite.
+
+    `start` holds the first row of each client in `labels`.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
         if np.issubdtype(leaf.dtype, np.inexact):
             finite = _finite_rows(leaf)
@@ -104,8 +192,8 @@ def check_finite(rows: ArrayTree, start: np.ndarray, ids: Sequence[int]) -> None
                 name = jax.tree_util.keystr(path) or "the rows"
                 raise ValueError(
                     f"{bad.size} rows hold NaN or infinite values in {name}, first row "
-                    f"{bad[0] - start[place]} of client {ids[place]}. Drop or impute them, or pass "
-                    f"allow_nonfinite=True if the model handles them."
+                    f"{bad[0] - start[place]} of client {labels[place]!r}. Drop or impute them, or "
+                    f"pass allow_nonfinite=True if the model handles them."
                 )
 
 
@@ -120,29 +208,61 @@ def _warn_of_lost_digits(path: Any, leaf: np.ndarray, cast: np.ndarray) -> None:
     moved, spread, typical = moved.flat[worst], spread.flat[worst], leaf[0].flat[worst]
     if spread > 0 and spread * DIGITS_LOST < moved < np.inf:
         name = jax.tree_util.keystr(path) or "the rows"
-        warnings.warn(
+        warn_caller(
             f"Numbers in {name} differ by {spread:.3g} around {typical:.3g}, and {cast.dtype} "
             f"moves them by up to {moved:.2g}: subtract a constant, or enable 64 bits in JAX "
-            f"(jax_enable_x64).",
-            stacklevel=5,  # who calls `from_clients` and its like
+            f"(jax_enable_x64)."
         )
 
 
 def as_row_type(path: Any, leaf: np.ndarray) -> np.ndarray:
-    """Return `leaf` in the type in which JAX holds it; raise `ValueError` if it has none."""
+    """Return `leaf` in the type of `row_dtype`; raise `ValueError` if it holds no numbers."""
     # What JAX would do on its own (64-bit numbers to its default width), but not in silence.
+    name = jax.tree_util.keystr(path) or "the rows"
+    if leaf.dtype.kind == "O":
+        leaf = numbers_of_objects(leaf)
     if leaf.dtype.kind not in "fiubc" and not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        name = jax.tree_util.keystr(path) or "the rows"
-        raise ValueError(f"Rows must be numbers, got dtype {leaf.dtype} in {name}: encode it.")
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        raise ValueError(f"Rows must be numbers, got dtype {leaf.dtype} in {name}: {_remedy(leaf)}")
+    dtype = row_dtype(leaf.dtype)
     with np.errstate(over="ignore"):
         cast = leaf.astype(dtype, copy=False)
     if leaf.dtype.kind == "f" and dtype != leaf.dtype and len(leaf):
         _warn_of_lost_digits(path, leaf, cast)
     if leaf.dtype.kind in "iu" and not np.array_equal(cast, leaf):
-        name = jax.tree_util.keystr(path) or "the rows"
         raise ValueError(
             f"Integers in {name} do not fit into {dtype}: [{leaf.min()}, {leaf.max()}]. Renumber "
             f"them, or enable 64 bits in JAX (jax_enable_x64)."
         )
     return cast
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is `None`, NaN, or what pandas has for missing ones."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):  # pandas.NA is not comparable; an array has no truth value
+        return np.ndim(value) == 0
+
+
+NUMBERS = (numbers.Real, Decimal, np.bool_)
+
+
+def numbers_of_objects(column: np.ndarray) -> np.ndarray:
+    """Return an array of objects as one of numbers if all are numbers, otherwise as it is."""
+    if not column.size or not all(isinstance(x, NUMBERS) for x in column.flat):
+        return column
+    if any(isinstance(x, Decimal | Fraction) for x in column.flat):
+        return column.astype(float)
+    found = np.array(column.tolist())
+    return found if found.dtype.kind in "fiub" else column
+
+
+def _remedy(leaf: np.ndarray) -> str:
+    if leaf.dtype.kind in "mM":
+        return "turn dates into numbers, such as days since a day."
+    if leaf.dtype.kind == "O" and any(map(is_missing, leaf.flat)):
+        return "drop or impute the missing values, and pass an array of numbers."
+    return (
+        "pass each client's rows as a table (pandas.DataFrame), which codes text, or pass an array "
+        "of numbers."
+    )

@@ -2,11 +2,19 @@
 
 import jax
 
-from fedmcmc.data._federated import MOST_SHOWN, FederatedData
+from fedmcmc.data._federated import FederatedData
 from fedmcmc.data._groups import values_of
+from fedmcmc.data._legend import MOST_SHOWN
 
 MOST_NAMED = 100
 """Clients that are named on a page; more of them are rather people than institutions."""
+
+ORDERS = {
+    "ordered": "ordered categories",
+    "as declared": "in the order of the categories",
+    "alphabetical": "in alphabetical order",
+    "numerical": "in numerical order",
+}
 
 
 def in_words(data: FederatedData) -> dict[str, str]:
@@ -47,6 +55,8 @@ def _columns(data: FederatedData) -> list[str]:
             kind = f"{len(levels):,} codes"  # which may be names
         elif levels:
             kind = ", ".join(f"{code} is {level!r}" for code, level in enumerate(levels))
+            if len(levels) > 2:
+                kind += f" ({ORDERS[data.orders[name]]})"
         else:
             shape = ", ".join(map(str, leaf.shape[1:]))
             kind = f"{leaf.dtype}{f'[{shape}]' if shape else ''}"

@@ -9,6 +9,7 @@ import numpy as np
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact, host_words
+from fedmcmc.data import Levels
 from fedmcmc.deploy._masks import grid_of
 from fedmcmc.deploy._shapes import Exchange, shapes_of_run
 from fedmcmc.deploy._study import Study, software
@@ -91,6 +92,11 @@ def files_told(study: Study, site: str) -> str:
         "",
         *_heading("On which rows"),
         *_item(f"{study.sites[site]} rows of {site}, each {_shape_told(study.rows)}."),
+        *(
+            line
+            for name, levels in study.levels.items()
+            for line in _item(f"Text in {name} becomes codes: {_levels_told(levels)}.")
+        ),
         *_item(f"Everybody learns how many rows each site has: {sites}."),
     ]
     return "\n".join(lines)
@@ -252,6 +258,10 @@ def _code_told(code: ArrayTree, num_exact: int) -> str:
         return " or ".join(_code_told(one, num_exact) for one in code.codes)
     numbers = code.levels if isinstance(code, Quantized) else code.values
     return f"a code ({type(code).__name__}) of {trees.num_elements(numbers) + num_exact} numbers"
+
+
+def _levels_told(levels: Levels) -> str:
+    return ", ".join(f"{code} is {level!r}" for code, level in enumerate(levels))
 
 
 def _shape_told(tree: ArrayTree) -> str:

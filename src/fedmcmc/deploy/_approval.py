@@ -102,6 +102,7 @@ class Approval:
 NAMES = {
     "sites": "rows of ",
     "rows": "column ",
+    "levels": "levels of ",
     "settings": "settings.",
     "kernels": "kernels.",
     "secure": "secure.",

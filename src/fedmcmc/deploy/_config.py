@@ -15,6 +15,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog
+from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._masks import MASKS, rules_of
@@ -313,9 +314,32 @@ def _numbers(tree: Any) -> ArrayTree:
 
 
 def _rows(path: Path) -> ArrayTree:
-    """Return the arrays of an ``.npz`` file, names with dots as trees; one called rows alone."""
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    """Return the arrays of an ``.npz`` file, names with dots as trees; one called rows alone.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file, or holds Python objects.
+    """
+    try:
+        stored = np.load(path, allow_pickle=False)
+    except ValueError:
+        stored = None
+    if not isinstance(stored, np.lib.npyio.NpzFile):
+        raise ValueError(
+            f"{path} is no .npz file of arrays. Write one array per column, as by "
+            f"numpy.savez('rows.npz', age=age, arm=arm)."
+        )
+    arrays = {}
+    with stored:
+        for name in stored.files:
+            try:
+                arrays[name] = stored[name]
+            except ValueError:
+                raise ValueError(
+                    f"Column {name!r} of {path} holds Python objects, which are not read. Save "
+                    f"numbers, or text as numpy.array(column, dtype=str)."
+                ) from None
     if set(arrays) == {"rows"}:
         return arrays["rows"]
     tree: dict[str, Any] = {}
@@ -336,12 +360,7 @@ def _read(path: str | Path, wanted: Any, allowed: Any) -> tuple[dict[str, Any], 
 
 
 def _check_names(path: Any, given: Any, wanted: Any, allowed: Any, where: str) -> None:
-    known = {*wanted, *allowed}
-    if not isinstance(given, dict) or not {*wanted} <= given.keys() <= known:
-        raise ValueError(
-            f"{path}: {where} must have {', '.join(sorted(wanted)) or 'nothing'} and may have "
-            f"{', '.join(sorted(allowed))}; it has {', '.join(sorted(given))}."
-        )
+    check_keys(given, wanted, allowed, f"{path}: {where}")
 
 
 def _credentials(given: dict[str, Any], base: Path) -> Credentials:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Grid, Word
+from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
 from fedmcmc.transforms import check_cohorts
 
@@ -62,11 +63,7 @@ STAGES = OPEN, CONFIRM, SEAL = ("open", "confirm", "seal")
 
 def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: Any) -> None:
     """Raise `ValueError` unless a study may ask for masks so."""
-    if not WANTED <= secure.keys() <= ALLOWED:
-        raise ValueError(
-            f"secure must have {', '.join(sorted(WANTED))} and may have "
-            f"{', '.join(sorted(ALLOWED - WANTED))}; it has {', '.join(sorted(secure))}."
-        )
+    check_keys(secure, sorted(WANTED), sorted(ALLOWED), "secure")
     for name in secure.keys() & (COUNTS | {"rounds"}):
         if type(secure[name]) is not int:
             raise ValueError(f"secure.{name} must be a whole number, got {secure[name]!r}.")

@@ -17,7 +17,7 @@ from jax import Array
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, code_rows
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
@@ -69,7 +69,7 @@ class Site:
     name
         Of this site in the study.
     rows
-        Its rows, leaves ``[n, ...]``, or a table.
+        Its rows, leaves ``[n, ...]``, or a table. Text becomes codes of the study's levels.
     folder
         On a disk of its own, where it keeps its state.
     approved
@@ -94,7 +94,8 @@ class Site:
     Refused
         If the study is another than approved, or asks for what the site does not give.
     ValueError
-        If rows are not those of the study, or the identity is not the one that the study names.
+        If rows are not those of the study, if a text column has no levels in the study or a value
+        is none of them, or if the identity is not the one that the study names.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Site:
         self.study, self.name = study, name
         self.index = list(study.sites).index(name)
         self.disk, self.most_rounds = Disk(folder), most_rounds
-        own = FederatedData.from_clients([rows]).rows
+        own = FederatedData.from_clients({name: self._coded(rows)}).rows
         self._check(own, min_rows, min_sites, refused_columns)
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
@@ -147,6 +148,16 @@ class Site:
         self._log, self._hello = log, b""
         if log is not None:
             log.write("started", site=name, study=study.digest)
+
+    def _coded(self, rows: Any) -> ArrayTree:
+        """Return rows as numbers, text as codes of the study's levels."""
+        study = self.study
+        remedy = (
+            f"Sites code text by the levels that the study {study.name!r} declares: add "
+            f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
+            f"(the digest changes, so that all owners approve it again), or remove the column."
+        )
+        return code_rows(rows, study.levels, self.name, remedy=remedy)
 
     def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]

@@ -19,7 +19,8 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Posterior, as_functions
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, Levels
+from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_alike, check_settings, grid_of
 from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
@@ -49,7 +50,8 @@ class Study:
     sites
         Rows of each site, by name, in the order of the clients. Sizes are known to all.
     rows
-        One row's shapes and types: a tree of ``jax.ShapeDtypeStruct``.
+        One row's shapes and types: a tree of ``jax.ShapeDtypeStruct``. Integers of fewer than 32
+        bits become int32.
     kernels
         Kernels by name, each found as the model is: ``(posterior, settings) -> FederatedKernel``.
     asks
@@ -68,6 +70,8 @@ class Study:
         kernels of the study must then be secure sums over all sites.
     folder
         Where files are looked for; each party has its own.
+    levels
+        Levels of text columns in their order, by column. Sites code text by these.
 
     Examples
     --------
@@ -91,6 +95,7 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)
     secure: Mapping[str, Any] = field(default_factory=dict)
     folder: str | Path = "."
+    levels: Mapping[str, Levels] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Name the study, its sites and what runs there."""
@@ -106,6 +111,8 @@ class Study:
             raise ValueError("sites must be a mapping of names to numbers of rows, at least one.")
         if not jax.tree.leaves(self.rows):
             raise ValueError("rows must say the shapes and types of one row.")
+        object.__setattr__(self, "rows", wide_shapes(self.rows))
+        object.__setattr__(self, "levels", checked_levels(self.levels, self.rows))
         for where in (self.posterior, *self.kernels.values()):
             if where.count(":") != 1:
                 raise ValueError(
@@ -126,15 +133,14 @@ class Study:
         path = Path(path)
         with path.open("rb") as file:
             given = tomllib.load(file)
-        wanted = {"name", "posterior", "sites", "rows"}
-        known = wanted | {"kernels", "asks", "settings", "secure"}
-        if not wanted <= given.keys() <= known:
-            raise ValueError(
-                f"{path} must hold {', '.join(sorted(wanted))} and may hold "
-                f"{', '.join(sorted(known - wanted))}; it holds {', '.join(sorted(given))}."
-            )
-        given["rows"] = _shapes(given["rows"], path)
-        return cls(**given, folder=path.parent)
+        wanted = ("name", "posterior", "sites", "rows")
+        tables = ("sites", "kernels", "settings", "secure")
+        check_keys(given, wanted, ("asks", *tables), str(path))
+        for name in tables:
+            if not isinstance(given.get(name, {}), dict):
+                raise ValueError(f"{path}: {name} must be a table, got {given[name]!r}.")
+        rows, levels = read_columns(given.pop("rows"), path)
+        return cls(**given, rows=rows, levels=levels, folder=path.parent)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the parties agree on, as `read` takes it, with the SHA-256 of files."""
@@ -148,7 +154,7 @@ class Study:
             "settings": dict(self.settings),
             "secure": dict(self.secure),
             "files": {where: self._hash(where) for where in self.sources},
-        }
+        } | ({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {})
 
     @cached_property
     def digest(self) -> str:
@@ -446,14 +452,6 @@ def _padded(leaf: Any, size: int) -> Any:
     nothing = jnp.nan if floats else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
     rest = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), nothing, leaf.dtype)
     return jnp.concatenate([leaf, rest])
-
-
-def _shapes(tree: Any, path: Path) -> ArrayTree:
-    if isinstance(tree, dict) and isinstance(tree.get("dtype"), str):
-        return jax.ShapeDtypeStruct(tuple(tree.get("shape", ())), np.dtype(tree["dtype"]))
-    if not isinstance(tree, dict) or not tree:
-        raise ValueError(f"{path}: each column of rows needs a dtype, and a shape if it has one.")
-    return {name: _shapes(part, path) for name, part in tree.items()}
 
 
 def _described(tree: ArrayTree) -> Any:

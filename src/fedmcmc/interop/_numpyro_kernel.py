@@ -20,7 +20,7 @@ from fedmcmc.gradients import holds_augmented
 from fedmcmc.interop._numpyro_model import from_numpyro
 from fedmcmc.interop._numpyro_trace import call_model
 from fedmcmc.pytrees import trees
-from fedmcmc.random import as_key, draw_key
+from fedmcmc.random import as_key, as_keys, draw_key
 from fedmcmc.rounds import RoundInfo, simulate
 from fedmcmc.tuning import predict_bias
 
@@ -198,7 +198,7 @@ class FederatedMCMCKernel(MCMCKernel):
             predicted = predict_bias(self._built()[1], data, self._surrogates)
             if predicted.is_off:
                 warnings.warn(str(predicted), SamplingWarning, stacklevel=2)
-        if as_key(rng_key).ndim == 0:
+        if as_keys(rng_key).ndim == 0:
             return self._start(rng_key, init_params, data)
         start = jax.vmap(self._start, in_axes=(0, None if init_params is None else 0, None))
         return start(rng_key, init_params, data)

@@ -19,6 +19,10 @@ from fedmcmc.interop._numpyro_checks import (
     warn_of_group_effects,
     warn_of_large_outcomes,
 )
+from fedmcmc.interop._numpyro_columns import (
+    refuse_columns_as_clients,
+    warn_of_unordered_outcomes,
+)
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
     local_sites_of_levels,
@@ -111,11 +115,13 @@ def from_numpyro(
         that is no latent site, a model in which nothing is shared, a shared site's prior that
         depends on a local one, and a local site's prior that depends on rows.
     TypeError
-        If the rows are a dict and hold what the model does not take, or lack what it needs.
+        If the rows are a dict and hold what the model does not take, or lack what it needs, or if
+        the clients of a `FederatedData` are called as the model's arguments.
 
     Warns
     -----
     UserWarning
+        If the outcome of an ordinal distribution is a text column in alphabetical order.
         With `check_rows`, if a model without `local` has a scalar site whose scale is another
         latent site, as an effect per client would have it; and if a model of groups has outcomes in
         single precision above ten thousand.
@@ -148,6 +154,8 @@ def from_numpyro(
     >>> print(str(posterior)[:52])
     Posterior(shared by all clients: slope, scale; logpr
     """
+    if isinstance(example, FederatedData):
+        refuse_columns_as_clients(model, example)
     rows = checked_rows(client_rows(example), "one client's rows")
     absent = check_arguments(model, rows)
     try:
@@ -174,6 +182,8 @@ def from_numpyro(
         if told.client is not None:
             told = told._replace(client=told.client._replace(prior_spread_fn=own))
         posterior = posterior._replace(local=told)
+    if isinstance(example, FederatedData):
+        warn_of_unordered_outcomes(model, structure, example)
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
         every = rows if data is None else values_of(data.rows)

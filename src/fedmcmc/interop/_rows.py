@@ -6,13 +6,18 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, constructor_of, is_table, row_dtype
 
 ROW_TOLERANCE = 1e-3
 """Largest relative change of a row's log likelihood with the other rows of its batch."""
 
 
 def client_rows(example: ArrayTree | FederatedData) -> Any:
+    if is_table(example):
+        raise TypeError(
+            f"example must be a FederatedData or arrays, got {type(example).__name__}. "
+            f"{constructor_of(example)}"
+        )
     return example.client_rows(0) if isinstance(example, FederatedData) else example
 
 
@@ -28,4 +33,11 @@ def checked_rows(rows: ArrayTree, description: str) -> Any:
             f"on their first axis; got shapes {shapes}."
         )
     arrays = jax.tree.map(np.asarray, rows)
-    return jax.tree.map(lambda x: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)), arrays)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        if leaf.dtype.kind in "OSUmM":
+            name = jax.tree_util.keystr(path) or "the rows"
+            raise ValueError(
+                f"example must hold numbers, got dtype {leaf.dtype} in {name}: make a "
+                f"FederatedData of tables, which codes text."
+            )
+    return jax.tree.map(lambda x: x.astype(row_dtype(x.dtype)), arrays)

@@ -7,6 +7,7 @@ by their numbers alone, and imports `fedmcmc.pytrees`.
 from fedmcmc.random._shuffles import shuffle_words as shuffle_words
 from fedmcmc.random._shuffles import shuffled as shuffled
 from fedmcmc.random._streams import as_key as as_key
+from fedmcmc.random._streams import as_keys as as_keys
 from fedmcmc.random._streams import augmentation_key as augmentation_key
 from fedmcmc.random._streams import client_key as client_key
 from fedmcmc.random._streams import cohort_key as cohort_key

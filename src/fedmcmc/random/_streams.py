@@ -33,15 +33,43 @@ MAX_PREPARED_NORMALS = 2**22
 """Above this many numbers per client and round, keys of steps are prepared, not their normals."""
 
 
-def as_key(rng_key: Any) -> Array:
-    """Return a typed key, also from the raw words of `jax.random.PRNGKey`."""
+def as_keys(rng_key: Any) -> Array:
+    """Return a typed key, or an array of typed keys, also from raw words of `jax.random.PRNGKey`.
+
+    Raises
+    ------
+    TypeError
+        If `rng_key` is no key.
+    """
     if not isinstance(rng_key, jax.Array):
         raise TypeError(
             f"rng_key must be a JAX key, as from jax.random.key(0), got {type(rng_key).__name__}."
         )
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         return rng_key
+    if rng_key.dtype != jnp.uint32 or rng_key.ndim == 0:
+        raise TypeError(
+            f"rng_key must be a JAX key, as from jax.random.key(0), got an array "
+            f"{rng_key.dtype}{list(rng_key.shape)}."
+        )
     return jax.random.wrap_key_data(rng_key)
+
+
+def as_key(rng_key: Any) -> Array:
+    """Return one typed key, also from the raw words of `jax.random.PRNGKey`.
+
+    Raises
+    ------
+    TypeError
+        If `rng_key` is no key, or an array of keys.
+    """
+    key = as_keys(rng_key)
+    if key.shape:
+        raise TypeError(
+            f"rng_key must be a single key, got an array of keys with shape {key.shape}, as from "
+            f"jax.random.split. Pass one of them, such as keys[0]."
+        )
+    return key
 
 
 def client_key(rng_key: Array, round_: Array, index: Array) -> Array:

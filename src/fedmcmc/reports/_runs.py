@@ -120,7 +120,9 @@ WORDS = (
     ),
     (
         "Code",
-        "A number that stands for a word in the data. Codes follow the alphabet and mean no order.",
+        "A number that stands for a word in the data. Codes of ordered categories follow their "
+        "order. Codes of other words are in alphabetical order unless the data say otherwise, and "
+        "which of two is larger has no meaning.",
     ),
     (
         "Bit, Mbit",

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Federation, as_functions
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, constructor_of
 from fedmcmc.kernels import Question
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
@@ -201,7 +201,7 @@ def as_consortium(data: Any) -> Consortium:
         return data
     raise TypeError(
         f"data must be a fedmcmc.FederatedData or a consortium of clients, got "
-        f"{type(data).__name__}."
+        f"{type(data).__name__}. {constructor_of(data)}"
     )
 
 

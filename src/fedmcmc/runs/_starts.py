@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
-from fedmcmc.data import ClientLoader, FederatedData
+from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, combined, is_first, place
 from fedmcmc.pytrees import trees
@@ -31,7 +31,7 @@ def check_data(data: Any) -> None:
     if not isinstance(data, FederatedData):
         raise TypeError(
             "data must be a FederatedData (from_clients, from_arrays; for sample also a "
-            f"ClientLoader), got {type(data).__name__}."
+            f"ClientLoader), got {type(data).__name__}. {constructor_of(data)}"
         )
 
 

@@ -1,0 +1,229 @@
+"""Levels of text: one order for all clients, mistakes of spelling, and numbers written as text."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars
+import pytest
+
+from fedmcmc import FederatedData
+from fedmcmc.data import in_words
+
+
+def categories(values, levels=None, *, ordered=True):
+    return pd.DataFrame({"y": pd.Categorical(values, categories=levels, ordered=ordered)})
+
+
+def text(*values):
+    return pd.DataFrame({"y": list(values)})
+
+
+def enum(values, levels):
+    return polars.DataFrame({"y": polars.Series(values, dtype=polars.Enum(levels))})
+
+
+ORDERED = {
+    "a level between": (
+        [categories(["severe"], ["mild", "severe"])],
+        categories(["moderate"], ["mild", "moderate", "severe"]),
+        ["mild", "moderate", "severe"],
+    ),
+    "the last level alone": (
+        [categories(["severe"], ["severe"])],
+        categories(["mild"], ["mild", "severe"]),
+        ["mild", "severe"],
+    ),
+    "a chain over three clients": (
+        [categories(["b"], ["b", "c"]), categories(["d"], ["c", "d"])],
+        categories(["a"], ["a", "b"]),
+        ["a", "b", "c", "d"],
+    ),
+    "an order against the alphabet": (
+        [categories(["low"], ["low", "high"])],
+        categories(["medium"], ["low", "medium", "high"]),
+        ["low", "medium", "high"],
+    ),
+    "numbers in a declared order": ([categories([3], [3, 1])], categories([1], [3, 2, 1]), "321"),
+    "an order at one client": ([text("mild")], categories(["mild"], ["severe", "mild"]), None),
+    "enumerations": ([enum(["x"], ["z", "x"])], enum(["y"], ["z", "y", "x"]), ["z", "y", "x"]),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_orders_of_clients_are_merged(name):
+    first, last, levels = ORDERED[name]
+    levels = tuple(levels or ("severe", "mild"))
+    for clients in ([*first, last], [last, *first]):
+        data = FederatedData.from_clients(clients)
+        assert data.coding == {"y": levels} and data.orders == {"y": "ordered"}
+        values = [str(value) for table in clients for value in table["y"].to_list()]
+        assert [levels[code] for code in np.asarray(data.rows["y"])] == values
+        assert f"(ordered: 0 {levels[0]!r} < 1 {levels[1]!r}" in repr(data)
+
+
+@pytest.mark.parametrize(
+    "orders, message",
+    [
+        ({"A": "ab", "B": "ba"}, r"'a' < 'b' \(client 'A'\), 'b' < 'a' \(client 'B'\)"),
+        (
+            {"A": "ab", "B": "bc", "C": "ca"},
+            r"contradict.*'c' < 'a' \(client 'C'\).*client 'A'.*client 'B'",
+        ),
+        ({"A": "ac", "B": "bc"}, r"whether 'a' or 'b' comes first: .*'A'\), 'b' < 'c' \(client 'B"),
+        ({"A": "a", "B": "b"}, r"whether 'a' or 'b' comes first.*Declare all categories"),
+    ],
+)
+def test_orders_that_disagree_or_leave_it_open_are_refused(orders, message):
+    tables = {name: categories(list(levels), list(levels)) for name, levels in orders.items()}
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_clients(tables)
+    polars_tables = {name: enum(list(levels), list(levels)) for name, levels in orders.items()}
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_clients(polars_tables)
+
+
+def test_text_that_is_none_of_the_ordered_categories_is_refused():
+    with pytest.raises(ValueError, match=r"client 1 holds 'z', which is none.*'c' < 'a'"):
+        FederatedData.from_clients([categories(["a"], ["c", "a"]), text("z")])
+
+
+@pytest.mark.parametrize(
+    "clients, levels, order",
+    [
+        ([text("high", "low"), text("medium")], ["high", "low", "medium"], "alphabetical"),
+        (
+            [categories([10, 2], ordered=False), categories([2, 3, 1], ordered=False)],
+            ["1", "2", "3", "10"],
+            "numerical",
+        ),
+        ([categories(["10", "9"], ordered=False)], ["9", "10"], "numerical"),
+        ([categories([2.5, 10.0], ordered=False)], ["2.5", "10"], "numerical"),
+        ([categories(["b", "a"], ["b", "a"], ordered=False)] * 2, ["b", "a"], "as declared"),
+        (
+            [categories(["b"], ordered=False), categories(["a", "c"], ordered=False)],
+            ["a", "b", "c"],
+            "alphabetical",
+        ),
+    ],
+)
+def test_levels_without_an_order(clients, levels, order):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = FederatedData.from_clients(clients)
+    assert data.coding == {"y": tuple(levels)} and data.orders == {"y": order}
+    values = [
+        f"{value:g}" if isinstance(value, float) else str(value)
+        for table in clients
+        for value in table["y"]
+    ]
+    assert [levels[code] for code in np.asarray(data.rows["y"])] == values
+    assert f"y: int32 ({order}: 0 {levels[0]!r}, 1 {levels[1]!r}" in repr(data)
+
+
+def test_polars_categories_are_sorted_whatever_came_first():
+    tables = [
+        polars.DataFrame({"y": polars.Series(values, dtype=polars.Categorical)})
+        for values in (["m", "f"], ["f", "d"])
+    ]
+    data = FederatedData.from_clients(tables)
+    assert data.coding == {"y": ("d", "f", "m")}
+    assert np.asarray(data.rows["y"]).tolist() == [2, 1, 1, 0]
+
+
+def test_a_declared_order_that_is_lost_is_reported():
+    with pytest.warns(UserWarning, match="client 0 has the categories 'placebo', 'drug'") as said:
+        data = FederatedData.from_clients(
+            [
+                categories(["drug"], ["placebo", "drug"], ordered=False),
+                categories(["placebo"], ["placebo"], ordered=False),
+            ]
+        )
+    assert data.coding == {"y": ("drug", "placebo")} and said[0].filename == __file__
+
+
+def test_a_report_states_the_order():
+    ordered = categories(["a", "c"], ["c", "b", "a"])
+    words = in_words(FederatedData.from_clients([ordered.assign(z=["u", "v"])]))
+    assert words["columns"] == (
+        "y: 0 is 'c', 1 is 'b', 2 is 'a' (ordered categories)\nz: 0 is 'u', 1 is 'v'"
+    )
+
+
+SAME = [
+    ("Female", "Female "),
+    ("a  b", "a b"),
+    ("a\u00a0b", "a b"),
+    ("Z\u00fcrich", "Zu\u0308rich"),
+]
+
+
+@pytest.mark.parametrize("one, other", SAME)
+def test_texts_that_look_the_same_are_refused(one, other):
+    message = "differ only in white space or in the encoding of letters"
+    with pytest.raises(
+        ValueError, match=rf"'y' has the levels .*client 'P'.*client 'Q'.*{message}"
+    ):
+        FederatedData.from_clients({"P": text(one, one), "Q": text(other)})
+    table = pd.DataFrame({"x": [1, 2, 3], "y": [one, other, "z"], "c": 1})
+    with pytest.raises(ValueError, match=rf"'y' has the levels.*{message}"):
+        FederatedData.from_dataframe(table, client="c")
+    with pytest.raises(ValueError, match=rf"'y' has the clients.*{message}"):
+        FederatedData.from_dataframe(table, client="y")
+    with pytest.raises(ValueError, match=rf"'y' has the groups.*{message}"):
+        FederatedData.from_dataframe(table, client="c", groups="y")
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_clients({one: text("u"), other: text("v")})
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_arrays(np.ones(2), [one, other])
+    with pytest.raises(ValueError, match=rf"Client 0 has the groups.*{message}"):
+        FederatedData.from_clients([np.ones(2)], groups=[[one, other]])
+
+
+@pytest.mark.parametrize("one, other", [("Female", "female"), ("post-op", "post\u2013op")])
+def test_texts_that_differ_in_case_or_dashes_are_reported(one, other):
+    message = rf"'y' has the levels '{one}' \(client 'P'\) and '{other}' \(client 'Q'\)"
+    with pytest.warns(UserWarning, match=message) as said:
+        data = FederatedData.from_clients({"P": text(one), "Q": text(other)})
+    assert len(data.coding["y"]) == 2 and said[0].filename == __file__
+    with pytest.warns(UserWarning, match="labels"):
+        FederatedData.from_clients({one: text("u"), other: text("v")})
+    with pytest.warns(UserWarning, match="labels"):
+        FederatedData.from_arrays(np.ones(2), [one, other])
+
+
+def test_a_marker_of_a_missing_value_among_text_is_reported():
+    with pytest.warns(UserWarning, match="client 'B' holds 'NA', which becomes a level"):
+        FederatedData.from_clients({"A": text("f"), "B": text("m", "NA")})
+
+
+NUMBERS = [
+    ["0.5", "10", "2.5"],
+    ["1,5", "2"],
+    ["1 000", "20"],
+    [" 3 ", "4"],
+    ["<5", "6"],
+    ["54", "NA", "61"],
+    ["1", "."],
+    ["12", "15", "18", "unknown"],
+    ["1,234.5", "2"],
+    ["5%", "10%"],
+]
+
+
+@pytest.mark.parametrize("values", NUMBERS, ids=str)
+def test_numbers_written_as_text_are_refused(values):
+    message = r"Column 'y'.* holds numbers written as text \('.*pd.to_numeric.*\"category\"\)"
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_clients({"A": text("f"), "B": text(*values)})
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_dataframe(text(*values).assign(c="u"), client="c")
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_clients([polars.DataFrame({"y": values})])
+    coded = pd.DataFrame({"y": pd.Categorical(values)})
+    assert len(FederatedData.from_clients([coded]).coding["y"]) == len(values)
+
+
+@pytest.mark.parametrize("values", [["I", "II"], ["1", "2", "3a", "3b"], ["10 mg", "5 mg"]])
+def test_text_with_few_numbers_is_text(values):
+    assert FederatedData.from_clients([text(*values)]).coding["y"] == tuple(sorted(values))

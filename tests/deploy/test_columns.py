@@ -1,0 +1,170 @@
+"""Columns of a study: text coded by the levels that the study declares, and no unknown keys."""
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import polars
+import pytest
+
+from fedmcmc import deploy
+from fedmcmc.deploy._account import files_told
+
+MODEL = """
+import jax.numpy as jnp
+import fedmcmc
+
+
+def posterior(settings):
+    return fedmcmc.Posterior(
+        lambda t: -0.5 * jnp.sum(t**2),
+        lambda t, rows: -0.5 * (rows["y"] - t[rows["arm"]]) ** 2,
+        init_fn=lambda key: jnp.zeros(3),
+    )
+"""
+LEVELS = ["placebo", "drug", "surgery"]
+STUDY = """
+name = "arms"
+posterior = "model.py:posterior"
+asks = ["Evaluations"]
+[sites]
+A = 3
+B = 2
+[rows]
+arm = { dtype = "int32", levels = ["placebo", "drug", "surgery"] }
+y = { dtype = "float32" }
+"""
+
+
+def study_in(folder, text=STUDY):
+    (folder / "model.py").write_text(MODEL)
+    (folder / "study.toml").write_text(text)
+    return deploy.Study.read(folder / "study.toml")
+
+
+def site(study, folder, rows, name="A"):
+    return deploy.Site(study, name, rows, folder=folder / name)
+
+
+def arms(*values):
+    return {"arm": list(values), "y": [float(i) for i in range(len(values))]}
+
+
+def test_every_site_codes_text_by_the_levels_of_the_study(tmp_path):
+    study = study_in(tmp_path)
+    values, codes = ("surgery", "placebo", "surgery"), [2, 0, 2]
+    own = ["surgery", "placebo"]
+    tables = {
+        "pandas": pd.DataFrame(arms(*values)),
+        "polars": polars.DataFrame(arms(*values)),
+        "own categories": pd.DataFrame(arms()).assign(arm=pd.Categorical([], own)),
+        "arrays": {name: np.array(column) for name, column in arms(*values).items()},
+        "codes": {"arm": np.array(codes, np.int8), "y": np.arange(3.0)},
+    }
+    tables["own categories"] = pd.DataFrame(arms(*values)).assign(arm=pd.Categorical(values, own))
+    for name, table in tables.items():
+        rows = site(study, tmp_path / name, table).client.rows
+        assert rows["arm"].dtype == jnp.int32 and rows["arm"].tolist() == codes, name
+    # A site without one of the levels has the same codes for the others.
+    other = site(study, tmp_path, pd.DataFrame(arms("drug", "surgery")), "B").client.rows
+    assert other["arm"][:2].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        (
+            ["drug", "Drug", "placebo"],
+            "holds 'Drug' in row 1, which is none of .*'drug'",
+        ),
+        (["drug", "drug ", "placebo"], "'arm' of A holds 'drug ' in row 1"),
+        (["drug", None, "placebo"], "'arm' of A has 1 missing value, the first in row 1"),
+        ([0, 1, 3], "'arm' of A holds 3 in row 2, which is neither.*code from 0 to 2"),
+        ([0, 1, -1], "'arm' of A holds -1 in row 2"),
+        ([0, 1, 0.5], "'arm' of A holds 0.5 in row 2"),
+        (
+            pd.Categorical(["drug"] * 3, ["drug", "placebo"], ordered=True),
+            "'arm' of A has ordered categories 'drug' < 'placebo', in another order",
+        ),
+    ],
+)
+def test_what_is_no_level_is_refused_at_the_site(tmp_path, values, message):
+    table = pd.DataFrame({"arm": values, "y": [0.0, 1.0, 2.0]})
+    with pytest.raises(ValueError, match=message):
+        site(study_in(tmp_path), tmp_path, table)
+
+
+def test_text_without_levels_is_refused_at_a_site(tmp_path):
+    study = study_in(tmp_path, STUDY.replace(f", levels = {LEVELS!r}".replace("'", '"'), ""))
+    message = "'arm' of A is text without known levels.*add levels = .*study.toml"
+    with pytest.raises(ValueError, match=message):
+        site(study, tmp_path, pd.DataFrame(arms("drug", "drug", "placebo")))
+    rows = {name: np.array(column) for name, column in arms("drug", "drug", "drug").items()}
+    with pytest.raises(ValueError, match=message):
+        site(study, tmp_path, rows)
+
+
+def test_levels_are_part_of_what_an_owner_approves(tmp_path):
+    study = study_in(tmp_path)
+    assert study.levels == {"arm": tuple(LEVELS)}
+    told = " ".join(files_told(study, "A").split())
+    assert "Text in arm becomes codes: 0 is 'placebo', 1 is 'drug', 2 is 'surgery'." in told
+    approval = deploy.Approval.of(study, "A")
+    other = study_in(tmp_path, STUDY.replace('"placebo", "drug"', '"drug", "placebo"'))
+    assert other.digest != study.digest
+    (difference,) = approval.differences(other)
+    assert difference.startswith("levels of arm: ")
+    without = study_in(tmp_path, STUDY.replace(', levels = ["placebo", "drug", "surgery"]', ""))
+    assert "levels" not in without.to_dict()
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("levels =", "level =", "column 'arm' of rows must hold dtype.*level, which is unknown.*"
+         "Is levels meant"),
+        ('y = { dtype', 'y = { type', "column 'y' of rows .*holds type, which is unknown"),
+        ('"float32"', '"float33"', "column 'y' of rows"),
+        ("[sites]", "[site]", "must hold .*holds site, which is unknown. Is sites meant"),
+        ("asks =", "ask =", "holds ask, which is unknown. Is asks meant"),
+        ('"placebo", ', '"drug", ', "must differ, got 'drug' twice"),
+        ('"placebo", ', '"drug ", ', "differ only in white space"),
+        ('"placebo", ', "1, ", "must be a list of texts"),
+        ('dtype = "int32"', 'dtype = "float32"', "need the dtype int32"),
+        ('dtype = "int32"', 'dtype = "int32", shape = [2]', "need the dtype int32 and no shape"),
+        ("[sites]", "[secure]\nround = 3\n[sites]", "secure must hold .*Is rounds meant"),
+    ],
+)  # fmt: skip
+def test_a_study_with_unknown_keys_or_no_levels_is_refused(tmp_path, old, new, message):
+    assert old in STUDY
+    with pytest.raises(ValueError, match=message):
+        study_in(tmp_path, STUDY.replace(old, new))
+
+
+def test_integers_of_a_study_are_wide(tmp_path):
+    text = STUDY.replace('dtype = "int32", levels', "levels").replace("float32", "int8")
+    study = study_in(tmp_path, text)
+    assert study.rows["arm"].dtype == study.rows["y"].dtype == jnp.int32
+    rows = {"arm": np.zeros(3, np.int8), "y": np.full(3, 100, np.int8)}
+    y = site(study, tmp_path, rows).client.rows["y"]
+    assert (y * y).tolist() == [10_000] * 3
+
+
+def test_unknown_keys_of_a_site_are_refused(tmp_path):
+    (tmp_path / "site.toml").write_text(
+        'name = "A"\nstudy = "study.toml"\nrows = "A.npz"\nfolder = "A"\napproval = "a.json"\n'
+        "limits = { most_round = 3 }\n"
+    )
+    with pytest.raises(ValueError, match=r"limits.*most_round, which is unknown. Is most_rounds"):
+        deploy._config.site_settings(tmp_path / "site.toml", dials=False)
+
+
+def test_rows_of_a_site_are_read_from_arrays_alone(tmp_path):
+    read = deploy._config._rows
+    np.savez(tmp_path / "rows.npz", arm=np.array(["a", "b"]), y=np.ones(2))
+    assert read(tmp_path / "rows.npz")["arm"].tolist() == ["a", "b"]
+    np.savez(tmp_path / "objects.npz", arm=np.array(["a", None], object))
+    with pytest.raises(ValueError, match=r"'arm' of .*objects.npz holds Python objects.*dtype=str"):
+        read(tmp_path / "objects.npz")
+    (tmp_path / "rows.csv").write_text("arm,y\na,1\n")
+    with pytest.raises(ValueError, match=r"rows.csv is no .npz file.*numpy.savez"):
+        read(tmp_path / "rows.csv")
