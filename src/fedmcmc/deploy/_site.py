@@ -27,7 +27,9 @@ from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, st
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
+from fedmcmc.kernels import Evaluations, Expansions
 from fedmcmc.pytrees import trees
+from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_LETTERS = 64
@@ -129,6 +131,7 @@ class Site:
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
+        self._bad_row = ""  # what the log has of a row that is not finite
         self._last = (b"", b"")  # a request, and what was answered
         self._masks: SiteMasks | None = None
         if study.secure:
@@ -442,6 +445,7 @@ class Site:
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
         run.answered = (tag.round, number)
         self._save(run)
+        self._log_bad_row(run, broadcasts, codes)
         if self._masks is not None:
             place = (tag.round, number, len(shapes.phases), False)
             kept = digest_of(wire.encode([run.state]))
@@ -451,6 +455,15 @@ class Site:
             *(wire.encode(chain_of(codes, c)) for c in chains),
             *(wire.encode(chain_of(reports, c)) for c in chains),
         )
+
+    def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
+        """Log once which row makes the answer to a question not finite, for the site's owner."""
+        if self._bad_row or not isinstance(run.kernel, Evaluations | Expansions):
+            return
+        content, answer = (jax.tree.map(lambda leaf: leaf[0], x) for x in (broadcasts, codes))
+        self._bad_row = nonfinite_answer(run.kernel, content.position, answer, self.client)
+        if self._bad_row:
+            LOG.warning("%s: %s", self.name, self._bad_row)
 
     def _check_session(self, frame: Frame) -> None:
         """Raise where a message under masks is not of this site's session."""

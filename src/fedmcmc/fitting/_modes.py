@@ -17,10 +17,13 @@ from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import (
     NEWTON_DIMENSIONS,
+    SITE_LOGS,
     Expansion,
     Ledger,
     Objective,
     Structure,
+    explain_nonfinite,
+    explained,
     lbfgs,
     newton,
 )
@@ -153,9 +156,10 @@ def find_modes(
     prior = np.asarray(_log_priors(posterior, candidates), np.float64)
     good = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
     if len(good) == 0:
+        explain_nonfinite(posterior, consortium, candidates)
         raise ValueError(
             f"The log density is finite at none of {len(values)} starts: scale the covariates, or "
-            "pass position=, a place where it is."
+            f"pass position=, a place where it is. {SITE_LOGS}"
         )
     flat = np.asarray(jax.vmap(trees.ravel)(candidates), np.float64)
     starts = flat[good[:num_starts]]
@@ -167,7 +171,9 @@ def find_modes(
     best = good[np.argmax((values + prior)[good])]
     centre = jax.tree.map(lambda leaf: leaf[best], candidates)
     evaluate = Objective(posterior, ledger, centre, "dense" if by_newton else "none")
-    results, _ = lockstep(evaluate, starts, follow, max_evaluations)
+    results, _ = lockstep(
+        explained(evaluate, consortium, candidates), starts, follow, max_evaluations
+    )
     if not by_newton:  # curvature at the highest place alone: it takes d**2 / 2 numbers
         highest = min(results, key=lambda found: found.value)
         structure: Structure = "dense" if size <= DENSE_DIMENSIONS else "diagonal"
