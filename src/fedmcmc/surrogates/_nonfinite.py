@@ -61,17 +61,20 @@ class BadRow(NamedTuple):
         """Return an error message for a row of `client`."""
         values = [f"{name} = {_as_text(value)}" for name, value in self.columns.items()]
         shown = ", ".join(values[:MAX_COLUMNS]) + ", ..." * (len(values) > MAX_COLUMNS)
+        if self.share > MOST_ROWS:
+            return (
+                f"The log density or its derivatives are finite at none of {num_positions} starts: "
+                f"scale the covariates, or pass position=, a place where they are. The "
+                f"{self.problem} is not finite for {self.num_bad} rows at any start; the first is "
+                f"row {self.row} of {client} ({shown})."
+            )
         others = f" {self.num_bad} rows are like this." if self.num_bad > 1 else ""
-        many = (
-            " They are most of the rows: scale the covariates, or pass position=, a place where "
-            "the log likelihood is finite."
-        )
         return (
             f"The {self.problem} of row {self.row} of {client} ({shown}) is not finite at any of "
-            f"{num_positions} starts.{others}{many * (self.share > MOST_ROWS)} Drop such rows, "
-            f"replace the value (a zero by a small positive number, say), or write the density so "
-            f"that value and gradient are finite there, with jnp.where around the argument of the "
-            f"function that is infinite as well as around its result."
+            f"{num_positions} starts.{others} Drop such rows, replace the value (a zero by a small "
+            f"positive number, say), or write the density so that value and gradient are finite "
+            f"there, with jnp.where around the argument of the function that is infinite as well "
+            f"as around its result."
         )
 
 
@@ -92,7 +95,7 @@ def explain_nonfinite(posterior: Posterior, consortium: Any, positions: ArrayTre
         Positions to try, leaves ``[num, *event]``; the first 32 are used.
     """
     data = getattr(consortium, "data", None)
-    if not isinstance(data, FederatedData):
+    if not isinstance(data, FederatedData) or not trees.all_finite(positions):
         return
     rows, num = values_of(data.rows), _num_used(positions)
     bad = find_bad_row(posterior, rows, positions)
