@@ -17,7 +17,7 @@ from jax import Array
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
-from fedmcmc.data import FederatedData
+from fedmcmc.data import FederatedData, values_of
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
@@ -27,6 +27,7 @@ from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, st
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
+from fedmcmc.interop import check_indices
 from fedmcmc.kernels import Evaluations, Expansions
 from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import nonfinite_answer
@@ -131,6 +132,7 @@ class Site:
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
+        self._checked = False  # whether columns index the model within its axes
         self._bad_row = ""  # what the log has of a row that is not finite
         self._last = (b"", b"")  # a request, and what was answered
         self._masks: SiteMasks | None = None
@@ -289,12 +291,21 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
         self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, readers, told)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
+
+    def _check_indices(self) -> None:
+        """Raise where a column of this site's rows indexes the model outside of an axis."""
+        if self._checked:
+            return
+        rows = jax.tree.map(lambda leaf: leaf[: int(self.client.size)], values_of(self.client.rows))
+        check_indices(self.study.model, rows, lambda row: f"row {row} of {self.name}")
+        self._checked = True
 
     def _current(self, frame: Frame) -> _Run:
         run, tag = self._run, frame.tag
