@@ -415,7 +415,12 @@ def _outside(eqn: Any, indices: list[Any]) -> tuple[Array, Array, Array, tuple[i
     return outside, counts, firsts, tuple(shape[axis] for axis in axes)
 
 
-def check_indices(posterior: Posterior, rows: ArrayTree, place_fn: Callable[[int], str]) -> None:
+def check_indices(
+    posterior: Posterior,
+    rows: ArrayTree,
+    place_fn: Callable[[int], str],
+    position: ArrayTree = None,
+) -> None:
     """Raise `ValueError` where a column indexes an axis of the model outside of its length.
 
     Parameters
@@ -426,15 +431,11 @@ def check_indices(posterior: Posterior, rows: ArrayTree, place_fn: Callable[[int
         All rows, leaves ``[num_rows, ...]``.
     place_fn
         Words for the place of a row.
+    position
+        Shapes of a position, by default those of ``posterior.init_fn``; without either, nothing is
+        checked.
     """
-    if posterior.init_fn is None:
-        return
     local = posterior.local or getattr(posterior.loglikelihood_fn, "local", None)
-    position: ArrayTree = jax.eval_shape(posterior.init_fn, jax.random.key(0))
-    own: ArrayTree = ()
-    if local is not None:
-        position = position if local.client is None else (position, local.client.like.tree)
-        own = local.like.tree
 
     def terms_fn(place: tuple[ArrayTree, ArrayTree], rows: ArrayTree) -> Array:
         if local is None:
@@ -443,7 +444,15 @@ def check_indices(posterior: Posterior, rows: ArrayTree, place_fn: Callable[[int
         of_rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), place[1])
         return jnp.asarray(local.loglikelihood_fn(place[0], of_rows, rows))
 
+    own: ArrayTree = ()
     try:
+        if position is None:
+            if posterior.init_fn is None:
+                return
+            position = jax.eval_shape(posterior.init_fn, jax.random.key(0))
+        if local is not None:
+            position = position if local.client is None else (position, local.client.like.tree)
+            own = local.like.tree
         bad = find_bad_index(terms_fn, (position, own), rows)
     except (AttributeError, KeyError, NotImplementedError, TypeError):
         return  # a primitive that cannot be evaluated by itself

@@ -184,7 +184,7 @@ def from_numpyro(
         if local is None:
             warn_of_group_effects(model, structure, rows)
         _check_rows(row_terms, structure, rows)
-        check_indices(posterior, every, place_of(data))
+        check_indices(posterior, every, place_of(data), position_shapes(structure.shapes))
     return posterior
 
 
