@@ -7,9 +7,9 @@ all give the same term (as within ``jnp.where(k < 3, v[k], 0)``), the index does
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ Terms = Callable[[ArrayTree, ArrayTree], Array]
 """A position and rows to the log likelihood of each row, ``[num_rows]``."""
 
 
-class BadIndex(NamedTuple):
+@dataclass(frozen=True)
+class BadIndex:
     """Row whose index lies outside of an axis: its number, columns with values, index, length."""
 
     row: int
@@ -106,8 +107,8 @@ def find_bad_index(terms_fn: Terms, position: ArrayTree, rows: ArrayTree) -> Bad
             if len(leaves[0]) > 1:
                 one = jax.tree.map(itemgetter(slice(row, row + 1)), rows)
                 alone = find_bad_index(terms_fn, position, one)
-                return bad._replace(index=None if alone is None else alone.index)
-            return bad._replace(index=int(target.firsts[axis]) if target else None)
+                return replace(bad, index=None if alone is None else alone.index)
+            return replace(bad, index=int(target.firsts[axis]) if target else None)
     return None
 
 
