@@ -17,7 +17,7 @@ from jax import Array
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
-from fedmcmc.data import FederatedData, code_rows
+from fedmcmc.data import FederatedData, code_rows, values_of
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
@@ -27,7 +27,10 @@ from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, st
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
+from fedmcmc.interop import check_indices
+from fedmcmc.kernels import Evaluations, Expansions
 from fedmcmc.pytrees import trees
+from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_LETTERS = 64
@@ -130,6 +133,8 @@ class Site:
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
+        self._checked = False  # whether columns index the model within its axes
+        self._bad_row = ""  # what the log has of a row that is not finite
         self._last = (b"", b"")  # a request, and what was answered
         self._masks: SiteMasks | None = None
         if study.secure:
@@ -297,12 +302,21 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
         self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, readers, told)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
+
+    def _check_indices(self) -> None:
+        """Raise where a column of this site's rows indexes the model outside of an axis."""
+        if self._checked:
+            return
+        rows = jax.tree.map(lambda leaf: leaf[: int(self.client.size)], values_of(self.client.rows))
+        check_indices(self.study.model, rows, lambda row: f"row {row} of {self.name}")
+        self._checked = True
 
     def _current(self, frame: Frame) -> _Run:
         run, tag = self._run, frame.tag
@@ -453,6 +467,7 @@ class Site:
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
         run.answered = (tag.round, number)
         self._save(run)
+        self._log_bad_row(run, broadcasts, codes)
         if self._masks is not None:
             place = (tag.round, number, len(shapes.phases), False)
             kept = digest_of(wire.encode([run.state]))
@@ -462,6 +477,15 @@ class Site:
             *(wire.encode(chain_of(codes, c)) for c in chains),
             *(wire.encode(chain_of(reports, c)) for c in chains),
         )
+
+    def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
+        """Log once which row makes the answer to a question not finite, for the site's owner."""
+        if self._bad_row or not isinstance(run.kernel, Evaluations | Expansions):
+            return
+        content, answer = (jax.tree.map(lambda leaf: leaf[0], x) for x in (broadcasts, codes))
+        self._bad_row = nonfinite_answer(run.kernel, content.position, answer, self.client)
+        if self._bad_row:
+            LOG.warning("%s: %s", self.name, self._bad_row)
 
     def _check_session(self, frame: Frame) -> None:
         """Raise where a message under masks is not of this site's session."""

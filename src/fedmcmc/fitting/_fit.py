@@ -31,6 +31,7 @@ from fedmcmc.fitting._fitted import Fitted, reported, with_names
 from fedmcmc.fitting._flat import refuse_flat_directions
 from fedmcmc.fitting._gibbs import check_many, fit_by_gibbs
 from fedmcmc.fitting._modes import Search, find_modes
+from fedmcmc.fitting._precision import check_precision
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
 from fedmcmc.fitting._progress import ticking
 from fedmcmc.fitting._report import Stage
@@ -364,6 +365,8 @@ class _Fit:
             )
             ledger = Ledger(self.consortium)
             refuse_flat_directions(self.posterior, ledger, search)
+            if search.found:
+                self._check_precision(ledger, search.centre, search.modes[0].covariance)
             num, highest = len(search.modes), search.modes[0]
             if search.found:
                 verdict, why = (
@@ -388,6 +391,15 @@ class _Fit:
                 0.0,
             )
             done(Stage("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why))
+
+    def _check_precision(
+        self, ledger: Ledger, position: ArrayTree, covariance: np.ndarray
+    ) -> None:
+        """Note if rounding errors of the log likelihood are too large near `position`."""
+        found = check_precision(self.posterior, self.consortium, position, covariance)
+        ledger.add(found.rounds, found.bits_up, found.bits_down)
+        if not found.ok:
+            self.caveats = (*self.caveats, found.message)
 
     def _correct_by_modes(self) -> None:
         """Weight draws of Gaussians at the modes, more of them if their error is too large."""

@@ -18,10 +18,13 @@ from fedmcmc.pytrees import trees
 from fedmcmc.runs import Consortium
 from fedmcmc.surrogates import (
     NEWTON_DIMENSIONS,
+    SITE_LOGS,
     Expansion,
     Ledger,
     Objective,
     Structure,
+    explain_nonfinite,
+    explained,
     lbfgs,
     newton,
 )
@@ -166,9 +169,10 @@ def find_modes(
     prior = np.asarray(_log_priors(posterior, candidates), np.float64)
     good = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
     if len(good) == 0:
+        explain_nonfinite(posterior, consortium, candidates)
         raise ValueError(
             f"The log density is finite at none of {len(values)} starts: scale the covariates, or "
-            "pass position=, a place where it is."
+            f"pass position=, a place where it is. {SITE_LOGS}"
         )
     flat = np.asarray(jax.vmap(trees.ravel)(candidates), np.float64)
     starts = flat[good[:num_starts]]
@@ -180,7 +184,9 @@ def find_modes(
     best = good[np.argmax((values + prior)[good])]
     centre = jax.tree.map(lambda leaf: leaf[best], candidates)
     evaluate = Objective(posterior, ledger, centre, "dense" if by_newton else "none")
-    results, _ = lockstep(evaluate, starts, follow, max_evaluations)
+    results, _ = lockstep(
+        explained(evaluate, consortium, candidates), starts, follow, max_evaluations
+    )
     num_used = num_starts
     while by_newton and num_used < len(good) and _some_may_be_missing(results, num_draws):
         more = flat[good[num_used : num_used + num_starts]]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_INLINED = {
+INLINED = {
     "checkpoint",
     "closed_call",
     "core_call",
@@ -76,7 +76,7 @@ class Tracer:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(self, eqn: Any, inputs: list[Node]) -> list[Node]:
-        if eqn.primitive.name in _INLINED:
+        if eqn.primitive.name in INLINED:
             for value in eqn.params.values():
                 inner = getattr(value, "jaxpr", value)
                 if len(getattr(inner, "invars", ())) == len(inputs) and hasattr(inner, "eqns"):

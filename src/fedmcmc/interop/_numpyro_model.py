@@ -23,6 +23,7 @@ from fedmcmc.interop._numpyro_columns import (
     refuse_columns_as_clients,
     warn_of_unordered_outcomes,
 )
+from fedmcmc.interop._numpyro_indices import check_indices, place_of
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
     local_sites_of_levels,
@@ -79,7 +80,8 @@ def from_numpyro(
         Whether to compare the log likelihood of rows in a batch with that of each row alone,
         which compiles a small program. It finds models that center their covariates, rescale by
         the number of rows, or otherwise let one row's term depend on the others. And whether
-        observed values (of a `FederatedData` all clients') can be those of their distribution.
+        observed values (of a `FederatedData` all clients') can be those of their distribution, and
+        columns that index an axis of the model lie within its length.
 
     Returns
     -------
@@ -111,7 +113,8 @@ def from_numpyro(
         observed site or factor that depends on the rows without one term per row, a plate that
         subsamples, a `numpyro.param` that the density depends on; a model that runs on no other
         number of rows than the example's; or, with `check_rows`, a value outside of the support of
-        its distribution, such as a Bernoulli coded 1 and 2. Of local sites: a name
+        its distribution, such as a Bernoulli coded 1 and 2, or a code outside of the axis that it
+        indexes. Of local sites: a name
         that is no latent site, a model in which nothing is shared, a shared site's prior that
         depends on a local one, and a local site's prior that depends on rows.
     TypeError
@@ -194,6 +197,7 @@ def from_numpyro(
             found = warn_of_group_effects(model, structure, rows)
             posterior.logprior_fn.unmarked_local = found  # type: ignore[attr-defined]
         _check_rows(row_terms, structure, rows)
+        check_indices(posterior, every, place_of(data), position_shapes(structure.shapes))
     return posterior
 
 

@@ -15,6 +15,7 @@ from fedmcmc.kernels._ensemble import ensemble as ensemble
 from fedmcmc.kernels._ensemble import gaussian_ensemble as gaussian_ensemble
 from fedmcmc.kernels._evaluations import Dithered as Dithered
 from fedmcmc.kernels._evaluations import Evaluated as Evaluated
+from fedmcmc.kernels._evaluations import Evaluations as Evaluations
 from fedmcmc.kernels._evaluations import Points as Points
 from fedmcmc.kernels._evaluations import Recipe as Recipe
 from fedmcmc.kernels._evaluations import compensated_sum as compensated_sum
@@ -23,6 +24,7 @@ from fedmcmc.kernels._evaluations import dither_of as dither_of
 from fedmcmc.kernels._evaluations import evaluations as evaluations
 from fedmcmc.kernels._evaluations import in_parts as in_parts
 from fedmcmc.kernels._expansions import Expanded as Expanded
+from fedmcmc.kernels._expansions import Expansions as Expansions
 from fedmcmc.kernels._expansions import expansions as expansions
 from fedmcmc.kernels._gibbs import fed_gibbs as fed_gibbs
 from fedmcmc.kernels._hamiltonian import hmc as hmc

@@ -47,9 +47,12 @@ class Ledger:
 
     def ask(self, question: Any, content: Any) -> Any:
         asked = self.consortium.ask(question, content)
-        self.rounds += asked.rounds
-        self.up, self.down = self.up + asked.bits_up, self.down + asked.bits_down
+        self.add(asked.rounds, asked.bits_up, asked.bits_down)
         return asked.value
+
+    def add(self, rounds: int, bits_up: float, bits_down: float) -> None:
+        self.rounds += rounds
+        self.up, self.down = self.up + bits_up, self.down + bits_down
 
 
 @partial(jax.jit, static_argnames=("structure",))
@@ -118,7 +121,8 @@ class Objective:
     digits, is the best place so far: near a mode, where they matter, differences are small.
 
     `untold` are the coordinates, ``[d]`` bool, of which no row said anything at any point, neither
-    by itself nor through another one by the prior; ``None`` without dense curvatures.
+    by itself nor through another one by the prior; ``None`` without dense curvatures. `any_finite`
+    is whether value and derivatives were finite at any point.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Objective:
         self.structure, self.at_centre = structure, 0.0
         self.question = expansions(posterior, curvature=structure)
         self.untold: np.ndarray | None = None
+        self.any_finite = False
 
     def __call__(self, points: np.ndarray) -> list[Expansion]:
         at = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, self.centre), self.centre))(
@@ -149,10 +154,9 @@ class Objective:
                 untold = ~(told | (others != 0).any(axis=-1)).any(axis=0)
                 self.untold = untold if self.untold is None else self.untold & untold
             hessians = list(of_rows + np.asarray(prior[2], np.float64))
-        found = [
-            Expansion(*given) if _all_finite(given) else self._impossible(given)
-            for given in zip(points, value, gradient, hessians, strict=True)
-        ]
+        every = list(zip(points, value, gradient, hessians, strict=True))
+        found = [Expansion(*x) if _all_finite(x) else self._impossible(x) for x in every]
+        self.any_finite |= any(map(_all_finite, every))
         best = int(np.argmin([x.value for x in found]))
         if found[best].value < self.at_centre:
             self.at_centre = found[best].value

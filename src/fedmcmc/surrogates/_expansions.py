@@ -39,6 +39,7 @@ from fedmcmc.surrogates._asking import (
     with_labels,
 )
 from fedmcmc.surrogates._maxima import DENSE_LIMIT, maximize
+from fedmcmc.surrogates._nonfinite import explain_nonfinite, positions_around
 
 
 def taylor(
@@ -347,6 +348,7 @@ def mode(
         best = ascend(objective, start, max_steps=max_steps, least_gain=tolerance)
     norm = float(np.linalg.norm(best.gradient))
     if not best.value < HIGH or not np.isfinite(norm):
+        explain_nonfinite(expand.posterior, ledger.consortium, positions_around(position))
         raise ValueError(
             "mode: the log posterior or its gradient turned infinite or not-a-number. Give another "
             "position=: zeros where a log link overflows elsewhere, as with covariates in the "

@@ -1,0 +1,186 @@
+"""Rounding errors of the summed log likelihood, measured where draws will be made."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc.kernels import Expanded, Points, evaluations, expansions
+from fedmcmc.pytrees import trees
+from fedmcmc.runs import Consortium
+from fedmcmc.surrogates import NEWTON_DIMENSIONS, Ledger, Structure
+
+MAX_NOISE = 0.3
+"""Root mean square of rounding errors, in nats, up to which draws and weights are right."""
+MAX_SPACING = 1.0
+"""Distance of neighboring floats, in posterior standard deviations."""
+NUM_POINTS = 8
+"""As many as a search for modes has starts, so that both share a compiled program."""
+LENGTHS = np.array([0.05, 0.07, 0.1, 0.3, 0.6, 1.0, 1.5])
+"""Distances of points from the center, in posterior standard deviations."""
+SHORT_STEP = 1e-5
+"""Largest short step, relative to the parameter or to one: too short for a kink or a jump."""
+SEED = 0
+
+
+class PrecisionCheck(NamedTuple):
+    """Rounding errors of log likelihoods near a position.
+
+    Attributes
+    ----------
+    noise_nats
+        Root mean square of the rounding errors of the log likelihood summed over all clients,
+        relative to that at the center; NaN if it could not be measured.
+    ok
+        Whether draws and weights made from these log likelihoods can be trusted.
+    message
+        Reason and remedy if not `ok`, else empty.
+    rounds, bits_up, bits_down
+        Cost of the exchanges.
+    """
+
+    noise_nats: float
+    ok: bool
+    message: str
+    rounds: int
+    bits_up: float
+    bits_down: float
+
+
+def check_precision(
+    posterior: Posterior,
+    consortium: Consortium,
+    centre: ArrayTree,
+    covariance: np.ndarray,
+    *,
+    max_noise: float = MAX_NOISE,
+) -> PrecisionCheck:
+    """Measure how much rounding changes the summed log likelihood near a position.
+
+    Two points and the derivatives there predict the difference of the log likelihoods (Hermite's
+    rule); the scatter around that prediction is rounding error. One exchange with all clients, by
+    the question and in the shapes of `find_modes`, which compiles nothing again; up to two more
+    where the first one finds too large a scatter, which a likelihood with kinks or jumps has, too.
+
+    Parameters
+    ----------
+    posterior
+        The model.
+    consortium
+        All clients.
+    centre
+        Position of high posterior density, such as the mode or a draw of a chain.
+    covariance
+        Posterior covariance of the raveled position, ``[d, d]``, or its diagonal, ``[d]``.
+    max_noise
+        Largest acceptable root mean square error in nats.
+
+    Returns
+    -------
+    PrecisionCheck
+        Measured error, and a message if it is too large.
+    """
+    posterior, ledger = as_functions(posterior), Ledger(consortium)
+    centre = jax.tree.map(trees.as_float, centre)
+    covariance = np.asarray(covariance, np.float64)
+    noise = _scatter(posterior, ledger, centre, _steps(covariance, LENGTHS))
+    if noise > max_noise:
+        nearby = _scatter(posterior, ledger, centre, _short_steps(centre, covariance))
+        # A constant that absorbs all digits leaves no scatter between points so close.
+        noise = np.nanmax([nearby, min(noise, _term_noise(posterior, ledger, centre))])
+    message = _coarse(centre, covariance) or _large_noise(noise, centre, max_noise)
+    cost = (ledger.rounds, ledger.up, ledger.down)
+    return PrecisionCheck(noise, not message, message, *cost)
+
+
+def _scatter(
+    posterior: Posterior,
+    ledger: Ledger,
+    centre: ArrayTree,
+    steps: np.ndarray,
+) -> float:
+    """Return the standard deviation of log likelihoods around what their derivatives predict.
+
+    At the center and at `steps` from it, ``[num, d]``.
+    """
+    flat = trees.ravel(centre)
+    structure: Structure = "dense" if flat.shape[0] <= NEWTON_DIMENSIONS else "none"
+    steps = np.concatenate([np.zeros((1, flat.shape[0])), steps])
+    points = jnp.asarray(np.asarray(flat, np.float64) + steps, flat.dtype)
+    at = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, centre), centre))(points)
+    question = expansions(posterior, curvature=structure)
+    answer: Expanded = ledger.ask(question, Points(at, centre))
+    moved = np.asarray(points, np.float64) - np.asarray(flat, np.float64)
+    with np.errstate(invalid="ignore"):
+        value, gradient = (np.asarray(x, np.float64) for x in (answer.value, answer.gradient))
+        rest = value - np.sum((gradient + gradient[0]) / 2 * moved, axis=1)
+        if structure == "dense":
+            upper = np.asarray(answer.curvature, np.float64)
+            rows, columns = np.triu_indices(flat.shape[0])
+            products = moved[:, rows] * moved[:, columns] * np.where(rows == columns, 1, 2)
+            rest -= np.sum((upper - upper[0]) * products, axis=1) / 12
+    rest = rest[np.isfinite(rest)]
+    return float(rest.std(ddof=1)) if len(rest) > 2 else np.nan
+
+
+def _steps(covariance: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return steps of these Mahalanobis lengths in random directions, ``[num, d]``."""
+    size = covariance.shape[0]
+    directions = np.random.default_rng(SEED).normal(size=(len(lengths), size))
+    directions *= (lengths / np.linalg.norm(directions, axis=1))[:, None]
+    if covariance.ndim == 1:
+        return np.asarray(directions * np.sqrt(covariance))
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(directions @ (np.sqrt(np.maximum(values, 0))[:, None] * vectors.T))
+
+
+def _short_steps(centre: ArrayTree, covariance: np.ndarray) -> np.ndarray:
+    flat = np.asarray(trees.ravel(centre), np.float64)
+    sds = np.sqrt(covariance if covariance.ndim == 1 else np.diagonal(covariance))
+    most = np.minimum(SHORT_STEP * np.maximum(np.abs(flat), 1), LENGTHS[0] * sds)
+    return np.random.default_rng(SEED).uniform(-most, most, (NUM_POINTS - 1, len(flat)))
+
+
+def _term_noise(posterior: Posterior, ledger: Ledger, centre: ArrayTree) -> float:
+    """Return the error of as many equal terms as there are rows, each correct to half a digit."""
+    one = jax.tree.map(lambda leaf: leaf[None], centre)
+    total = float(ledger.ask(evaluations(posterior), Points(one)).value[0])
+    epsilon = float(jnp.finfo(trees.ravel(centre).dtype).eps)
+    return epsilon / 2 * abs(total) / np.sqrt(ledger.consortium.federation.num_rows)
+
+
+def _large_noise(noise: float, centre: ArrayTree, max_noise: float) -> str:
+    if not noise > max_noise:
+        return ""
+    return (
+        f"rounding in {trees.ravel(centre).dtype} changes the log likelihood by about {noise:.2g} "
+        f"nats from draw to draw, where at most {max_noise:g} are harmless: the terms of its rows "
+        f"are too large. {_remedy(centre)}"
+    )
+
+
+def _coarse(centre: ArrayTree, covariance: np.ndarray) -> str:
+    """Return a message if neighboring floats of a parameter are a posterior sd apart, or more."""
+    flat = np.asarray(trees.ravel(centre))
+    sds = np.sqrt(covariance if covariance.ndim == 1 else np.diagonal(covariance))
+    ratios = np.spacing(np.abs(flat)).astype(np.float64) / np.maximum(sds, np.finfo(float).tiny)
+    worst = int(np.argmax(ratios))
+    if not ratios[worst] > MAX_SPACING:
+        return ""
+    return (
+        f"{trees.element_names(centre)[worst]} is near {flat[worst]:.6g} with a posterior standard "
+        f"deviation of {sds[worst]:.2g}, and neighboring numbers of {flat.dtype} are "
+        f"{np.spacing(np.abs(flat[worst])):.2g} apart. {_remedy(centre)}"
+    )
+
+
+def _remedy(centre: Any) -> str:
+    rescale = "subtract a constant from large numbers, or choose a larger unit"
+    if trees.ravel(centre).dtype == jnp.float64:
+        return f"{rescale[0].upper()}{rescale[1:]}."
+    return (
+        f"Call jax.config.update('jax_enable_x64', True) before the data are made (at real sites, "
+        f"there too), or {rescale}."
+    )
