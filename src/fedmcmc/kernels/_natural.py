@@ -410,11 +410,15 @@ def natural(
         ...)`` instead.
     server_optimizer, client_optimizer
         As from optax: a change is the direction of ascent that they are given, in place of the
-        change itself. The client's acts on its site, and keeps its state from round to round.
+        change itself. The client's acts on its site, and keeps its state from round to round. A
+        client that was absent first takes a step with a change of zero for each round that it
+        missed, at the present round's damping: its momentum moves its site as it moved the server's
+        product. (In the paper a client's momentum waits, so that the product runs ahead of the
+        sites; many cavities are then not proper.)
     participation
-        Everyone by default. With ``"average"`` and ``"power"`` a message is weighted by one over
-        the client's probability of taking part, as the cohort stands for everyone; else not, as a
-        site changes by just what its client sends, and a filter takes in the rows that it sees.
+        Everyone by default. The server adds the messages of those who take part. With
+        ``"average"`` and ``"power"`` a message counts the mean probability of taking part over the
+        client's own, which is once if all probabilities are the same.
     prior
         The prior's Gaussian, of `structure`. By default the server finds it from the log prior,
         exactly where that is Gaussian (and has no more structure than `structure`), else refined
@@ -445,11 +449,12 @@ def natural(
     Notes
     -----
     A client whose fit is not proper (a precision that is not positive definite, or a number that
-    is not finite) changes nothing: it keeps its site and sends zero, and ``StepInfo.usable`` says
-    so. Where the product of all sites is not proper, it is kept as it is and sites go on being
-    refined, while position, draws and ``state.server.approximation`` stay those of the last proper
-    product (until there is one, the position is where the run started, and so are draws);
-    ``RoundInfo.server`` says so.
+    is not finite) changes nothing: it keeps its site and sends zero (``StepInfo.usable``). The next
+    time its cavity is the whole approximation, and its site becomes what the fit has beyond that.
+    If the product of all factors is not proper (``RoundInfo.server``), position, draws and
+    ``state.server.approximation`` stay those of the last proper product, and clients refine their
+    sites with that for a cavity, until the product, ``state.server.product``, is proper again.
+    Until there is a proper product, position and draws are where the run started.
 
     References
     ----------
