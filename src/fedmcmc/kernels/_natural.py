@@ -204,7 +204,8 @@ class Natural(FederatedKernel):
 
     def _sent(self, server: _Server, proper: Array) -> _Sent:
         """Return what is broadcast besides the position, `proper` for whether the product is."""
-        last, site = server.approximation, ()
+        last = server.approximation
+        site: Any = ()
         if self.cavity in ("average", "power"):
             site = server.product / server.prior
         if self.cavity == "average":
