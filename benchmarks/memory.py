@@ -61,7 +61,7 @@ def run(folder: Path, mapped: bool | int) -> dict[str, int]:
         posterior,
         inference=fedmcmc.inference.scaled_identity(mean, precision_per_row=1e-6),
         cohort_size=COHORT,
-        damping=0.5 / len(sizes),
+        damping=0.5 / COHORT,
         initial_precision=1e-6,
     )
     samples = fedmcmc.sample(

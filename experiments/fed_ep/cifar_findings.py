@@ -112,10 +112,13 @@ A client's samples are its epochs: `num_epochs` of 5 leaves M with 5 samples, wh
 10, and FedPA with 3 after its `pa_burnin`, where full size has 5 (the paper does not say). Passes
 of L and epochs of V are the paper's in `cifar10_gpu`. There FedSEP with L and V and FedEP with V
 fall after their best rounds, FedSEP with L not in all seeds. FedEP with L stops moving: in some
-round its product of sites turns improper, and stays so. The kernel keeps an improper product as it
-is, so that cavities, which are that product over a site, stay improper, and nearly every later fit
-is lost and changes nothing. Before that round few fits are lost, by the counts below; why the
-product turns improper is unexplained. With clients' steps scaled by the curvature of the cavity
+round its product of sites turns improper, and stays so. In version 0.2.0, with which these runs
+were made, cavities were that product over a site, so they stayed improper, and nearly every later
+fit was lost and changed nothing. Before that round few fits are lost, by the counts below. The
+product turns improper because momentum overshoots where the information falls, and because the
+momentum of a client's site waited while the client was absent, so that the product ran ahead of the
+sites. Later versions move sites of absent clients on, and return to a proper product; these runs
+have not been repeated with them. With clients' steps scaled by the curvature of the cavity
 (`cifar10_gpu_row_curvature`) FedSEP with V keeps its best; with L its accuracy stays too, but for
 the reason that its product is improper in more than half of the rounds. That FedEP with V falls all
 the same is unexplained. In `hyperparameters_cifar10_network_small` below (FedSEP, one seed, fewer

@@ -267,7 +267,7 @@ def trouble(metrics: dict[str, Any]) -> str:
 def _absorbed(metrics: Mapping[str, Any], name: str) -> str:
     """Say how many fits were lost before the product was improper, where it stayed so.
 
-    The kernel keeps an improper product, so that cavities stay improper, and fits with them.
+    Up to version 0.2.0 cavities stayed improper after an improper product, and fits with them.
     Records have counts alone. Of a seed's improper rounds the last one starts no other; if all
     fits of the rounds that others start are lost, the rest was lost with a proper product. Nothing
     is said where other numbers were lost, as fits may do although their cavity is improper.

@@ -156,9 +156,7 @@ def burn_in(settings: Settings, posterior: fedmcmc.Posterior) -> fedmcmc.Federat
     )
 
 
-def build(
-    name: str, settings: Settings, posterior: fedmcmc.Posterior, data: fedmcmc.FederatedData
-) -> fedmcmc.FederatedKernel:
+def build(name: str, settings: Settings, posterior: fedmcmc.Posterior) -> fedmcmc.FederatedKernel:
     """Return the kernel of a method; `posterior` has the prior of the weight decay."""
     if name == "FedAvg":
         return burn_in(settings, posterior)
@@ -182,12 +180,12 @@ def build(
         cohort_size=settings.cohort_size,
         initial_precision=settings.covariance,
     )
+    # The server adds the cohort's changes; the released code's optimizers are given their mean.
+    mean = optax.scale(1 / settings.cohort_size)
     if not stateful:
-        # Messages are weighted to stand for all clients; the optimiser is given their mean.
-        optimizer = optax.chain(optax.scale(1 / data.num_clients), _server(settings))
+        optimizer = optax.chain(mean, _server(settings))
         return fedmcmc.fed_sep(model, cavity="power", server_optimizer=optimizer, **common)
     norm = settings.max_norms[list(LETTERS).index(letter)]
-    mean = optax.scale(1 / settings.cohort_size)
     sites = optax.sgd(settings.site_learning_rate, settings.site_momentum or None)
     return fedmcmc.fed_ep(
         model,

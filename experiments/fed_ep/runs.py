@@ -87,7 +87,7 @@ def execute(
     rest = settings.num_rounds - settings.num_burnin
     curves = {}
     for name, (method, own) in variants.items():
-        kernel = methods.build(method, own, posterior, data)
+        kernel = methods.build(method, own, posterior)
         go_on = partial(_go_on, kernel, data, num_rounds=rest, **common)
         if method in ("FedAvg", "FedPA"):
             curves[name] = go_on(key, first.draws, first.state)

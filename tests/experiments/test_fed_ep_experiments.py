@@ -116,14 +116,14 @@ def test_expectation_propagation_is_that_of_the_released_code():
         "FedSEP (M)": fedmcmc.fed_sep(
             posterior,
             inference=inference.mcmc(mean, shrinkage=1e-4, clip=2.0, match_precision_per_row=0.05),
-            damping=1 / 5,
+            damping=1 / 3,
             server_optimizer=outer,
             cavity="power",
             **common,
         ),
     }
     for name, kernel in by_hand.items():
-        built = methods.build(name, settings, posterior, federation.data)
+        built = methods.build(name, settings, posterior)
         runs = [
             fedmcmc.sample(
                 jax.random.key(1), k, federation.data, position, num_rounds=3, progress=False

@@ -196,7 +196,8 @@ def test_the_last_proper_product_serves_while_the_product_is_not():
     kept = state.server.approximation
     assert bool(kept.known)
     jax.tree.map(np.testing.assert_array_equal, kept.gaussian, first.broadcast.extra[0])
-    assert np.asarray(state.broadcast.extra[0].precision).min() < 0
+    assert np.asarray(state.server.product.precision).min() < 0
+    jax.tree.map(np.testing.assert_array_equal, state.broadcast.extra.approximation, kept.gaussian)
     assert np.isfinite(kernel.draw(jax.random.key(0), state)).all()
 
 
@@ -224,6 +225,87 @@ def test_optimisers_act_on_both_sides():
         state, _ = step(jax.random.key(0), state)
         np.testing.assert_allclose(state.broadcast.extra[0].precision, whole, rtol=1e-4, atol=1e-2)
         np.testing.assert_allclose(state.clients.site.precision, sites, rtol=1e-4, atol=1e-2)
+
+
+def test_a_clients_momentum_advances_while_it_is_absent():
+    """The product is prior times sites, if sites of absent clients move on as the server's does."""
+    optimizer = optax.sgd(0.5, momentum=0.8)
+    damping = 0.3
+    kernel = fedmcmc.fed_ep(
+        FLAT,
+        inference=inference.exact_gaussian(),
+        structure="dense",
+        server_optimizer=optimizer,
+        client_optimizer=optimizer,
+        damping=damping,
+        initial_precision=1.0,
+        cohort_size=1,
+    )
+    init, step = fedmcmc.simulate(kernel, DATA)
+    state, step = init(jnp.asarray(FEDERATION.start, jnp.float32)), jax.jit(step)
+    sites = np.array(FEDERATION.sizes)[:, None, None] * np.eye(3)
+    velocity, seen = np.zeros((4, 3, 3)), set()
+    for _ in range(8):
+        before = np.asarray(state.clients.site.precision)
+        state, _ = step(jax.random.key(1), state)
+        after = np.asarray(state.clients.site.precision)
+        (k,) = np.flatnonzero(np.abs(after - before).max((1, 2)) > 0)
+        velocity *= 0.8
+        velocity[k] += FEDERATION.precisions[k] - sites[k]
+        sites = sites + damping * 0.5 * velocity
+        np.testing.assert_allclose(after[k], sites[k], rtol=1e-4, atol=1e-2)
+        whole = np.asarray(state.broadcast.extra.approximation.precision)
+        np.testing.assert_allclose(whole, sites.sum(0), rtol=1e-4, atol=1e-2)
+        seen.add(int(k))
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("cavity", fast_and_slow(["site", "average", "power"], ["site", "average"]))
+@pytest.mark.parametrize("cohort_size", [None, 2])
+def test_an_improper_product_is_left_again(cavity, cohort_size):
+    """One wild step makes all sites negative: without another cavity no fit would be proper."""
+    participation = fedmcmc.uniform(cohort_size) if cohort_size else None
+    kernel = fedmcmc.natural(
+        FLAT,
+        inference.exact_gaussian(),
+        cavity=cavity,
+        structure="dense",
+        damping=lambda r: jnp.where(r == 1, -30.0, 0.5),
+        initial_precision=0.1,
+        participation=participation,
+    )
+    improper, _ = run(kernel, 2)
+    assert not bool(improper.broadcast.extra.proper)
+    state, infos = run(kernel, 80)
+    np.testing.assert_array_equal([info.server.proper for info in infos[-5:]], True)
+    np.testing.assert_array_equal(infos[-1].clients.usable, True)
+    if cohort_size is None or cavity == "site":
+        mean = np.linalg.solve(
+            FEDERATION.precisions.sum(0),
+            np.einsum("kij,kj->i", FEDERATION.precisions, FEDERATION.means),
+        )
+        q = state.broadcast.extra.approximation
+        np.testing.assert_allclose(q.precision, FEDERATION.precisions.sum(0), rtol=2e-3, atol=2e-2)
+        np.testing.assert_allclose(state.broadcast.position, mean, atol=2e-3)
+
+
+def test_a_client_whose_fits_are_lost_gets_a_new_site():
+    """A site far too large makes its own cavity improper, though the product is proper."""
+    kernel = fedmcmc.fed_ep(FLAT, inference=inference.exact_gaussian(), structure="dense")
+    init, step = fedmcmc.simulate(kernel, DATA)
+    state, step = init(jnp.asarray(FEDERATION.start, jnp.float32)), jax.jit(step)
+    state, _ = step(jax.random.key(0), state)
+    q, sites = state.server.product, state.clients.site
+    large = jax.tree.map(lambda leaf: 10 * leaf, q)
+    sites = jax.tree.map(lambda all_, one: all_.at[0].set(one), sites, large)
+    state = state._replace(clients=state.clients._replace(site=sites))
+    state, info = step(jax.random.key(0), state)
+    assert info.clients.usable.tolist() == [False, True, True, True]
+    state, info = step(jax.random.key(0), state)
+    np.testing.assert_array_equal(info.clients.usable, True)
+    np.testing.assert_allclose(
+        state.clients.site.precision[0], FEDERATION.precisions[0], rtol=1e-3, atol=0.05
+    )
 
 
 def test_changes_are_clipped_at_the_client():

@@ -238,6 +238,69 @@ def test_i28_stateless_dense_is_exact_in_one_round_from_any_start(posterior):
         np.testing.assert_allclose(state.broadcast.position, mean, rtol=1e-4, atol=1e-4)
 
 
+TEN = 10
+TEN_PRECISIONS = np.random.default_rng(3).uniform(1.0, 3.0, (TEN, 2))
+TEN_MEANS = np.random.default_rng(4).normal(size=(TEN, 2))
+
+
+def of_ten(participation, damping=1.0, prior_precision=1.0):
+    """Return a kernel and data of ten clients of one row each, with diagonal precisions."""
+    posterior = fedmcmc.Posterior(
+        lambda theta: -0.5 * prior_precision * jnp.sum(theta**2),
+        lambda theta, row: -0.5 * jnp.sum(row["precision"] * (row["x"] - theta) ** 2, axis=-1),
+    )
+    rows = {"x": TEN_MEANS.astype(np.float32), "precision": TEN_PRECISIONS.astype(np.float32)}
+    kernel = fedmcmc.fed_sep(
+        posterior,
+        inference=EXACT,
+        structure="dense",
+        damping=damping,
+        participation=participation,
+    )
+    return kernel, fedmcmc.FederatedData.from_arrays(rows, np.arange(TEN))
+
+
+def test_stateless_cohorts_replace_average_sites_by_their_own():
+    """Algorithm 3: ``q <- q * prod_k (tilted_k / q)``, in closed form for Gaussian clients.
+
+    Each of the two clients takes out an average site, a tenth of all, and puts in its likelihood.
+    """
+    kernel, data = of_ten(fedmcmc.uniform(2))
+    states = rounds_of(kernel, 40, start=np.zeros(2), data=data)
+    sites, eta = np.zeros(2), np.zeros(2)
+    exact = TEN_PRECISIONS.sum(0) + 1.0
+    mean, sd = (TEN_PRECISIONS * TEN_MEANS).sum(0) / exact, exact**-0.5
+    errors = []
+    for r in range(40):
+        chosen = kernel.participation.prepare(cohort_key(jax.random.key(0), r), TEN).ids
+        two = np.asarray(chosen)
+        sites = 0.8 * sites + TEN_PRECISIONS[two].sum(0)
+        eta = 0.8 * eta + (TEN_PRECISIONS * TEN_MEANS)[two].sum(0)
+        found_eta, found = as_matrix(states[r + 1].broadcast.extra.approximation)
+        np.testing.assert_allclose(found, np.diag(1 + sites), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found_eta, eta, rtol=1e-4, atol=1e-3)
+        errors.append((np.asarray(states[r + 1].broadcast.position) - mean) / sd)
+    rms = np.sqrt(np.mean(np.square(errors[20:])))
+    assert 0.3 < rms < 1.3  # and several sds if a cohort stood for everyone
+
+
+@pytest.mark.parametrize("who", fast_and_slow(["bernoulli", "categorical"], ["bernoulli"]))
+def test_stateless_clients_that_take_part_more_often_do_not_count_more(who):
+    """A message counts the mean probability over the client's own."""
+    p = np.linspace(0.2, 0.9, TEN)
+    rule = fedmcmc.bernoulli(jnp.asarray(p, jnp.float32))
+    if who == "categorical":
+        rule = fedmcmc.categorical(jnp.asarray(p / p.sum(), jnp.float32), cohort_size=3)
+    kernel, data = of_ten(rule, damping=0.3)
+    state = rounds_of(kernel, 1, start=np.zeros(2), data=data)[1]
+    cohort = kernel.participation.prepare(cohort_key(jax.random.key(0), 0), TEN)
+    active = np.asarray(cohort.ids)[np.asarray(cohort.active)]
+    factor = p.mean() / p[active]
+    sites = 0.3 * (factor[:, None] * TEN_PRECISIONS[active]).sum(0)
+    found = as_matrix(state.broadcast.extra.approximation)[1]
+    np.testing.assert_allclose(found, np.diag(1 + sites), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("cavity", fast_and_slow(["average", "power"], ["average"]))
 def test_the_known_bias_of_stateless_scaled_identities(cavity):
     """At rest ``sum_k T_k ((1 - pi_k) Lambda_g + P_k)^-1 P_k (mu_k - mu) = 0``, ``Lambda_g = c N``.

@@ -6,6 +6,9 @@ AVERAGE = f"{EP}[average-scaled_identity]"
 POWER = f"{EP}[power-diagonal]"
 COHORT = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[site]"
 STATELESS = "laws/test_fed_ep_law.py::test_cohorts_change_what_they_send[average]"
+ABSENT = "kernels/test_fed_ep.py::test_a_clients_momentum_advances_while_it_is_absent"
+LEFT = "kernels/test_fed_ep.py::test_an_improper_product_is_left_again[None-average]"
+RESTART = "kernels/test_fed_ep.py::test_a_client_whose_fits_are_lost_gets_a_new_site"
 PER_ROW = "laws/test_fed_ep_law.py::test_scaled_identities[per row]"
 FIT = "inference/test_inference.py"
 LAPLACE = f"{FIT}::test_laplace_estimates_minus_the_hessian[diagonal]"
@@ -24,8 +27,8 @@ NATURAL, PSEUDO = "kernels/_natural.py", "kernels/_pseudo_gradients.py"
 MUTATIONS = {
     "a cavity that keeps the client's own site": (
         NATURAL,
-        "return whole / client_state.site",
-        "return whole",
+        "(q, q * own), (q / own, q))",
+        "(q, q * own), (q, q))",
         SITE,
     ),
     "a site that moves undamped": (
@@ -42,14 +45,14 @@ MUTATIONS = {
     ),
     "the prior in the average site": (
         NATURAL,
-        "return whole, sites ** (1 /",
-        "return whole, whole ** (1 /",
+        "site = site ** (1 /",
+        "site = server.product ** (1 /",
         AVERAGE,
     ),
     "a power without the client's share": (
         NATURAL,
-        "return whole / extra[1] ** client.share",
-        "return whole / extra[1] ** (1 / 4)",
+        "return sent.site**client.share",
+        "return sent.site ** (1 / 4)",
         POWER,
     ),
     "sites whose messages are weighted": (
@@ -58,11 +61,29 @@ MUTATIONS = {
         "participation = replace(participation, weighted=True)",
         COHORT,
     ),
-    "a stateless cohort that stands for itself alone": (
+    "a stateless cohort that stands for everyone": (
         NATURAL,
-        'if cavity not in ("average", "power"):\n        participation',
-        "if True:\n        participation",
+        "total = total**server_state.sum_scale",
+        "total = total**1",
         STATELESS,
+    ),
+    "an absent client's momentum that waits": (
+        "kernels/_sites.py",
+        "kept.next_round, round_, step",
+        "round_, round_, step",
+        ABSENT,
+    ),
+    "an improper product for a cavity": (
+        NATURAL,
+        "falls_back = ~sent.proper",
+        "falls_back = sent.proper & ~sent.proper",
+        LEFT,
+    ),
+    "a lost client that keeps its site": (
+        NATURAL,
+        "falls_back |= client_state.lost",
+        "falls_back |= client_state.lost & False",
+        RESTART,
     ),
     "the prior counted twice": (
         NATURAL,

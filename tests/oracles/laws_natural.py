@@ -72,8 +72,6 @@ def propagate(
     etas, all_precisions = [eta], [precision]
     for r in range(num_rounds):
         members = range(num) if cohorts is None else cohorts[r]
-        for_all = cavity in ("average", "power") and cohorts is not None
-        weight = num / len(members) if for_all else 1.0
         change_eta, change = np.zeros(dim), np.zeros((dim, dim))
         moves = {}
         for k in members:
@@ -97,7 +95,7 @@ def propagate(
             tilted = rule(precisions[k], minus[1], sizes[k])
             before = (site_eta[k], site_precision[k]) if cavity == "none" else (eta, precision)
             moves[k] = tilted @ mean - before[0], tilted - before[1]
-            change_eta, change = change_eta + weight * moves[k][0], change + weight * moves[k][1]
+            change_eta, change = change_eta + moves[k][0], change + moves[k][1]
         for k, (d_eta, d_precision) in moves.items():
             site_eta[k] += damping * d_eta
             site_precision[k] += damping * d_precision

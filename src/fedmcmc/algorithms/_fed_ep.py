@@ -63,9 +63,11 @@ def fed_ep(
         multiplies what an optimizer returns; one that is not linear in what it is given (Adagrad,
         Adam) is to be given the mean, ``optax.chain(optax.scale(1 / cohort_size), ...)``.
     server_optimizer, client_optimizer
-        As from optax, along changes of natural parameters; plain steps by default. With an
-        optimizer on either side the approximation need not be the product of the sites, not even
-        with the same on both: a client's state moves only when it takes part.
+        As from optax, along changes of natural parameters; plain steps by default. The
+        approximation is the product of the prior and the sites if both are the same and linear in
+        the changes (SGD with or without momentum). Otherwise the sums of their steps must agree in
+        the long run. A client that was absent first takes the steps that its momentum asks for in
+        the rounds that it missed; see `fedmcmc.natural`.
     structure
         Of the approximation and the sites.
     participation
@@ -92,9 +94,9 @@ def fed_ep(
 
     Notes
     -----
-    A client whose fit is not proper changes nothing (``samples.info["num_lost"]`` counts them), and
-    where the product of all sites is not, position and draws stay those of the last proper one;
-    see `fedmcmc.natural`.
+    A client whose fit is not proper changes nothing (``samples.info["num_lost"]`` counts them). If
+    the product of all sites is not proper, position and draws stay those of the last proper one,
+    which is also the clients' cavity until the product is proper again; see `fedmcmc.natural`.
 
     For Gaussian likelihoods: with dense sites, constants to begin with and all clients, one round
     gives the posterior; with diagonal sites (moments matched) or a scaled identity the mean is
@@ -102,7 +104,7 @@ def fed_ep(
 
     References
     ----------
-    Guo et al. (2023), Algorithms 1 and 3.
+    Guo et al. (2023), section 2.1 and Algorithms 1, 3 and 4.
 
     Examples
     --------
@@ -156,16 +158,19 @@ def fed_sep(
     """Federated stochastic expectation propagation: clients keep nothing.
 
     As `fedmcmc.fed_ep`, but all clients share one average site, which follows from what the server
-    knows. A message is weighted by one over the client's probability of taking part.
+    knows. The server adds the changes of the clients that take part, as in Algorithm 3: a change
+    replaces one of the average sites by the client's. If clients take part with different
+    probabilities, a change counts the mean probability over the client's own.
 
     Parameters
     ----------
     posterior, inference, cohort_size, server_optimizer, structure
         As for `fedmcmc.fed_ep`.
     damping
-        Likewise. A cohort's messages stand for those of all clients, so with many clients it is to
-        be small: the released code moves along the mean of the messages, which is a damping of one
-        over the number of all clients, times the server optimizer's step.
+        Likewise. The released code moves along the mean of the cohort's changes, which is a damping
+        of one over the cohort's size, times the server optimizer's step. A damping of the number of
+        clients over the cohort's size lets a cohort stand for all clients; the approximation then
+        forgets all but the last cohort.
     cavity
         ``"average"``, the paper's: the approximation over ``(q / prior)^(1 / num_clients)``.
         ``"power"``: the same with the client's share of the rows for the power; with a flat prior
@@ -175,14 +180,15 @@ def fed_sep(
 
     Notes
     -----
-    With dense sites, Gaussian likelihoods, a flat prior and all clients one round gives the
-    posterior, from any start. With diagonal sites or a scaled identity the mean at rest is biased,
-    unless clients agree; `fedmcmc.fed_ep` has no such bias, at the price of one site per client.
+    With dense sites, Gaussian likelihoods and all clients one round gives the posterior, from any
+    start. With cohorts the approximation varies from round to round about the posterior, by less if
+    `damping` is small. With diagonal sites or a scaled identity the mean at rest is biased, unless
+    clients agree; `fedmcmc.fed_ep` has no such bias, at the price of one site per client.
 
     References
     ----------
-    Guo et al. (2023), section 3.3 and Algorithm 4; Li et al. (2015), Stochastic expectation
-    propagation.
+    Guo et al. (2023), section 2.2.4 and Algorithms 3 and 4; Li et al. (2015), Stochastic
+    expectation propagation.
     """
     if cavity not in ("average", "power"):
         raise ValueError(f'cavity must be "average" or "power", got {cavity!r}.')
@@ -215,8 +221,11 @@ def adf(
 ) -> FederatedKernel:
     """Assumed density filtering: the approximation itself is the cavity.
 
-    A client multiplies its likelihood into the approximation each time it takes part. With one
-    client per round and each client once, this filters the data; more rounds count it again.
+    A client multiplies its likelihood into the approximation each time that it takes part. One
+    round of all clients counts each row once. More rounds count rows again, so that the
+    approximation becomes too narrow: a run of more than one pass over the clients warns. Cohorts
+    are drawn anew in each round, so within a pass some clients are drawn twice and others not at
+    all.
 
     Parameters
     ----------
@@ -227,8 +236,7 @@ def adf(
 
     References
     ----------
-    Guo et al. (2023), section 3.3; Minka (2001), Expectation propagation for approximate Bayesian
-    inference, section 3.
+    Minka (2001), Expectation propagation for approximate Bayesian inference, section 2.
     """
     return natural(
         posterior,

@@ -4,7 +4,7 @@
 quotients subtract and powers scale natural parameters, so surrogates of likelihoods and the sites
 of expectation propagation are the same objects, proper or not.
 
-In expectation propagation (Guo et al. 2023, Algorithm 1) the global approximation is the product
+In expectation propagation (Guo et al. 2023, section 2.1) the global approximation is the product
 of the prior's site and one site per client, ``q = q_0 * prod_k q_k``. A client's cavity is
 ``q / q_k``; its likelihood times the cavity is the tilted distribution, and the change of the
 global natural parameters that a Gaussian for it asks for is the client's message.

@@ -166,6 +166,9 @@ def conducive(
 ) -> GradientEstimator:
     """Add conducive gradients, built from surrogates of the clients' likelihoods.
 
+    Control variates go inside, ``conducive(svrg(minibatch(10), 100), surrogates)``, except for
+    `scaffold`, which goes outside: ``scaffold(conducive(minibatch(10), surrogates))``.
+
     Parameters
     ----------
     estimator
@@ -179,6 +182,11 @@ def conducive(
         ``[num_clients]``, summing to one; by default each client's share of rows. In a relay
         these are the client probabilities.
 
+    Raises
+    ------
+    ValueError
+        If `estimator` is a `scaffold`, or `surrogates` are not finite.
+
     Notes
     -----
     In El Mekkaoui et al. (2021), eq. 5, the term is divided by the client's probability ``f_s``:
@@ -186,6 +194,12 @@ def conducive(
     ``f_s``, hence ``f_s * grad log q - grad log q_s``.
     """
     expect(estimator, GradientEstimator, "estimator")
+    if estimator.needs_sum:
+        raise ValueError(
+            "conducive around scaffold makes clients differ again at the position that the round "
+            "starts from, where scaffold gives all of them the same gradient: write "
+            "scaffold(conducive(..., surrogates))."
+        )
     surrogates = as_surrogates(surrogates)
     return Conducive(
         estimator,
@@ -258,7 +272,8 @@ def scaffold(estimator: GradientEstimator, *, shares: Array | None = None) -> Gr
     Parameters
     ----------
     estimator
-        Gives ``H``.
+        Gives ``H``; it may be a `conducive`, whose correction then follows the client away from
+        ``theta_0``.
     shares
         ``[num_clients]``, summing to one; by default each client's share of rows. In a weighted
         average of clients these are the weights.
@@ -331,7 +346,7 @@ def fixed_point(
     Parameters
     ----------
     estimator
-        Gives ``H``.
+        Gives ``H``. As for `svrg`, a correction for differences between clients goes outside.
     centre
         Shaped as the position; best near the mode, where estimates are needed most.
     centred
@@ -349,7 +364,7 @@ def fixed_point(
     >>> import fedmcmc
     >>> estimator = fixed_point(fedmcmc.minibatch(10), jnp.zeros(3))
     """
-    _check_no_reference(estimator, "fixed_point")
+    _check_inner(estimator, "fixed_point")
     return FixedPoint(estimator, jax.tree.map(trees.as_float, centre), bool(centred))
 
 
@@ -434,14 +449,16 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
     Parameters
     ----------
     estimator
-        Gives ``H``, with the same rows at both places.
+        Gives ``H``, with the same rows at both places. A correction for differences between
+        clients goes outside: ``conducive(svrg(minibatch(10), 100), surrogates)``.
     refresh_every
         Rounds between snapshots.
 
     Raises
     ------
     ValueError
-        If `refresh_every` is not a positive integer.
+        If `refresh_every` is not a positive integer, or `estimator` is a `conducive` or `scaffold`,
+        whose corrections would cancel.
 
     References
     ----------
@@ -454,12 +471,30 @@ def svrg(estimator: GradientEstimator, refresh_every: int) -> GradientEstimator:
     >>> estimator = svrg(fedmcmc.minibatch(10), refresh_every=100)
     """
     refresh_every = positive_integer(refresh_every, "refresh_every")
-    _check_no_reference(estimator, "svrg")
+    _check_inner(estimator, "svrg")
     return Svrg(estimator, refresh_every)
 
 
-def _check_no_reference(estimator: GradientEstimator, name: str) -> None:
+def _check_inner(estimator: GradientEstimator, name: str) -> None:
+    """Raise unless an estimate may be subtracted at an anchor without loss of a correction."""
     expect(estimator, GradientEstimator, "estimator")
     refuse_augmented(estimator, name)
     if estimator.reference is not None:
         raise ValueError(f"{name} goes around an estimator that needs no reference of its own.")
+    if _holds(estimator, Conducive):
+        raise ValueError(
+            f"{name} subtracts at its anchor what conducive adds there, so that {name}(conducive("
+            f"...)) keeps the differences between clients: write conducive({name}(...), "
+            f"surrogates)."
+        )
+    if estimator.needs_sum:
+        raise ValueError(
+            f"{name} cancels the correction of scaffold, so that {name}(scaffold(...)) keeps the "
+            f"differences between clients: write scaffold(...) without {name}."
+        )
+
+
+def _holds(estimator: GradientEstimator, kind: type) -> bool:
+    """Return whether an estimator is of a class, or is derived from one that is."""
+    nodes = jax.tree.leaves(estimator, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)

@@ -197,7 +197,9 @@ def noisy(
 ) -> GradientEstimator:
     """Add Gaussian noise of standard deviation `scale` to each coordinate of an estimate.
 
-    Models an oracle with state-independent noise; its laws on Gaussian targets are exact.
+    Models an oracle with state-independent noise; its laws on Gaussian targets are exact. Inside
+    `svrg`, `fixed_point` or `scaffold` the noise cancels, since both places share it: to keep it,
+    put `noisy` around them.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ def exact_gaussian() -> Inference:
 
     References
     ----------
-    Guo et al. (2023), section 3.2 and Figure 1.
+    Guo et al. (2023), section 3.1 and Figure 1.
     """
     return ExactGaussian()
 

@@ -143,7 +143,7 @@ def laplace(
 
     References
     ----------
-    Guo et al. (2023), section 4.2.
+    Guo et al. (2023), section 2.2.2.
 
     Examples
     --------

@@ -169,7 +169,7 @@ def sgd_mean(
 
     References
     ----------
-    Guo et al. (2023), section 4.2 and Algorithm 2.
+    Guo et al. (2023), section 2.2.2 and Algorithm 2.
     """
     epochs_ = None if num_local_steps is not None else num_burnin + num_samples
     length, estimator = local_steps(epochs_, num_local_steps, batch_size, num_samples, num_burnin)

@@ -38,7 +38,7 @@ def scaled_identity(
 
     References
     ----------
-    Guo et al. (2023), section 4.2.
+    Guo et al. (2023), section 2.2.2.
     """
     expect(mean, Mean, "mean")
     arguments = {
@@ -105,7 +105,7 @@ def mcmc(
 
     References
     ----------
-    Guo et al. (2023), section 4.2.
+    Guo et al. (2023), section 2.2.2.
     """
     expect(mean, Mean, "mean")
     rate = schedules.number(shrinkage, "shrinkage", minimum=0.0, maximum=1.0)

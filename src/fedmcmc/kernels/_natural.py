@@ -7,13 +7,12 @@ message, so that the server only ever sums, and any compressor applies.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.flatten_util import ravel_pytree
 from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, expect_optimizer, positive_integer
@@ -40,13 +39,13 @@ from fedmcmc.gaussian import (
     symmetric,
     with_mean,
 )
-from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.hierarchy import marginal, refuse_two_levels
 from fedmcmc.inference import Inference, LatentInference
 from fedmcmc.kernels._latents import check_latent_model, judged
 from fedmcmc.kernels._prior_site import PriorSite
-from fedmcmc.kernels._shared import check_model, report
-from fedmcmc.participation import full
+from fedmcmc.kernels._shared import check_model
+from fedmcmc.kernels._sites import FirstSites, ascend, catch_up, first_site
+from fedmcmc.participation import full, mean_share
 from fedmcmc.pytrees import schedules, trees
 
 if TYPE_CHECKING:
@@ -55,12 +54,26 @@ if TYPE_CHECKING:
 CAVITIES = ("site", "average", "power", "global", "none")
 
 
-class _Site(NamedTuple):
-    """What a client keeps: its site, its optimizer's state, and latents of its groups, if any."""
+class _Sent(NamedTuple):
+    """What is broadcast besides the position.
 
-    site: Gaussian
-    optimizer: ArrayTree
-    locals: ArrayTree = ()
+    Attributes
+    ----------
+    approximation
+        The product of all factors while it is proper, else the last product that was (the product
+        itself if none was).
+    site
+        All sites together with ``"power"``, the average site with ``"average"``, else ``()``.
+    proper
+        ``[]`` bool, whether the product is proper.
+    known
+        ``[]`` bool, whether any product was proper so far.
+    """
+
+    approximation: Gaussian
+    site: Any
+    proper: Array
+    known: Array
 
 
 class _Approximation(NamedTuple):
@@ -70,45 +83,16 @@ class _Approximation(NamedTuple):
     known: Array
 
 
-@register_dataclass
-@dataclass(frozen=True, eq=False, repr=False)
-class _Expansions(Phase):
-    """Sums the clients' expansions at the start, which are the first sites."""
-
-    posterior: Posterior
-    structure: str = field(metadata={"static": True})
-
-    def site(self, position: ArrayTree, client: Client) -> Gaussian:
-        """Return the client's log likelihood to second order at `position`."""
-        return _expansion(self.posterior, position, client, dense=self.structure == "dense")
-
-    def step(
-        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
-    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
-        message = self.site(jax.tree.map(trees.as_float, broadcast.position), client)
-        return message, client_state, report(message, jnp.zeros(()))
-
-    def message_like(self, like: Broadcast) -> ArrayTree:
-        position = jax.eval_shape(lambda x: jax.tree.map(trees.as_float, x), like.position)
-        return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
-
-
-@partial(jax.jit, static_argnames="dense")  # a run starts before anything else is compiled
-def _expansion(
-    posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
-) -> Gaussian:
-    flat, unravel = ravel_pytree(position)
-    gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense)
-    return as_gaussian(gradient, precision, flat, unravel)
-
-
 class _Server(NamedTuple):
     """What the server keeps besides the broadcast."""
 
     approximation: _Approximation
+    product: Gaussian  # of all factors, proper or not
     prior: Gaussian
     optimizer: ArrayTree
     num_clients: Array  # [] int32
+    sum_scale: Any  # [], multiplies a weighted sum of messages, or () for a plain sum
+    num_filtered: Any  # [] int32, rounds that a filter has taken in, or () for other cavities
 
 
 @register_dataclass
@@ -134,11 +118,11 @@ class Natural(FederatedKernel):
         return (self._expansions,) if self.expands else ()
 
     @property
-    def _expansions(self) -> _Expansions:
+    def _expansions(self) -> FirstSites:
         posterior = self.posterior
         if posterior.local is not None:
             posterior = marginal(posterior, nodes=1)
-        return _Expansions(posterior, self.structure)
+        return FirstSites(posterior, self.structure)
 
     @property
     def stateful(self) -> bool:
@@ -155,9 +139,6 @@ class Natural(FederatedKernel):
 
     @property
     def target(self) -> Posterior | None:
-        # A filter counts rows each time that it sees them.
-        if self.cavity == "global":
-            return None
         return self.posterior if self.posterior.local is None else judged(self.posterior)
 
     @property
@@ -185,15 +166,22 @@ class Natural(FederatedKernel):
         for expansions in totals:
             sites = sites * expansions
         whole = prior * sites
+        proper = is_proper(whole)
+        share = None
+        if self.participation.weighted:
+            share = mean_share(self.participation, federation.num_clients)
         server = _Server(
-            _Approximation(whole, is_proper(whole)),
+            _Approximation(whole, proper),
+            whole,
             prior,
             () if self.server_optimizer == () else self.server_optimizer.init(whole),
             jnp.int32(federation.num_clients),
+            () if share is None else share,
+            jnp.zeros((), jnp.int32) if self.cavity == "global" else (),
         )
         # Clients begin where the run does, also where a prior alone has a mean (zero, for a
         # network).
-        extra = self._extra(whole, prior, server.num_clients)
+        extra = self._sent(server, proper)
         return Broadcast(jnp.zeros((), jnp.int32), position, extra), server
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
@@ -202,11 +190,10 @@ class Natural(FederatedKernel):
         site = self._first_site(broadcast.position, client.size)
         if self.expands:
             site = site * self._expansions.site(broadcast.position, client)
-        optimizer = self.client_optimizer
         latents: ArrayTree = ()
         if isinstance(self.inference, LatentInference):
             latents = self.inference.first_locals(self.posterior, broadcast.position, client)
-        return _Site(site, () if optimizer == () else optimizer.init(site), latents)
+        return first_site(site, self.client_optimizer, latents, broadcast.round)
 
     def _first_site(self, position: ArrayTree, num_rows: Array) -> Gaussian:
         """Return a site about `position`, of the initial precision per row."""
@@ -215,33 +202,46 @@ class Natural(FederatedKernel):
         centered = plus_precision(Gaussian.uniform(position, self.structure), number)
         return with_mean(position, centered.precision, self.structure)
 
-    def _extra(self, whole: Gaussian, prior: Gaussian, num_clients: Array) -> tuple[Gaussian, ...]:
-        """Return what is broadcast besides the position: the global Gaussian, and perhaps sites.
-
-        These are all sites together with ``"power"``, and the average site with ``"average"``.
-        """
-        if self.cavity not in ("average", "power"):
-            return (whole,)
-        sites = whole / prior
-        if self.cavity == "power":
-            return whole, sites
-        return whole, sites ** (1 / num_clients.astype(jnp.result_type(float)))
-
-    def _cavity(self, extra: tuple[Gaussian, ...], client_state: Any, client: Client) -> Gaussian:
-        """Return what the client's likelihood is multiplied by."""
-        whole = extra[0]
-        if self.cavity == "site":
-            return whole / client_state.site
+    def _sent(self, server: _Server, proper: Array) -> _Sent:
+        """Return what is broadcast besides the position, `proper` for whether the product is."""
+        last = server.approximation
+        site: Any = ()
+        if self.cavity in ("average", "power"):
+            site = server.product / server.prior
         if self.cavity == "average":
-            return whole / extra[1]
+            site = site ** (1 / server.num_clients.astype(jnp.result_type(float)))
+        approximation = trees.select(last.known, last.gaussian, server.product)
+        return _Sent(approximation, site, proper, last.known)
+
+    def _own(self, sent: _Sent, client_state: Any, client: Client) -> Gaussian:
+        """Return the factor of the approximation that is the client's."""
+        if self.cavity == "average":
+            return sent.site
         if self.cavity == "power":
-            return whole / extra[1] ** client.share
+            return sent.site**client.share
+        return client_state.site
+
+    def _cavity(self, sent: _Sent, client_state: Any, client: Client) -> tuple[Gaussian, Gaussian]:
+        """Return what the client's likelihood is multiplied by, and what its fit replaces.
+
+        If the product is not proper, or the client's last fit was not, the cavity is the last
+        proper approximation: fits then do not fail because of sites that are far off, and the
+        fit over this cavity is a new site.
+        """
+        q = sent.approximation
         if self.cavity == "global":
-            return whole
-        return trees.zeros_like(whole)
+            return q, q
+        if self.cavity == "none":
+            return trees.zeros_like(q), client_state.site
+        own = self._own(sent, client_state, client)
+        falls_back = ~sent.proper
+        if self.stateful:
+            falls_back |= client_state.lost
+        falls_back &= sent.known
+        return trees.select(falls_back, (q, q * own), (q / own, q))
 
     def message_like(self, like: Broadcast) -> ArrayTree:
-        return trees.shapes_of(like.extra[0])
+        return trees.shapes_of(like.extra.approximation)
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         return self.inference.prepare(rng_key, like.position, client)
@@ -250,7 +250,10 @@ class Natural(FederatedKernel):
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
         site: Any = client_state
-        cavity = self._cavity(broadcast.extra, client_state, client)
+        if self.stateful:
+            damping = schedules.value(self.damping, broadcast.round)
+            site = catch_up(self.client_optimizer, damping, site, broadcast.round)
+        cavity, before = self._cavity(broadcast.extra, site, client)
         given = (
             self.posterior,
             draws,
@@ -261,11 +264,12 @@ class Natural(FederatedKernel):
         )
         if isinstance(self.inference, LatentInference):
             (tilted, gradient_norm), latents = self.inference.fit_latents(*given, site.locals)
-            client_state = site._replace(locals=latents)
+            site = site._replace(locals=latents)
         else:
             tilted, gradient_norm = self.inference.fit(*given)
-        before = site.site if self.cavity == "none" else broadcast.extra[0]
         proper = is_proper(tilted)
+        if self.stateful:
+            site = site._replace(lost=~proper)
         change = trees.select(proper, tilted / before, trees.zeros_like(tilted))
         if not trees.is_empty(self.max_norm):
             norm = jnp.sqrt(trees.squared_norm(change))
@@ -278,7 +282,7 @@ class Natural(FederatedKernel):
             # The position follows from the natural parameters.
             bits_down=jnp.asarray(trees.num_bits(broadcast.extra), jnp.int32),
         )
-        return change, client_state, info
+        return change, site, info
 
     def commit(self, message: Gaussian, broadcast: Broadcast, client_state: ArrayTree) -> ArrayTree:
         if not self.stateful:
@@ -286,8 +290,11 @@ class Natural(FederatedKernel):
         kept: Any = client_state
         message = symmetric(message)  # as the server reads the sum
         damping = schedules.value(self.damping, broadcast.round)
-        site, state = _ascend(self.client_optimizer, damping, message, kept.site, kept.optimizer)
-        return _Site(site, state, kept.locals)
+        site, state = ascend(self.client_optimizer, damping, message, kept.site, kept.optimizer)
+        kept = kept._replace(site=site, optimizer=state)
+        if trees.is_empty(kept.next_round):
+            return kept
+        return kept._replace(next_round=kept.next_round + 1)
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         return rng_key  # as it is: the prior's factor draws from it
@@ -298,27 +305,33 @@ class Natural(FederatedKernel):
         damping = schedules.value(self.damping, broadcast.round)
         # If rounding made the approximation's precision not symmetric, each client would take that
         # out: it would grow by their number in every round.
-        total, before = symmetric(total), broadcast.extra[0]
-        whole, optimizer = _ascend(
-            self.server_optimizer, damping, total, before, server_state.optimizer
+        total = symmetric(total)
+        if not trees.is_empty(server_state.sum_scale):
+            total = total**server_state.sum_scale
+        whole, optimizer = ascend(
+            self.server_optimizer, damping, total, server_state.product, server_state.optimizer
         )
-        approximation, num_clients = server_state.approximation, server_state.num_clients
-        prior = self.prior.refine(
-            self.posterior, rng_key, server_state.prior, approximation, damping
-        )
+        last = server_state.approximation
+        prior = self.prior.refine(self.posterior, rng_key, server_state.prior, last, damping)
         whole = whole * (prior / server_state.prior) if self.prior.moves else whole
-        proper, before_it = is_proper(whole), server_state.approximation
-        shift = jnp.where(
-            proper & before_it.known, _shift(before_it.gaussian, whole), jnp.inf
-        ).astype(jnp.float32)
+        proper = is_proper(whole)
+        shift = jnp.where(proper & last.known, _shift(last.gaussian, whole), jnp.inf)
         position = trees.select(proper, whole.mean(), broadcast.position)
         approximation = _Approximation(
-            trees.select(proper, whole, approximation.gaussian), proper | approximation.known
+            trees.select(proper, whole, last.gaussian), proper | last.known
         )
-        extra = self._extra(whole, prior, num_clients)
-        moved = broadcast._replace(round=broadcast.round + 1, position=position, extra=extra)
-        server = _Server(approximation, prior, optimizer, num_clients)
-        return moved, server, Refined(proper, shift)
+        filtered = server_state.num_filtered
+        server = server_state._replace(
+            approximation=approximation,
+            product=whole,
+            prior=prior,
+            optimizer=optimizer,
+            num_filtered=() if trees.is_empty(filtered) else filtered + 1,
+        )
+        moved = broadcast._replace(
+            round=broadcast.round + 1, position=position, extra=self._sent(server, proper)
+        )
+        return moved, server, Refined(proper, shift.astype(jnp.float32))
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         approximation = state.server.approximation
@@ -332,17 +345,6 @@ def _shift(before: Gaussian, after: Gaussian) -> Array:
     old, new = before.sds(), after.sds()
     moved = trees.ravel(trees.subtract(after.mean(), before.mean())) / new
     return jnp.max(jnp.maximum(jnp.abs(moved), jnp.abs(jnp.log(new / old))), initial=0)
-
-
-def _ascend(
-    optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
-) -> tuple[Gaussian, ArrayTree]:
-    """Return `q` moved along a change of its natural parameters, and the optimizer's state."""
-    if optimizer == ():
-        return q * change**damping, state
-    # Optimizers descend.
-    updates, state = trees.descend(optimizer, change ** (-1), state, q)
-    return q * updates**damping, state
 
 
 def _check_latents(posterior: Posterior, inference: Inference, cavity: str) -> None:
@@ -409,11 +411,15 @@ def natural(
         ...)`` instead.
     server_optimizer, client_optimizer
         As from optax: a change is the direction of ascent that they are given, in place of the
-        change itself. The client's acts on its site, and keeps its state from round to round.
+        change itself. The client's acts on its site, and keeps its state from round to round. A
+        client that was absent first takes a step with a change of zero for each round that it
+        missed, at the present round's damping: its momentum moves its site as it moved the server's
+        product. (In the paper a client's momentum waits, so that the product runs ahead of the
+        sites; many cavities are then not proper.)
     participation
-        Everyone by default. With ``"average"`` and ``"power"`` a message is weighted by one over
-        the client's probability of taking part, as the cohort stands for everyone; else not, as a
-        site changes by just what its client sends, and a filter takes in the rows that it sees.
+        Everyone by default. The server adds the messages of those who take part. With
+        ``"average"`` and ``"power"`` a message counts the mean probability of taking part over the
+        client's own, which is once if all probabilities are the same.
     prior
         The prior's Gaussian, of `structure`. By default the server finds it from the log prior,
         exactly where that is Gaussian (and has no more structure than `structure`), else refined
@@ -444,11 +450,12 @@ def natural(
     Notes
     -----
     A client whose fit is not proper (a precision that is not positive definite, or a number that
-    is not finite) changes nothing: it keeps its site and sends zero, and ``StepInfo.usable`` says
-    so. Where the product of all sites is not proper, it is kept as it is and sites go on being
-    refined, while position, draws and ``state.server.approximation`` stay those of the last proper
-    product (until there is one, the position is where the run started, and so are draws);
-    ``RoundInfo.server`` says so.
+    is not finite) changes nothing: it keeps its site and sends zero (``StepInfo.usable``). The next
+    time its cavity is the whole approximation, and its site becomes what the fit has beyond that.
+    If the product of all factors is not proper (``RoundInfo.server``), position, draws and
+    ``state.server.approximation`` stay those of the last proper product, and clients refine their
+    sites with that for a cavity, until the product, ``state.server.product``, is proper again.
+    Until there is a proper product, position and draws are where the run started.
 
     References
     ----------
@@ -477,8 +484,7 @@ def natural(
             "uniform(cohort_size) or bernoulli(...), or a stateless cavity."
         )
     _check_latents(posterior, inference, cavity)
-    # With average sites a cohort stands for everyone. A site changes by just what its client
-    # sends, and a filter takes in just the rows that it sees.
+    # A site changes by just what its client sends, a filter takes in just the rows that it sees.
     if cavity not in ("average", "power"):
         participation = replace(participation, weighted=False)
     if prior is not None:

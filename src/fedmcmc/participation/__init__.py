@@ -7,5 +7,6 @@ from fedmcmc.participation._participation import bernoulli as bernoulli
 from fedmcmc.participation._participation import categorical as categorical
 from fedmcmc.participation._participation import cohorts_of as cohorts_of
 from fedmcmc.participation._participation import full as full
+from fedmcmc.participation._participation import mean_share as mean_share
 from fedmcmc.participation._participation import pooled as pooled
 from fedmcmc.participation._participation import uniform as uniform

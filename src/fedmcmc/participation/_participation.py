@@ -48,6 +48,19 @@ def cohorts_of(
     return uniform(cohort_size)
 
 
+def mean_share(participation: Participation, num_clients: int) -> Array | None:
+    """Return the mean over clients of the expected number of messages per round, ``[]``.
+
+    It multiplies a weighted sum that is to be a plain sum if all clients take part equally often.
+    ``None`` if everyone takes part, and for rules of other classes.
+    """
+    if isinstance(participation, Bernoulli):
+        return jnp.mean(participation.probability)
+    if isinstance(participation, Uniform | Categorical):
+        return jnp.asarray(participation.cohort_size / num_clients, jnp.result_type(float))
+    return None
+
+
 def bernoulli(
     probability: float | Array, *, rescale: Literal["probability", "realised"] = "probability"
 ) -> Participation:

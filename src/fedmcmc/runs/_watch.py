@@ -26,6 +26,7 @@ from fedmcmc.hierarchy import Independence, locals_in
 from fedmcmc.pytrees import num_bytes
 from fedmcmc.random import final_key
 from fedmcmc.records import Samples
+from fedmcmc.runs._approximations import counted_again, fields, restless
 from fedmcmc.runs._growth import Start, growth
 from fedmcmc.transforms import counts_of
 
@@ -35,8 +36,6 @@ FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
 JUDGED_DRAWS, JUDGED_BYTES = 2**16, 2**24
 """How many the judge looks at, for the approximation's moments: of all chains, bytes at most."""
-RESTLESS = 0.1
-"""An approximation that moves by more of its sds per round is not at rest."""
 LEAST_ACCEPTED, FEWEST_PROPOSALS = 0.05, 50
 """Below this share of accepted proposals, of at least so many, a chain hardly moves."""
 LEAST_MOVED, FEWEST_MOVES = 0.2, 20
@@ -112,32 +111,6 @@ def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, num: int)
     return jax.vmap(over_draws, in_axes=(0, None, 0))(keys, jnp.arange(num), state)
 
 
-def warn_restless(samples: Samples) -> Messages:
-    """Warn where an approximation still moves at the end of a run, or is none."""
-    shift = samples.info.get("shift")
-    if shift is None or not shift.size:
-        return ()
-    last = shift[:, -3:].max()
-    if not np.isfinite(last):
-        return warn(
-            "The approximation is not proper at the end of the run (the product of all sites is no "
-            "density), so that draws are of an earlier one: start at the mode "
-            "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
-            "initial_precision=. If it stays so, a Gaussian is not suitable here: use fedmcmc.fit.",
-            depth=5,
-            category=DiagnosisWarning,
-        )
-    if last > RESTLESS:
-        return warn(
-            f"The approximation still moves by {last:.2g} of its sds per round at the end of the "
-            f"run: go on with sample(..., state=samples.state) or until=fedmcmc.at_rest(). If it "
-            f"goes to and fro, damp changes more, or make the clients' inference less random.",
-            depth=5,
-            category=DiagnosisWarning,
-        )
-    return ()
-
-
 def warn_stuck(samples: Samples, data: Any) -> Messages:
     """Warn where the latents of some group hardly moved at the end of a run."""
     found = locals_in(samples.state.clients)
@@ -186,11 +159,7 @@ def warn_adapting(samples: Samples, kernel: FederatedKernel) -> Messages:
 
 def _named(tree: Any, name: str) -> list[int]:
     """Return the largest number in each leaf of a tree that is a field of this name."""
-    return [
-        int(np.max(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if path and getattr(path[-1], "name", None) == name
-    ]
+    return [int(np.max(leaf)) for leaf in fields(tree, name)]
 
 
 def finished(
@@ -212,10 +181,12 @@ def finished(
     """
     messages = (
         *samples.warnings,
-        *warn_restless(samples),
         *warn_stuck(samples, data),
         *warn_adapting(samples, kernel),
     )
+    for finding in (restless(samples), counted_again(samples)):
+        if finding is not None:
+            messages += warn(finding, depth=4, category=DiagnosisWarning)
     try:
         grown = warn_grown(kernel, start, samples.state.broadcast)
         messages += grown

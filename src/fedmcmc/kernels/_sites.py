@@ -1,0 +1,109 @@
+"""Gaussian sites of clients: what a client keeps, and how an optimizer moves it."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.tree_util import register_dataclass
+
+from fedmcmc._types import ArrayTree, Broadcast, Client, Phase, Posterior, StepInfo
+from fedmcmc.gaussian import Gaussian
+from fedmcmc.gradients import Target, as_gaussian
+from fedmcmc.kernels._shared import report
+from fedmcmc.pytrees import trees
+
+
+class Site(NamedTuple):
+    """State of a client that keeps a site.
+
+    Attributes
+    ----------
+    site
+        The client's factor of the approximation.
+    optimizer
+        State of its optimizer.
+    locals
+        Latents of its groups, if any.
+    next_round
+        ``[]`` int32, the first round whose step is not yet in `site`; ``()`` if the optimizer has
+        no state.
+    lost
+        ``[]`` bool, whether the client's last fit was not proper.
+    """
+
+    site: Gaussian
+    optimizer: ArrayTree
+    locals: ArrayTree
+    next_round: ArrayTree
+    lost: Array
+
+
+def first_site(site: Gaussian, optimizer: Any, locals_: ArrayTree, round_: Array) -> Site:
+    """Return a client's state before its first round."""
+    state = () if optimizer == () else optimizer.init(site)
+    next_round = jnp.asarray(round_, jnp.int32) if jax.tree.leaves(state) else ()
+    return Site(site, state, locals_, next_round, jnp.zeros((), bool))
+
+
+def ascend(
+    optimizer: Any, damping: Array, change: Gaussian, q: Gaussian, state: ArrayTree
+) -> tuple[Gaussian, ArrayTree]:
+    """Return `q` moved along a change of its natural parameters, and the optimizer's state."""
+    if optimizer == ():
+        return q * change**damping, state
+    # Optimizers descend.
+    updates, state = trees.descend(optimizer, change ** (-1), state, q)
+    return q * updates**damping, state
+
+
+def catch_up(optimizer: Any, damping: Array, kept: Site, round_: Array) -> Site:
+    """Return a client's state with the optimizer's steps of the rounds that it missed.
+
+    In these rounds its change is zero, so momentum moves the site as it moves the server's
+    product. The site is then the client's part of that product in every round.
+    """
+    if trees.is_empty(kept.next_round):
+        return kept
+    zero = trees.zeros_like(kept.site)
+
+    def step(_: Array, carry: tuple[Gaussian, ArrayTree]) -> tuple[Gaussian, ArrayTree]:
+        return ascend(optimizer, damping, zero, *carry)
+
+    site, state = jax.lax.fori_loop(kept.next_round, round_, step, (kept.site, kept.optimizer))
+    return kept._replace(site=site, optimizer=state, next_round=round_)
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class FirstSites(Phase):
+    """Sums the clients' expansions at the start, which are the first sites."""
+
+    posterior: Posterior
+    structure: str = field(metadata={"static": True})
+
+    def site(self, position: ArrayTree, client: Client) -> Gaussian:
+        """Return the client's log likelihood to second order at `position`."""
+        return _expansion(self.posterior, position, client, dense=self.structure == "dense")
+
+    def step(
+        self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
+    ) -> tuple[ArrayTree, ArrayTree, StepInfo]:
+        message = self.site(jax.tree.map(trees.as_float, broadcast.position), client)
+        return message, client_state, report(message, jnp.zeros(()))
+
+    def message_like(self, like: Broadcast) -> ArrayTree:
+        position = jax.eval_shape(lambda x: jax.tree.map(trees.as_float, x), like.position)
+        return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
+
+
+@partial(jax.jit, static_argnames="dense")  # a run starts before anything else is compiled
+def _expansion(
+    posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
+) -> Gaussian:
+    flat, unravel = ravel_pytree(position)
+    gradient, precision = Target(posterior, None, unravel).expand(client, flat, dense)
+    return as_gaussian(gradient, precision, flat, unravel)

@@ -1,0 +1,110 @@
+"""What is wrong with an approximation at the end of a run: it still moves, or counts rows again."""
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree
+from fedmcmc.records import Samples
+
+RESTLESS = 0.1
+"""An approximation that moves by more of its sds per round is not at rest."""
+DRIFT = 0.5
+"""An approximation that has still to move by more of its sds is not at rest."""
+NUM_LAST = 3
+"""Number of last rounds, at most, that are to show rest."""
+NUM_RATIOS, STEADY = 5, 0.02
+"""Number of ratios of successive shifts that show a drift, and how far apart they may be."""
+
+
+def restless(samples: Samples) -> str | None:
+    """Return a warning if an approximation still moves at the end of a run, or is not proper."""
+    shift = np.asarray(samples.info.get("shift", ()))
+    if not shift.size or fields(samples.state.server, "num_filtered"):
+        return None  # a filter moves with all rows that it takes in
+    if not all(proper.all() for proper in fields(samples.state.broadcast, "proper")):
+        return (
+            "The approximation is not proper at the end of the run (the product of all sites is no "
+            "density), so that draws are of an earlier one: start at the mode "
+            "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
+            "initial_precision=. If it stays so, a Gaussian is not suitable here: use fedmcmc.fit."
+        )
+    last = shift[:, -_num_last(samples) :].max()
+    if not np.isfinite(last):
+        return (
+            "The approximation became proper only in the last rounds, so that it is not known "
+            "whether it still moves: continue with sample(..., state=samples.state) or "
+            "until=fedmcmc.at_rest()."
+        )
+    if last > RESTLESS:
+        return (
+            f"The approximation still moves by {last:.2g} of its sds per round at the end of the "
+            f"run: continue with sample(..., state=samples.state) or until=fedmcmc.at_rest(). If "
+            f"it oscillates, damp changes more, or make the clients' inference less random."
+        )
+    remaining = max(_remaining(chain) for chain in shift)
+    if remaining > DRIFT:
+        return (
+            f"The approximation still drifts slowly: at the rate of the last rounds it has about "
+            f"{remaining:.2g} of its sds to go. Continue with sample(..., state=samples.state), or "
+            f"damp changes less."
+        )
+    return None
+
+
+def _num_last(samples: Samples) -> int:
+    """Return how many of the last rounds show whether an approximation is at rest.
+
+    One if everyone takes part. With cohorts, as many as one pass over the clients takes, since a
+    cohort may hold only clients whose sites are at rest; at most `NUM_LAST`.
+    """
+    active = np.asarray(samples.info.get("num_active", ()))
+    num_clients = fields(samples.state.server, "num_clients")
+    if not active.size or not num_clients:
+        return NUM_LAST
+    mean_active = active[:, -NUM_LAST:].mean()
+    if mean_active * NUM_LAST <= num_clients[0].max():
+        return NUM_LAST
+    return int(np.ceil(num_clients[0].max() / mean_active))
+
+
+def _remaining(shift: np.ndarray) -> float:
+    """Return how far a chain has still to move, by the shifts ``[num_rounds]`` of its rounds.
+
+    The shifts of a drift that slows down have a constant ratio, so what remains is the sum of a
+    geometric series. If the last ratios differ, the shifts are noise, and nothing is known.
+    """
+    last = shift[-NUM_RATIOS - 1 :]
+    if len(last) <= NUM_RATIOS or not np.all(np.isfinite(last)) or not np.all(last > 0):
+        return 0.0
+    ratios = last[1:] / last[:-1]
+    if np.ptp(ratios) > STEADY or not 0.5 < ratios[-1] < 1 or ratios.max() >= 1:
+        return 0.0
+    return float(last[-1] * ratios[-1] / (1 - ratios[-1]))
+
+
+def counted_again(samples: Samples) -> str | None:
+    """Return a warning if a filter (`fedmcmc.adf`) took in rows more than once."""
+    rounds = fields(samples.state.server, "num_filtered")
+    active = np.asarray(samples.info.get("num_active", ()))
+    if not rounds or not active.size:
+        return None
+    num_clients, mean_active = fields(samples.state.server, "num_clients")[0].max(), active.mean()
+    visits = rounds[0].max() * mean_active / num_clients
+    if visits <= 1 + 1e-6:
+        return None
+    num_rounds = int(num_clients / mean_active)
+    return (
+        f"Assumed density filtering counts a client's rows each time that the client takes part, "
+        f"on average {visits:.3g} times in this run, so the approximation is too narrow: run one "
+        f"pass over the {num_clients} clients ({num_rounds} round{'s' * (num_rounds != 1)}), or "
+        f"use fedmcmc.fed_ep, in which a client's new site replaces its earlier one."
+    )
+
+
+def fields(tree: ArrayTree, name: str) -> list[np.ndarray]:
+    """Return the leaves of a tree that are a field of this name."""
+    return [
+        np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if path and getattr(path[-1], "name", None) == name
+    ]
