@@ -130,7 +130,8 @@ class FederatedKernel(Phase):
     """A federated sampler: what a client does, what the server does, where both start.
 
     A subclass is a frozen dataclass registered as a pytree (see `Phase`). It is the last phase of
-    its own rounds.
+    its own rounds. A kernel whose clients estimate gradients is easier to write as a subclass of
+    `fedmcmc.EstimatorKernel`. A sampler defines `target`, so that runs check its draws.
 
     Attributes
     ----------
@@ -169,8 +170,20 @@ class FederatedKernel(Phase):
 
     @property
     def target(self) -> "Posterior | None":
-        """What draws are meant to follow; ``None`` of a kernel that does not sample."""
+        """Posterior that draws are meant to follow; ``None`` if the kernel does not sample.
+
+        A run compares its draws with this posterior. If it is ``None``, nothing is compared.
+        """
         return None
+
+    @property
+    def without_target(self) -> str:
+        """Reason why `target` is ``None``, such as ``"it trains and does not sample"``.
+
+        Empty if the kernel defines no `target`: a long run then warns that nothing was compared.
+        """
+        defined = type(self).target is not FederatedKernel.target
+        return "its target is None" if defined else ""
 
     @property
     def local(self) -> Local | None:

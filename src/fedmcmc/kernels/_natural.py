@@ -155,10 +155,13 @@ class Natural(FederatedKernel):
 
     @property
     def target(self) -> Posterior | None:
-        # A filter counts rows each time that it sees them.
         if self.cavity == "global":
             return None
         return self.posterior if self.posterior.local is None else judged(self.posterior)
+
+    @property
+    def without_target(self) -> str:
+        return "a filter counts rows each time that it sees them"
 
     @property
     def approximates(self) -> bool:
