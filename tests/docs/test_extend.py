@@ -227,6 +227,64 @@ def test_the_kernel_with_memory_takes_trees():
     np.testing.assert_allclose(vector, tree, rtol=1e-5, atol=1e-6)
 
 
+# Kernels that lack something.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bare(fedmcmc.FederatedKernel):
+    """A kernel that forgets what its estimator keeps and draws."""
+
+    posterior: fedmcmc.Posterior
+    estimator: fedmcmc.GradientEstimator
+    participation: fedmcmc.Participation = dataclasses.field(default_factory=fedmcmc.full)
+
+    def server_init(self, rng_key, position, federation, totals):
+        return fedmcmc.Broadcast(jnp.int32(0), position), ()
+
+    def step(self, draws, broadcast, client_state, client):
+        likelihood, position = self.posterior.loglikelihood_fn, broadcast.position
+        context, client_state = self.estimator.start(likelihood, broadcast, client_state, client)
+        message = self.estimator.estimate(likelihood, draws, position, context, client)
+        return message, client_state, fedmcmc.StepInfo(jnp.int32(0), fedmcmc.trees.norm(message))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithState(Bare):
+    """The same, which remembers the estimator's state."""
+
+    def client_init(self, broadcast, client):
+        return self.estimator.init(self.posterior.loglikelihood_fn, broadcast.position, client)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (Bare(ON_TREES, fedmcmc.minibatch(2)), "minibatch did not get the random numbers"),
+        (Bare(ON_TREES, fedmcmc.epochs(2)), "epochs did not get the random numbers"),
+        (Bare(ON_TREES, fedmcmc.noisy(fedmcmc.full_gradient(), 1.0)), "noisy did not get the"),
+        (Bare(ON_TREES, fedmcmc.svrg(fedmcmc.full_gradient(), 5)), "Svrg did not get its state"),
+        (WithState(ON_TREES, fedmcmc.svrg(fedmcmc.full_gradient(), 5)), "not get its snapshot"),
+        (Bare(ON_TREES, fedmcmc.full_gradient()), "Bare does not define the method aggregate"),
+        (
+            fedmcmc.compress(plain("tree"), fedmcmc.memory(PAGE["Grid"](0.5))),
+            "Grid does not define the method omega",
+        ),
+    ],
+)
+def test_what_a_kernel_lacks_is_named(kernel, message):
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
+
+
+def test_a_kernel_need_not_define_what_is_random_in_one_call():
+    own = plain("tree", fedmcmc.minibatch(2))
+    given = (KEY, fedmcmc.Broadcast(jnp.int32(0), TREE), DATA.client(0))
+    default = fedmcmc.EstimatorKernel.prepare(own, *given)
+    jax.tree.map(np.testing.assert_array_equal, own.prepare(*given), default)
+
+
 # Its compressor.
 
 

@@ -29,6 +29,13 @@ class Described:
         return html_table(type(self).__name__, shown)
 
 
+def undefined(part: Any, method: str) -> NotImplementedError:
+    """Return the error of a class of kernels, or of parts of kernels, that lacks a method."""
+    return NotImplementedError(
+        f"{type(part).__name__} does not define the method {method}; docs/extend.md shows how."
+    )
+
+
 def described(value: Any) -> str:
     """Return a line about a setting or a block: it never shows an array of more than one number.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types._describing import Described
+from fedmcmc._types._describing import Described, undefined
 from fedmcmc._types._parts import Participation
 from fedmcmc._types._values import (
     ArrayTree,
@@ -46,7 +46,7 @@ class Phase(Described):
         A phase without compression has the message itself for its code. A message is a pytree, a
         term of a sum: the server only ever adds it.
         """
-        raise NotImplementedError
+        raise undefined(self, "step")
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
@@ -56,7 +56,7 @@ class Phase(Described):
         Instead of the key it also takes what `prepare_server` made of it. Phases that precede a
         kernel's own leave the round's number as it is.
         """
-        raise NotImplementedError
+        raise undefined(self, "aggregate")
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Return all that is random in `aggregate`, so that it can be drawn ahead too."""
@@ -244,7 +244,7 @@ class FederatedKernel(Phase):
         ValueError
             If model, position and federation do not fit together.
         """
-        raise NotImplementedError
+        raise undefined(self, "server_init")
 
     def check_before_setup(
         self, rng_key: Array, position: ArrayTree, federation: Federation

@@ -88,10 +88,6 @@ class Langevin(TemperedKernel):
             scales = self.preconditioner.init(position, federation)
         return _Server(at_centre, scales)
 
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        draws = self.estimator.prepare(rng_key, like.position, client, 1)
-        return jax.tree.map(lambda leaf: leaf[0], draws)
-
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[ArrayTree, ArrayTree, StepInfo]:

@@ -55,8 +55,8 @@ class EstimatorKernel(FederatedKernel):
     """Base class of kernels whose clients estimate gradients of their log likelihoods.
 
     It checks the model, starts the estimator at every client (`client_init`), broadcasts what the
-    estimator needs, and converts draws to the user's parameters. A subclass writes `prepare`,
-    `step`, `aggregate` and, if it samples, `target`; ``docs/extend.md`` has a complete one.
+    estimator needs, and converts draws to the user's parameters. A subclass writes `step`,
+    `aggregate` and, if it samples, `target`; ``docs/extend.md`` has a complete one.
 
     Attributes
     ----------
@@ -128,6 +128,11 @@ class EstimatorKernel(FederatedKernel):
 
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
         return self.estimator.init(self.posterior.loglikelihood_fn, broadcast.position, client)
+
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Return what is random in one call of the estimator."""
+        draws = self.estimator.prepare(rng_key, like.position, client, 1)
+        return jax.tree.map(lambda leaf: leaf[0], draws)
 
     def begin(
         self, broadcast: Broadcast, client_state: ArrayTree, client: Client
