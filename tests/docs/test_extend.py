@@ -5,6 +5,7 @@ Draws are compared with the exact stationary distribution at the step size: mean
 
 import ast
 import dataclasses
+import gc
 import re
 import textwrap
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_the_kernel_is_exact_on_trees():
 def test_the_comparison_finds_mistakes(kind, right, wrong):
     source = source_of("extend.md")
     assert source.count(right) == 1
-    page = definitions(source.replace(right, wrong), WITHOUT)
+    page = definitions(source.replace(right, wrong), WITHOUT)  # which defines the class again
     kernel = plain(kind, page=page)
     error = PAGE["largest_error"](kernel, MEAN, exact_covariance(0.02), POSITIONS[kind][1])
     assert error > 2 * LARGEST
@@ -225,6 +226,39 @@ def test_the_kernel_with_memory_takes_trees():
     starts = (VECTOR, TREE)
     vector, tree = (drawn(*pair) for pair in zip(kernels, starts, strict=True))
     np.testing.assert_allclose(vector, tree, rtol=1e-5, atol=1e-6)
+
+
+def defined_again(base, added):
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Part(base):
+        scale: float
+
+        def apply(self, x):
+            return self.scale * x + added
+
+    return Part(2.0)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        fedmcmc.FederatedKernel,
+        fedmcmc.GradientEstimator,
+        fedmcmc.Compressor,
+        fedmcmc.Participation,
+        fedmcmc.Reference,
+        fedmcmc.Integrator,
+    ],
+)
+def test_a_class_that_is_defined_again_runs_its_new_code(base):
+    run = jax.jit(lambda part, x: part.apply(x))
+    found = []
+    for i in range(40):
+        found.append(float(run(defined_again(base, float(i)), jnp.ones(()))))
+        if i % 3 == 0:
+            gc.collect()
+    assert found == [2.0 + i for i in range(40)]
 
 
 # Kernels that lack something.

@@ -9,6 +9,7 @@ This room imports no other.
 """
 
 from fedmcmc._types._describing import Described as Described
+from fedmcmc._types._describing import Redefinable as Redefinable
 from fedmcmc._types._describing import described as described
 from fedmcmc._types._describing import undefined as undefined
 from fedmcmc._types._html import html_table as html_table
