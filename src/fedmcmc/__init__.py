@@ -97,6 +97,7 @@ from fedmcmc.hierarchy import marginal as marginal
 from fedmcmc.interop.flax import from_flax as from_flax
 from fedmcmc.interop.numpyro import from_numpyro as from_numpyro
 from fedmcmc.kernels import Delta as Delta
+from fedmcmc.kernels import EstimatorKernel as EstimatorKernel
 from fedmcmc.kernels import averaging as averaging
 from fedmcmc.kernels import consensus as consensus
 from fedmcmc.kernels import dirichlet_ensemble as dirichlet_ensemble
@@ -121,6 +122,7 @@ from fedmcmc.participation import uniform as uniform
 from fedmcmc.placement import HostStore as HostStore
 from fedmcmc.placement import Placement as Placement
 from fedmcmc.placement import distributed as distributed
+from fedmcmc.pytrees import trees as trees
 from fedmcmc.records import Record as Record
 from fedmcmc.records import Samples as Samples
 from fedmcmc.rounds import RoundInfo as RoundInfo

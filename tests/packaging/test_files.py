@@ -1,8 +1,10 @@
 """The files around the code agree with each other: Makefile, workflows, metadata, pages."""
 
 import ast
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -66,6 +68,27 @@ def test_every_target_is_phony_and_listed_by_help():
     text = (ROOT / "Makefile").read_text()
     assert set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split()) == TARGETS
     assert set(re.findall(r"^([a-z-]+):.*##", text, re.MULTILINE)) == TARGETS
+
+
+def test_every_target_hides_lines_about_cached_programs_and_the_package_does_not():
+    make = ["make", "--no-print-directory", "--eval", "shown: ; @echo $$TF_CPP_MIN_LOG_LEVEL"]
+    unset = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    for given, shown in (({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")):
+        done = subprocess.run(
+            [*make, "shown"],
+            cwd=ROOT,
+            env=unset | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == shown
+    # A target may set variables for itself; none sets this one.
+    assert (ROOT / "Makefile").read_text().count("TF_CPP_MIN_LOG_LEVEL") == 1
+    sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("hydra_plugins/**/*.py")]
+    assert not [path for path in sources if "TF_CPP_MIN_LOG_LEVEL" in path.read_text()]
+    for page in ("README.md", "docs/quickstart.md", "docs/faq.md"):
+        assert "`TF_CPP_MIN_LOG_LEVEL=3`" in (ROOT / page).read_text()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=by_name)

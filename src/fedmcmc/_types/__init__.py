@@ -9,7 +9,9 @@ This room imports no other.
 """
 
 from fedmcmc._types._describing import Described as Described
+from fedmcmc._types._describing import Redefinable as Redefinable
 from fedmcmc._types._describing import described as described
+from fedmcmc._types._describing import undefined as undefined
 from fedmcmc._types._html import html_table as html_table
 from fedmcmc._types._kernels import FederatedKernel as FederatedKernel
 from fedmcmc._types._kernels import Phase as Phase

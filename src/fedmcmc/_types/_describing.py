@@ -11,8 +11,25 @@ from jax.tree_util import Partial
 from fedmcmc._types._html import html_table
 from fedmcmc._types._values import PerClient, Posterior, Static
 
+_DEFINED: set[tuple[str, str]] = set()
 
-class Described:
+
+class Redefinable:
+    """Base of classes that may be defined again, as in a notebook, and then run their new code.
+
+    JAX 0.10 compares registered dataclasses by their fields and not by their class. It may run a
+    program of the old class for objects of the new one, so the programs are dropped.
+    """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        name = (cls.__module__, cls.__qualname__)
+        if name in _DEFINED:
+            jax.clear_caches()
+        _DEFINED.add(name)
+
+
+class Described(Redefinable):
     """Base of dataclasses that print as a name with settings; large arrays as their shapes.
 
     A subclass is declared with ``repr=False``. A field is left out if it holds its default or the
@@ -27,6 +44,13 @@ class Described:
         """Return the same for notebooks, a setting per row."""
         shown = {name: described(part) for name, part in _settings(self)}
         return html_table(type(self).__name__, shown)
+
+
+def undefined(part: Any, method: str) -> NotImplementedError:
+    """Return the error of a class of kernels, or of parts of kernels, that lacks a method."""
+    return NotImplementedError(
+        f"{type(part).__name__} does not define the method {method}; docs/extend.md shows how."
+    )
 
 
 def described(value: Any) -> str:

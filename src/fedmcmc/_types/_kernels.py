@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedmcmc._types._describing import Described
+from fedmcmc._types._describing import Described, undefined
 from fedmcmc._types._parts import Participation
 from fedmcmc._types._values import (
     ArrayTree,
@@ -46,7 +46,7 @@ class Phase(Described):
         A phase without compression has the message itself for its code. A message is a pytree, a
         term of a sum: the server only ever adds it.
         """
-        raise NotImplementedError
+        raise undefined(self, "step")
 
     def aggregate(
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
@@ -56,7 +56,7 @@ class Phase(Described):
         Instead of the key it also takes what `prepare_server` made of it. Phases that precede a
         kernel's own leave the round's number as it is.
         """
-        raise NotImplementedError
+        raise undefined(self, "aggregate")
 
     def prepare_server(self, rng_key: Array, like: Broadcast) -> ArrayTree:
         """Return all that is random in `aggregate`, so that it can be drawn ahead too."""
@@ -130,7 +130,8 @@ class FederatedKernel(Phase):
     """A federated sampler: what a client does, what the server does, where both start.
 
     A subclass is a frozen dataclass registered as a pytree (see `Phase`). It is the last phase of
-    its own rounds.
+    its own rounds. A kernel whose clients estimate gradients is easier to write as a subclass of
+    `fedmcmc.EstimatorKernel`. A sampler defines `target`, so that runs check its draws.
 
     Attributes
     ----------
@@ -169,8 +170,20 @@ class FederatedKernel(Phase):
 
     @property
     def target(self) -> "Posterior | None":
-        """What draws are meant to follow; ``None`` of a kernel that does not sample."""
+        """Posterior that draws are meant to follow; ``None`` if the kernel does not sample.
+
+        A run compares its draws with this posterior. If it is ``None``, nothing is compared.
+        """
         return None
+
+    @property
+    def without_target(self) -> str:
+        """Reason why `target` is ``None``, such as ``"it trains and does not sample"``.
+
+        Empty if the kernel defines no `target`: a long run then warns that nothing was compared.
+        """
+        defined = type(self).target is not FederatedKernel.target
+        return "its target is None" if defined else ""
 
     @property
     def local(self) -> Local | None:
@@ -231,7 +244,7 @@ class FederatedKernel(Phase):
         ValueError
             If model, position and federation do not fit together.
         """
-        raise NotImplementedError
+        raise undefined(self, "server_init")
 
     def check_before_setup(
         self, rng_key: Array, position: ArrayTree, federation: Federation

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from jax import Array
 
-from fedmcmc._types._describing import Described
+from fedmcmc._types._describing import Described, Redefinable, undefined
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -52,7 +52,7 @@ class Participation(Described):
 
     def prepare(self, rng_key: Array, num_clients: int) -> Cohort:
         """Return who takes part."""
-        raise NotImplementedError
+        raise undefined(self, "prepare")
 
     def check(self, num_clients: int) -> None:
         """Raise `ValueError` where the rule does not fit the federation."""
@@ -62,7 +62,7 @@ class Participation(Described):
         return None
 
 
-class Reference:
+class Reference(Redefinable):
     """What an estimator needs every client to know besides the position (a snapshot).
 
     The kernel's server keeps it in `Broadcast.extra`. A subclass is a frozen dataclass registered
@@ -74,11 +74,11 @@ class Reference:
 
         `previous` is the reference of the round before, ``None`` for the first.
         """
-        raise NotImplementedError
+        raise undefined(self, "update")
 
     def missing(self, broadcast: Broadcast, state: ArrayTree) -> Array:
         """Return whether a client with this state has to be sent the reference, ``[]`` bool."""
-        raise NotImplementedError
+        raise undefined(self, "missing")
 
 
 class GradientEstimator(Described):
@@ -121,7 +121,7 @@ class GradientEstimator(Described):
 
         Terms are multiplied by one over the client's probability of taking part.
         """
-        raise NotImplementedError
+        raise undefined(self, "summed")
 
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
@@ -138,7 +138,7 @@ class GradientEstimator(Described):
         client: Client,
     ) -> ArrayTree:
         """Return the estimate at `position`, from one entry of the draws; deterministic."""
-        raise NotImplementedError
+        raise undefined(self, "estimate")
 
     def check(self, position: ArrayTree, federation: "Federation") -> None:
         """Raise `ValueError` where the estimator does not fit the position or the clients."""

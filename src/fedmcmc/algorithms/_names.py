@@ -24,6 +24,8 @@ def name_of(kernel: FederatedKernel) -> str:
     'faults(dsgld)'
     """
     family = type(kernel).__name__
+    if not type(kernel).__module__.startswith("fedmcmc."):
+        return family  # a user's own, which may have the name of one of the package's
     if family not in AROUND and holds_augmented(kernel):
         return f"augment({name_of(without_augmented(kernel))})"
     return NAMES[family](kernel) if family in NAMES else family

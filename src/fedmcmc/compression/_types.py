@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Described, Sender
+from fedmcmc._types import ArrayTree, Client, Described, Sender, undefined
 
 
 class Compressor(Described):
@@ -40,15 +40,18 @@ class Compressor(Described):
         `compression.OneOf`, of which `compression.message_bits` counts the bits and `fedmcmc.wire`
         writes them.
         """
-        raise NotImplementedError
+        raise undefined(self, "encode")
 
     def decode(self, code: ArrayTree, sender: Sender | Client) -> ArrayTree:
         """Return what the receiver understands: the code's values, which are the whole message."""
         return code.values
 
     def omega(self, like: ArrayTree) -> Array:
-        """Return the bound on relative squared errors: ``[]``, or ``[num_clients]``."""
-        raise NotImplementedError
+        """Return the bound on relative squared errors: ``[]``, or ``[num_clients]``.
+
+        `fedmcmc.memory` needs it.
+        """
+        raise undefined(self, "omega")
 
     def check(self, like: ArrayTree, num_clients: int) -> None:
         """Raise `ValueError` where the compressor does not fit."""

@@ -9,7 +9,7 @@ import numpy as np
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics._mixing import Mixing, mixing
-from fedmcmc.diagnostics._moments import Moments, check_moments
+from fedmcmc.diagnostics._moments import MOST_COORDINATES, Moments, check_moments
 from fedmcmc.diagnostics._psis import threshold
 from fedmcmc.diagnostics._weights import check_by_weights
 from fedmcmc.hierarchy import (
@@ -80,6 +80,8 @@ class Diagnosis:
     quadrature_error
         By how many nats a quadrature over latents changes log densities of draws, see
         `fedmcmc.hierarchy.quadrature_error`; ``None`` where there is none.
+    not_compared
+        Reason why means and sds were not compared with the posterior; empty if they were.
     """
 
     mixing: Mixing
@@ -87,6 +89,7 @@ class Diagnosis:
     names: tuple[str, ...]
     findings: tuple[str, ...]
     quadrature_error: float | None = None
+    not_compared: str = ""
 
     @property
     def rhat(self) -> float:
@@ -110,6 +113,8 @@ class Diagnosis:
                 f"{np.abs(self.moments.bias).max():.2g} posterior sd, sds {low:.3g} to {high:.3g} "
                 f"of the posterior's"
             )
+        elif self.not_compared:
+            line += f"; means and sds not compared with the posterior: {self.not_compared}"
         return "\n".join([line, *self.findings])
 
 
@@ -160,14 +165,15 @@ def diagnose(
     names = tuple(trees.element_names(first))
     found = mixing(draws)
     moments = None
-    # With latents there is no log density of the draws alone to hold them against.
-    known = posterior is not None and posterior.local is None
-    if posterior is not None and known and data is not None:
+    not_compared = _why_not_compared(posterior, data, len(names))
+    if posterior is not None and data is not None and not not_compared:
         if approximates:
             more = draws if approximation is None else approximation
             moments = check_by_weights(posterior, data, more)
         if moments is None:
             moments = check_moments(posterior, data, draws)
+        if moments is None:
+            not_compared = f"too few draws for {len(names)} parameters"
     whole = Diagnosis(found, moments, names, ())
     cure = _cure(approximates, transforms)
     of_moments = _of_weights(moments) or [
@@ -191,7 +197,20 @@ def diagnose(
             )
             if few is not None
         ]
-    return Diagnosis(found, moments, names, tuple(findings), error)
+    return Diagnosis(found, moments, names, tuple(findings), error, not_compared)
+
+
+def _why_not_compared(posterior: Posterior | None, data: FederatedData | None, size: int) -> str:
+    """Return why means and sds of `size` parameters cannot be compared; empty if they can."""
+    if posterior is None:
+        return "no posterior to compare with"
+    if data is None:
+        return "the rows are not in this program"
+    if posterior.local is not None:
+        return "the density of the shared parameters without the clients' own is not known"
+    if size > MOST_COORDINATES:
+        return f"more than {MOST_COORDINATES} parameters"
+    return ""
 
 
 def _of_quadrature(error: float, terms: MarginalTerms) -> list[str]:

@@ -87,6 +87,12 @@ class ZeroSum(Derived):
     def start(
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, state: ArrayTree, client: Client
     ) -> tuple[tuple[ArrayTree, Correction], ArrayTree]:
+        if self.remembers and not (isinstance(state, tuple) and len(state) == 2):
+            raise ValueError(
+                f"{type(self).__name__} did not get its state: the kernel's client_init must "
+                f"return what estimator.init returns, and its step the new state, as in "
+                f"fedmcmc.EstimatorKernel (docs/extend.md)."
+            )
         memory, estimator_state = state if self.remembers else ((), state)
         inner, estimator_state = self.estimator.start(
             loglikelihood_fn, broadcast, estimator_state, client
@@ -423,6 +429,12 @@ class Svrg(ZeroSum):
         self, loglikelihood_fn: LogDensity, broadcast: Broadcast, memory: _Memory, client: Client
     ) -> tuple[Correction, _Memory]:
         """Compute the gradient at the snapshot where that is new."""
+        if trees.is_empty(broadcast.extra):
+            raise ValueError(
+                "svrg did not get its snapshot: the kernel's server must put what "
+                "estimator.reference.update returns into Broadcast.extra, as that of "
+                "fedmcmc.EstimatorKernel does (docs/extend.md)."
+            )
         known = memory.known.value
         latest = self.reference.round_of(broadcast.round)
         gradient = where_any(

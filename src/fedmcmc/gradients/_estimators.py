@@ -51,6 +51,16 @@ def sum_gradient(
     return jax.grad(total)(position)
 
 
+def expect_prepared(found: bool, estimator: str) -> None:
+    """Raise `ValueError` unless an estimator got what its `prepare` returned."""
+    if not found:
+        raise ValueError(
+            f"{estimator} did not get the random numbers that it prepared: the kernel's prepare "
+            f"must return what estimator.prepare returns, as that of fedmcmc.EstimatorKernel does "
+            f"(docs/extend.md)."
+        )
+
+
 def as_weights(values: Any) -> PerClient | None:
     """Return clients' weights ``[num_clients]`` as a table; ``None`` stands for shares of rows."""
     return None if values is None else PerClient(jnp.asarray(values, jnp.result_type(float)))
@@ -179,6 +189,7 @@ class Noisy(Derived):
         context: tuple[ArrayTree, Array],
         client: Client,
     ) -> ArrayTree:
+        expect_prepared(isinstance(draws, tuple) and len(draws) == 2, "noisy")
         inner, sd = context
         gradient = self.estimator.estimate(loglikelihood_fn, draws[0], position, inner, client)
         return trees.add_scaled(gradient, sd, realize_normals(draws[1], position))

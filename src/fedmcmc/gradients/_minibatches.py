@@ -12,7 +12,7 @@ from jax.tree_util import register_dataclass
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity
 from fedmcmc.data import gather
-from fedmcmc.gradients._estimators import full_gradient, sum_gradient
+from fedmcmc.gradients._estimators import expect_prepared, full_gradient, sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch
 from fedmcmc.pytrees import trees
 from fedmcmc.random import distinct_integers, integers_below, shuffle_words, shuffled
@@ -62,6 +62,7 @@ class Minibatch(GradientEstimator):
         context: ArrayTree,
         client: Client,
     ) -> ArrayTree:
+        expect_prepared(isinstance(draws, _Randomness), "minibatch")
         rows, offsets, key, _ = draws
         if not trees.is_empty(key):
             offsets = self._offsets(key, client, 1, self._most_rows(client))[0]
@@ -174,6 +175,7 @@ class Epochs(GradientEstimator):
         context: ArrayTree,
         client: Client,
     ) -> ArrayTree:
+        expect_prepared(isinstance(draws, _Randomness), "epochs")
         offsets = draws.offsets
         if trees.is_empty(offsets):
             offsets = offsets_of_call(self.batch_size, draws.keys, draws.calls, client)

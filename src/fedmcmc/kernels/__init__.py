@@ -47,6 +47,7 @@ from fedmcmc.kernels._refreshed_relay import refreshed_relay as refreshed_relay
 from fedmcmc.kernels._relay import Relay as Relay
 from fedmcmc.kernels._relay import relay as relay
 from fedmcmc.kernels._separate import Separate as Separate
+from fedmcmc.kernels._shared import EstimatorKernel as EstimatorKernel
 from fedmcmc.kernels._shared import check_model as check_model
 from fedmcmc.kernels._weighted import gaussian_mh as gaussian_mh
 from fedmcmc.kernels._weighted import multiple_try as multiple_try

@@ -32,8 +32,8 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
-from fedmcmc.gradients import next_broadcast, over_weight
-from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report, tempered
+from fedmcmc.gradients import over_weight
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 
@@ -45,7 +45,7 @@ class _Draws(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Averaging(EstimatorKernel):
+class Averaging(TemperedKernel):
     """Clients move copies of the chain, the server averages them; see `averaging`."""
 
     integrator: Integrator
@@ -54,10 +54,6 @@ class Averaging(EstimatorKernel):
     temperature: Any
     weights: PerClient | None
     num_local_steps: int = field(metadata={"static": True})
-
-    @property
-    def target(self) -> Posterior | None:
-        return tempered(self.posterior, self.temperature)
 
     @property
     def clients_apart(self) -> bool:
@@ -134,7 +130,7 @@ class Averaging(EstimatorKernel):
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
         position = trees.add(broadcast.position, total)
-        return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
+        return self.next_broadcast(broadcast, position), server_state, ()
 
 
 def averaging(

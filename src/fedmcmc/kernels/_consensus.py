@@ -28,8 +28,8 @@ from fedmcmc._types import (
     StepInfo,
     as_functions,
 )
-from fedmcmc.gradients import next_broadcast, prior_share
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report, tempered
+from fedmcmc.gradients import prior_share
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -49,10 +49,6 @@ class Consensus(LocalLangevin):
     tolerance: Any
     temperature: Any
     num_local_steps: int = field(metadata={"static": True})
-
-    @property
-    def target(self) -> Posterior | None:
-        return tempered(self.posterior, self.temperature)
 
     @property
     def clients_apart(self) -> bool:
@@ -111,7 +107,7 @@ class Consensus(LocalLangevin):
         position = trees.add_scaled(broadcast.position, variance, total)
         noise = realize_normals(rng_key, position)
         position = trees.add_scaled(position, jnp.sqrt(variance * temperature), noise)
-        return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
+        return self.next_broadcast(broadcast, position), server_state, ()
 
 
 def consensus(

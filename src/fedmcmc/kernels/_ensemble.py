@@ -29,7 +29,6 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.dynamics import Length, Training, training
-from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -307,8 +306,7 @@ class EnsembleKernel(LocalTraining):
             members_key, distill_key = jax.random.split(rng_key)
             members = family.members(members_key, fitted)
             position = self.distill(distill_key, fitted.mean, members)
-        reference = self.estimator.reference
-        return next_broadcast(reference, broadcast, position), fitted, ()
+        return self.next_broadcast(broadcast, position), fitted, ()
 
     def draw(self, rng_key: Array, state: FederatedState) -> ArrayTree:
         return self.family.draw(rng_key, state.server)

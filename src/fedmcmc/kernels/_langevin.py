@@ -28,8 +28,8 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.dynamics import Metric, Preconditioner, overdamped_langevin
-from fedmcmc.gradients import client_gradient, next_broadcast, prior_share
-from fedmcmc.kernels._shared import EstimatorKernel, expect_blocks, report, tempered
+from fedmcmc.gradients import client_gradient, prior_share
+from fedmcmc.kernels._shared import TemperedKernel, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import realize_normals
@@ -60,7 +60,7 @@ class _Server(NamedTuple):
 
 @register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
-class Langevin(EstimatorKernel):
+class Langevin(TemperedKernel):
     """Clients send gradients, the server moves the chain; see `langevin`."""
 
     step_size: Any
@@ -69,10 +69,6 @@ class Langevin(EstimatorKernel):
     preconditioner: Preconditioner | None
     metric: Metric
     split_prior: bool = field(metadata={"static": True})
-
-    @property
-    def target(self) -> Posterior | None:
-        return tempered(self.posterior, self.temperature)
 
     @cached_property
     def setup(self) -> tuple[Phase, ...]:
@@ -91,10 +87,6 @@ class Langevin(EstimatorKernel):
         if self.preconditioner is not None:
             scales = self.preconditioner.init(position, federation)
         return _Server(at_centre, scales)
-
-    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
-        draws = self.estimator.prepare(rng_key, like.position, client, 1)
-        return jax.tree.map(lambda leaf: leaf[0], draws)
 
     def step(
         self, draws: ArrayTree, broadcast: Broadcast, client_state: ArrayTree, client: Client
@@ -140,7 +132,7 @@ class Langevin(EstimatorKernel):
                 temperature,
             )
             position = trees.add(position, jax.tree.map(jnp.multiply, root, moved))
-        moved_broadcast = next_broadcast(self.estimator.reference, broadcast, position)
+        moved_broadcast = self.next_broadcast(broadcast, position)
         return moved_broadcast, _Server(server_state.at_centre, scales), ()
 
     def _prior_gradient(self, position: ArrayTree) -> ArrayTree:

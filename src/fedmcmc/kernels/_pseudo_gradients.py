@@ -29,7 +29,6 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.dynamics import Training, Visitor, plain_steps
-from fedmcmc.gradients import next_broadcast
 from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report
 from fedmcmc.participation import full
 from fedmcmc.pytrees import schedules, trees
@@ -225,8 +224,7 @@ class PseudoGradients(LocalTraining):
         rate = schedules.value(self.learning_rate, broadcast.round)
         moved = trees.add_scaled(position, rate, updates)
         position, server_state = trees.select(some, (moved, moved_state), (position, server_state))
-        reference = self.estimator.reference
-        return next_broadcast(reference, broadcast, position), server_state, ()
+        return self.next_broadcast(broadcast, position), server_state, ()
 
 
 def pseudo_gradients(

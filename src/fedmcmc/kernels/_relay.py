@@ -30,8 +30,8 @@ from fedmcmc._types import (
 )
 from fedmcmc.dynamics import Metric
 from fedmcmc.gaussian import Gaussian
-from fedmcmc.gradients import importance, next_broadcast
-from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report, tempered
+from fedmcmc.gradients import importance
+from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report
 from fedmcmc.pytrees import schedules, trees
 
 
@@ -46,10 +46,6 @@ class Relay(LocalLangevin):
     num_local_steps: int = field(metadata={"static": True})
     own_steps: Any = ()  # [num_clients], or () where all take as many
     evened: Any = ()  # [num_clients], the mean number of steps of a visit over the client's
-
-    @property
-    def target(self) -> Posterior | None:
-        return tempered(self.posterior, self.temperature)
 
     @property
     def caution(self) -> str:
@@ -121,7 +117,7 @@ class Relay(LocalLangevin):
         self, rng_key: ArrayTree, broadcast: Broadcast, server_state: ArrayTree, total: ArrayTree
     ) -> tuple[Broadcast, ArrayTree, ArrayTree]:
         position = trees.add(broadcast.position, total)
-        return next_broadcast(self.estimator.reference, broadcast, position), server_state, ()
+        return self.next_broadcast(broadcast, position), server_state, ()
 
 
 def relay(

@@ -33,7 +33,13 @@ from fedmcmc.dynamics import (
     overdamped_langevin,
     train,
 )
-from fedmcmc.gradients import first_reference, over, prior_share, refuse_latents
+from fedmcmc.gradients import (
+    first_reference,
+    next_broadcast,
+    over,
+    prior_share,
+    refuse_latents,
+)
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals, realize_normals
 
@@ -46,7 +52,21 @@ Gradient = Callable[[ArrayTree, ArrayTree], ArrayTree]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EstimatorKernel(FederatedKernel):
-    """A kernel whose clients estimate gradients of their log likelihoods."""
+    """Base class of kernels whose clients estimate gradients of their log likelihoods.
+
+    It checks the model, starts the estimator at every client (`client_init`), broadcasts what the
+    estimator needs, and converts draws to the user's parameters. A subclass writes `step`,
+    `aggregate` and, if it samples, `target`; ``docs/extend.md`` has a complete one.
+
+    Attributes
+    ----------
+    posterior
+        The model.
+    estimator
+        Estimator of the gradient of a client's log likelihood.
+    participation
+        Rule that chooses who takes part in a round.
+    """
 
     posterior: Posterior
     estimator: GradientEstimator
@@ -109,10 +129,15 @@ class EstimatorKernel(FederatedKernel):
     def client_init(self, broadcast: Broadcast, client: Client) -> ArrayTree:
         return self.estimator.init(self.posterior.loglikelihood_fn, broadcast.position, client)
 
+    def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
+        """Return what is random in one call of the estimator."""
+        draws = self.estimator.prepare(rng_key, like.position, client, 1)
+        return jax.tree.map(lambda leaf: leaf[0], draws)
+
     def begin(
         self, broadcast: Broadcast, client_state: ArrayTree, client: Client
     ) -> tuple[Gradient, ArrayTree, Array]:
-        """Begin a client's round.
+        """Start the estimator in a client's round.
 
         Returns
         -------
@@ -136,6 +161,26 @@ class EstimatorKernel(FederatedKernel):
             return estimator.estimate(loglikelihood_fn, drawn, position, context, client)
 
         return estimate, client_state, down
+
+    def next_broadcast(self, broadcast: Broadcast, position: ArrayTree) -> Broadcast:
+        """Return the next round's broadcast, with the position to which the server moved."""
+        return next_broadcast(self.estimator.reference, broadcast, position)
+
+
+class TemperedKernel(EstimatorKernel):
+    """A sampler at a `temperature`, a field of every subclass."""
+
+    temperature: Any
+
+    @property
+    def target(self) -> Posterior | None:
+        return tempered(self.posterior, self.temperature)
+
+    @property
+    def without_target(self) -> str:
+        if not isinstance(self.temperature, Array):
+            return "its temperature is a schedule, so that draws follow no single posterior"
+        return "at a temperature of zero it does not sample"
 
 
 @register_dataclass
@@ -167,7 +212,7 @@ class LocalDraws(NamedTuple):
     gradient: ArrayTree  # leaves [num_local_steps, ...]
 
 
-class LocalLangevin(EstimatorKernel):
+class LocalLangevin(TemperedKernel):
     """A kernel whose clients take `num_local_steps` Langevin steps, a field of every subclass."""
 
     num_local_steps: int
@@ -233,6 +278,10 @@ class LocalTraining(EstimatorKernel):
     """
 
     training: Training
+
+    @property
+    def without_target(self) -> str:
+        return "it trains models and does not sample from the posterior"
 
     def prepare(self, rng_key: Array, like: Broadcast, client: Client) -> ArrayTree:
         num = self.training.length.most(client)

@@ -20,6 +20,7 @@ from fedmcmc.random._streams import init_key as init_key
 from fedmcmc.random._streams import integers_below as integers_below
 from fedmcmc.random._streams import latents_key as latents_key
 from fedmcmc.random._streams import normals as normals
+from fedmcmc.random._streams import normals_like as normals_like
 from fedmcmc.random._streams import part_key as part_key
 from fedmcmc.random._streams import phase_key as phase_key
 from fedmcmc.random._streams import random_words as random_words
@@ -29,4 +30,5 @@ from fedmcmc.random._streams import server_key as server_key
 from fedmcmc.random._streams import shared_key as shared_key
 from fedmcmc.random._streams import start_key as start_key
 from fedmcmc.random._streams import stream_key as stream_key
+from fedmcmc.random._streams import uniforms_like as uniforms_like
 from fedmcmc.random._streams import word_halves as word_halves

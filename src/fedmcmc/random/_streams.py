@@ -162,6 +162,25 @@ def stream_key(rng_key: Array, round_: Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(rng_key, round_), jnp.uint32(_STREAM))
 
 
+def normals_like(rng_key: Array, like: ArrayTree) -> ArrayTree:
+    """Draw one standard normal tree shaped as `like`, a tree of arrays or of their shapes.
+
+    Each number is independent of all others, also of those in other leaves.
+
+    Examples
+    --------
+    >>> draws = normals_like(jax.random.key(0), {"a": jnp.zeros(2), "b": jnp.zeros(())})
+    >>> jax.tree.map(jnp.shape, draws)
+    {'a': (2,), 'b': ()}
+    """
+    return _unravel(jax.random.normal(rng_key, (trees.num_elements(like),)), like)
+
+
+def uniforms_like(rng_key: Array, like: ArrayTree) -> ArrayTree:
+    """Draw one tree shaped as `like` of independent numbers that are uniform on ``[0, 1)``."""
+    return _unravel(jax.random.uniform(rng_key, (trees.num_elements(like),)), like)
+
+
 def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
     """Draw `num` standard normal trees shaped as `like`: leaves ``[num, *event]``.
 
@@ -179,7 +198,7 @@ def normals(rng_key: Array, like: ArrayTree, num: int) -> ArrayTree:
 def realize_normals(draws: ArrayTree, like: ArrayTree) -> ArrayTree:
     """Return one standard normal tree from one entry of what `normals` returned."""
     if isinstance(draws, Array) and jnp.issubdtype(draws.dtype, jax.dtypes.prng_key):
-        return _unravel(jax.random.normal(draws, (trees.num_elements(like),)), like)
+        return normals_like(draws, like)
     return draws
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree, FederatedState
-from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
+from fedmcmc.diagnostics import Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.reports import Page, RunFacts, run_page, table_of
@@ -68,9 +68,12 @@ class Samples:
     constrain_local_fn
         ``(position, latents)`` to the user's parameters of one client's groups.
     diagnosis
-        What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` below 400
-        draws, of chains of fewer than four, of kernels that do not sample, where `collect` kept
-        something else, and where its warnings are ignored. ``print(samples)`` shows it.
+        What the draws say of themselves, a `fedmcmc.diagnostics.Diagnosis`; ``None`` if the run did
+        not judge them. ``print(samples)`` shows it, or `not_judged`.
+    not_judged
+        Reason why the run did not judge its draws: fewer than 400, or than four per chain; a kernel
+        without a `target`; a `collect` that kept something else; no draws, or more than 2 GiB; or
+        ignored warnings. Empty if it did.
     warnings
         What the run warned of, in its words.
     settings, versions
@@ -93,6 +96,7 @@ class Samples:
     constrain_local_fn: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = field(
         default=None, repr=False
     )
+    not_judged: str = ""
     warnings: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -105,15 +109,16 @@ class Samples:
         num = next(iter(leaves.values())).shape[1] if last else self.num_draws
         shapes = ", ".join(f"{name} {leaf.shape[2:]}" for name, leaf in leaves.items())
         of = f" from the last approximation; {self.num_draws:,} rounds were kept" if last else ""
+        judgment = self._judgment()
+        return (
+            f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{judgment}"
+        )
+
+    def _judgment(self) -> str:
+        """Return what is known of how good the draws are, or why nothing is."""
         if self.diagnosis is not None:
-            told = str(self.diagnosis)
-        elif self.num_chains * num < FEWEST_DRAWS:
-            told = f"too few to judge (fewer than {FEWEST_DRAWS})"
-        elif num < FEWEST_OF_A_CHAIN:
-            told = f"too few to judge (fewer than {FEWEST_OF_A_CHAIN} per chain)"
-        else:
-            told = self.stopped.get("verdict", "not judged")
-        return f"Samples: {self.num_chains} x {num:,} draws of {shapes or 'nothing'}{of}\n{told}"
+            return str(self.diagnosis)
+        return str(self.stopped.get("verdict", "")) or self.not_judged or "not judged"
 
     def _repr_html_(self) -> str:
         """Return the same for notebooks, with a table of the first parameters."""
@@ -286,7 +291,7 @@ class Samples:
             self.totals,
             warnings=self.warnings,
             diagnosis=self.diagnosis,
-            not_judged=str(self).splitlines()[-1].capitalize() + ".",
+            not_judged=_sentence(self._judgment()),
             verdict=self.stopped.get("verdict", ""),
             stopped=self.stopped,
             settings=self.settings,
@@ -312,3 +317,8 @@ class Samples:
             return part.constrained, tuple(notes)
         except ValueError:  # what was collected are not positions
             return part.draws, (*notes, "What is shown was collected by a function of the user's.")
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -22,6 +22,7 @@ from fedmcmc.runs._starts import check_data as check_data
 from fedmcmc.runs._starts import chosen as chosen
 from fedmcmc.runs._starts import start as start
 from fedmcmc.runs._starts import start_positions as start_positions
+from fedmcmc.runs._unjudged import missing_target as missing_target
 from fedmcmc.runs._watch import NonFiniteError as NonFiniteError
 from fedmcmc.runs._watch import judge as judge
 from fedmcmc.runs._watch import not_judged as not_judged

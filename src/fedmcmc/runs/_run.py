@@ -324,7 +324,8 @@ class Run:
                 # Once more up to the last good round: draws, state and totals then belong together.
                 self._take(self._segment(at, round_, capacity), at, round_)
             server = self.executor.to_host(segment.state.server)
-            raise non_finite(self.samples(), first_bad, round_, self.kernel.caution, server)
+            kept = replace(self.samples(), not_judged=f"not judged: round {round_} is not finite")
+            raise non_finite(kept, first_bad, round_, self.kernel.caution, server)
         return segment
 
     def _take(self, segment: Segment, at: int, stop: int) -> None:

@@ -14,7 +14,7 @@ from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, as_functions
 from fedmcmc.algorithms import name_of
 from fedmcmc.data import ClientLoader, FederatedData, in_words
-from fedmcmc.diagnostics import StoppingRule
+from fedmcmc.diagnostics import DiagnosisWarning, StoppingRule
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, check_fits, is_first, several
 from fedmcmc.random import as_key
@@ -23,7 +23,8 @@ from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._executors import Elsewhere
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
-from fedmcmc.runs._watch import finished
+from fedmcmc.runs._unjudged import missing_target, with_reason
+from fedmcmc.runs._watch import finished, warn
 from fedmcmc.storage import (
     Checkpoint,
     checkpoint_of_call,
@@ -239,7 +240,7 @@ def sample(
             samples = run.go(bar)
     if samples.local is not None and isinstance(data, FederatedData):
         samples = replace(samples, local_mask=data.group_mask)
-    return finished(
+    samples = finished(
         samples,
         kernel,
         keys,
@@ -248,6 +249,11 @@ def sample(
         positions=collect is None,
         hands_on_interrupts=settings.hands_on_interrupts,
     )
+    samples = with_reason(samples, kernel, positions=collect is None)
+    if collect is None and (missing := missing_target(samples.draws, kernel)):
+        told = warn(missing, depth=3, category=DiagnosisWarning)
+        samples = replace(samples, warnings=samples.warnings + told)
+    return samples
 
 
 def _who_and_what(kernel: FederatedKernel, data: Any) -> dict[str, str]:

@@ -13,8 +13,6 @@ from jax import Array
 from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState
 from fedmcmc.data import FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
-    FEWEST_DRAWS,
-    FEWEST_OF_A_CHAIN,
     Diagnosis,
     DiagnosisWarning,
     SamplingWarning,
@@ -28,10 +26,9 @@ from fedmcmc.random import final_key
 from fedmcmc.records import Samples
 from fedmcmc.runs._approximations import counted_again, fields, restless
 from fedmcmc.runs._growth import Start, growth
+from fedmcmc.runs._unjudged import why_not_judged
 from fedmcmc.transforms import counts_of
 
-MOST_BYTES = 2**31
-"""Draws that take more memory than that are not judged."""
 FINAL_DRAWS, FINAL_BYTES = 1_000, 2**26
 """How many draws of the last approximation there are, and bytes at most."""
 JUDGED_DRAWS, JUDGED_BYTES = 2**16, 2**24
@@ -202,7 +199,7 @@ def finished(
         if hands_on_interrupts and isinstance(error, KeyboardInterrupt):
             raise
         messages += warn(not_judged(error), depth=4, category=DiagnosisWarning)
-        return replace(samples, warnings=messages)
+        return replace(samples, warnings=messages, not_judged=messages[-1])
     for finding in () if found is None or grown else found.findings:
         messages += warn(finding, depth=4, category=DiagnosisWarning)
     return replace(samples, diagnosis=found, warnings=messages)
@@ -216,20 +213,16 @@ def not_judged(error: BaseException) -> str:
 def judge(
     draws: ArrayTree, kernel: FederatedKernel, data: Any, approximation: ArrayTree = None
 ) -> Diagnosis | None:
-    """Judge draws; ``None`` where they are too few or too many, or nobody would be told.
+    """Judge draws; return ``None`` if there is a reason not to (`why_not_judged`).
 
     `approximation` are more draws of what a kernel refines.
     """
-    target, leaves = kernel.target, jax.tree.leaves(draws)
-    if target is None or silenced() or not 0 < num_bytes(draws) < MOST_BYTES:
-        return None
-    num_chains, num = leaves[0].shape[:2]
-    if num_chains * num < FEWEST_DRAWS or num < FEWEST_OF_A_CHAIN:
+    if why_not_judged(draws, kernel):
         return None
     rows = data if isinstance(data, FederatedData) else None
     return diagnose(
         draws,
-        target,
+        kernel.target,
         rows,
         approximates=kernel.approximates,
         approximation=approximation,

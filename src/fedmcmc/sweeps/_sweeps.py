@@ -21,7 +21,7 @@ from fedmcmc.diagnostics import Diagnosis, DiagnosisWarning
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import as_key
 from fedmcmc.rounds import Collect
-from fedmcmc.runs import check_counts, check_data, judge, not_judged
+from fedmcmc.runs import check_counts, check_data, judge, missing_target, not_judged
 from fedmcmc.sweeps._runs import Group, Results, Settings, alike, run_group
 from fedmcmc.sweeps._tables import Statistics, default_statistics, draw_table, tabulate_seeds
 
@@ -207,7 +207,11 @@ def _diagnoses(
     try:
         for i, (kernel, seeds) in enumerate(zip(kernels, results.complete, strict=True)):
             if seeds.any() and not kernel.approximates:
-                found[i] = judge(results.draws_of(i, seeds), kernel, data)
+                draws = results.draws_of(i, seeds)
+                found[i], missing = judge(draws, kernel, data), missing_target(draws, kernel)
+                if missing:
+                    warnings.warn(missing, DiagnosisWarning, stacklevel=3)
+                    break  # the same for all points
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:

@@ -127,6 +127,10 @@ class WrappedKernel(WrappedPhase, FederatedKernel):
         return self.kernel.target
 
     @property
+    def without_target(self) -> str:
+        return self.kernel.without_target
+
+    @property
     def local(self) -> Local | None:
         return self.kernel.local
 
