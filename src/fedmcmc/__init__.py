@@ -31,6 +31,7 @@ from fedmcmc._types import Posterior as Posterior
 from fedmcmc._types import Reference as Reference
 from fedmcmc._types import Sender as Sender
 from fedmcmc._types import StepInfo as StepInfo
+from fedmcmc._types import register_dataclass as register_dataclass
 from fedmcmc.algorithms import adf as adf
 from fedmcmc.algorithms import dg_sgld as dg_sgld
 from fedmcmc.algorithms import dsgld as dsgld

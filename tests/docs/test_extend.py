@@ -229,7 +229,7 @@ def test_the_kernel_with_memory_takes_trees():
 
 
 def defined_again(base, added):
-    @jax.tree_util.register_dataclass
+    @fedmcmc.register_dataclass
     @dataclasses.dataclass(frozen=True, eq=False)
     class Part(base):
         scale: float
@@ -261,10 +261,24 @@ def test_a_class_that_is_defined_again_runs_its_new_code(base):
     assert found == [2.0 + i for i in range(40)]
 
 
+def test_classes_whose_fields_have_the_same_names_are_apart():
+    """Also such as differ in their own names, like two compressors of one fraction."""
+
+    def named(name, factor):
+        body = {"__annotations__": {"scale": float}, "apply": lambda part, x: factor * x}
+        return fedmcmc.register_dataclass(dataclasses.dataclass(type(name, (), body)))
+
+    run = jax.jit(lambda part, x: part.apply(x))
+    parts = [named(f"Part{i}", float(i))(2.0) for i in range(300)]
+    structures = [jax.tree.structure(part) for part in parts]
+    assert not any(one == structures[0] for one in structures[1:])
+    assert [float(run(part, jnp.ones(()))) for part in parts] == [float(i) for i in range(300)]
+
+
 # Kernels that lack something.
 
 
-@jax.tree_util.register_dataclass
+@fedmcmc.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bare(fedmcmc.FederatedKernel):
     """A kernel that forgets what its estimator keeps and draws."""
@@ -283,7 +297,7 @@ class Bare(fedmcmc.FederatedKernel):
         return message, client_state, fedmcmc.StepInfo(jnp.int32(0), fedmcmc.trees.norm(message))
 
 
-@jax.tree_util.register_dataclass
+@fedmcmc.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class WithState(Bare):
     """The same, which remembers the estimator's state."""

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.tree_util import register_dataclass
 
 import fedmcmc
-from fedmcmc import inference
+from fedmcmc import inference, register_dataclass
 from fedmcmc.gaussian import plus_precision
 from tests.oracles.federations import LIMIT, Federation, loglikelihood, z_scores
 from tests.support.lanes import fast_and_slow

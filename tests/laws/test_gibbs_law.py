@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import numpyro
 import pytest
-from jax.tree_util import register_dataclass
 from numpyro import distributions as dist
 from scipy import stats
 
 import fedmcmc
+from fedmcmc import register_dataclass
 from fedmcmc.hierarchy import Refresh, conjugate, hmc, independence
 from tests.oracles import laws, laws_joint
 from tests.oracles.federations import LIMIT, worst_z

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import register_dataclass
 
 import fedmcmc
+from fedmcmc import register_dataclass
 from fedmcmc.compression import Dense
 from fedmcmc.tuning import hmc_acceptance
 from tests.oracles import laws_adjusted

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import register_dataclass
 
 import fedmcmc
+from fedmcmc import register_dataclass
 from fedmcmc._types import Broadcast, FederatedKernel, StepInfo, as_functions
 from fedmcmc.pytrees._convolutions import canonical, holds_convolution
 from fedmcmc.rounds import _program as _segments

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import register_dataclass
 
 import fedmcmc
-from fedmcmc import streaming
+from fedmcmc import register_dataclass, streaming
 from fedmcmc.diagnostics import StopDecision
 from tests.support import killed_run
 from tests.support.killed_run import assert_same

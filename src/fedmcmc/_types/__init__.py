@@ -9,7 +9,6 @@ This room imports no other.
 """
 
 from fedmcmc._types._describing import Described as Described
-from fedmcmc._types._describing import Redefinable as Redefinable
 from fedmcmc._types._describing import described as described
 from fedmcmc._types._describing import undefined as undefined
 from fedmcmc._types._html import html_table as html_table
@@ -18,6 +17,7 @@ from fedmcmc._types._kernels import Phase as Phase
 from fedmcmc._types._parts import GradientEstimator as GradientEstimator
 from fedmcmc._types._parts import Participation as Participation
 from fedmcmc._types._parts import Reference as Reference
+from fedmcmc._types._register import register_dataclass as register_dataclass
 from fedmcmc._types._values import Adjusted as Adjusted
 from fedmcmc._types._values import ArrayTree as ArrayTree
 from fedmcmc._types._values import Arrivals as Arrivals

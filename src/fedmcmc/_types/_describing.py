@@ -11,25 +11,8 @@ from jax.tree_util import Partial
 from fedmcmc._types._html import html_table
 from fedmcmc._types._values import PerClient, Posterior, Static
 
-_DEFINED: set[tuple[str, str]] = set()
 
-
-class Redefinable:
-    """Base of classes that may be defined again, as in a notebook, and then run their new code.
-
-    JAX 0.10 compares registered dataclasses by their fields and not by their class. It may run a
-    program of the old class for objects of the new one, so the programs are dropped.
-    """
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        super().__init_subclass__(**settings)
-        name = (cls.__module__, cls.__qualname__)
-        if name in _DEFINED:
-            jax.clear_caches()
-        _DEFINED.add(name)
-
-
-class Described(Redefinable):
+class Described:
     """Base of dataclasses that print as a name with settings; large arrays as their shapes.
 
     A subclass is declared with ``repr=False``. A field is left out if it holds its default or the

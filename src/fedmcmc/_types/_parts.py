@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from jax import Array
 
-from fedmcmc._types._describing import Described, Redefinable, undefined
+from fedmcmc._types._describing import Described, undefined
 from fedmcmc._types._values import (
     ArrayTree,
     Broadcast,
@@ -62,7 +62,7 @@ class Participation(Described):
         return None
 
 
-class Reference(Redefinable):
+class Reference:
     """What an estimator needs every client to know besides the position (a snapshot).
 
     The kernel's server keeps it in `Broadcast.extra`. A subclass is a frozen dataclass registered

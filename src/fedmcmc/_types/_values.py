@@ -6,9 +6,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax import Array
-from jax.tree_util import Partial, register_dataclass, register_static
+from jax.tree_util import Partial, register_static
 
 from fedmcmc._types._html import html_table
+from fedmcmc._types._register import register_dataclass
 
 ArrayTree = Any
 """Any pytree of arrays."""

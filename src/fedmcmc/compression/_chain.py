@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Sender
+from fedmcmc._types import ArrayTree, Client, Sender, register_dataclass
 from fedmcmc.compression._memory import Memory
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees

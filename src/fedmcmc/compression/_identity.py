@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client
+from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._types import Compressor, Dense
 
 

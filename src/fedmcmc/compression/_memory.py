@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, PerClient, Sender
+from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._numbers import check_number, of_client, per_client_number
 from fedmcmc.compression._types import Compressor
 from fedmcmc.pytrees import trees

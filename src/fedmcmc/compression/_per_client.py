@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Client, PerClient, Sender
+from fedmcmc._types import ArrayTree, Client, PerClient, Sender, register_dataclass
 from fedmcmc.compression._memory import Memory
 from fedmcmc.compression._types import Compressor, OneOf
 from fedmcmc.pytrees import trees

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client
+from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import random_words, realize_words

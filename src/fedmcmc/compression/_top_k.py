@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client
+from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.compression._sparsify import fraction_of
 from fedmcmc.compression._types import Compressor, Sparse
 from fedmcmc.pytrees import trees

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, in_quotes
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, register_dataclass
 from fedmcmc.criticism._draws import LEAST_DRAWS, one_of, refuse_whitened, weighted_draws
 from fedmcmc.criticism._others import Others
 from fedmcmc.criticism._pareto import psis, tail_length

@@ -12,9 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, ClientTerms, Exact, Federation, Posterior
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    ClientTerms,
+    Exact,
+    Federation,
+    Posterior,
+    register_dataclass,
+)
 from fedmcmc.criticism._draws import one_of
 from fedmcmc.criticism._pareto import psis, smoothed_tail, tail_length
 from fedmcmc.criticism._rows import exact_sum, over_rows

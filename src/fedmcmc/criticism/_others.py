@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
@@ -18,6 +17,7 @@ from fedmcmc._types import (
     Posterior,
     Sender,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.data import gather
 from fedmcmc.kernels import Dithered, Question

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Exact, Federation, Posterior, register_dataclass
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._histogram import Histogram, merged, receivers
 from fedmcmc.criticism._rows import BUDGET, check_resample, over_rows

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Federation, html_table
+from fedmcmc._types import ArrayTree, Client, Federation, html_table, register_dataclass
 from fedmcmc.data._groups import (
     Grouped,
     GroupLabels,

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client
+from fedmcmc._types import ArrayTree, Client, register_dataclass
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import is_missing
 

@@ -12,10 +12,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Described
+from fedmcmc._types import ArrayTree, Described, register_dataclass
 from fedmcmc.dynamics._metrics import IDENTITY, Metric
 from fedmcmc.pytrees import trees
 

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Described
+from fedmcmc._types import ArrayTree, Described, register_dataclass
 from fedmcmc.pytrees import trees
 
 

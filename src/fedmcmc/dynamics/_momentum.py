@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Described, Number
+from fedmcmc._types import ArrayTree, Described, Number, register_dataclass
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.random import normals, realize_normals
 

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Described, Federation
+from fedmcmc._types import ArrayTree, Described, Federation, register_dataclass
 from fedmcmc.pytrees import schedules, trees
 
 

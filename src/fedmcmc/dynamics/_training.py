@@ -15,10 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect_optimizer
-from fedmcmc._types import ArrayTree, Client, Described, GradientEstimator, Number, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Described,
+    GradientEstimator,
+    Number,
+    as_functions,
+    register_dataclass,
+)
 from fedmcmc.gradients import epochs, for_batch_size, full_gradient, steps_per_epoch
 from fedmcmc.pytrees import schedules, trees
 

@@ -392,9 +392,7 @@ class _Fit:
             )
             done(Stage("modes", f"{search.num_starts} starts", *cost, verdict=verdict, why=why))
 
-    def _check_precision(
-        self, ledger: Ledger, position: ArrayTree, covariance: np.ndarray
-    ) -> None:
+    def _check_precision(self, ledger: Ledger, position: ArrayTree, covariance: np.ndarray) -> None:
         """Note if rounding errors of the log likelihood are too large near `position`."""
         found = check_precision(self.posterior, self.consortium, position, covariance)
         ledger.add(found.rounds, found.bits_up, found.bits_down)

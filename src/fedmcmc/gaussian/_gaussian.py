@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Described
+from fedmcmc._types import ArrayTree, Described, register_dataclass
 from fedmcmc.pytrees import trees
 from fedmcmc.random import normals
 

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
-from fedmcmc._types import Described
+from fedmcmc._types import Described, register_dataclass
 from fedmcmc.gaussian._gaussian import Gaussian, flat_precision
 from fedmcmc.pytrees import trees
 

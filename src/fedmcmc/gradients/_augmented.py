@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import Array
-from jax.tree_util import Partial, register_dataclass
+from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity, register_dataclass
 from fedmcmc.gradients._estimators import Derived
 from fedmcmc.gradients._minibatches import Epochs, Minibatch
 from fedmcmc.pytrees import trees

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
@@ -33,6 +32,7 @@ from fedmcmc._types import (
     Number,
     PerClient,
     Reference,
+    register_dataclass,
 )
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients._augmented import refuse_augmented

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -20,6 +19,7 @@ from fedmcmc._types import (
     Number,
     PerClient,
     Reference,
+    register_dataclass,
 )
 from fedmcmc.data import own_rows, single_chunk
 from fedmcmc.gradients._terms import Terms, fold_terms, row_terms

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity
+from fedmcmc._types import ArrayTree, Client, GradientEstimator, LogDensity, register_dataclass
 from fedmcmc.data import gather
 from fedmcmc.gradients._estimators import expect_prepared, full_gradient, sum_gradient
 from fedmcmc.gradients._scaling import rows_over_batch

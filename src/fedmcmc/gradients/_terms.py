@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial, register_dataclass
+from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Client, ClientTerms, LogDensity, Posterior
+from fedmcmc._types import ArrayTree, Client, ClientTerms, LogDensity, Posterior, register_dataclass
 from fedmcmc.data import fold, max_groups
 from fedmcmc.pytrees import trees
 

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Local
+from fedmcmc._types import ArrayTree, Client, Local, register_dataclass
 from fedmcmc.hierarchy._latents import (
     Groups,
     cholesky,

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Local
+from fedmcmc._types import ArrayTree, Local, register_dataclass
 from fedmcmc.hierarchy._latents import Groups
 from fedmcmc.hierarchy._local_draws import TRIES, late_round
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, independence

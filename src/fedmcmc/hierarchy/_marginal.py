@@ -7,10 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, ClientTerms, Local, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    ClientTerms,
+    Local,
+    Posterior,
+    as_functions,
+    register_dataclass,
+)
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import (
     cholesky,

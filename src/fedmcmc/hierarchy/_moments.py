@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Local
+from fedmcmc._types import ArrayTree, Local, register_dataclass
 from fedmcmc.hierarchy._latents import Groups, locals_in
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh
 

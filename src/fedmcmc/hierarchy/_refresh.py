@@ -11,10 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Described, Local
+from fedmcmc._types import ArrayTree, Described, Local, register_dataclass
 from fedmcmc.hierarchy._latents import (
     Accepted,
     Groups,

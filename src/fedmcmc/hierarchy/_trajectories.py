@@ -9,10 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, register_dataclass
 from fedmcmc.hierarchy._latents import Groups
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
 from fedmcmc.pytrees import trees

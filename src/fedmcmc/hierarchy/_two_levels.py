@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Client, ClientLatent, Local, as_functions
+from fedmcmc._types import ArrayTree, Client, ClientLatent, Local, as_functions, register_dataclass
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._moments import WithMoments
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh

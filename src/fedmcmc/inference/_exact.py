@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, as_dense, project
 from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.inference._types import Inference, Mean, Moments, Tilted

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Number, Posterior
+from fedmcmc._types import ArrayTree, Client, Federation, Number, Posterior, register_dataclass
 from fedmcmc.data import gather
 from fedmcmc.dynamics import Length
 from fedmcmc.gaussian import flat_precision, from_flat, plus_precision

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, from_flat, project
 from fedmcmc.inference._tilted import TiltedDensity
 from fedmcmc.inference._types import Inference, Tilted

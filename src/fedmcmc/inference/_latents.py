@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian, minus_hessian
 from fedmcmc.hierarchy import (

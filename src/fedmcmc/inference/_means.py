@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
@@ -17,6 +16,7 @@ from fedmcmc._types import (
     GradientEstimator,
     Number,
     Posterior,
+    register_dataclass,
 )
 from fedmcmc.dynamics import Training, Visitor, local_steps, plain_steps, train, training
 from fedmcmc.gaussian import Gaussian, plus_precision

@@ -5,10 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
-from fedmcmc._types import Number
+from fedmcmc._types import Number, register_dataclass
 from fedmcmc.gaussian import flat_precision, plus_precision
 from fedmcmc.inference._types import Fit, Inference, Mean, MeanFirst
 from fedmcmc.pytrees import schedules, trees

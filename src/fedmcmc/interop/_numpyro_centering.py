@@ -7,10 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    Federation,
+    Posterior,
+    as_functions,
+    register_dataclass,
+)
 from fedmcmc.hierarchy import conditional_variances
 from fedmcmc.interop._numpyro_locals import DECENTERED
 from fedmcmc.kernels import Question, check_latent_model

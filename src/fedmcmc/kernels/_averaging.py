@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, parts_of_one, positive_integer
 from fedmcmc._types import (
@@ -30,6 +29,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.dynamics import Integrator, Momentum, shared_momentum
 from fedmcmc.gradients import over_weight

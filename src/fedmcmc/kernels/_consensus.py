@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -27,6 +26,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.gradients import prior_share
 from fedmcmc.kernels._shared import LocalDraws, LocalLangevin, expect_blocks, report

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect_optimizer, positive_integer
-from fedmcmc._types import ArrayTree, as_functions
+from fedmcmc._types import ArrayTree, as_functions, register_dataclass
 from fedmcmc.pytrees import trees
 from fedmcmc.random import integers_below
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
@@ -18,6 +17,7 @@ from fedmcmc._types import (
     Posterior,
     Sender,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.compression import Memory, Quantized, WithExact, message_bits
 from fedmcmc.data import CHUNK_ROWS

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
@@ -14,6 +13,7 @@ from fedmcmc._types import (
     Federation,
     Posterior,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.compression import Memory
 from fedmcmc.gradients import Terms, fold_terms, minus_hessian

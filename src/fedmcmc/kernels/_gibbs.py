@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -34,6 +33,7 @@ from fedmcmc._types import (
     Static,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.compression import Identity
 from fedmcmc.data import max_groups

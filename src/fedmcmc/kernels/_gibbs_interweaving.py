@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo
+from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo, register_dataclass
 from fedmcmc.hierarchy import Groups, Locals, groups_of
 from fedmcmc.kernels._gibbs_walks import NUM_CANDIDATES, Walk, candidates, choose
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum

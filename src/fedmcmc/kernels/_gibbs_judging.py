@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo
+from fedmcmc._types import ArrayTree, Broadcast, Client, Exact, Phase, StepInfo, register_dataclass
 from fedmcmc.hierarchy import Locals, groups_of
 from fedmcmc.kernels._gibbs_rows import judge
 from fedmcmc.kernels._questions import BELOW, IMPOSSIBLE, below_range, impossible_in_sum

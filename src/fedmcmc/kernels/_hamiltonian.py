@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
@@ -33,6 +32,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.dynamics import Metric, hmc_step_size
 from fedmcmc.kernels._adjusted import (

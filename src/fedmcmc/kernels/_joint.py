@@ -12,7 +12,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -26,6 +25,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.compression import Memory
 from fedmcmc.data import max_groups

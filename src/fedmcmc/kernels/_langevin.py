@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
@@ -26,6 +25,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.dynamics import Metric, Preconditioner, overdamped_langevin
 from fedmcmc.gradients import client_gradient, prior_share

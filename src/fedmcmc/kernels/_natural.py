@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, expect_optimizer, positive_integer
 from fedmcmc._types import (
@@ -30,6 +29,7 @@ from fedmcmc._types import (
     Refined,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.gaussian import (
     STRUCTURES,

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc._types import ArrayTree, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian, from_flat
 from fedmcmc.pytrees import trees
 

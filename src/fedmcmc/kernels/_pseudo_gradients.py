@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, expect_optimizer
 from fedmcmc._types import (
@@ -27,6 +26,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.dynamics import Training, Visitor, plain_steps
 from fedmcmc.kernels._shared import LocalTraining, expect_blocks, report

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -29,6 +28,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.gaussian import Gaussian, symmetric
 from fedmcmc.gradients import Target, as_gaussian, as_surrogates, zero_sum_correction

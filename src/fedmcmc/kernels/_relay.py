@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import integers_per_client, positive_integer
 from fedmcmc._types import (
@@ -27,6 +26,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.dynamics import Metric
 from fedmcmc.gaussian import Gaussian

@@ -8,9 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, Phase, Posterior, StepInfo
+from fedmcmc._types import (
+    ArrayTree,
+    Broadcast,
+    Client,
+    Phase,
+    Posterior,
+    StepInfo,
+    register_dataclass,
+)
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import Target, as_gaussian
 from fedmcmc.kernels._shared import report

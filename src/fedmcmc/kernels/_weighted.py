@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect, positive_integer
 from fedmcmc._types import (
@@ -22,6 +21,7 @@ from fedmcmc._types import (
     Federation,
     Posterior,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.compression import Identity
 from fedmcmc.gaussian import WHOLE, Gaussian, Mixture, StandardDraws, defensive, moments_of

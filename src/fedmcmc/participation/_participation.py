@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import parts_of_one
-from fedmcmc._types import Cohort, Counts, Participation
+from fedmcmc._types import Cohort, Counts, Participation, register_dataclass
 from fedmcmc.random import distinct_integers, integers_below
 
 

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Number, described
+from fedmcmc._types import ArrayTree, Number, described, register_dataclass
 
 
 class Range(NamedTuple):

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import FederatedKernel, FederatedState
+from fedmcmc._types import FederatedKernel, FederatedState, register_dataclass
 from fedmcmc.data import FederatedData
 
 AXIS, CHAINS = "clients", "chains"

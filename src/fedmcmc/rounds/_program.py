@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import positive_integer
 from fedmcmc._types import (
@@ -24,6 +23,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy import locals_in

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, Federation, Posterior
+from fedmcmc._types import ArrayTree, Client, Federation, Posterior, register_dataclass
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import BLOCK, Target
 from fedmcmc.kernels import Separate, check_model

@@ -10,9 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import register_dataclass
 
-from fedmcmc._types import ArrayTree, Client, ClientTerms, Federation, Posterior, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    Client,
+    ClientTerms,
+    Federation,
+    Posterior,
+    as_functions,
+    register_dataclass,
+)
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import Terms, Through, fold_terms
 from fedmcmc.kernels import Points, Question, check_model, expansions

@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -22,6 +21,7 @@ from fedmcmc._types import (
     Phase,
     Sender,
     StepInfo,
+    register_dataclass,
 )
 from fedmcmc.compression import Compressor, Memory, WithExact, chain, message_bits
 from fedmcmc.gradients import importance

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -23,6 +22,7 @@ from fedmcmc._types import (
     Federation,
     Participation,
     Phase,
+    register_dataclass,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import fault_key

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -26,6 +25,7 @@ from fedmcmc._types import (
     Phase,
     Sender,
     StepInfo,
+    register_dataclass,
 )
 from fedmcmc.compression import WORD_BITS, Grid, Limbs, Word, carry, limbs
 from fedmcmc.gradients import importance

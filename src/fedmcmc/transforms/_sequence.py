@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._checks import expect
 from fedmcmc._types import (
@@ -22,6 +21,7 @@ from fedmcmc._types import (
     Phase,
     StepInfo,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.pytrees import trees
 from fedmcmc.random import part_key

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import Partial, register_dataclass
+from jax.tree_util import Partial
 
 from fedmcmc._types import (
     ArrayTree,
@@ -28,6 +28,7 @@ from fedmcmc._types import (
     Posterior,
     Shapes,
     as_functions,
+    register_dataclass,
 )
 from fedmcmc.data import FederatedData
 from fedmcmc.dynamics import Training

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import register_dataclass
 
 from fedmcmc._types import (
     ArrayTree,
@@ -20,6 +19,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Participation,
+    register_dataclass,
 )
 from fedmcmc.compression import Compressor
 from fedmcmc.data import FederatedData
