@@ -318,6 +318,11 @@ class Posterior(NamedTuple):
         # Within a kernel functions are wrapped.
         return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "observed", "")
 
+    @property
+    def why_no_resample(self) -> str:
+        """Reason why `from_numpyro` made no `resample_fn`, a clause; empty if none is known."""
+        return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
+
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
         named = "".join(f"{whose}: {sites}; " for whose, sites in self._sites().items())

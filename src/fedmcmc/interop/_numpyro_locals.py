@@ -12,7 +12,8 @@ from numpyro.infer.reparam import LocScaleReparam
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_structure import Structure, facts_of, position_shapes
+from fedmcmc.interop._numpyro_inputs import position_shapes
+from fedmcmc.interop._numpyro_structure import Structure, facts_of
 
 LOCAL_PLATES = ("client", "clients", "group")
 """Plates of size one whose latent sites are those of a group."""

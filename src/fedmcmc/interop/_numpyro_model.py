@@ -18,15 +18,18 @@ from fedmcmc.interop._numpyro_checks import (
     warn_of_group_effects,
     warn_of_large_outcomes,
 )
+from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
     local_sites_of_levels,
     prior_spread,
     reparametrized,
 )
+from fedmcmc.interop._numpyro_outcomes import as_recorded, draw_site
 from fedmcmc.interop._numpyro_population import population_of
-from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
-from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
+from fedmcmc.interop._numpyro_probe import check_terms
+from fedmcmc.interop._numpyro_structure import Structure, find_structure
+from fedmcmc.interop._rows import checked_rows, client_rows, is_shapes
 from fedmcmc.pytrees import trees
 
 START_ROWS = 256
@@ -54,7 +57,8 @@ def from_numpyro(
         positional arguments, anything else as the only argument. Bind other arguments with
         `functools.partial`. It must run on any number of rows.
     example
-        One client's rows, leaves ``[n, ...]``; of a `FederatedData` those of client 0.
+        One client's rows, leaves ``[n, ...]``; of a `FederatedData` those of client 0. Shapes and
+        dtypes (`jax.ShapeDtypeStruct`) of rows do, where the rows stay with their owners.
     local
         Latent sites of which each group of rows has its own (a hospital, a patient): an effect that
         stays with its owner. A group is a client, or what the data's ``groups=`` say; the model is
@@ -146,6 +150,7 @@ def from_numpyro(
     >>> print(str(posterior)[:52])
     Posterior(shared by all clients: slope, scale; logpr
     """
+    is_real = not is_shapes(example)
     rows = checked_rows(client_rows(example), "one client's rows")
     absent = check_arguments(model, rows)
     try:
@@ -165,7 +170,7 @@ def from_numpyro(
             if f"site {name!r}" in str(error):
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
-    posterior, row_terms = _build(model, structure, inner, rows, float(init_radius))
+    posterior = _build(model, structure, inner, rows, float(init_radius))
     if posterior.local is not None:
         own, of_groups = spread_fns
         told = posterior.local._replace(prior_spread_fn=of_groups)
@@ -175,12 +180,13 @@ def from_numpyro(
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
         every = rows if data is None else values_of(data.rows)
-        check_support(model, structure, every, data)
-        if structure.local:
+        if is_real:
+            check_support(model, structure, every, data)
+        if structure.local and is_real:
             warn_of_large_outcomes(model, structure, every)
         if local is None:
             warn_of_group_effects(model, structure, rows)
-        _check_rows(row_terms, structure, rows)
+        check_terms(model, structure, every, data, is_real)
     return posterior
 
 
@@ -206,8 +212,8 @@ def _build(
     inner: Structure | None,
     rows: ArrayTree,
     radius: float,
-) -> tuple[Posterior, Callable[[Position, Position, ArrayTree], Array]]:
-    """Return the posterior, and the terms of rows that share one latent.
+) -> Posterior:
+    """Return the posterior.
 
     `inner` is the structure with sites of clients for shared ones, of a model of two levels.
     """
@@ -247,14 +253,10 @@ def _build(
 
     logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
     logprior_fn.observed = ", ".join(structure.likelihood)  # type: ignore[attr-defined]
+    logprior_fn.why_no_resample = structure.why_not_drawn  # type: ignore[attr-defined]
 
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
-        sites = trace(position, batch, latent)
-        terms = []
-        for name, axis in structure.likelihood.items():
-            term = tracing.log_prob(sites[name])
-            terms.append(jnp.sum(term, axis=[i for i in range(term.ndim) if i != axis]))
-        return sum(terms[1:], terms[0])
+        return tracing.row_terms(trace(position, batch, latent), structure.likelihood)
 
     def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
         return row_terms(position, {}, batch)
@@ -263,8 +265,8 @@ def _build(
         leaves, treedef = jax.tree.flatten(batch)
         for i, (name, leaf) in enumerate(structure.outcomes or ()):
             site = trace(position, jax.tree.unflatten(treedef, leaves))[name]
-            draw = tracing.draw_site(jax.random.fold_in(rng_key, i), site)
-            leaves[leaf] = draw.astype(leaves[leaf].dtype)
+            draw = draw_site(jax.random.fold_in(rng_key, i), site)
+            leaves[leaf] = as_recorded(draw, leaves[leaf].dtype)
         return jax.tree.unflatten(treedef, leaves)
 
     def constrain_fn(position: Position) -> dict[str, Any]:
@@ -337,7 +339,7 @@ def _build(
         )
         local = local_of(structure, lambda position: (position, {}))
         local = local._replace(population=population)
-    posterior = Posterior(
+    return Posterior(
         logprior_fn,
         loglikelihood_fn if local is None else None,
         None if structure.outcomes is None else resample_fn,
@@ -345,7 +347,6 @@ def _build(
         _starts(log_density, structure.shapes, radius),
         local=local,
     )
-    return posterior, row_terms
 
 
 def _spreads(
@@ -389,37 +390,3 @@ def _starts(
         return jax.lax.while_loop(is_poor, again, start)[2]
 
     return init_fn
-
-
-def _check_rows(
-    row_terms: Callable[[Position, Position, ArrayTree], Array],
-    structure: Structure,
-    rows: ArrayTree,
-) -> None:
-    few = jax.tree.map(lambda x: np.resize(x, (max(2, min(len(x), 8)), *x.shape[1:])), rows)
-
-    @jax.jit
-    def compare(position: Position, latent: Position, batch: ArrayTree) -> tuple[Array, Array]:
-        def alone(row: ArrayTree) -> Array:
-            single = jax.tree.map(lambda leaf: leaf[None], row)
-            return row_terms(position, latent, single)[0]
-
-        return row_terms(position, latent, batch), jax.vmap(alone)(batch)
-
-    dtype = jnp.result_type(float)
-    draws = np.random.default_rng(0)
-    position, latent = (
-        {name: jnp.asarray(draws.normal(0, 0.3, shape), dtype) for name, shape in shapes.items()}
-        for shapes in (structure.shapes, structure.local)
-    )
-    together, alone = (np.asarray(x) for x in compare(position, latent, few))
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
-    if apart.any():
-        i = int(np.argmax(apart))
-        raise ValueError(
-            f"A row's log likelihood depends on the other rows of its batch: row {i} of example "
-            f"has {alone[i]:.6g} alone and {together[i]:.6g} among {len(together)}. Minibatches "
-            f"and clients would then disagree about it. Center and scale the rows before, not in "
-            f"the model, and do not divide by their number (check_rows=False turns this off)."
-        )

@@ -12,8 +12,20 @@ ROW_TOLERANCE = 1e-3
 """Largest relative change of a row's log likelihood with the other rows of its batch."""
 
 
+def is_shapes(example: ArrayTree | FederatedData) -> bool:
+    """Return whether an example has the shapes of rows alone."""
+    if isinstance(example, FederatedData):
+        return False
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(example))
+
+
 def client_rows(example: ArrayTree | FederatedData) -> Any:
-    return example.client_rows(0) if isinstance(example, FederatedData) else example
+    """Return one client's rows; of shapes alone, rows of zeros."""
+    if isinstance(example, FederatedData):
+        return example.client_rows(0)
+    if not is_shapes(example):
+        return example
+    return jax.tree.map(lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), example)
 
 
 def checked_rows(rows: ArrayTree, description: str) -> Any:
