@@ -336,6 +336,7 @@ class Posterior(NamedTuple):
         """Return what is shared and what is not, of a model whose sites have names."""
         functions = {
             "shared by all clients": self.logprior_fn,
+            "one per client": self.local and self.local.client and self.local.client.logprior_fn,
             "one per group": self.local and self.local.logprior_fn,
         }
         # `from_numpyro` leaves them.

@@ -83,7 +83,13 @@ def check_support(
     if not fixed:
         return
     zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-    tables = jax.jit(lambda rows: {name: found(zeros, rows)[name] for name in fixed})(rows)
+
+    @jax.jit
+    def fixed_tables(rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
+        tables = found(zeros, rows)
+        return {name: tables[name] for name in fixed}
+
+    tables = fixed_tables(rows)
     for name, (outside, value) in jax.tree.map(np.asarray, tables).items():
         if outside.any():
             site = tracing.trace_at(model, jax.tree.map(lambda x: x[:1], rows), zeros)[name]

@@ -65,7 +65,8 @@ def from_numpyro(
         then written for the rows of one group. By default the sites with ``infer={"local": True}``
         and those in a plate of size one named `client`, `clients` or `group`.
         ``{"client": [...], "group": [...]}`` for two levels: sites that a client has one of, and
-        those that each of its groups has; the latter's priors may depend on the former.
+        those that each of its groups has; the latter's priors may depend on the former. The marks
+        ``infer={"local": "client"}`` and ``infer={"local": "group"}`` mean the same.
     centered
         How local sites of a location and a scale are parametrized, from 0 (standard normals, say,
         that are shifted and scaled) to 1 (as written); a number for all, or by site.
@@ -152,9 +153,11 @@ def from_numpyro(
     """
     is_real = not is_shapes(example)
     rows = checked_rows(client_rows(example), "one client's rows")
+    data = example if isinstance(example, FederatedData) else None
+    has_groups = None if data is None else data.rows is not values_of(data.rows)
     absent = check_arguments(model, rows)
     try:
-        sites, num_own = local_sites_of_levels(model, rows, local)
+        sites, num_own = local_sites_of_levels(model, rows, local, has_groups)
         # As it is written first: what does not fit is said of the user's own sites.
         structure, inner = _structures(model, rows, sites, num_own)
         spread_fns = _spreads(model, structure, inner, jax.tree.map(lambda leaf: leaf[:1], rows))
@@ -178,7 +181,6 @@ def from_numpyro(
             told = told._replace(client=told.client._replace(prior_spread_fn=own))
         posterior = posterior._replace(local=told)
     if check_rows:
-        data = example if isinstance(example, FederatedData) else None
         every = rows if data is None else values_of(data.rows)
         if is_real:
             check_support(model, structure, every, data)

@@ -121,32 +121,41 @@ def find_outcomes(
         if leaf in leaf_of.values():
             return None, f"site {name!r} observes what another site does"
         leaf_of[name] = leaf
+    site_name = ""
+
+    def draws(position: ArrayTree, rows: ArrayTree) -> dict[str, tuple[Array, Array | None]]:
+        nonlocal site_name
+        trace, drawn = tracing.trace_at(model, rows, position), {}
+        for site_name in leaf_of:
+            fn = trace[site_name]["fn"]
+            drawn[site_name] = (
+                tracing.draw_site(jax.random.key(0), trace[site_name]),
+                _mask_of(fn),
+            )
+        return drawn
+
     position, batch = position_shapes(shapes), row_shapes(rows, COUNTS[0])
+    # The likelihood alone decides whether a model can be fitted, so no error here is one.
+    try:
+        closed, drawn = jax.make_jaxpr(draws, return_shape=True)(position, batch)
+    except Exception as error:
+        first_line = str(error).strip().split("\n")[0]
+        return None, (
+            f"drawing from the distribution of site {site_name!r} fails with "
+            f"{type(error).__name__}{': ' + first_line if first_line else ''}"
+        )
     leaves = jax.tree.leaves(batch)
-    needs: dict[str, frozenset] = {}
     for name, leaf in leaf_of.items():
-
-        def draw(position: ArrayTree, rows: ArrayTree, name: str = name) -> tuple[Array, Any]:
-            site = tracing.trace_at(model, rows, position)[name]
-            drawn = tracing.draw_site(jax.random.key(0), site)
-            return drawn, _mask_of(site["fn"])
-
-        # The likelihood alone decides whether a model can be fitted, so no error here is one.
-        try:
-            closed, (drawn, _) = jax.make_jaxpr(draw, return_shape=True)(position, batch)
-        except Exception as error:
-            said = str(error).strip().split("\n")[0]
+        if drawn[name][0].shape != leaves[leaf].shape:
             return None, (
-                f"drawing from the distribution of site {name!r} fails with "
-                f"{type(error).__name__}{': ' + said if said else ''}"
+                f"a draw of site {name!r} on {COUNTS[0]} rows has shape {drawn[name][0].shape}, "
+                f"and what it observes has shape {leaves[leaf].shape}"
             )
-        if drawn.shape != leaves[leaf].shape:
-            return None, (
-                f"a draw of site {name!r} on {COUNTS[0]} rows has shape {drawn.shape}, and what "
-                f"it observes has shape {leaves[leaf].shape}"
-            )
-        nodes = tracer.outputs(closed, labels_of(position, (), batch))
-        needs[name] = frozenset().union(*(node.flags for node in nodes))
+    nodes = iter(tracer.outputs(closed, labels_of(position, (), batch)))
+    needs = {
+        name: frozenset().union(*(next(nodes).flags for _ in jax.tree.leaves(drawn[name])))
+        for name in sorted(drawn)  # as the leaves of a dict are
+    }
     # Each site is drawn after the outcomes that its distribution looks at.
     waiting, ordered = dict(leaf_of), []
     while waiting:
