@@ -295,6 +295,8 @@ def test_parameters_outside_their_bounds_are_warned_of(fn, value, message):
 
 def test_parameters_that_the_prior_keeps_inside_are_not_warned_of():
     def model(x, y):
+        share = numpyro.sample("share", dist.Beta(1.0, 1.0))
+        numpyro.sample("w", dist.Bernoulli(share * x), obs=y)  # of shares x below one
         a = numpyro.sample("a", dist.Normal(0.0, 0.01))  # unlike random positions
         b = numpyro.sample("b", dist.HalfNormal(0.1))
         with numpyro.plate("rows", len(x)):

@@ -77,8 +77,9 @@ def from_numpyro(
     check_rows
         Whether to compare the log likelihood of rows in a batch with that of each row alone,
         which compiles a small program. It finds models that center their covariates, rescale by
-        the number of rows, or otherwise let one row's term depend on the others. And whether
-        observed values (of a `FederatedData` all clients') can be those of their distribution.
+        the number of rows, or otherwise let one row's term depend on the others. Batches hold
+        rows of all clients of a `FederatedData`, and made-up rows. And whether observed values
+        can be those of their distribution.
 
     Returns
     -------
@@ -97,10 +98,11 @@ def from_numpyro(
           that do not depend on the rows or on their number; others need rows
           (`numpyro.infer.Predictive`).
         - `resample_fn` draws observed sites, each after those that its distribution looks at,
-          and puts them where the rows hold them. It is ``None`` where that cannot be known: an
+          and puts them where the rows hold them; a masked entry stays as it is. It is ``None``
+          if a draw would not be what was observed, and `why_no_resample` holds the reason: an
           observed value that is not a leaf of the rows (up to its dtype), two sites with one
-          value, a likelihood with a factor or a scale, a site whose distribution looks at its own
-          outcome.
+          value, a factor, a scale, censoring, a distribution that looks at its own outcome, and
+          one that cannot be drawn from.
 
     Raises
     ------
@@ -110,9 +112,10 @@ def from_numpyro(
         observed site or factor that depends on the rows without one term per row, a plate that
         subsamples, a `numpyro.param` that the density depends on; a model that runs on no other
         number of rows than the example's; or, with `check_rows`, a value outside of the support of
-        its distribution, such as a Bernoulli coded 1 and 2. Of local sites: a name
-        that is no latent site, a model in which nothing is shared, a shared site's prior that
-        depends on a local one, and a local site's prior that depends on rows.
+        its distribution, such as a Bernoulli coded 1 and 2, or a row whose term depends on the
+        other rows. Of local sites: a name that is no latent site, a mark with another meaning, a
+        model in which nothing is shared, a shared site's prior that depends on a local one, and a
+        local site's prior that depends on rows.
     TypeError
         If the rows are a dict and hold what the model does not take, or lack what it needs.
 
@@ -120,8 +123,9 @@ def from_numpyro(
     -----
     UserWarning
         With `check_rows`, if a model without `local` has a scalar site whose scale is another
-        latent site, as an effect per client would have it; and if a model of groups has outcomes in
-        single precision above ten thousand.
+        latent site, as an effect per client would have it; if a parameter of a distribution lies
+        outside its bounds at more than 5 % of the prior's draws; and if a model of groups has
+        outcomes in single precision above ten thousand.
 
     Notes
     -----

@@ -76,9 +76,14 @@ def check_terms(
         for batch in batches:
             _check_independent(evaluate, position, batch, data)
     if is_real:
-        positions = [_draw_position(structure, rng, 1.0) for _ in range(NUM_POSITIONS)]
-        found = [evaluate(*position, batches[0].rows)[2] for position in positions]
-        _warn_of_parameters(model, found, batches[0].rows)
+        # Made-up rows may have values that a column cannot have.
+        real = batches[0].numbers >= 0
+        few = jax.tree.map(lambda leaf: np.resize(leaf[real], leaf.shape), batches[0].rows)
+        found = [evaluate(*_draw_position(structure, rng, 1.0), few)[2]]
+        if found[0]:
+            for _ in range(NUM_POSITIONS):
+                found.append(evaluate(*_draw_position(structure, rng, 1.0), few)[2])
+            _warn_of_parameters(model, found, few)
 
 
 def _draw_position(
@@ -156,7 +161,7 @@ def impossible_parameters(sites: tracing.Trace) -> Impossible:
                 value = vars(part).get(parameter)
                 bounds = [getattr(constraint, f"{end}_bound", None) for end in ("lower", "upper")]
                 known = [bound for bound in bounds if isinstance(bound, int | float)]
-                if not known or constraint.is_discrete or not _is_float(value):
+                if not known or constraint.is_discrete or not _is_computed_float(value):
                     continue
                 value = jnp.asarray(value)
                 outside = jnp.zeros((), bool)
@@ -170,8 +175,9 @@ def impossible_parameters(sites: tracing.Trace) -> Impossible:
     return found
 
 
-def _is_float(value: Any) -> bool:
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+def _is_computed_float(value: Any) -> bool:
+    """Return whether a value is a float that is computed; a number of the model's is what it is."""
+    return isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def _warn_of_parameters(
