@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro import distributions as dist
 from numpyro import handlers
 
 from fedmcmc._types import ArrayTree
@@ -15,6 +16,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_batches import BATCH, Batch, batches_of
 from fedmcmc.interop._numpyro_checks import place_of
+from fedmcmc.interop._numpyro_inputs import position_shapes, row_shapes
 from fedmcmc.interop._numpyro_structure import Structure
 from fedmcmc.interop._rows import ROW_TOLERANCE
 
@@ -27,7 +29,28 @@ MANY = 0.05
 
 Impossible = dict[tuple[str, str, str, str], Array]
 """Whether a parameter lies outside its bounds, by site, parameter, distribution and bounds."""
-_Evaluate = Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[Array, Array, Impossible]]
+
+
+class Evaluated(NamedTuple):
+    """A model on a batch at a position.
+
+    Attributes
+    ----------
+    together, alone
+        ``[BATCH]``, terms of the rows, of the batch and of each row as a batch of its own.
+    impossible
+        Parameters outside their bounds.
+    prior_sds
+        Standard deviations of the latent sites on the real line.
+    """
+
+    together: Array
+    alone: Array
+    impossible: Impossible
+    prior_sds: dict[str, Array]
+
+
+_Evaluate = Callable[[ArrayTree, ArrayTree, ArrayTree], Evaluated]
 
 
 def check_terms(
@@ -55,9 +78,7 @@ def check_terms(
     """
 
     @jax.jit
-    def evaluate(
-        position: ArrayTree, latent: ArrayTree, batch: ArrayTree
-    ) -> tuple[Array, Array, Impossible]:
+    def evaluate(position: ArrayTree, latent: ArrayTree, batch: ArrayTree) -> Evaluated:
         def trace(rows: ArrayTree) -> tracing.Trace:
             return tracing.trace_at(model, rows, {**position, **latent})
 
@@ -67,22 +88,34 @@ def check_terms(
 
         sites = trace(batch)
         together = tracing.row_terms(sites, structure.likelihood)
-        return together, jax.vmap(alone)(batch), impossible_parameters(sites)
+        sds = _prior_sds(sites, structure)
+        return Evaluated(together, jax.vmap(alone)(batch), impossible_parameters(sites), sds)
 
     batches = batches_of(rows, data, is_real)
     rng = np.random.default_rng(0)
-    for scale in SCALES:
-        position = _draw_position(structure, rng, scale)
+    first = _draw_position(structure, rng, SCALES[0])
+    try:
+        sds = evaluate(*first, batches[0].rows).prior_sds
+    except Exception as error:
+        _check_one_row(model, structure, rows, error)
+        raise
+    positions = [first, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
+    for position in positions:
         for batch in batches:
             _check_independent(evaluate, position, batch, data)
+    # A coefficient of an outcome in the thousands may only matter at the scale of its prior.
+    wide = _draw_position(structure, rng, 1.0)
+    wide = tuple({name: _scaled(x, sds.get(name)) for name, x in tree.items()} for tree in wide)
+    for batch in batches:
+        _check_independent(evaluate, wide, batch, data, only_finite=True)
     if is_real:
         # Made-up rows may have values that a column cannot have.
         real = batches[0].numbers >= 0
         few = jax.tree.map(lambda leaf: np.resize(leaf[real], leaf.shape), batches[0].rows)
-        found = [evaluate(*_draw_position(structure, rng, 1.0), few)[2]]
+        found = [evaluate(*_draw_position(structure, rng, 1.0), few).impossible]
         if found[0]:
             for _ in range(NUM_POSITIONS):
-                found.append(evaluate(*_draw_position(structure, rng, 1.0), few)[2])
+                found.append(evaluate(*_draw_position(structure, rng, 1.0), few).impossible)
             _warn_of_parameters(model, found, few)
 
 
@@ -98,14 +131,64 @@ def _draw_position(
     return position, latent
 
 
+def _prior_sds(sites: tracing.Trace, structure: Structure) -> dict[str, Array]:
+    """Return the standard deviations of the latent sites on the real line, where NumPyro has them.
+
+    A site whose prior is wider than the standard normal's has one above one.
+    """
+    found = {}
+    for name in structure.every:
+        fn = sites[name]["fn"]
+        if getattr(fn.support, "base_constraint", fn.support) is dist.constraints.real:
+            try:
+                found[name] = jnp.sqrt(jnp.asarray(fn.variance))
+            except Exception:  # of a distribution without a variance
+                continue
+    return found
+
+
+def _scaled(values: np.ndarray, sds: Any) -> np.ndarray:
+    if sds is None:
+        return values
+    sds = np.asarray(sds)
+    if not (
+        np.isfinite(sds).all() and np.broadcast_shapes(sds.shape, values.shape) == values.shape
+    ):
+        return values
+    return (values * np.clip(sds, 1, 1e6)).astype(values.dtype)
+
+
+def _check_one_row(
+    model: Callable[..., Any], structure: Structure, rows: ArrayTree, error: Exception
+) -> None:
+    """Raise a `ValueError` if the model does not run on a single row."""
+    try:
+        one = row_shapes(rows, 1)
+        jax.eval_shape(
+            lambda position, rows: tracing.row_terms(
+                tracing.trace_at(model, rows, position), structure.likelihood
+            ),
+            position_shapes(structure.every),
+            one,
+        )
+    except Exception:
+        raise ValueError(
+            f"The model does not run on one row: {type(error).__name__}. It must run on any number "
+            f"of rows, for clients and minibatches of one row, too: take sizes from the rows' "
+            f"shapes, and let no operation combine rows (a decomposition, a solution)."
+        ) from error
+
+
 def _check_independent(
     evaluate: _Evaluate,
-    position: tuple[ArrayTree, ArrayTree],
+    position: tuple[ArrayTree, ...],
     batch: Batch,
     data: FederatedData | None,
+    only_finite: bool = False,
 ) -> None:
-    together, alone, _ = evaluate(*position, batch.rows)
-    apart = _apart(together, alone)
+    """Raise if a term differs; with `only_finite`, if one differs that is finite both times."""
+    together, alone, *_ = evaluate(*position, batch.rows)
+    apart = _apart(together, alone, only_finite)
     if not apart.any():
         return
     if not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
@@ -113,8 +196,8 @@ def _check_independent(
         try:
             with jax.enable_x64(True):
                 wide = jax.tree.map(_widened, (*position, batch.rows))
-                together, alone, _ = evaluate(*wide)
-                apart = _apart(together, alone)
+                together, alone, *_ = evaluate(*wide)
+                apart = _apart(together, alone, only_finite)
         except Exception:  # of a model that is written for single precision
             pass
     if not apart.any():
@@ -136,14 +219,14 @@ def _widened(leaf: Any) -> np.ndarray:
     return leaf.astype(np.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-def _apart(together: Any, alone: Any) -> np.ndarray:
+def _apart(together: Any, alone: Any, only_finite: bool = False) -> np.ndarray:
     """Return where terms differ; a term that is not finite differs from all but itself."""
     together, alone = np.asarray(together, np.float64), np.asarray(alone, np.float64)
     same = (together == alone) | (np.isnan(together) & np.isnan(alone))
     with np.errstate(invalid="ignore"):
         far = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
     finite = np.isfinite(together) & np.isfinite(alone)
-    return np.where(finite, far, ~same)
+    return finite & far if only_finite else np.where(finite, far, ~same)
 
 
 def impossible_parameters(sites: tracing.Trace) -> Impossible:
