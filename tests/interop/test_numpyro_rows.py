@@ -1,5 +1,6 @@
 """The check of `from_numpyro` that a row's term does not depend on the other rows of its batch."""
 
+import functools
 import warnings
 
 import jax
@@ -71,6 +72,34 @@ def test_columns_that_are_rescaled_in_the_model_are_found(column_fn, example):
         example = fedmcmc.FederatedData.from_clients(example)
     with raises():
         from_numpyro(regression(column_fn), example=example)
+
+
+def test_coefficients_are_compared_at_the_scale_of_their_prior():
+    """Outcomes of 1e5 with a known error hide an effect of a coefficient of one."""
+
+    def model(x, y, center):
+        a = numpyro.sample("a", dist.Normal(0.0, 1e5))
+        b = numpyro.sample("b", dist.Normal(0.0, 1e4).expand([1]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            column = x - x.mean() if center else x
+            numpyro.sample("y", dist.Normal(a + b[0] * column, 2e4), obs=y)
+
+    rows = normal(30)[0]
+    rows["y"] = 1e5 + 2e4 * rows["y"]
+    from_numpyro(functools.partial(model, center=False), example=rows)
+    with raises():
+        from_numpyro(functools.partial(model, center=True), example=rows)
+
+
+def test_a_model_that_does_not_run_on_one_row_is_refused_in_words():
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(jnp.linalg.qr(x)[0] @ b, 1.0), obs=y)
+
+    rows = {"x": np.random.default_rng(0).normal(size=(9, 2)), "y": np.ones(9)}
+    with pytest.raises(ValueError, match="does not run on one row: TypeError"):
+        from_numpyro(model, example=rows)
 
 
 def test_the_error_names_the_row_and_both_of_its_terms():

@@ -104,10 +104,12 @@ def check_terms(
         for batch in batches:
             _check_independent(evaluate, position, batch, data)
     # A coefficient of an outcome in the thousands may only matter at the scale of its prior.
-    wide = _draw_position(structure, rng, 1.0)
-    wide = tuple({name: _scaled(x, sds.get(name)) for name, x in tree.items()} for tree in wide)
+    wide, wide_latent = (
+        {name: _scaled(x, sds.get(name)) for name, x in tree.items()}
+        for tree in _draw_position(structure, rng, 1.0)
+    )
     for batch in batches:
-        _check_independent(evaluate, wide, batch, data, only_finite=True)
+        _check_independent(evaluate, (wide, wide_latent), batch, data, only_finite=True)
     if is_real:
         # Made-up rows may have values that a column cannot have.
         real = batches[0].numbers >= 0
@@ -148,12 +150,11 @@ def _prior_sds(sites: tracing.Trace, structure: Structure) -> dict[str, Array]:
 
 
 def _scaled(values: np.ndarray, sds: Any) -> np.ndarray:
+    """Return values times standard deviations above one, where these are known and finite."""
     if sds is None:
         return values
     sds = np.asarray(sds)
-    if not (
-        np.isfinite(sds).all() and np.broadcast_shapes(sds.shape, values.shape) == values.shape
-    ):
+    if sds.shape not in ((), values.shape) or not np.isfinite(sds).all():
         return values
     return (values * np.clip(sds, 1, 1e6)).astype(values.dtype)
 
@@ -181,7 +182,7 @@ def _check_one_row(
 
 def _check_independent(
     evaluate: _Evaluate,
-    position: tuple[ArrayTree, ...],
+    position: tuple[ArrayTree, ArrayTree],
     batch: Batch,
     data: FederatedData | None,
     only_finite: bool = False,
@@ -195,8 +196,9 @@ def _check_independent(
         # Large values lose digits in single precision, differently in differently fused programs.
         try:
             with jax.enable_x64(True):
-                wide = jax.tree.map(_widened, (*position, batch.rows))
-                together, alone, *_ = evaluate(*wide)
+                wide_position = [jax.tree.map(_widened, tree) for tree in position]
+                wide_rows = jax.tree.map(_widened, batch.rows)
+                together, alone, *_ = evaluate(wide_position[0], wide_position[1], wide_rows)
                 apart = _apart(together, alone, only_finite)
         except Exception:  # of a model that is written for single precision
             pass
