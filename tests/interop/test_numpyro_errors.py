@@ -305,3 +305,48 @@ def test_a_posterior_refuses_other_columns_than_those_of_its_example():
     with pytest.raises(ValueError, match="of rows like those of example"):
         kernel = fedmcmc.lsd(posterior, step_size=0.1)
         fedmcmc.sample(jax.random.key(0), kernel, data, {"slope": 0.0}, num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (lambda u: dist.Weibull(u, 1.0), "Weibull"),
+        (lambda u: dist.Weibull(u, 1.0).expand([1]), "Weibull"),
+        (
+            lambda u: dist.TransformedDistribution(dist.Normal(u), dist.transforms.ExpTransform()),
+            "TransformedDistribution of Normal",
+        ),
+    ],
+)
+def test_the_error_of_a_support_names_the_distribution_within(fn, name):
+    model = observed(lambda u, n: fn(jnp.exp(u)))
+    with pytest.raises(ValueError, match=rf"distribution \({name}\) cannot have, the first, 0"):
+        from_numpyro(model, example={"y": np.array([2.0, 0.0, 1.0]), "n": np.ones(3)})
+
+
+def test_a_partial_likelihood_and_an_effect_per_row_come_with_ways_out():
+    def cox(time, event):
+        b = numpyro.sample("b", dist.Normal())
+        risk = jnp.log(jnp.sum(jnp.where(time[None] >= time[:, None], jnp.exp(b), 0), axis=1))
+        numpyro.factor("partial", jnp.sum(event * (b - risk)))
+
+    rows = {"time": np.arange(1.0, 4.0), "event": np.ones(3)}
+    with pytest.raises(ValueError, match=r"'partial' .*Cox .*risk sets.*dist.Poisson.*Weibull"):
+        from_numpyro(cox, example=rows)
+    with pytest.raises(ValueError, match=r"'own' lies in .*NegativeBinomial2.*groups=.*'local'"):
+        from_numpyro(latent_in_plate, example=clients()[0])
+
+
+def test_intervals_may_start_at_the_bound_of_the_support():
+    def model(y, left, right):
+        u = numpyro.sample("u", dist.Normal())
+        fn = dist.IntervalCensoredDistribution(dist.Exponential(jnp.exp(u)), left, right)
+        observe("y", fn, y)
+
+    rows = {"y": np.array([[0.0, 1.0], [1.0, 2.0], [2.0, np.inf]]), "left": np.zeros(3)}
+    posterior = from_numpyro(model, example={**rows, "right": np.array([0, 0, 1])})
+    terms = posterior.loglikelihood_fn(
+        {"u": jnp.float32(0.0)}, {**rows, "right": np.array([0, 0, 1])}
+    )
+    expected = [np.log(1 - np.exp(-1)), np.log(np.exp(-1) - np.exp(-2)), -2.0]
+    np.testing.assert_allclose(terms, expected, rtol=1e-5)

@@ -1,5 +1,6 @@
 """Local sites of NumPyro models: which they are, how they are parametrized, what is refused."""
 
+import re
 import warnings
 
 import jax
@@ -277,3 +278,70 @@ def test_an_effect_for_all_clients_names_the_remedy():
     with pytest.warns(UserWarning, match=r"local=\['u'\]"):
         from_numpyro(model, example=ROWS)
     assert fedmcmc.marginal(from_numpyro(model, example=ROWS, local=["u"])).local is None
+
+
+def nested(marks, plates=False):
+    def model(x, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        if plates:
+            with numpyro.plate("client", 1):
+                ward = numpyro.sample("ward", dist.Normal(mu, 1.0))
+            with numpyro.plate("group", 1):
+                u = numpyro.sample("u", dist.Normal(ward, 0.5))
+        else:
+            ward = numpyro.sample("ward", dist.Normal(mu, 1.0), infer={"local": marks[0]})
+            u = numpyro.sample("u", dist.Normal(ward, 0.5), infer={"local": marks[1]})
+        observe(u + x, y)
+
+    return model
+
+
+GROUPED = fedmcmc.FederatedData.from_clients([ROWS, ROWS], groups=[[0, 0, 1], [0, 1, 1]])
+
+
+@pytest.mark.parametrize("example", [ROWS, GROUPED], ids=["rows", "groups"])
+@pytest.mark.parametrize("plates", [False, True])
+def test_marks_in_words_are_those_of_two_levels(example, plates):
+    if plates and example is ROWS:
+        pytest.skip("without groups a client is the only group")
+    by_words = from_numpyro(nested(("client", "group"), plates), example=example, centered=1.0)
+    levels = {"client": ["ward"], "group": ["u"]}
+    by_names = from_numpyro(nested((False, False)), example=example, centered=1.0, local=levels)
+    assert str(by_words).startswith("Posterior(shared by all clients: mu; one per client: ward")
+    assert "; one per group: u" in str(by_words)
+    shared, ward, u = {"mu": 0.3}, {"ward": 0.7}, {"u": -0.2}
+    if plates:
+        ward, u = {"ward": jnp.array([0.7])}, {"u": jnp.array([-0.2])}
+    prior = by_words.local.client.logprior_fn(shared, ward)
+    np.testing.assert_allclose(prior, dist.Normal(0.3, 1).log_prob(0.7), rtol=1e-6)
+    np.testing.assert_allclose(
+        by_words.local.logprior_fn((shared, ward), u),
+        by_names.local.logprior_fn((shared, {"ward": 0.7}), {"u": -0.2}),
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("marks", [(False, "group"), (None, True)])
+def test_the_mark_of_a_group_alone_is_that_of_one_level(marks):
+    posterior = from_numpyro(nested(marks), example=GROUPED, centered=1.0)
+    assert posterior.local.client is None
+    assert list(posterior.local.like.tree) == ["u"]
+
+
+def test_the_mark_of_a_client_alone_needs_data_without_groups():
+    def model(x, y):
+        u = numpyro.sample("u", dist.Normal(0, 1), infer={"local": "client"})
+        observe(numpyro.sample("mu", dist.Normal()) + u + x, y)
+
+    for example in (GROUPED, ROWS):  # of rows alone it is not known whether they have groups
+        with pytest.raises(ValueError, match=r"'u' has infer=.*'client'.*write infer={'local': T"):
+            from_numpyro(model, example=example)
+    data = fedmcmc.FederatedData.from_clients([ROWS, ROWS])
+    posterior = from_numpyro(model, example=data, centered=1.0)
+    assert list(posterior.local.like.tree) == ["u"] and posterior.local.client is None
+
+
+@pytest.mark.parametrize("mark", ["patient", "Client", 2, ["client"]])
+def test_other_marks_are_refused_with_their_value(mark):
+    with pytest.raises(ValueError, match=rf"'u' has infer={{'local': {re.escape(repr(mark))}}}"):
+        from_numpyro(nested((False, mark)), example=ROWS)

@@ -1,5 +1,7 @@
 """`resample_fn` of `from_numpyro`: outcomes drawn from the model, or none at all."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from scipy import stats
 
+import fedmcmc
+import fedmcmc.criticism
 from fedmcmc import from_numpyro
 from tests.support.numpyro_models import observe, slope
 
@@ -68,8 +73,121 @@ def observed_twice(y):
     observe("again", dist.Normal(2 * s, 1), y)
 
 
+def censored(rows):
+    y, c = rows
+    observe("y", dist.RightCensoredDistribution(dist.Exponential(jnp.exp(slope())), c > 0), y)
+
+
+def cured(rows):
+    y, _ = rows
+    parts = dist.RightCensoredDistribution(dist.Exponential(jnp.exp(jnp.ones(2) * slope())), 1)
+    observe("y", dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), parts), y)
+
+
+def masked_by_its_outcome(y):
+    observe("y", dist.Normal(slope(), 1).mask(y > 0), y)
+
+
+class OwnDensity(dist.Normal):
+    def log_prob(self, value):
+        return jnp.log1p(-self.cdf(value))
+
+
+def own_density(y):
+    observe("y", OwnDensity(slope(), 1.0), y)
+
+
+def counts_with_totals(y):
+    chances = jax.nn.softmax(slope() * jnp.arange(3))
+    observe("y", dist.Multinomial(y.sum(-1), chances), y)
+
+
+def totals_of_floats(rows):
+    y, n = rows
+    observe("y", dist.BetaBinomial(jnp.exp(slope()), 2.0, n), y.astype(int))
+
+
+def _first(rows):
+    return jax.tree.leaves(rows)[0]
+
+
+PAIR = (np.array([0.5, 2.0]), np.array([0.0, 1.0]))
+
+
 @pytest.mark.parametrize(
-    "model", [derived_outcome, factor_only, tempered, own_regressor, observed_twice]
+    ("model", "example", "reason"),
+    [
+        (derived_outcome, np.ones(3), "what site 'y' observes is computed from the rows"),
+        (factor_only, np.ones(3), "site 'y' is a factor"),
+        (tempered, np.ones(3), "site 'y' is weighted"),
+        (own_regressor, np.ones(3), "the distribution of site 'y' depends on its own outcome"),
+        (observed_twice, np.ones(3), "site 'y' observes what another site does"),
+        (censored, (PAIR,), r"site 'y' has a censored distribution \(RightCens"),
+        (cured, (PAIR,), "site 'y' has a censored distribution"),
+        (masked_by_its_outcome, np.ones(3), "the distribution of site 'y' depends on its own"),
+        (own_density, np.ones(3), "OwnDensity, which defines log_prob and inherits sample from N"),
+        (counts_with_totals, np.ones((3, 3), int), "drawing .* site 'y' fails with ValueError"),
+        (totals_of_floats, (PAIR,), "drawing .* site 'y' fails with TypeError"),
+    ],
 )
-def test_resample_is_none_where_outcomes_cannot_be_known(model):
-    assert from_numpyro(model, example=np.ones(3), check_rows=False).resample_fn is None
+def test_resample_is_none_with_a_reason_where_outcomes_cannot_be_drawn(model, example, reason):
+    posterior = from_numpyro(model, example=example, check_rows=False)
+    assert posterior.resample_fn is None
+    assert re.search(reason, posterior.why_no_resample)
+    data = fedmcmc.FederatedData.from_clients([example])
+    with pytest.raises(ValueError, match=f"from_numpyro made none, as .*{reason}"):
+        fedmcmc.criticism.predictive_check(
+            jax.random.key(0),
+            posterior,
+            data,
+            {"slope": np.zeros(100)},
+            lambda rows: jax.tree.leaves(rows)[0],
+        )
+
+
+def test_the_likelihood_of_counts_with_totals_is_right_though_they_are_not_drawn():
+    counts = np.array([[3, 0, 2], [0, 0, 0], [10, 5, 1]])
+    posterior = from_numpyro(counts_with_totals, example=counts)
+    terms = posterior.loglikelihood_fn({"slope": jnp.float32(0.5)}, counts)
+    chances = np.exp(0.5 * np.arange(3)) / np.exp(0.5 * np.arange(3)).sum()
+    expected = [stats.multinomial(row.sum(), chances).logpmf(row) for row in counts]
+    np.testing.assert_allclose(terms, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["distribution", "handler", "event"])
+def test_masked_entries_stay_as_they_are_and_others_are_drawn(way):
+    known = np.tile([True, False], 3000)
+    y = np.where(known, 0.0, -100.0).astype(np.float32)
+    rows = {"y": y, "known": known}
+    if way == "event":
+        rows["y"] = y[:, None]
+
+    def model(y, known):
+        s = slope()
+        if way == "handler":
+            with handlers.mask(mask=known):
+                observe("y", dist.Normal(s, 1.0), y)
+        elif way == "event":
+            fn = dist.Normal(s, 1.0).expand([len(y), 1])
+            observe("y", fn.mask(known[:, None]).to_event(1), y)
+        else:
+            observe("y", dist.Normal(s, 1.0).mask(known), y)
+
+    posterior = from_numpyro(model, example=rows)
+    drawn = posterior.resample_fn(jax.random.key(0), {"slope": jnp.float32(2.0)}, rows)
+    values = np.asarray(drawn["y"]).reshape(-1)
+    np.testing.assert_array_equal(values[~known], -100.0)
+    assert abs(values[known].mean() - 2) * np.sqrt(3000) < 5
+    assert abs(values[known].var() - 1) * np.sqrt(1500) < 5
+
+
+def test_measurements_in_whole_numbers_are_rounded():
+    def model(y):
+        observe("y", dist.Normal(slope(), 2.0), y)
+
+    posterior = from_numpyro(model, example=np.arange(5), check_rows=False)
+    drawn = posterior.resample_fn(
+        jax.random.key(0), {"slope": jnp.float32(-3.0)}, jnp.zeros(9000, jnp.int32)
+    )
+    assert drawn.dtype == jnp.int32
+    assert abs(float(drawn.mean()) + 3) < 5 * 2 / np.sqrt(9000)  # cutting digits off is 0.47 away

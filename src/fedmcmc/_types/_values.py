@@ -335,6 +335,11 @@ class Posterior(NamedTuple):
             fn = getattr(fn, "func", getattr(fn, "fn", None))
         return default if fn is None else getattr(fn, name)
 
+    @property
+    def why_no_resample(self) -> str:
+        """Reason why `from_numpyro` made no `resample_fn`, a clause; empty if none is known."""
+        return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
+
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
         named = "".join(f"{whose}: {sites}; " for whose, sites in self._sites().items())
@@ -348,6 +353,7 @@ class Posterior(NamedTuple):
         """Return what is shared and what is not, of a model whose sites have names."""
         functions = {
             "shared by all clients": self.logprior_fn,
+            "one per client": self.local and self.local.client and self.local.client.logprior_fn,
             "one per group": self.local and self.local.logprior_fn,
         }
         # `from_numpyro` leaves them.

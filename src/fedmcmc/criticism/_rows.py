@@ -54,9 +54,16 @@ def exact_sum(terms: Array, mask: Array) -> Array:
 def check_resample(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     """Raise `ValueError` unless the model can draw outcomes for rows like the federation's."""
     if posterior.resample_fn is None:
+        why = posterior.why_no_resample
         raise ValueError(
             "Replicated outcomes are drawn from the model: the posterior needs a resample_fn, "
-            "(rng_key, position, batch) -> batch (from_numpyro and from_flax make one)."
+            "(rng_key, position, batch) -> batch."
+            + (
+                f" from_numpyro made none, as {why}."
+                if why
+                else " from_numpyro and from_flax make one where they can."
+            )
+            + " If you can draw outcomes yourself, use posterior._replace(resample_fn=...)."
         )
     few = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), federation.rows

@@ -217,10 +217,12 @@ def _understood(model: Any, data: Any) -> tuple[Posterior, Consortium]:
 
     given: dict[str, Any] = dict(example=data)
     if not isinstance(data, FederatedData):
-        rows = jax.tree.map(
-            lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), consortium.federation.rows
+        given = dict(
+            example=jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype),
+                consortium.federation.rows,
+            )
         )
-        given = dict(example=rows, check_rows=False)
     posterior = _without_latents(from_numpyro(model, **given))
     if posterior.local is not None:
         posterior = from_numpyro(model, **given, centered=1.0)  # as Gibbs sampling needs it

@@ -49,10 +49,15 @@ class FisherInference(MeanFirst):
 
 def _check_resample(posterior: Posterior, position: ArrayTree, federation: Federation) -> None:
     if posterior.resample_fn is None:
+        why = posterior.why_no_resample
         raise ValueError(
             "The Fisher information takes outcomes drawn from the model: the posterior needs a "
-            "resample_fn, (rng_key, position, batch) -> batch (from_numpyro and from_flax make "
-            "one)."
+            "resample_fn, (rng_key, position, batch) -> batch."
+            + (
+                f" from_numpyro made none, as {why}."
+                if why
+                else " from_numpyro and from_flax make one where they can."
+            )
         )
     two = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), federation.rows

@@ -15,7 +15,8 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_structure import Structure, position_shapes
+from fedmcmc.interop._numpyro_inputs import position_shapes
+from fedmcmc.interop._numpyro_structure import Structure
 
 _POSITION = "position"
 LARGE = 1e4
@@ -82,14 +83,20 @@ def check_support(
     if not fixed:
         return
     zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-    tables = jax.jit(lambda rows: {name: found(zeros, rows)[name] for name in fixed})(rows)
+
+    @jax.jit
+    def fixed_tables(rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
+        tables = found(zeros, rows)
+        return {name: tables[name] for name in fixed}
+
+    tables = fixed_tables(rows)
     for name, (outside, value) in jax.tree.map(np.asarray, tables).items():
         if outside.any():
             site = tracing.trace_at(model, jax.tree.map(lambda x: x[:1], rows), zeros)[name]
             raise ValueError(
                 f"Site {name!r} observes {outside.sum()} values that its distribution "
-                f"({type(site['fn']).__name__}) cannot have, the first, {value}, in "
-                f"{_place(int(outside.argmax()), data)}. Recode them, or choose another "
+                f"({tracing.name_of(site['fn'])}) cannot have, the first, {value}, in "
+                f"{place_of(int(outside.argmax()), data)}. Recode them, or choose another "
                 f"distribution (check_rows=False turns this off)."
             )
 
@@ -164,21 +171,26 @@ def warn_of_large_outcomes(
 
 def _outside(site: dict[str, Any], axis: int) -> tuple[Array, Array] | None:
     """Return which rows are outside of the support, ``[num_rows]``, and the first such value."""
-    fn = tracing.bare(site["fn"])
-    if tracing.is_factor(site) or isinstance(fn, dist.MaskedDistribution):
+    fn, value = site["fn"], jnp.asarray(site["value"])
+    if tracing.is_factor(site) or tracing.is_masked(fn):
+        return None
+    # The bounds of an interval may lie outside, as a time between 0 and 1 has them.
+    if isinstance(tracing.bare(fn), dist.IntervalCensoredDistribution):
         return None
     try:
-        inside = jnp.asarray(site["fn"].support(site["value"]))
-    except (NotImplementedError, ValueError):  # a support that numpyro cannot tell
+        inside = jnp.asarray(fn.support(value))
+        batch = jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, fn.batch_shape))
+    except Exception:  # a support that numpyro cannot tell; the likelihood may be fine
         return None
-    value = jnp.asarray(site["value"])
-    batch = jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, site["fn"].batch_shape))
+    if inside.ndim > max(value.ndim - fn.event_dim, 0):
+        return None
     outside = ~jnp.all(batch, axis=[i for i in range(batch.ndim) if i != axis])
     at = axis - batch.ndim + inside.ndim
     return outside, jnp.take(value, jnp.argmax(outside), axis=at) if at >= 0 else value
 
 
-def _place(row: int, data: FederatedData | None) -> str:
+def place_of(row: int, data: FederatedData | None) -> str:
+    """Return where a row is, by its number among all rows."""
     if data is None:
         return f"row {row} of example"
     client = int(np.searchsorted(np.asarray(data.start), row, side="right")) - 1

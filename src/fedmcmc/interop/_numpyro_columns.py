@@ -10,7 +10,8 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.data import FederatedData, values_of, warn_caller
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_structure import Structure, position_shapes
+from fedmcmc.interop._numpyro_inputs import position_shapes
+from fedmcmc.interop._numpyro_structure import Structure
 
 ORDINAL = "Ordered"
 """Beginning of the names of ordinal distributions."""

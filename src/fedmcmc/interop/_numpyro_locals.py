@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam
@@ -12,7 +13,8 @@ from numpyro.infer.reparam import LocScaleReparam
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_structure import Structure, facts_of, position_shapes
+from fedmcmc.interop._numpyro_inputs import position_shapes
+from fedmcmc.interop._numpyro_structure import Facts, Structure, facts_of
 
 LOCAL_PLATES = ("client", "clients", "group")
 """Plates of size one whose latent sites are those of a group."""
@@ -20,13 +22,50 @@ DECENTERED = "_decentered"
 """What NumPyro appends to the name of a site for the latent behind it."""
 
 
-def local_sites(
-    model: Callable[..., Any], rows: ArrayTree, names: Sequence[str] | None
-) -> tuple[str, ...]:
-    """Return the latent sites that each group has its own of.
+LEVELS = ("client", "group")
+"""Of a model of two levels, outer to inner."""
 
-    By default those with ``infer={"local": True}`` and those in a plate of size one that is named
-    `client`, `clients` or `group`. A name of a reparametrized site stands for the latent behind it.
+
+def marked_sites(trace: Facts, has_groups: bool | None) -> dict[str, list[str]]:
+    """Return the latent sites that the model marks as local, by level.
+
+    ``infer={"local": True}`` and ``"group"`` mark a site of a group of rows, and so does a plate of
+    size one that is named `client`, `clients` or `group`. ``infer={"local": "client"}`` marks a
+    site of a client whose groups have sites of their own, and so does the plate of a client beside
+    one of a group, if the data have groups.
+
+    Raises
+    ------
+    ValueError
+        If a mark is anything else.
+    """
+    levels: dict[str, list[str]] = {level: [] for level in LEVELS}
+    latent = {name: site for name, site in trace.items() if site["latent"]}
+    of_clients = [
+        name
+        for name, site in latent.items()
+        if site["plates"].get("group") != 1 and not site["local"]
+    ]
+    has_levels = has_groups and any(site["plates"].get("group") == 1 for site in latent.values())
+    for name, site in latent.items():
+        mark = site["local"]
+        if not (mark is None or isinstance(mark, bool | np.bool_) or mark in LEVELS):
+            raise ValueError(
+                f"Site {name!r} has infer={{'local': {mark!r}}}; expected True, for an effect that "
+                f"each group of rows has its own of (a group is a client, or what groups= of the "
+                f"data says), or, for two levels, 'client' and 'group'."
+            )
+        in_plate = any(site["plates"].get(plate) == 1 for plate in LOCAL_PLATES)
+        if mark or in_plate:
+            is_client = mark == "client" or (has_levels and name in of_clients)
+            levels["client" if is_client else "group"].append(name)
+    return levels
+
+
+def local_sites(
+    model: Callable[..., Any], rows: ArrayTree, names: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the named latent sites, each by the name of the latent behind it.
 
     Raises
     ------
@@ -35,13 +74,6 @@ def local_sites(
     """
     trace = facts_of(model, rows)
     latent = [name for name, site in trace.items() if site["latent"]]
-    if names is None:
-        return tuple(
-            name
-            for name in latent
-            if trace[name]["local"]
-            or any(trace[name]["plates"].get(plate) == 1 for plate in LOCAL_PLATES)
-        )
     if isinstance(names, str):
         raise ValueError(f"local must be a list of names of sites, got {names!r}.")
     found = []
@@ -65,22 +97,32 @@ def _kind(site: dict[str, Any]) -> str:
     return "a deterministic site" if site.get("type") == "deterministic" else "no site"
 
 
-LEVELS = ("client", "group")
-"""Of a model of two levels, outer to inner."""
-
-
 def local_sites_of_levels(
     model: Callable[..., Any],
     rows: ArrayTree,
     names: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    has_groups: bool | None = None,
 ) -> tuple[tuple[str, ...], int]:
     """Return the local sites, and how many of them, the first ones, are a client's own.
+
+    `has_groups` says whether the data have groups of rows within clients, ``None`` if unknown.
 
     Raises
     ------
     ValueError
         As `local_sites`, and where levels are not two, with sites of their own.
     """
+    if names is None:
+        levels = marked_sites(facts_of(model, rows), has_groups)
+        if levels["client"] and not levels["group"]:
+            if has_groups is False:  # a client is the only group of its rows
+                return tuple(levels["client"]), 0
+            raise ValueError(
+                f"Site {levels['client'][0]!r} has infer={{'local': 'client'}}, which needs a site "
+                f"of the groups within a client, infer={{'local': 'group'}}. If clients are the "
+                f"only groups of rows, write infer={{'local': True}}."
+            )
+        names = levels if levels["client"] else levels["group"]
     if not isinstance(names, Mapping):
         return local_sites(model, rows, names), 0
     if set(names) != set(LEVELS) or not all(names.values()):

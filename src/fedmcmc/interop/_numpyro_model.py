@@ -24,16 +24,19 @@ from fedmcmc.interop._numpyro_columns import (
     warn_of_unordered_outcomes,
 )
 from fedmcmc.interop._numpyro_indices import check_indices, place_of
+from fedmcmc.interop._numpyro_inputs import position_shapes
 from fedmcmc.interop._numpyro_locals import (
     DECENTERED,
     local_sites_of_levels,
     prior_spread,
     reparametrized,
 )
+from fedmcmc.interop._numpyro_outcomes import as_recorded, draw_site
 from fedmcmc.interop._numpyro_population import population_of
-from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
+from fedmcmc.interop._numpyro_probe import check_terms
+from fedmcmc.interop._numpyro_structure import Structure, find_structure
 from fedmcmc.interop._numpyro_weights import find_weighted
-from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
+from fedmcmc.interop._rows import checked_rows, client_rows, is_shapes
 from fedmcmc.pytrees import trees
 
 START_ROWS = 256
@@ -61,14 +64,16 @@ def from_numpyro(
         positional arguments, anything else as the only argument. Bind other arguments with
         `functools.partial`. It must run on any number of rows.
     example
-        One client's rows, leaves ``[n, ...]``; of a `FederatedData` those of client 0.
+        One client's rows, leaves ``[n, ...]``; of a `FederatedData` those of client 0. Shapes and
+        dtypes (`jax.ShapeDtypeStruct`) of rows do, where the rows stay with their owners.
     local
         Latent sites of which each group of rows has its own (a hospital, a patient): an effect that
         stays with its owner. A group is a client, or what the data's ``groups=`` say; the model is
         then written for the rows of one group. By default the sites with ``infer={"local": True}``
         and those in a plate of size one named `client`, `clients` or `group`.
         ``{"client": [...], "group": [...]}`` for two levels: sites that a client has one of, and
-        those that each of its groups has; the latter's priors may depend on the former.
+        those that each of its groups has; the latter's priors may depend on the former. The marks
+        ``infer={"local": "client"}`` and ``infer={"local": "group"}`` mean the same.
     centered
         How local sites of a location and a scale are parametrized, from 0 (standard normals, say,
         that are shifted and scaled) to 1 (as written); a number for all, or by site.
@@ -79,9 +84,10 @@ def from_numpyro(
     check_rows
         Whether to compare the log likelihood of rows in a batch with that of each row alone,
         which compiles a small program. It finds models that center their covariates, rescale by
-        the number of rows, or otherwise let one row's term depend on the others. And whether
-        observed values (of a `FederatedData` all clients') can be those of their distribution, and
-        columns that index an axis of the model lie within its length.
+        the number of rows, or otherwise let one row's term depend on the others. Batches hold
+        rows of all clients of a `FederatedData`, and made-up rows. And whether observed values
+        can be those of their distribution, and columns that index an axis of the model lie within
+        its length.
 
     Returns
     -------
@@ -100,10 +106,11 @@ def from_numpyro(
           that do not depend on the rows or on their number; others need rows
           (`numpyro.infer.Predictive`).
         - `resample_fn` draws observed sites, each after those that its distribution looks at,
-          and puts them where the rows hold them. It is ``None`` where that cannot be known: an
+          and puts them where the rows hold them; a masked entry stays as it is. It is ``None``
+          if a draw would not be what was observed, and `why_no_resample` holds the reason: an
           observed value that is not a leaf of the rows (up to its dtype), two sites with one
-          value, a likelihood with a factor or a scale, a site whose distribution looks at its own
-          outcome.
+          value, a factor, a scale, censoring, a distribution that looks at its own outcome, and
+          one that cannot be drawn from.
 
     Raises
     ------
@@ -113,10 +120,10 @@ def from_numpyro(
         observed site or factor that depends on the rows without one term per row, a plate that
         subsamples, a `numpyro.param` that the density depends on; a model that runs on no other
         number of rows than the example's; or, with `check_rows`, a value outside of the support of
-        its distribution, such as a Bernoulli coded 1 and 2, or a code outside of the axis that it
-        indexes. Of local sites: a name
-        that is no latent site, a model in which nothing is shared, a shared site's prior that
-        depends on a local one, and a local site's prior that depends on rows.
+        its distribution, such as a Bernoulli coded 1 and 2, a code outside of the axis that it
+        indexes, or a row whose term depends on the other rows. Of local sites: a name that is no
+        latent site, a mark with another meaning, a model in which nothing is shared, a shared
+        site's prior that depends on a local one, and a local site's prior that depends on rows.
     TypeError
         If the rows are a dict and hold what the model does not take, or lack what it needs, or if
         the clients of a `FederatedData` are called as the model's arguments.
@@ -126,8 +133,9 @@ def from_numpyro(
     UserWarning
         If the outcome of an ordinal distribution is a text column in alphabetical order.
         With `check_rows`, if a model without `local` has a scalar site whose scale is another
-        latent site, as an effect per client would have it; and if a model of groups has outcomes in
-        single precision above ten thousand.
+        latent site, as an effect per client would have it; if a parameter of a distribution lies
+        outside its bounds at more than 5 % of the prior's draws; and if a model of groups has
+        outcomes in single precision above ten thousand.
 
     Notes
     -----
@@ -159,10 +167,13 @@ def from_numpyro(
     """
     if isinstance(example, FederatedData):
         refuse_columns_as_clients(model, example)
+    is_real = not is_shapes(example)
     rows = checked_rows(client_rows(example), "one client's rows")
+    data = example if isinstance(example, FederatedData) else None
+    has_groups = None if data is None else data.rows is not values_of(data.rows)
     absent = check_arguments(model, rows)
     try:
-        sites, num_own = local_sites_of_levels(model, rows, local)
+        sites, num_own = local_sites_of_levels(model, rows, local, has_groups)
         # As it is written first: what does not fit is said of the user's own sites.
         structure, inner = _structures(model, rows, sites, num_own)
         spread_fns = _spreads(model, structure, inner, jax.tree.map(lambda leaf: leaf[:1], rows))
@@ -178,7 +189,7 @@ def from_numpyro(
             if f"site {name!r}" in str(error):
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
-    posterior, row_terms = _build(model, structure, inner, rows, float(init_radius))
+    posterior = _build(model, structure, inner, rows, float(init_radius))
     if posterior.local is not None:
         own, of_groups = spread_fns
         told = posterior.local._replace(prior_spread_fn=of_groups)
@@ -188,16 +199,17 @@ def from_numpyro(
     if isinstance(example, FederatedData):
         warn_of_unordered_outcomes(model, structure, example)
     if check_rows:
-        data = example if isinstance(example, FederatedData) else None
         every = rows if data is None else values_of(data.rows)
-        check_support(model, structure, every, data)
-        if structure.local:
+        if is_real:
+            check_support(model, structure, every, data)
+        if structure.local and is_real:
             warn_of_large_outcomes(model, structure, every)
         if local is None:
             found = warn_of_group_effects(model, structure, rows)
             posterior.logprior_fn.unmarked_local = found  # type: ignore[attr-defined]
-        _check_rows(row_terms, structure, rows)
-        check_indices(posterior, every, place_of(data), position_shapes(structure.shapes))
+        check_terms(model, structure, every, data, is_real)
+        if is_real:
+            check_indices(posterior, every, place_of(data), position_shapes(structure.shapes))
     return posterior
 
 
@@ -223,8 +235,8 @@ def _build(
     inner: Structure | None,
     rows: ArrayTree,
     radius: float,
-) -> tuple[Posterior, Callable[[Position, Position, ArrayTree], Array]]:
-    """Return the posterior, and the terms of rows that share one latent.
+) -> Posterior:
+    """Return the posterior.
 
     `inner` is the structure with sites of clients for shared ones, of a model of two levels.
     """
@@ -265,14 +277,10 @@ def _build(
     logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
     logprior_fn.observed = ", ".join(structure.likelihood)  # type: ignore[attr-defined]
     logprior_fn.improper = structure.improper  # type: ignore[attr-defined]
+    logprior_fn.why_no_resample = structure.why_not_drawn  # type: ignore[attr-defined]
 
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
-        sites = trace(position, batch, latent)
-        terms = []
-        for name, axis in structure.likelihood.items():
-            term = tracing.log_prob(sites[name])
-            terms.append(jnp.sum(term, axis=[i for i in range(term.ndim) if i != axis]))
-        return sum(terms[1:], terms[0])
+        return tracing.row_terms(trace(position, batch, latent), structure.likelihood)
 
     def loglikelihood_fn(position: Position, batch: ArrayTree) -> Array:
         return row_terms(position, {}, batch)
@@ -287,8 +295,8 @@ def _build(
         leaves, treedef = jax.tree.flatten(batch)
         for i, (name, leaf) in enumerate(structure.outcomes or ()):
             site = trace(position, jax.tree.unflatten(treedef, leaves))[name]
-            draw = tracing.draw_site(jax.random.fold_in(rng_key, i), site)
-            leaves[leaf] = draw.astype(leaves[leaf].dtype)
+            draw = draw_site(jax.random.fold_in(rng_key, i), site)
+            leaves[leaf] = as_recorded(draw, leaves[leaf].dtype)
         return jax.tree.unflatten(treedef, leaves)
 
     def constrain_fn(position: Position) -> dict[str, Any]:
@@ -373,7 +381,7 @@ def _build(
         )
         local = local_of(structure, lambda position: (position, {}))
         local = local._replace(population=population)
-    posterior = Posterior(
+    return Posterior(
         logprior_fn,
         loglikelihood_fn if local is None else None,
         None if structure.outcomes is None else resample_fn,
@@ -381,7 +389,6 @@ def _build(
         _starts(log_density, structure.shapes, radius),
         local=local,
     )
-    return posterior, row_terms
 
 
 def _spreads(
@@ -425,37 +432,3 @@ def _starts(
         return jax.lax.while_loop(is_poor, again, start)[2]
 
     return init_fn
-
-
-def _check_rows(
-    row_terms: Callable[[Position, Position, ArrayTree], Array],
-    structure: Structure,
-    rows: ArrayTree,
-) -> None:
-    few = jax.tree.map(lambda x: np.resize(x, (max(2, min(len(x), 8)), *x.shape[1:])), rows)
-
-    @jax.jit
-    def compare(position: Position, latent: Position, batch: ArrayTree) -> tuple[Array, Array]:
-        def alone(row: ArrayTree) -> Array:
-            single = jax.tree.map(lambda leaf: leaf[None], row)
-            return row_terms(position, latent, single)[0]
-
-        return row_terms(position, latent, batch), jax.vmap(alone)(batch)
-
-    dtype = jnp.result_type(float)
-    draws = np.random.default_rng(0)
-    position, latent = (
-        {name: jnp.asarray(draws.normal(0, 0.3, shape), dtype) for name, shape in shapes.items()}
-        for shapes in (structure.shapes, structure.local)
-    )
-    together, alone = (np.asarray(x) for x in compare(position, latent, few))
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
-    if apart.any():
-        i = int(np.argmax(apart))
-        raise ValueError(
-            f"A row's log likelihood depends on the other rows of its batch: row {i} of example "
-            f"has {alone[i]:.6g} alone and {together[i]:.6g} among {len(together)}. Minibatches "
-            f"and clients would then disagree about it. Center and scale the rows before, not in "
-            f"the model, and do not divide by their number (check_rows=False turns this off)."
-        )

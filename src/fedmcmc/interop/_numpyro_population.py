@@ -11,7 +11,8 @@ from numpyro import distributions as dist
 from fedmcmc._types import ArrayTree, LatentSums, Population, Static
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
-from fedmcmc.interop._numpyro_structure import Structure, position_shapes
+from fedmcmc.interop._numpyro_inputs import position_shapes
+from fedmcmc.interop._numpyro_structure import Structure
 
 Position = dict[str, Any]
 TraceFn = Callable[[Position, Position], tracing.Trace]

@@ -16,10 +16,22 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
 from fedmcmc.interop._numpyro_improper import is_improper
+from fedmcmc.interop._numpyro_inputs import (
+    COUNTS,
+    LOCAL,
+    PARAMS,
+    labels_of,
+    position_shapes,
+    row_shapes,
+)
+from fedmcmc.interop._numpyro_outcomes import find_outcomes, why_not_drawable
 
-COUNTS = (11, 13)
-"""Numbers of rows to trace with; any two that no model writes down."""
-_ROWS, _PARAMS, _LOCAL = "rows", "params", "local"
+_NO_SUM_OVER_ROWS = (
+    " A Cox partial likelihood is such a factor: its risk sets compare each row with the others. "
+    "Use a piecewise-exponential model in its place (one row per person and interval, "
+    "dist.Poisson for the event with log(time at risk) as an offset), or a parametric survival "
+    "model (dist.RightCensoredDistribution of dist.Weibull)."
+)
 
 Facts = dict[str, dict[str, Any]]
 """What can be said about each site without a position."""
@@ -42,7 +54,9 @@ class Structure(NamedTuple):
         Name of the distribution of each local site.
     outcomes
         ``(site, leaf)`` for each observed site in an order in which they can be drawn, `leaf` the
-        index among the leaves of rows that is its value; ``None`` where that cannot be known.
+        index among the leaves of rows that is its value; ``None`` if outcomes cannot be drawn.
+    why_not_drawn
+        Reason why outcomes cannot be drawn, a clause; empty if they can.
     improper
         Latent sites whose prior is no density.
     """
@@ -56,6 +70,7 @@ class Structure(NamedTuple):
     local_deterministic: tuple[str, ...]
     distributions: dict[str, str]
     outcomes: tuple[tuple[str, int], ...] | None
+    why_not_drawn: str
     improper: tuple[str, ...]
 
     @property
@@ -70,7 +85,8 @@ class _Outputs(NamedTuple):
     log_prob: dict[str, Node]
     shape: dict[str, tuple[int, ...]]
     value: dict[str, list[Node]]
-    drawable: dict[str, bool]
+    why_not_drawn: dict[str, str]
+    factors: set[str]
 
 
 def find_structure(
@@ -102,9 +118,14 @@ def find_structure(
         for name, nodes in pair[0].value.items()
         if name not in pair[0].log_prob
         and nodes == pair[1].value[name]
-        and _flags(nodes) <= {_LOCAL}
+        and _flags(nodes) <= {LOCAL}
     }
     deterministic = tuple(name for name, flags in global_.items() if not flags)
+    outcomes, why_not = None, f"the model has local sites ({', '.join(local)})"
+    if not local:
+        outcomes, why_not = find_outcomes(
+            model, rows, shapes, pair[0].value, pair[0].why_not_drawn, tuple(likelihood), tracer
+        )
     return Structure(
         {name: shape for name, shape in shapes.items() if name not in local},
         {name: shapes[name] for name in local},
@@ -114,7 +135,8 @@ def find_structure(
         deterministic,
         tuple(name for name in global_ if name not in deterministic),
         {name: trace[name]["distribution"] for name in local},
-        None if local else _outcomes(model, rows, shapes, likelihood, pair[0], tracer),
+        outcomes,
+        why_not,
         tuple(name for name, site in trace.items() if site.get("improper")),
     )
 
@@ -128,7 +150,7 @@ def _outputs(
     tracer: Tracer,
     local: tuple[str, ...],
 ) -> _Outputs:
-    drawable = {}
+    why_not_drawn, factors = {}, set()
 
     def run(position: ArrayTree, params: ArrayTree, rows: ArrayTree) -> Any:
         values, log_probs = {}, {}
@@ -137,39 +159,19 @@ def _outputs(
                 values[name] = site["value"]
             if site["type"] == "sample":
                 log_probs[name] = tracing.log_prob(site)
-                # A tempered likelihood is not the density of what `sample` would draw.
-                scale = site["scale"]
-                is_one = scale is None or (isinstance(scale, (int, float)) and scale == 1)
-                drawable[name] = is_one and not tracing.is_factor(site)
+                why_not_drawn[name] = why_not_drawable(site)
+                if tracing.is_factor(site):
+                    factors.add(name)
         return values, log_probs
 
     position = position_shapes(shapes)
-    arguments = (position, params, _row_shapes(rows, count))
+    arguments = (position, params, row_shapes(rows, count))
     closed, (values, log_probs) = jax.make_jaxpr(run, return_shape=True)(*arguments)
-    nodes = iter(tracer.outputs(closed, _labels(*arguments, local=local)))
+    nodes = iter(tracer.outputs(closed, labels_of(*arguments, local=local)))
     value = {name: [next(nodes) for _ in jax.tree.leaves(v)] for name, v in values.items()}
     log_prob = {name: next(nodes) for name in log_probs}
     shape = {name: struct.shape for name, struct in log_probs.items()}
-    return _Outputs(log_prob, shape, value, drawable)
-
-
-def position_shapes(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a position from those of its sites."""
-    dtype = jnp.result_type(float)
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
-
-
-def _labels(*groups: ArrayTree, local: tuple[str, ...] = ()) -> list[tuple[Any, frozenset]]:
-    """Label the flat inputs; rows flag all that they reach, each leaf by its index too."""
-    labels = []
-    for group, tree in zip(("position", _PARAMS, _ROWS), groups, strict=True):
-        names = sorted(tree) if group == "position" and local else ()
-        for i, _ in enumerate(jax.tree.leaves(tree)):
-            flags = {_ROWS: (_ROWS, i), _PARAMS: (_PARAMS,)}.get(group, ())
-            if names and names[i] in local:
-                flags = (_LOCAL,)
-            labels.append(((group, i), frozenset(flags)))
-    return labels
+    return _Outputs(log_prob, shape, value, why_not_drawn, factors)
 
 
 def _flags(nodes: list[Node]) -> frozenset:
@@ -186,16 +188,16 @@ def _sort(
     jacobians = {tracing.jacobian_name(name): name for name in shapes}
     prior, local_prior, likelihood = [], [], {}
     for name, node in first.log_prob.items():
-        if _PARAMS in node.flags:
+        if PARAMS in node.flags:
             raise ValueError(
                 f"Site {name!r} depends on a numpyro.param, which has no prior and would not be "
                 f"sampled. Make it a numpyro.sample site (random_flax_module for networks)."
             )
         latent = jacobians.get(name, name)
-        same = node == second.log_prob[name] and node.flags <= {_LOCAL}
+        same = node == second.log_prob[name] and node.flags <= {LOCAL}
         if latent in shapes:
             same &= first.value[latent] == second.value[latent]
-            if not same or not _flags(first.value[latent]) <= {_LOCAL}:
+            if not same or not _flags(first.value[latent]) <= {LOCAL}:
                 if latent in local:
                     raise ValueError(
                         f"The prior of the local site {latent!r} depends on the rows; it may "
@@ -217,13 +219,14 @@ def _sort(
         elif same:
             prior.append(name)
         else:
-            likelihood[name] = _row_axis(name, first.shape[name], second.shape[name])
+            is_factor = name in first.factors
+            likelihood[name] = _row_axis(name, first.shape[name], second.shape[name], is_factor)
     if not likelihood:
         raise ValueError("The model has no observed site that depends on rows: pass it obs=.")
     return tuple(prior), tuple(local_prior), likelihood
 
 
-def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...]) -> int:
+def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...], is_factor: bool) -> int:
     axes = [i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b]
     if len(first) == len(second) and len(axes) == 1:
         axis = axes[0]
@@ -234,56 +237,13 @@ def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...]) -> int
         f"log density has shape {first}, on {COUNTS[1]} rows {second}. The rows must be "
         f"independent given the latent sites, with one axis for them in the batch shape (a scalar "
         f"factor or a distribution over all rows together cannot be split over minibatches)."
+        + (_NO_SUM_OVER_ROWS if is_factor else "")
     )
-
-
-def _outcomes(
-    model: Callable[..., Any],
-    rows: ArrayTree,
-    shapes: dict[str, tuple[int, ...]],
-    likelihood: dict[str, int],
-    outputs: _Outputs,
-    tracer: Tracer,
-) -> tuple[tuple[str, int], ...] | None:
-    ids = {node: i for i, node in enumerate(tracer.inputs(_labels((), (), rows)))}
-    leaf_of: dict[str, int] = {}
-    for name in likelihood:
-        leaf = ids.get(tracer.uncast(outputs.value[name][0]))
-        if leaf is None or leaf in leaf_of.values() or not outputs.drawable[name]:
-            return None
-        leaf_of[name] = leaf
-
-    def draws(position: ArrayTree, rows: ArrayTree) -> dict[str, Any]:
-        trace = tracing.trace_at(model, rows, position)
-        return {name: tracing.draw_site(jax.random.key(0), trace[name]) for name in leaf_of}
-
-    arguments = (position_shapes(shapes), _row_shapes(rows, COUNTS[0]))
-    try:
-        closed, drawn = jax.make_jaxpr(draws, return_shape=True)(*arguments)
-    except NotImplementedError:  # a distribution that cannot be drawn from
-        return None
-    leaves = jax.tree.leaves(arguments[1])
-    if any(drawn[name].shape != leaves[leaf].shape for name, leaf in leaf_of.items()):
-        return None
-    nodes = tracer.outputs(closed, _labels(arguments[0], (), arguments[1]))
-    needs = {name: node.flags for name, node in zip(drawn, nodes, strict=True)}
-    # Each site is drawn after the outcomes that its distribution looks at.
-    waiting, ordered = dict(leaf_of), []
-    while waiting:
-        ready = [name for name in waiting if not needs[name] & set(waiting.values())]
-        if not ready:
-            return None
-        ordered.append((ready[0], waiting.pop(ready[0])))
-    return tuple(ordered)
-
-
-def _row_shapes(rows: ArrayTree, count: int) -> ArrayTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
 
 
 def facts_of(model: Callable[..., Any], rows: ArrayTree) -> Facts:
     """Return what can be said about each site without a position."""
-    return _abstract_start(model, _row_shapes(rows, jax.tree.leaves(rows)[0].shape[0]))
+    return _abstract_start(model, row_shapes(rows, jax.tree.leaves(rows)[0].shape[0]))
 
 
 def _abstract_start(model: Callable[..., Any], shapes: ArrayTree) -> Facts:
@@ -312,7 +272,7 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         "latent": tracing.is_latent(site),
         "observed": site["type"] == "sample" and site["is_observed"],
         "discrete": False,
-        "local": bool((site.get("infer") or {}).get("local", False)),
+        "local": (site.get("infer") or {}).get("local", False),
         "plates": {frame.name: frame.size for frame in site.get("cond_indep_stack", ())},
     }
     if site["type"] == "plate":
@@ -324,7 +284,7 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         # Handlers do not see into a scan: its sites stay as they are written.
         steps = "_scan_current_index" in (site.get("infer") or {})
         facts["location_scale"] = not steps and _has_location_and_scale(site["fn"])
-        facts["distribution"] = type(tracing.bare(site["fn"])).__name__
+        facts["distribution"] = tracing.name_of(site["fn"])
         facts["delta"] = isinstance(site["fn"], dist.Delta)
         facts["improper"] = not facts["discrete"] and is_improper(site)
         if not facts["discrete"]:
@@ -370,7 +330,7 @@ def _start_at(
     local: tuple[str, ...],
 ) -> Facts:
     try:
-        other = _abstract_start(model, _row_shapes(rows, count))
+        other = _abstract_start(model, row_shapes(rows, count))
     except Exception as error:
         plates = [n for n, site in trace.items() if site.get("size") == num_rows]
         inside = [n for n, s in trace.items() if s["latent"] and set(s["plates"]) & set(plates)]
@@ -401,7 +361,9 @@ def _one_per_row(name: str, plates: list[str], local: tuple[str, ...]) -> ValueE
     return ValueError(
         f"Latent site {name!r} {where}: it would be one parameter per row, and a client's rows "
         f"never leave it. Make it global (outside of the plate, indexed by a group id per row), "
-        f"sum it out, or, if it is an outcome, pass it as obs=."
+        f"sum it out (dist.NegativeBinomial2 and dist.BetaBinomial have such an effect summed "
+        f"out), make each row a group (data with groups=, the site outside of the plate and with "
+        f"infer={{'local': True}}), or, if it is an outcome, pass it as obs=."
     )
 
 

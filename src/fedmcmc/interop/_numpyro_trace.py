@@ -1,6 +1,6 @@
 """Running a NumPyro model on rows at an unconstrained position, with public handlers only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,11 @@ Trace = dict[str, dict[str, Any]]
 
 
 def call_model(model: Callable[..., Any], rows: ArrayTree) -> Any:
-    """Call `model` on rows: a dict by keyword, a tuple or list by position, else as it is."""
+    """Call `model` on rows: a dict by keyword, a tuple or list by position, else as they are.
+
+    NumPy arrays become JAX arrays, which a model can index by what it computes from parameters.
+    """
+    rows = jax.tree.map(jnp.asarray, rows)
     if isinstance(rows, dict):
         return model(**rows)
     if isinstance(rows, (tuple, list)):
@@ -115,11 +119,44 @@ def log_prob(site: dict[str, Any]) -> Array:
     return value if site["scale"] is None else site["scale"] * value
 
 
+def row_terms(sites: Trace, likelihood: dict[str, int]) -> Array:
+    """Return the log likelihood of each row; `likelihood` holds the axis of rows of each site."""
+    terms = []
+    for name, axis in likelihood.items():
+        term = log_prob(sites[name])
+        terms.append(jnp.sum(term, axis=[i for i in range(term.ndim) if i != axis]))
+    return sum(terms[1:], terms[0])
+
+
 def bare(fn: Any) -> Any:
     """Return a distribution without what gives it its shape."""
     while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
         fn = fn.base_dist
     return fn
+
+
+def name_of(fn: Any) -> str:
+    """Return the name of a distribution, without what gives it its shape or masks it."""
+    fn = bare(fn)
+    if isinstance(fn, dist.MaskedDistribution):
+        return name_of(fn.base_dist)
+    if type(fn) is dist.TransformedDistribution:
+        return f"TransformedDistribution of {name_of(fn.base_dist)}"
+    return type(fn).__name__
+
+
+def is_masked(fn: Any) -> bool:
+    """Return whether a distribution, or a part of it, has a mask."""
+    return any(isinstance(part, dist.MaskedDistribution) for part in parts(fn))
+
+
+def parts(fn: Any) -> Iterator[Any]:
+    """Yield a distribution and all distributions that it is made of."""
+    yield fn
+    for value in vars(fn).values():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, dist.Distribution):
+                yield from parts(part)
 
 
 def is_factor(site: dict[str, Any]) -> bool:

@@ -12,13 +12,25 @@ ROW_TOLERANCE = 1e-3
 """Largest relative change of a row's log likelihood with the other rows of its batch."""
 
 
+def is_shapes(example: ArrayTree | FederatedData) -> bool:
+    """Return whether an example has the shapes of rows alone."""
+    if isinstance(example, FederatedData):
+        return False
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(example))
+
+
 def client_rows(example: ArrayTree | FederatedData) -> Any:
+    """Return one client's rows; of shapes alone, rows of zeros."""
     if is_table(example):
         raise TypeError(
             f"example must be a FederatedData or arrays, got {type(example).__name__}. "
             f"{constructor_of(example)}"
         )
-    return example.client_rows(0) if isinstance(example, FederatedData) else example
+    if isinstance(example, FederatedData):
+        return example.client_rows(0)
+    if not is_shapes(example):
+        return example
+    return jax.tree.map(lambda leaf: np.zeros((2, *leaf.shape[1:]), leaf.dtype), example)
 
 
 def checked_rows(rows: ArrayTree, description: str) -> Any:
