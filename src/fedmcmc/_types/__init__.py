@@ -16,6 +16,8 @@ from fedmcmc._types._kernels import Phase as Phase
 from fedmcmc._types._parts import GradientEstimator as GradientEstimator
 from fedmcmc._types._parts import Participation as Participation
 from fedmcmc._types._parts import Reference as Reference
+from fedmcmc._types._pickling import Absent as Absent
+from fedmcmc._types._pickling import WithFunctions as WithFunctions
 from fedmcmc._types._values import Adjusted as Adjusted
 from fedmcmc._types._values import ArrayTree as ArrayTree
 from fedmcmc._types._values import Arrivals as Arrivals

@@ -9,6 +9,7 @@ from jax import Array
 from jax.tree_util import Partial, register_dataclass, register_static
 
 from fedmcmc._types._html import html_table
+from fedmcmc._types._pickling import refuse_unstorable
 
 ArrayTree = Any
 """Any pytree of arrays."""
@@ -317,6 +318,20 @@ class Posterior(NamedTuple):
         """Names of what is observed, of a model that has names (`from_numpyro`); else empty."""
         # Within a kernel functions are wrapped.
         return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "observed", "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to build it again, or raise `pickle.PicklingError` that names a function."""
+        for name, fn in zip(self._fields, self, strict=True):
+            refuse_unstorable(fn, f"The posterior's {name}")
+        return Posterior, tuple(self)
+
+    def __copy__(self) -> "Posterior":
+        """Return the posterior itself, which nothing changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Posterior":
+        """Return the posterior itself, which nothing changes."""
+        return self
 
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""

@@ -1,11 +1,12 @@
 """What a fit returns."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmcmc._types import Federation, Posterior
+from fedmcmc._types import Federation, Posterior, WithFunctions
 from fedmcmc.data import in_words
 from fedmcmc.exact import Corrected
 from fedmcmc.fitting._report import Report, Stage
@@ -17,7 +18,7 @@ from fedmcmc.storage import versions
 
 
 @dataclass(frozen=True, repr=False)
-class Fitted:
+class Fitted(WithFunctions):
     """A posterior, with a verdict on whether it is exact.
 
     Attributes
@@ -49,6 +50,8 @@ class Fitted:
     posterior: Posterior
     corrected: Corrected | None = field(default=None)
     gaussian: Gaussian | None = field(default=None)
+
+    FUNCTIONS: ClassVar[dict[str, str]] = {"posterior": ""}
 
     def __repr__(self) -> str:
         """Return the verdict, the parameters and what was done."""
@@ -116,7 +119,7 @@ def reported(
             "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else "",
             **versions(),
         },
-        lambda: _figures(samples, weighted),
+        partial(_figures, samples, weighted),
     )
 
 

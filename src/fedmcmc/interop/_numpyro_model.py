@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from fedmcmc._types import ArrayTree, ClientLatent, Local, Posterior, Shapes
 from fedmcmc.data import FederatedData, values_of
 from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._numpyro_cache import Built, built, recipe_of, with_starts
 from fedmcmc.interop._numpyro_checks import (
     check_arguments,
     check_support,
@@ -27,6 +28,7 @@ from fedmcmc.interop._numpyro_locals import (
 from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
+from fedmcmc.interop._unrolled import unrolled
 from fedmcmc.pytrees import trees
 
 START_ROWS = 256
@@ -147,6 +149,7 @@ def from_numpyro(
     Posterior(shared by all clients: slope, scale; logpr
     """
     rows = checked_rows(client_rows(example), "one client's rows")
+    recipe = recipe_of(model, rows, local, centered, init_radius)
     absent = check_arguments(model, rows)
     try:
         sites, num_own = local_sites_of_levels(model, rows, local)
@@ -165,22 +168,28 @@ def from_numpyro(
             if f"site {name!r}" in str(error):
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
-    posterior, row_terms = _build(model, structure, inner, rows, float(init_radius))
-    if posterior.local is not None:
-        own, of_groups = spread_fns
-        told = posterior.local._replace(prior_spread_fn=of_groups)
-        if told.client is not None:
-            told = told._replace(client=told.client._replace(prior_spread_fn=own))
-        posterior = posterior._replace(local=told)
+
+    def build() -> Built:
+        posterior, row_terms, start_fn = _build(model, structure, inner, rows, float(init_radius))
+        if posterior.local is not None:
+            own, of_groups = spread_fns
+            told = posterior.local._replace(prior_spread_fn=of_groups)
+            if told.client is not None:
+                told = told._replace(client=told.client._replace(prior_spread_fn=own))
+            posterior = posterior._replace(local=told)
+        return Built(posterior, start_fn, row_terms, {})
+
+    found = built(recipe, model, structure, inner, rows, build)
+    posterior = with_starts(found, jax.tree.map(lambda leaf: leaf[:START_ROWS], rows))
     if check_rows:
         data = example if isinstance(example, FederatedData) else None
         every = rows if data is None else values_of(data.rows)
-        check_support(model, structure, every, data)
+        check_support(model, structure, every, data, found.compiled)
         if structure.local:
-            warn_of_large_outcomes(model, structure, every)
+            warn_of_large_outcomes(model, structure, every, found.compiled)
         if local is None:
             warn_of_group_effects(model, structure, rows)
-        _check_rows(row_terms, structure, rows)
+        _check_rows(found, structure, rows)
     return posterior
 
 
@@ -206,14 +215,13 @@ def _build(
     inner: Structure | None,
     rows: ArrayTree,
     radius: float,
-) -> tuple[Posterior, Callable[[Position, Position, ArrayTree], Array]]:
-    """Return the posterior, and the terms of rows that share one latent.
+) -> tuple[Posterior, Callable[..., Array], Callable[..., Position]]:
+    """Return the posterior without `init_fn`, the terms of rows that share one latent, and starts.
 
     `inner` is the structure with sites of clients for shared ones, of a model of two levels.
     """
     # The prior and the transformations do not depend on rows, yet the model wants some.
     any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
-    start_rows = jax.tree.map(lambda leaf: leaf[:START_ROWS], rows)
 
     treedef: Any = jax.tree.structure(rows)
     dtype = jnp.result_type(float)
@@ -242,12 +250,14 @@ def _build(
         terms = [jnp.sum(tracing.log_prob(sites[name])) for name in names]
         return sum(terms[1:], terms[0])
 
+    @unrolled
     def logprior_fn(position: Position) -> Array:
         return total(trace(position, any_row), structure.prior)
 
     logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
     logprior_fn.observed = ", ".join(structure.likelihood)  # type: ignore[attr-defined]
 
+    @unrolled
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
         sites = trace(position, batch, latent)
         terms = []
@@ -267,12 +277,13 @@ def _build(
             leaves[leaf] = draw.astype(leaves[leaf].dtype)
         return jax.tree.unflatten(treedef, leaves)
 
+    @unrolled
     def constrain_fn(position: Position) -> dict[str, Any]:
         sites = trace(position, any_row)
         names = (*structure.shapes, *structure.deterministic)
         return {name: sites[name]["value"] for name in names}
 
-    def log_density(position: Position) -> Array:
+    def log_density(position: Position, start_rows: ArrayTree) -> Array:
         return logprior_fn(position) + jnp.sum(row_terms(position, anywhere, start_rows))
 
     def local_of(
@@ -284,6 +295,7 @@ def _build(
             shared, own = split(position)
             return trace(shared, any_row, {**own, **latent})
 
+        @unrolled
         def local_logprior_fn(position: ArrayTree, latent: Position) -> Array:
             return total(local_trace(position, latent), local.local_prior)
 
@@ -301,6 +313,7 @@ def _build(
 
             return jax.vmap(one)(latents, batch)
 
+        @unrolled
         def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
             sites = local_trace(position, latent)
             return {name: sites[name]["value"] for name in _own_sites(local)}
@@ -315,11 +328,13 @@ def _build(
         names = tuple(name for name in structure.local_prior if name not in inner.local_prior)
         shown = tuple(name for name in _own_sites(structure) if name not in _own_sites(inner))
 
+        @unrolled
         def client_logprior_fn(position: Position, own: Position) -> Array:
             return total(trace(position, any_row, {**of_groups, **own}), names)
 
         client_logprior_fn.sites = _listed(shapes)  # type: ignore[attr-defined]
 
+        @unrolled
         def client_constrain_fn(position: Position, own: Position) -> dict[str, Any]:
             sites = trace(position, any_row, {**of_groups, **own})
             return {name: sites[name]["value"] for name in shown}
@@ -342,10 +357,9 @@ def _build(
         loglikelihood_fn if local is None else None,
         None if structure.outcomes is None else resample_fn,
         constrain_fn,
-        _starts(log_density, structure.shapes, radius),
         local=local,
     )
-    return posterior, row_terms
+    return posterior, row_terms, _starts(log_density, structure.shapes, radius)
 
 
 def _spreads(
@@ -368,12 +382,14 @@ def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
 
 
 def _starts(
-    log_density: Callable[[Position], Array], shapes: dict[str, tuple[int, ...]], radius: float
-) -> Callable[[Array], Position]:
+    log_density: Callable[[Position, ArrayTree], Array],
+    shapes: dict[str, tuple[int, ...]],
+    radius: float,
+) -> Callable[[Array, ArrayTree], Position]:
     origin = {name: np.zeros(shape, jnp.result_type(float)) for name, shape in shapes.items()}
 
     @jax.jit
-    def init_fn(rng_key: Array) -> Position:
+    def init_fn(rng_key: Array, rows: ArrayTree) -> Position:
         def is_poor(state: tuple[Array, Array, Position]) -> Array:
             attempt, finite, _ = state
             return ~finite & (attempt < MAX_STARTS)
@@ -382,7 +398,7 @@ def _starts(
             key = jax.random.fold_in(rng_key, state[0])
             flat, unravel = ravel_pytree(origin)
             position = unravel(jax.random.uniform(key, flat.shape, flat.dtype, -radius, radius))
-            finite = trees.all_finite(jax.value_and_grad(log_density)(position))
+            finite = trees.all_finite(jax.value_and_grad(log_density)(position, rows))
             return state[0] + 1, finite, position
 
         start = (jnp.zeros((), jnp.int32), jnp.zeros((), bool), jax.tree.map(jnp.asarray, origin))
@@ -391,11 +407,8 @@ def _starts(
     return init_fn
 
 
-def _check_rows(
-    row_terms: Callable[[Position, Position, ArrayTree], Array],
-    structure: Structure,
-    rows: ArrayTree,
-) -> None:
+def _check_rows(found: Built, structure: Structure, rows: ArrayTree) -> None:
+    row_terms = found.row_terms
     few = jax.tree.map(lambda x: np.resize(x, (max(2, min(len(x), 8)), *x.shape[1:])), rows)
 
     @jax.jit
@@ -412,6 +425,7 @@ def _check_rows(
         {name: jnp.asarray(draws.normal(0, 0.3, shape), dtype) for name, shape in shapes.items()}
         for shapes in (structure.shapes, structure.local)
     )
+    compare = found.compiled.setdefault("terms of rows", compare)
     together, alone = (np.asarray(x) for x in compare(position, latent, few))
     with np.errstate(invalid="ignore"):
         apart = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
