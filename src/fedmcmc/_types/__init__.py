@@ -44,3 +44,4 @@ from fedmcmc._types._values import Shapes as Shapes
 from fedmcmc._types._values import Static as Static
 from fedmcmc._types._values import StepInfo as StepInfo
 from fedmcmc._types._values import as_functions as as_functions
+from fedmcmc._types._values import mapped as mapped

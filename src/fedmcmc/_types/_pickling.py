@@ -1,7 +1,7 @@
 """Pickling results whose functions pickle may not be able to store.
 
-A function at the top level of a module is stored by name. A lambda, or a function defined in another
-one, cannot be stored: results then keep what it computed, and a placeholder with the reason.
+A function at the top level of a module is stored by name. A lambda, or a function defined in
+another one, cannot be stored: results then keep what it computed, and a placeholder with the reason.
 """
 
 import copy

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -525,3 +526,14 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
         return leaf
 
     return jax.tree.map(wrap, tree)
+
+
+@partial(jax.jit, static_argnames="num_axes")
+def mapped(fn: Any, tree: ArrayTree, num_axes: int) -> ArrayTree:
+    """Return `fn` of every element along the first `num_axes` axes of a tree's leaves.
+
+    Pass what `as_functions` returns, so that calls with one function share a compilation.
+    """
+    for _ in range(num_axes):
+        fn = jax.vmap(fn)
+    return fn(tree)

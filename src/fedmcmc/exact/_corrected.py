@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import not_installed
-from fedmcmc._types import Absent, ArrayTree, WithFunctions
+from fedmcmc._types import Absent, ArrayTree, WithFunctions, as_functions, mapped
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves
 from fedmcmc.random import as_key
@@ -185,6 +185,8 @@ class Corrected(WithFunctions):
             return self.draws
         if isinstance(fn, Absent):
             return self.computed("constrained", fn)
+        if fn is self.constrain_fn:  # compiled once for all results of a posterior
+            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, 1))
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(self.draws))
 
     def _mean(self, leaf: np.ndarray) -> np.ndarray:

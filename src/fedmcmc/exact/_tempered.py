@@ -15,7 +15,7 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import Absent, ArrayTree, Posterior, WithFunctions, as_functions
+from fedmcmc._types import Absent, ArrayTree, Posterior, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import Target, first_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
@@ -84,8 +84,8 @@ class Tempered(WithFunctions):
             return self.draws
         if isinstance(self.constrain_fn, Absent):
             return self.computed("constrained", self.constrain_fn)
-        mapped = jax.jit(jax.vmap(self.constrain_fn))(jax.tree.map(jnp.asarray, self.draws))
-        return jax.tree.map(np.asarray, mapped)
+        given = jax.tree.map(jnp.asarray, self.draws)
+        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), given, 1))
 
 
 @in_single_precision

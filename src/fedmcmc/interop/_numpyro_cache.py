@@ -1,8 +1,8 @@
 """Functions built from a NumPyro model: kept for the next call, and stored by their model.
 
-JAX compiles a program again for each new function. `from_numpyro` therefore returns the functions of
-an earlier call if the model, traced again, is still the same program. They are stored on the model
-itself, and are freed with it.
+JAX compiles a program again for each new function. `from_numpyro` therefore returns the functions
+of an earlier call if the model, traced again, is still the same program. They are stored on the
+model itself, and are freed with it.
 """
 
 import copy
@@ -107,7 +107,7 @@ class ModelFunction:
 
 
 _RESTORED: OrderedDict[bytes, Posterior] = OrderedDict()
-"""Posteriors that were loaded lately, by their recipes' pickles: their functions belong together."""
+"""Posteriors that were loaded last, by their recipes' pickles: their functions belong together."""
 
 
 def _restored(recipe: Recipe, place: tuple[str, ...]) -> Any:
@@ -191,7 +191,7 @@ def _function_of(model: Any) -> FunctionType | None:
         elif hasattr(model, "__func__"):
             model = model.__func__
         else:
-            call = getattr(type(model), "__call__", None)
+            call = vars(type(model)).get("__call__")
             return call if isinstance(call, FunctionType) else None
     return model
 

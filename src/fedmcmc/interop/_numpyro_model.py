@@ -28,7 +28,7 @@ from fedmcmc.interop._numpyro_locals import (
 from fedmcmc.interop._numpyro_population import population_of
 from fedmcmc.interop._numpyro_structure import Structure, find_structure, position_shapes
 from fedmcmc.interop._rows import ROW_TOLERANCE, checked_rows, client_rows
-from fedmcmc.interop._unrolled import unrolled
+from fedmcmc.interop._traced import traced_once
 from fedmcmc.pytrees import trees
 
 START_ROWS = 256
@@ -250,14 +250,14 @@ def _build(
         terms = [jnp.sum(tracing.log_prob(sites[name])) for name in names]
         return sum(terms[1:], terms[0])
 
-    @unrolled
+    @traced_once
     def logprior_fn(position: Position) -> Array:
         return total(trace(position, any_row), structure.prior)
 
     logprior_fn.sites = _listed(structure.shapes)  # type: ignore[attr-defined]
     logprior_fn.observed = ", ".join(structure.likelihood)  # type: ignore[attr-defined]
 
-    @unrolled
+    @traced_once
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
         sites = trace(position, batch, latent)
         terms = []
@@ -277,7 +277,7 @@ def _build(
             leaves[leaf] = draw.astype(leaves[leaf].dtype)
         return jax.tree.unflatten(treedef, leaves)
 
-    @unrolled
+    @traced_once
     def constrain_fn(position: Position) -> dict[str, Any]:
         sites = trace(position, any_row)
         names = (*structure.shapes, *structure.deterministic)
@@ -295,7 +295,7 @@ def _build(
             shared, own = split(position)
             return trace(shared, any_row, {**own, **latent})
 
-        @unrolled
+        @traced_once
         def local_logprior_fn(position: ArrayTree, latent: Position) -> Array:
             return total(local_trace(position, latent), local.local_prior)
 
@@ -313,7 +313,7 @@ def _build(
 
             return jax.vmap(one)(latents, batch)
 
-        @unrolled
+        @traced_once
         def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
             sites = local_trace(position, latent)
             return {name: sites[name]["value"] for name in _own_sites(local)}
@@ -328,13 +328,13 @@ def _build(
         names = tuple(name for name in structure.local_prior if name not in inner.local_prior)
         shown = tuple(name for name in _own_sites(structure) if name not in _own_sites(inner))
 
-        @unrolled
+        @traced_once
         def client_logprior_fn(position: Position, own: Position) -> Array:
             return total(trace(position, any_row, {**of_groups, **own}), names)
 
         client_logprior_fn.sites = _listed(shapes)  # type: ignore[attr-defined]
 
-        @unrolled
+        @traced_once
         def client_constrain_fn(position: Position, own: Position) -> dict[str, Any]:
             sites = trace(position, any_row, {**of_groups, **own})
             return {name: sites[name]["value"] for name in shown}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedmcmc._checks import not_installed
-from fedmcmc._types import Absent, ArrayTree, FederatedState, WithFunctions
+from fedmcmc._types import Absent, ArrayTree, FederatedState, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import FEWEST_DRAWS, FEWEST_OF_A_CHAIN, Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees
@@ -158,10 +158,9 @@ class Samples(WithFunctions):
             return draws
         if isinstance(self.constrain_fn, Absent):
             return self.computed("constrained", self.constrain_fn)
-        mapped = self.constrain_fn
-        for _ in range(self._num_axes()):
-            mapped = jax.vmap(mapped)
-        return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, draws)))
+        given = jax.tree.map(np.asarray, draws)
+        found = mapped(as_functions(self.constrain_fn), given, self._num_axes())
+        return jax.tree.map(np.asarray, found)
 
     @property
     def constrained_local(self) -> ArrayTree:
@@ -179,11 +178,11 @@ class Samples(WithFunctions):
         if isinstance(self.constrain_local_fn, Absent):
             return self.computed("constrained_local", self.constrain_local_fn)
         # Of clients at one draw, then of draws and chains.
-        mapped: Any = self.constrain_local_fn
+        of_all: Any = self.constrain_local_fn
         for axes in ((None, 0), 0, 0):
-            mapped = jax.vmap(mapped, in_axes=axes)
+            of_all = jax.vmap(of_all, in_axes=axes)
         given = jax.tree.map(np.asarray, (self.draws, self.local))
-        return jax.tree.map(np.asarray, jax.jit(mapped)(*given))
+        return jax.tree.map(np.asarray, jax.jit(of_all)(*given))
 
     def _num_axes(self) -> int:
         # Chain and draw, and one more where local positions were collected.

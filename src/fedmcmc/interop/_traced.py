@@ -1,4 +1,4 @@
-"""Cholesky factors and triangular solves of small matrices, written out as arithmetic.
+"""Functions that are traced once, with factors and solves of small matrices written out.
 
 Up to version 0.11.0, jaxlib's triangular solve of a batch of matrices waits for the thread pool
 that it runs on. Several of them in one program can occupy every thread, and the program then never
@@ -12,45 +12,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 MAX_ROWS = 32
 """Rows of the largest matrices that are written out."""
 BLOCK_ROWS = 4
 """Rows of matrices that are written out entry by entry; larger ones are split into halves."""
 _OPERATIONS = ("cholesky", "triangular_solve")
+MAX_TRACES = 64
+"""Traces that a function keeps, one per combination of shapes."""
 _OWN_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _CHECKPOINTS = ("checkpoint", "remat", "remat2")
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 
-def unrolled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with the Cholesky factors and triangular solves of small matrices written out.
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` so that it is traced once for arguments of the same shapes.
 
-    Functions that have none are called as they are. Functions with a derivative of their own
-    (`jax.custom_jvp`, `jax.custom_vjp`) stay as they are.
+    Later calls, within other transformations, evaluate the operations of the first, which takes a
+    fraction of the time: a model is a program of its own that builds distributions. Cholesky
+    factors and triangular solves of small matrices are written out, except in functions with a
+    derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`).
     """
-    without: set[Any] = set()  # arguments, by shape, for which there is nothing to write out
+    traces: dict[Any, tuple[Callable[..., Any], Any]] = {}
 
     @wraps(fn)
     def called(*args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(args)
-        shapes = (treedef, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
-        if shapes in without:
-            return fn(*args)
-        closed, result = jax.make_jaxpr(fn, return_shape=True)(*args)
-        if not _has_operations(closed):
-            without.add(shapes)
-            return fn(*args)
-        return jax.tree.unflatten(jax.tree.structure(result), _evaluate(closed, leaves))
+        leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+        config = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
+        key = (treedef, tuple(map(jax.typeof, leaves)), *config)
+        if key not in traces:
+            given = jax.tree.unflatten(treedef, leaves)
+            closed, result = jax.make_jaxpr(fn, return_shape=True)(*given)
+            if _has_operations(closed):
+                inner = closed
+                closed = jax.make_jaxpr(lambda *x: _evaluate(inner, x))(*leaves)
+            found = jaxpr_as_fun(closed), jax.tree.structure(result)
+            if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
+                return jax.tree.unflatten(found[1], found[0](*leaves))
+            if len(traces) >= MAX_TRACES:
+                traces.clear()
+            traces[key] = found
+        evaluate, structure = traces[key]
+        return jax.tree.unflatten(structure, evaluate(*leaves))
 
     return called
 
 
 def _has_operations(closed: ClosedJaxpr) -> bool:
     return any(
-        _is_small(eqn) or any(map(_has_operations, _inner(eqn.params)))
-        for eqn in closed.jaxpr.eqns
+        _is_small(eqn) or any(map(_has_operations, _inner(eqn.params))) for eqn in closed.jaxpr.eqns
     )
 
 
