@@ -1,7 +1,8 @@
 """Pickling results whose functions pickle may not be able to store.
 
 A function at the top level of a module is stored by name. A lambda, or a function defined in
-another one, cannot be stored: results then keep what it computed, and a placeholder with the reason.
+another one, cannot be stored: results then keep what it computed, and a placeholder with the
+reason.
 """
 
 import copy
@@ -73,6 +74,12 @@ class WithFunctions:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the fields."""
         self.__dict__.update({name: unpack(value) for name, value in state.items()})
+
+    def __copy__(self) -> Any:
+        """Return a copy with the same fields."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy that shares functions with the original."""
