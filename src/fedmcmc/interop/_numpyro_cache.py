@@ -175,7 +175,7 @@ def _with_recipe(found: Built, recipe: Recipe) -> Built:
     def wrapped(value: Any, place: tuple[str, ...]) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             parts = {name: wrapped(getattr(value, name), (*place, name)) for name in value._fields}
-            return value._replace(**parts)
+            return type(value)(**parts)
         return ModelFunction(value, recipe, place, token) if callable(value) else value
 
     return found._replace(posterior=wrapped(found.posterior, ()))

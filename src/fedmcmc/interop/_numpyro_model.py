@@ -425,8 +425,8 @@ def _check_rows(found: Built, structure: Structure, rows: ArrayTree) -> None:
         {name: jnp.asarray(draws.normal(0, 0.3, shape), dtype) for name, shape in shapes.items()}
         for shapes in (structure.shapes, structure.local)
     )
-    compare = found.compiled.setdefault("terms of rows", compare)
-    together, alone = (np.asarray(x) for x in compare(position, latent, few))
+    compiled = found.compiled.setdefault("terms of rows", compare)
+    together, alone = (np.asarray(x) for x in compiled(position, latent, few))
     with np.errstate(invalid="ignore"):
         apart = np.abs(together - alone) > ROW_TOLERANCE * (1 + np.abs(alone))
     if apart.any():

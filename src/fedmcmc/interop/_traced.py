@@ -40,7 +40,8 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(args)
         leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
-        config = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
+        settings: Any = jax.config
+        config = settings.jax_enable_x64, settings.jax_default_matmul_precision
         key = (treedef, tuple(map(jax.typeof, leaves)), *config)
         if key not in traces:
             given = jax.tree.unflatten(treedef, leaves)
