@@ -17,6 +17,8 @@ from fedmcmc._types._kernels import Phase as Phase
 from fedmcmc._types._parts import GradientEstimator as GradientEstimator
 from fedmcmc._types._parts import Participation as Participation
 from fedmcmc._types._parts import Reference as Reference
+from fedmcmc._types._pickling import Absent as Absent
+from fedmcmc._types._pickling import WithFunctions as WithFunctions
 from fedmcmc._types._register import register_dataclass as register_dataclass
 from fedmcmc._types._values import Adjusted as Adjusted
 from fedmcmc._types._values import ArrayTree as ArrayTree
@@ -44,3 +46,4 @@ from fedmcmc._types._values import Shapes as Shapes
 from fedmcmc._types._values import Static as Static
 from fedmcmc._types._values import StepInfo as StepInfo
 from fedmcmc._types._values import as_functions as as_functions
+from fedmcmc._types._values import mapped as mapped

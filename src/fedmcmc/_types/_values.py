@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -9,6 +10,7 @@ from jax import Array
 from jax.tree_util import Partial, register_static
 
 from fedmcmc._types._html import html_table
+from fedmcmc._types._pickling import refuse_unstorable
 from fedmcmc._types._register import register_dataclass
 
 ArrayTree = Any
@@ -340,6 +342,20 @@ class Posterior(NamedTuple):
         """Reason why `from_numpyro` made no `resample_fn`, a clause; empty if none is known."""
         return getattr(getattr(self.logprior_fn, "func", self.logprior_fn), "why_no_resample", "")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to build it again, or raise `pickle.PicklingError` that names a function."""
+        for name, fn in zip(self._fields, self, strict=True):
+            refuse_unstorable(fn, f"The posterior's {name}")
+        return Posterior, tuple(self)
+
+    def __copy__(self) -> "Posterior":
+        """Return the posterior itself, which nothing changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Posterior":
+        """Return the posterior itself, which nothing changes."""
+        return self
+
     def __repr__(self) -> str:
         """Return what the clients share, where the model says it, and which functions there are."""
         named = "".join(f"{whose}: {sites}; " for whose, sites in self._sites().items())
@@ -533,3 +549,14 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
         return leaf
 
     return jax.tree.map(wrap, tree)
+
+
+@partial(jax.jit, static_argnames="num_axes")
+def mapped(fn: Any, tree: ArrayTree, num_axes: int) -> ArrayTree:
+    """Return `fn` of every element along the first `num_axes` axes of a tree's leaves.
+
+    Pass what `as_functions` returns, so that calls with one function share a compilation.
+    """
+    for _ in range(num_axes):
+        fn = jax.vmap(fn)
+    return fn(tree)

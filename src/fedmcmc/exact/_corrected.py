@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
 from fedmcmc._checks import not_installed
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import Absent, ArrayTree, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.gaussian import Mixture
 from fedmcmc.pytrees import named_leaves
@@ -33,7 +33,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Corrected:
+class Corrected(WithFunctions):
     """Weighted draws of the posterior, and whether they can be trusted.
 
     Attributes
@@ -75,6 +75,8 @@ class Corrected:
     verdict: Verdict
     constrain_fn: Fn | None = field(default=None)
     log_ratios: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    FUNCTIONS: ClassVar[dict[str, str]] = {"constrain_fn": "constrained"}
 
     def __repr__(self) -> str:
         """Return verdict, figures and cost."""
@@ -180,6 +182,10 @@ class Corrected:
     def _mapped(self, fn: Fn | None) -> ArrayTree:
         if fn is None:
             return self.draws
+        if isinstance(fn, Absent):
+            return self.computed("constrained", fn)
+        if fn is self.constrain_fn:  # compiled once for all results of a posterior
+            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, 1))
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(self.draws))
 
     def _mean(self, leaf: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ Source: Dau and Chopin (2022), Waste-free sequential Monte Carlo.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import Absent, ArrayTree, Posterior, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import Target, first_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
@@ -35,7 +35,7 @@ MOST_INVALID = 0.01
 
 
 @dataclass(frozen=True, repr=False)
-class Tempered:
+class Tempered(WithFunctions):
     """Draws of the posterior and its evidence, by sequential Monte Carlo.
 
     Attributes
@@ -70,6 +70,8 @@ class Tempered:
     constrain_fn: Callable[[ArrayTree], ArrayTree] | None = field(default=None)
     num_islands: int = 1
 
+    FUNCTIONS: ClassVar[dict[str, str]] = {"constrain_fn": "constrained"}
+
     def __repr__(self) -> str:
         """Return figures and cost."""
         num = len(jax.tree.leaves(self.draws)[0])
@@ -92,8 +94,10 @@ class Tempered:
         """The draws in the user's parameters, in the order of `draws`."""
         if self.constrain_fn is None:
             return self.draws
-        mapped = jax.jit(jax.vmap(self.constrain_fn))(jax.tree.map(jnp.asarray, self.draws))
-        return jax.tree.map(np.asarray, mapped)
+        if isinstance(self.constrain_fn, Absent):
+            return self.computed("constrained", self.constrain_fn)
+        given = jax.tree.map(jnp.asarray, self.draws)
+        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), given, 1))
 
 
 @in_single_precision

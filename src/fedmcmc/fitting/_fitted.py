@@ -1,11 +1,12 @@
 """What a fit returns."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmcmc._types import Federation, Posterior
+from fedmcmc._types import Federation, Posterior, WithFunctions
 from fedmcmc.data import in_words
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.exact import Corrected
@@ -18,7 +19,7 @@ from fedmcmc.storage import versions
 
 
 @dataclass(frozen=True, repr=False)
-class Fitted:
+class Fitted(WithFunctions):
     """Draws of a posterior, with a verdict on whether they can be used.
 
     Attributes
@@ -51,6 +52,8 @@ class Fitted:
     posterior: Posterior
     corrected: Corrected | None = field(default=None)
     gaussian: Gaussian | None = field(default=None)
+
+    FUNCTIONS: ClassVar[dict[str, str]] = {"posterior": ""}
 
     def __repr__(self) -> str:
         """Return the verdict, the parameters and what was done."""
@@ -124,7 +127,7 @@ def reported(
             "log evidence": f"{log_evidence:.4f} (sd {sd:.2g})" if sd >= 0 else no_evidence,
             **versions(),
         },
-        lambda: _figures(samples, weighted),
+        partial(_figures, samples, weighted),
     )
 
 

@@ -134,12 +134,13 @@ class Groups(NamedTuple):
         """Return gradients ``[G, k]`` and minus Hessians ``[G, k, k]`` of `log_density`."""
         slope_fn = jax.grad(lambda at: jnp.sum(self.log_density(position, at)))
 
-        def column(direction: Array) -> Array:
-            return -jax.jvp(slope_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))[1]
+        def column(direction: Array) -> tuple[Array, Array]:
+            return jax.jvp(slope_fn, (flat,), (jnp.broadcast_to(direction, flat.shape),))
 
-        columns = [column(axis) for axis in jnp.eye(self.size, dtype=flat.dtype)]
-        curvature = jnp.stack(columns, -1)
-        return slope_fn(flat), (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
+        # One trace for all directions, as a model takes long to trace and to compile.
+        slopes, columns = jax.vmap(column)(jnp.eye(self.size, dtype=flat.dtype))
+        curvature = -jnp.moveaxis(columns, 0, -1)
+        return slopes[0], (curvature + jnp.swapaxes(curvature, -1, -2)) / 2
 
 
 def refuse_two_levels(local: Local | None) -> None:

@@ -47,6 +47,11 @@ class Tracer:
         """Return the `Node` of each flat input."""
         return [self._node(("input", label), flags) for label, flags in labels]
 
+    @property
+    def computations(self) -> list[Hashable]:
+        """All computations of the traces, in the order of their numbers."""
+        return list(self._numbers)
+
     def uncast(self, node: Node) -> Node:
         """Return what `node` is once changes of dtype are taken off."""
         while node.number in self._casts:

@@ -62,11 +62,12 @@ def check_support(
     structure: Structure,
     rows: ArrayTree,
     data: FederatedData | None,
+    compiled: dict[str, Callable[..., Any]],
 ) -> None:
     """Raise `ValueError` where an observed value can never be one of its distribution.
 
     Supports that depend on the latent sites are not checked, nor are masked sites. `rows` are
-    those of `data`, if there is one.
+    those of `data`, if there is one; `compiled` has the programs of earlier calls.
     """
     shapes = position_shapes(structure.every)
 
@@ -84,12 +85,11 @@ def check_support(
         return
     zeros = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
 
-    @jax.jit
     def fixed_tables(rows: ArrayTree) -> dict[str, tuple[Array, Array]]:
         tables = found(zeros, rows)
         return {name: tables[name] for name in fixed}
 
-    tables = fixed_tables(rows)
+    tables = compiled.setdefault("support", jax.jit(fixed_tables))(rows)
     for name, (outside, value) in jax.tree.map(np.asarray, tables).items():
         if outside.any():
             site = tracing.trace_at(model, jax.tree.map(lambda x: x[:1], rows), zeros)[name]
@@ -139,7 +139,10 @@ def warn_of_group_effects(
 
 
 def warn_of_large_outcomes(
-    model: Callable[..., Any], structure: Structure, rows: ArrayTree
+    model: Callable[..., Any],
+    structure: Structure,
+    rows: ArrayTree,
+    compiled: dict[str, Callable[..., Any]],
 ) -> None:
     """Warn of outcomes in single precision that are so large that few digits tell groups apart."""
     shapes = position_shapes(structure.every)
@@ -158,7 +161,8 @@ def warn_of_large_outcomes(
             if value.dtype == jnp.float32
         }
 
-    for name, size in jax.tree.map(np.asarray, jax.jit(sizes)(rows)).items():
+    found = compiled.setdefault("sizes", jax.jit(sizes))(rows)
+    for name, size in jax.tree.map(np.asarray, found).items():
         if size > LARGE:
             warnings.warn(
                 f"Site {name!r} observes values up to {size:.3g} in size, which single precision "

@@ -13,6 +13,7 @@ from numpyro.distributions import biject_to
 from fedmcmc._types import ArrayTree, ClientLatent, Local, Posterior, Shapes
 from fedmcmc.data import FederatedData, values_of
 from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._numpyro_cache import Built, built, recipe_of, with_starts
 from fedmcmc.interop._numpyro_checks import (
     check_arguments,
     check_support,
@@ -37,6 +38,7 @@ from fedmcmc.interop._numpyro_probe import check_terms
 from fedmcmc.interop._numpyro_structure import Structure, find_structure
 from fedmcmc.interop._numpyro_weights import find_weighted
 from fedmcmc.interop._rows import checked_rows, client_rows, is_shapes
+from fedmcmc.interop._traced import traced_once
 from fedmcmc.pytrees import trees
 
 START_ROWS = 256
@@ -171,6 +173,7 @@ def from_numpyro(
     rows = checked_rows(client_rows(example), "one client's rows")
     data = example if isinstance(example, FederatedData) else None
     has_groups = None if data is None else data.rows is not values_of(data.rows)
+    recipe = recipe_of(model, rows, local, centered, init_radius)
     absent = check_arguments(model, rows)
     try:
         sites, num_own = local_sites_of_levels(model, rows, local, has_groups)
@@ -189,25 +192,31 @@ def from_numpyro(
             if f"site {name!r}" in str(error):
                 raise ValueError(f"{error} The rows hold no {name!r}: was it forgotten?") from error
         raise
-    posterior = _build(model, structure, inner, rows, float(init_radius))
-    if posterior.local is not None:
-        own, of_groups = spread_fns
-        told = posterior.local._replace(prior_spread_fn=of_groups)
-        if told.client is not None:
-            told = told._replace(client=told.client._replace(prior_spread_fn=own))
-        posterior = posterior._replace(local=told)
+
+    def build() -> Built:
+        posterior, start_fn = _build(model, structure, inner, rows, float(init_radius))
+        if posterior.local is not None:
+            own, of_groups = spread_fns
+            told = posterior.local._replace(prior_spread_fn=of_groups)
+            if told.client is not None:
+                told = told._replace(client=told.client._replace(prior_spread_fn=own))
+            posterior = posterior._replace(local=told)
+        return Built(posterior, start_fn, {})
+
+    found = built(recipe, model, structure, inner, rows, build)
+    posterior = with_starts(found, jax.tree.map(lambda leaf: leaf[:START_ROWS], rows))
     if isinstance(example, FederatedData):
         warn_of_unordered_outcomes(model, structure, example)
     if check_rows:
         every = rows if data is None else values_of(data.rows)
         if is_real:
-            check_support(model, structure, every, data)
+            check_support(model, structure, every, data, found.compiled)
         if structure.local and is_real:
-            warn_of_large_outcomes(model, structure, every)
+            warn_of_large_outcomes(model, structure, every, found.compiled)
         if local is None:
-            found = warn_of_group_effects(model, structure, rows)
-            posterior.logprior_fn.unmarked_local = found  # type: ignore[attr-defined]
-        check_terms(model, structure, every, data, is_real)
+            unmarked = warn_of_group_effects(model, structure, rows)
+            posterior.logprior_fn.unmarked_local = unmarked  # type: ignore[attr-defined]
+        check_terms(model, structure, every, data, is_real, found.compiled)
         if is_real:
             check_indices(posterior, every, place_of(data), position_shapes(structure.shapes))
     return posterior
@@ -235,14 +244,13 @@ def _build(
     inner: Structure | None,
     rows: ArrayTree,
     radius: float,
-) -> Posterior:
-    """Return the posterior.
+) -> tuple[Posterior, Callable[..., Position]]:
+    """Return the posterior without `init_fn`, and starts.
 
     `inner` is the structure with sites of clients for shared ones, of a model of two levels.
     """
     # The prior and the transformations do not depend on rows, yet the model wants some.
     any_row = jax.tree.map(lambda leaf: leaf[:1], rows)
-    start_rows = jax.tree.map(lambda leaf: leaf[:START_ROWS], rows)
 
     treedef: Any = jax.tree.structure(rows)
     dtype = jnp.result_type(float)
@@ -271,6 +279,7 @@ def _build(
         terms = [jnp.sum(tracing.log_prob(sites[name])) for name in names]
         return sum(terms[1:], terms[0])
 
+    @traced_once
     def logprior_fn(position: Position) -> Array:
         return total(trace(position, any_row), structure.prior)
 
@@ -279,6 +288,7 @@ def _build(
     logprior_fn.improper = structure.improper  # type: ignore[attr-defined]
     logprior_fn.why_no_resample = structure.why_not_drawn  # type: ignore[attr-defined]
 
+    @traced_once
     def row_terms(position: Position, latent: Position, batch: ArrayTree) -> Array:
         return tracing.row_terms(trace(position, batch, latent), structure.likelihood)
 
@@ -299,6 +309,7 @@ def _build(
             leaves[leaf] = as_recorded(draw, leaves[leaf].dtype)
         return jax.tree.unflatten(treedef, leaves)
 
+    @traced_once
     def constrain_fn(position: Position) -> dict[str, Any]:
         sites = trace(position, any_row)
         names = (*structure.shapes, *structure.deterministic)
@@ -314,7 +325,7 @@ def _build(
 
     constrain_fn.unconstrain = unconstrain  # type: ignore[attr-defined]
 
-    def log_density(position: Position) -> Array:
+    def log_density(position: Position, start_rows: ArrayTree) -> Array:
         return logprior_fn(position) + jnp.sum(row_terms(position, anywhere, start_rows))
 
     def local_of(
@@ -326,6 +337,7 @@ def _build(
             shared, own = split(position)
             return trace(shared, any_row, {**own, **latent})
 
+        @traced_once
         def local_logprior_fn(position: ArrayTree, latent: Position) -> Array:
             return total(local_trace(position, latent), local.local_prior)
 
@@ -345,6 +357,7 @@ def _build(
 
         local_loglikelihood_fn.weighted_fn = weighted_fn  # type: ignore[attr-defined]
 
+        @traced_once
         def local_constrain_fn(position: ArrayTree, latent: Position) -> dict[str, Any]:
             sites = local_trace(position, latent)
             return {name: sites[name]["value"] for name in _own_sites(local)}
@@ -359,11 +372,13 @@ def _build(
         names = tuple(name for name in structure.local_prior if name not in inner.local_prior)
         shown = tuple(name for name in _own_sites(structure) if name not in _own_sites(inner))
 
+        @traced_once
         def client_logprior_fn(position: Position, own: Position) -> Array:
             return total(trace(position, any_row, {**of_groups, **own}), names)
 
         client_logprior_fn.sites = _listed(shapes)  # type: ignore[attr-defined]
 
+        @traced_once
         def client_constrain_fn(position: Position, own: Position) -> dict[str, Any]:
             sites = trace(position, any_row, {**of_groups, **own})
             return {name: sites[name]["value"] for name in shown}
@@ -381,14 +396,14 @@ def _build(
         )
         local = local_of(structure, lambda position: (position, {}))
         local = local._replace(population=population)
-    return Posterior(
+    posterior = Posterior(
         logprior_fn,
         loglikelihood_fn if local is None else None,
         None if structure.outcomes is None else resample_fn,
         constrain_fn,
-        _starts(log_density, structure.shapes, radius),
         local=local,
     )
+    return posterior, _starts(log_density, structure.shapes, radius)
 
 
 def _spreads(
@@ -411,12 +426,14 @@ def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
 
 
 def _starts(
-    log_density: Callable[[Position], Array], shapes: dict[str, tuple[int, ...]], radius: float
-) -> Callable[[Array], Position]:
+    log_density: Callable[[Position, ArrayTree], Array],
+    shapes: dict[str, tuple[int, ...]],
+    radius: float,
+) -> Callable[[Array, ArrayTree], Position]:
     origin = {name: np.zeros(shape, jnp.result_type(float)) for name, shape in shapes.items()}
 
     @jax.jit
-    def init_fn(rng_key: Array) -> Position:
+    def init_fn(rng_key: Array, rows: ArrayTree) -> Position:
         def is_poor(state: tuple[Array, Array, Position]) -> Array:
             attempt, finite, _ = state
             return ~finite & (attempt < MAX_STARTS)
@@ -425,7 +442,7 @@ def _starts(
             key = jax.random.fold_in(rng_key, state[0])
             flat, unravel = ravel_pytree(origin)
             position = unravel(jax.random.uniform(key, flat.shape, flat.dtype, -radius, radius))
-            finite = trees.all_finite(jax.value_and_grad(log_density)(position))
+            finite = trees.all_finite(jax.value_and_grad(log_density)(position, rows))
             return state[0] + 1, finite, position
 
         start = (jnp.zeros((), jnp.int32), jnp.zeros((), bool), jax.tree.map(jnp.asarray, origin))

@@ -59,6 +59,7 @@ def check_terms(
     rows: ArrayTree,
     data: FederatedData | None,
     is_real: bool,
+    compiled: dict[str, Callable[..., Any]],
 ) -> None:
     """Raise if a row's term depends on the others of its batch; warn of impossible parameters.
 
@@ -70,6 +71,8 @@ def check_terms(
         All rows, and the data whose rows these are.
     is_real
         Whether `rows` are rows, not merely of their shapes.
+    compiled
+        Compiled programs of the model's checks; the one made here is added.
 
     Raises
     ------
@@ -91,33 +94,34 @@ def check_terms(
         sds = _prior_sds(sites, structure)
         return Evaluated(together, jax.vmap(alone)(batch), impossible_parameters(sites), sds)
 
+    evaluate_once: _Evaluate = compiled.setdefault("terms", evaluate)
     batches = batches_of(rows, data, is_real)
     rng = np.random.default_rng(0)
     first = _draw_position(structure, rng, SCALES[0])
     try:
-        sds = evaluate(*first, batches[0].rows).prior_sds
+        sds = evaluate_once(*first, batches[0].rows).prior_sds
     except Exception as error:
         _check_one_row(model, structure, rows, error)
         raise
     positions = [first, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
     for position in positions:
         for batch in batches:
-            _check_independent(evaluate, position, batch, data)
+            _check_independent(evaluate_once, position, batch, data)
     # A coefficient of an outcome in the thousands may only matter at the scale of its prior.
     wide, wide_latent = (
         {name: _scaled(x, sds.get(name)) for name, x in tree.items()}
         for tree in _draw_position(structure, rng, 1.0)
     )
     for batch in batches:
-        _check_independent(evaluate, (wide, wide_latent), batch, data, only_finite=True)
+        _check_independent(evaluate_once, (wide, wide_latent), batch, data, only_finite=True)
     if is_real:
         # Made-up rows may have values that a column cannot have.
         real = batches[0].numbers >= 0
         few = jax.tree.map(lambda leaf: np.resize(leaf[real], leaf.shape), batches[0].rows)
-        found = [evaluate(*_draw_position(structure, rng, 1.0), few).impossible]
+        found = [evaluate_once(*_draw_position(structure, rng, 1.0), few).impossible]
         if found[0]:
             for _ in range(NUM_POSITIONS):
-                found.append(evaluate(*_draw_position(structure, rng, 1.0), few).impossible)
+                found.append(evaluate_once(*_draw_position(structure, rng, 1.0), few).impossible)
             _warn_of_parameters(model, found, few)
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from fedmcmc._checks import not_installed
-from fedmcmc._types import ArrayTree, FederatedState
+from fedmcmc._types import Absent, ArrayTree, FederatedState, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import Diagnosis
 from fedmcmc.placement import Placement
 from fedmcmc.pytrees import named_leaves, trees
@@ -23,7 +23,7 @@ MOST_REPORTED = 2**30
 
 
 @dataclass(frozen=True, repr=False)
-class Samples:
+class Samples(WithFunctions):
     """Draws of a run, and what is needed to go on from them.
 
     Attributes
@@ -101,6 +101,11 @@ class Samples:
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
+    FUNCTIONS: ClassVar[dict[str, str]] = {
+        "constrain_fn": "constrained",
+        "constrain_local_fn": "constrained_local",
+    }
+
     def __repr__(self) -> str:
         """Say how many draws of what there are, and what they say of themselves."""
         # What is judged and what `constrained` returns.
@@ -130,7 +135,7 @@ class Samples:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the mesh, whose devices no other process has."""
-        return self.__dict__ | {"placement": replace(self.placement, mesh=None)}
+        return super().__getstate__() | {"placement": replace(self.placement, mesh=None)}
 
     @property
     def num_chains(self) -> int:
@@ -156,10 +161,11 @@ class Samples:
         draws = self.draws if self.final_draws is None else self.final_draws
         if self.constrain_fn is None:
             return draws
-        mapped = self.constrain_fn
-        for _ in range(self._num_axes()):
-            mapped = jax.vmap(mapped)
-        return jax.tree.map(np.asarray, jax.jit(mapped)(jax.tree.map(np.asarray, draws)))
+        if isinstance(self.constrain_fn, Absent):
+            return self.computed("constrained", self.constrain_fn)
+        given = jax.tree.map(np.asarray, draws)
+        found = mapped(as_functions(self.constrain_fn), given, self._num_axes())
+        return jax.tree.map(np.asarray, found)
 
     @property
     def constrained_local(self) -> ArrayTree:
@@ -177,12 +183,14 @@ class Samples:
         local = self._with_nan(self.local)
         if self.constrain_local_fn is None:
             return local
+        if isinstance(self.constrain_local_fn, Absent):
+            return self.computed("constrained_local", self.constrain_local_fn)
         # Of clients at one draw, then of draws and chains.
-        mapped: Any = self.constrain_local_fn
+        of_all: Any = self.constrain_local_fn
         for axes in ((None, 0), 0, 0):
-            mapped = jax.vmap(mapped, in_axes=axes)
+            of_all = jax.vmap(of_all, in_axes=axes)
         given = jax.tree.map(np.asarray, (self.draws, local))
-        return jax.tree.map(np.asarray, jax.jit(mapped)(*given))
+        return jax.tree.map(np.asarray, jax.jit(of_all)(*given))
 
     def _with_nan(self, local: ArrayTree) -> ArrayTree:
         """Return latents that are NaN for groups that do not exist."""
@@ -313,6 +321,9 @@ class Samples:
         part = replace(
             self, draws=jax.tree.map(lambda leaf: leaf[:, ::every], whole), final_draws=None
         )
+        if isinstance(self.constrain_fn, Absent):
+            thinned = jax.tree.map(lambda leaf: leaf[:, ::every], self.constrained)
+            return thinned, tuple(notes)
         try:
             return part.constrained, tuple(notes)
         except ValueError:  # what was collected are not positions

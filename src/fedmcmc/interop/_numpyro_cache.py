@@ -1,0 +1,250 @@
+"""Functions built from a NumPyro model: kept for the next call, and stored by their model.
+
+JAX compiles a program again for each new function. `from_numpyro` therefore returns the functions
+of an earlier call if the model, traced again, is still the same program. They are stored on the
+model itself, and are freed with it.
+"""
+
+import copy
+import functools
+import hashlib
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.primitives import Messenger
+
+from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc._types._pickling import refuse_unstorable
+from fedmcmc.interop import _numpyro_trace as tracing
+from fedmcmc.interop._dependence import Tracer
+from fedmcmc.interop._numpyro_inputs import COUNTS, position_shapes
+from fedmcmc.interop._numpyro_structure import Structure
+
+MAX_PROGRAMS = 8
+"""Programs that are kept per model; the one that was used least recently goes first."""
+_ATTRIBUTE = "_fedmcmc_programs"
+
+
+class Built(NamedTuple):
+    """What was built from a model for rows of one structure.
+
+    Attributes
+    ----------
+    posterior
+        Its functions, all but `init_fn`, which depends on the rows.
+    start_fn
+        ``(rng_key, rows) -> position``, compiled.
+    compiled
+        Compiled programs of checks, by name.
+    """
+
+    posterior: Posterior
+    start_fn: Callable[..., Any]
+    compiled: dict[str, Callable[..., Any]]
+
+
+class Recipe(NamedTuple):
+    """How a posterior was built: the arguments of `from_numpyro`, with shapes for rows."""
+
+    model: Callable[..., Any]
+    shapes: ArrayTree
+    options: tuple[tuple[str, Any], ...]
+
+    def posterior(self) -> Posterior:
+        """Build the posterior again; starts are checked with made-up rows."""
+        from fedmcmc.interop._numpyro_model import from_numpyro
+
+        def made_up(leaf: Any) -> np.ndarray:
+            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return np.full((2, *leaf.shape[1:]), 0.5 if is_float else 1).astype(leaf.dtype)
+
+        rows = jax.tree.map(made_up, self.shapes)
+        return from_numpyro(self.model, example=rows, check_rows=False, **dict(self.options))
+
+
+class ModelFunction:
+    """Function of a posterior that was built from a NumPyro model.
+
+    Pickle stores the model and the place of the function in the posterior. Two functions are equal
+    if they were built together and have the same place, so that JAX shares compiled programs
+    between them.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], recipe: Recipe, place: tuple[str, ...], token: object
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._recipe, self._place, self._token = fn, recipe, place, token
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self._fn(*args)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ModelFunction)
+            and self._token is other._token
+            and self._place == other._place
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._token), self._place))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelFunction":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        refuse_unstorable(self._recipe.model, "The posterior of a NumPyro model")
+        return _restored, (self._recipe, self._place)
+
+
+_RESTORED: OrderedDict[bytes, Posterior] = OrderedDict()
+"""Posteriors that were loaded last, by their recipes' pickles: their functions belong together."""
+
+
+def _restored(recipe: Recipe, place: tuple[str, ...]) -> Any:
+    key = pickle.dumps(recipe)
+    if key not in _RESTORED:
+        _RESTORED[key] = recipe.posterior()
+        while len(_RESTORED) > MAX_PROGRAMS:
+            _RESTORED.popitem(last=False)
+    return functools.reduce(getattr, place, _RESTORED[key])
+
+
+def built(
+    recipe: Recipe,
+    model: Callable[..., Any],
+    structure: Structure,
+    inner: Structure | None,
+    rows: ArrayTree,
+    build: Callable[[], Built],
+) -> Built:
+    """Return what `build` returns, or what it returned for the same program before.
+
+    Parameters
+    ----------
+    recipe
+        Arguments of `from_numpyro`.
+    model
+        The model as it is traced, its local sites reparametrized.
+    structure, inner
+        Its sites.
+    rows
+        The example.
+    build
+        Called if the program is new.
+    """
+    owner = _function_of(recipe.model)
+    if owner is None:
+        return _with_recipe(build(), recipe)
+    key = _digest(recipe, model, structure, inner, rows)
+    programs: OrderedDict[str, Built] = owner.__dict__.setdefault(_ATTRIBUTE, OrderedDict())
+    if key in programs:
+        programs.move_to_end(key)
+    else:
+        programs[key] = _with_recipe(build(), recipe)
+        while len(programs) > MAX_PROGRAMS:
+            programs.popitem(last=False)
+    return programs[key]
+
+
+def with_starts(found: Built, rows: ArrayTree) -> Posterior:
+    """Return the posterior, whose starts are checked with `rows`."""
+    like: Any = found.posterior.logprior_fn
+    init_fn = ModelFunction(
+        functools.partial(_start, found.start_fn, rows), like._recipe, ("init_fn",), like._token
+    )
+    return found.posterior._replace(init_fn=init_fn)
+
+
+def _start(start_fn: Callable[..., Any], rows: ArrayTree, rng_key: Any) -> Any:
+    return start_fn(rng_key, rows)
+
+
+def _with_recipe(found: Built, recipe: Recipe) -> Built:
+    token = object()
+
+    def wrapped(value: Any, place: tuple[str, ...]) -> Any:
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            parts = {name: wrapped(getattr(value, name), (*place, name)) for name in value._fields}
+            return type(value)(**parts)
+        return ModelFunction(value, recipe, place, token) if callable(value) else value
+
+    return found._replace(posterior=wrapped(found.posterior, ()))
+
+
+def _function_of(model: Any) -> FunctionType | None:
+    """Return the function behind a model, on which programs are kept."""
+    while not isinstance(model, FunctionType):
+        if isinstance(model, functools.partial):
+            model = model.func
+        elif isinstance(model, Messenger):
+            model = model.fn
+        elif hasattr(model, "__func__"):
+            model = model.__func__
+        else:
+            call = vars(type(model)).get("__call__")
+            return call if isinstance(call, FunctionType) else None
+    return model
+
+
+def _digest(
+    recipe: Recipe,
+    model: Callable[..., Any],
+    structure: Structure,
+    inner: Structure | None,
+    rows: ArrayTree,
+) -> str:
+    """Return a digest of the program that the model is, constants included.
+
+    A variable of a closure, a global, a default or an argument of `functools.partial` changes it
+    where the model's densities depend on it.
+    """
+
+    def run(position: ArrayTree, rows: ArrayTree) -> Any:
+        values, parameters = {}, {}
+        for name, site in tracing.trace_at(model, rows, position).items():
+            if site["type"] == "deterministic":
+                values[name] = site["value"]
+            if site["type"] == "sample":
+                values[name] = site["value"], tracing.log_prob(site)
+                fn = tracing.bare(site["fn"])
+                arguments = {x: getattr(fn, x, None) for x in sorted(fn.arg_constraints)}
+                parameters[name] = {n: x for n, x in arguments.items() if _is_array(x)}
+                kinds.append((name, f"{type(fn).__module__}.{type(fn).__qualname__}"))
+        return values, parameters
+
+    kinds: list[Any] = []
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((COUNTS[0], *np.shape(leaf)[1:]), leaf.dtype), rows
+    )
+    arguments = position_shapes(structure.every), shapes
+    closed = jax.make_jaxpr(run)(*arguments)
+    tracer = Tracer()
+    labels: list[Any] = [((i, str(x)), frozenset()) for i, x in enumerate(closed.in_avals)]
+    outputs = [node.number for node in tracer.outputs(closed, labels)]
+    treedef = jax.tree.structure(rows)
+    found = hashlib.sha256()
+    for part in (recipe.options, structure, inner, kinds, treedef, outputs, *tracer.computations):
+        found.update(repr(part).encode() + b"\0")
+    return found.hexdigest()
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, int, float))
+
+
+def recipe_of(
+    model: Callable[..., Any], rows: ArrayTree, local: Any, centered: Any, init_radius: float
+) -> Recipe:
+    """Return the recipe of a call of `from_numpyro`."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), rows)
+    given = dict(local=local, centered=centered, init_radius=float(init_radius))
+    options = tuple((name, copy.deepcopy(value)) for name, value in given.items())
+    return Recipe(model, shapes, options)

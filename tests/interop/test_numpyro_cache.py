@@ -1,0 +1,209 @@
+"""Functions that `from_numpyro` built are used again while the model computes the same."""
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.monitoring
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+
+import fedmcmc
+
+ROWS = {"x": np.array([0.5, -1.0, 2.0], np.float32), "y": np.array([1.0, 0.0, 3.0], np.float32)}
+POSITION = {"a": np.float32(0.3)}
+SCALE = 1.0
+TABLE = np.array([1.0, 2.0])
+
+
+def model(x, y=None, scale=1.0):
+    a = numpyro.sample("a", dist.Normal(0, 2.0))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(a * x, scale), obs=y)
+
+
+def with_scale(x, y, scale):
+    a = numpyro.sample("a", dist.Normal(0, 2.0))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(a * x, scale), obs=y)
+
+
+def with_global(x, y=None):
+    with_scale(x, y, SCALE)
+
+
+def with_table(x, y=None):
+    with_scale(x, y, TABLE[1])
+
+
+def expected(scale):
+    residual = (ROWS["y"] - 0.3 * ROWS["x"]) / scale
+    return -0.5 * residual**2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+
+
+def terms(model, **options):
+    posterior = fedmcmc.from_numpyro(model, example=ROWS, **options)
+    return posterior, np.asarray(posterior.loglikelihood_fn(POSITION, ROWS))
+
+
+def test_same_model_gives_the_same_functions():
+    first = fedmcmc.from_numpyro(model, example=ROWS)
+    other = {name: column + 1 for name, column in ROWS.items()}
+    second = fedmcmc.from_numpyro(model, example={k: np.resize(x, 7) for k, x in other.items()})
+    assert first.logprior_fn is second.logprior_fn
+    assert first.loglikelihood_fn is second.loglikelihood_fn
+    assert first == second and hash(first) == hash(second)
+
+
+def test_starts_are_checked_with_the_rows_of_their_own_call():
+    def bounded(y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Uniform(a - 1, a + 1), obs=y)
+
+    keys = jax.random.split(jax.random.key(0), 20)
+    for middle in (-1.0, 1.0):
+        rows = {"y": np.full(3, middle, np.float32)}
+        posterior = fedmcmc.from_numpyro(bounded, example=rows, check_rows=False)
+        starts = np.array([posterior.init_fn(key)["a"] for key in keys])
+        assert (np.abs(starts - middle) <= 1).all()
+
+
+def test_changed_global_builds_again(monkeypatch):
+    first, values = terms(with_global)
+    np.testing.assert_allclose(values, expected(1.0), rtol=1e-5)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    second, values = terms(with_global)
+    np.testing.assert_allclose(values, expected(3.0), rtol=1e-5)
+    assert first.loglikelihood_fn != second.loglikelihood_fn
+
+
+def test_array_changed_in_place_builds_again(monkeypatch):
+    np.testing.assert_allclose(terms(with_table)[1], expected(2.0), rtol=1e-5)
+    monkeypatch.setitem(globals(), "TABLE", TABLE.copy())
+    TABLE[1] = 5.0
+    np.testing.assert_allclose(terms(with_table)[1], expected(5.0), rtol=1e-5)
+
+
+def test_changed_variable_of_a_closure_builds_again():
+    scale = 1.0
+
+    def closed(x, y=None):
+        with_scale(x, y, scale)
+
+    np.testing.assert_allclose(terms(closed)[1], expected(1.0), rtol=1e-5)
+    scale = 0.5
+    np.testing.assert_allclose(terms(closed)[1], expected(0.5), rtol=1e-5)
+
+
+def test_changed_default_builds_again(monkeypatch):
+    np.testing.assert_allclose(terms(model)[1], expected(1.0), rtol=1e-5)
+    monkeypatch.setattr(model, "__defaults__", (None, 4.0))
+    np.testing.assert_allclose(terms(model)[1], expected(4.0), rtol=1e-5)
+
+
+def test_partials_are_told_apart_by_their_arguments():
+    one = terms(functools.partial(with_scale, scale=1.0))
+    two = terms(functools.partial(with_scale, scale=2.0))
+    again = terms(functools.partial(with_scale, scale=1.0))
+    np.testing.assert_allclose(two[1], expected(2.0), rtol=1e-5)
+    np.testing.assert_array_equal(one[1], again[1])
+    assert one[0] == again[0] != two[0]
+
+
+def test_methods_are_told_apart_by_their_objects():
+    class Study:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def model(self, x, y=None):
+            with_scale(x, y, self.scale)
+
+        def __call__(self, x, y=None):
+            with_scale(x, y, self.scale)
+
+    study = Study(1.0)
+    for scale in (1.0, 2.0):
+        study.scale = scale
+        np.testing.assert_allclose(terms(study.model)[1], expected(scale), rtol=1e-5)
+        np.testing.assert_allclose(terms(study)[1], expected(scale), rtol=1e-5)
+        np.testing.assert_allclose(terms(Study(3.0))[1], expected(3.0), rtol=1e-5)
+
+
+def test_handlers_are_told_apart():
+    for factor in (1.0, 2.0):
+        _, values = terms(handlers.scale(model, scale=factor), check_rows=False)
+        np.testing.assert_allclose(values, factor * expected(1.0), rtol=1e-5)
+
+
+def test_options_are_told_apart():
+    def effects(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        effect = numpyro.sample("effect", dist.Normal(mu, 2.0), infer={"local": True})
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    rows = {"y": np.zeros(3, np.float32)}
+    centered = fedmcmc.from_numpyro(effects, example=rows, centered=1.0)
+    other = fedmcmc.from_numpyro(effects, example=rows, centered=0.0)
+    again = fedmcmc.from_numpyro(effects, example=rows, centered=1.0)
+    assert set(centered.local.like.tree) == {"effect"}
+    assert set(other.local.like.tree) == {"effect_decentered"}
+    assert centered == again and centered.local.prior_spread_fn is again.local.prior_spread_fn
+
+
+def test_checks_look_at_each_data_set():
+    def coin(y):
+        p = numpyro.sample("p", dist.Beta(2, 2))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Bernoulli(p), obs=y)
+
+    fedmcmc.from_numpyro(coin, example={"y": np.array([0, 1, 1])})
+    with pytest.raises(ValueError, match="row 2 of example"):
+        fedmcmc.from_numpyro(coin, example={"y": np.array([0, 1, 2])})
+
+
+def test_a_dropped_model_is_freed():
+    def local(x, y=None):
+        with_scale(x, y, 1.0)
+
+    posterior = fedmcmc.from_numpyro(local, example=ROWS, check_rows=False)
+    assert posterior.logprior_fn(POSITION).shape == ()
+    watched = weakref.ref(local)
+    del local, posterior
+    gc.unfreeze()
+    gc.collect()
+    assert watched() is None
+
+
+def test_second_fit_compiles_next_to_nothing():
+    compiled = []
+
+    def listen(name, seconds, **_):
+        if name.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    def data(seed):
+        y = np.random.default_rng(seed).normal(1.0, 1.0, 60).astype(np.float32)
+        x = np.ones(60, np.float32)
+        halves = [{"x": x[:30], "y": y[:30]}, {"x": x[30:], "y": y[30:]}]
+        return fedmcmc.FederatedData.from_clients(halves), y
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        counts = []
+        for seed in range(3):
+            given, y = data(seed)
+            fitted = fedmcmc.fit(model, given, rng_key=jax.random.key(seed), progress=False)
+            variance = 1 / (60 + 1 / 4)
+            mean = variance * y.sum()
+            assert abs(fitted.samples.constrained["a"].mean() - mean) < 0.1 * variance**0.5
+            counts.append(len(compiled))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert counts[0] > 10
+    assert counts[2] - counts[1] <= 3 and counts[1] - counts[0] <= 3
