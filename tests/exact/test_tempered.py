@@ -45,6 +45,22 @@ def test_evidence_and_moments_of_a_gaussian_federation(case):
     assert "temperatures" in str(first) and "log evidence" in str(first)
 
 
+def test_groups_of_chains_show_the_error():
+    """Chains of a group depend on each other; groups share temperatures and proposals alone."""
+    settings = dict(num_seeds=20, length=6, num_islands=8)
+    found = repeat(12, FEDERATION.posterior, FEDERATION.data, approximation(2.5, 1.5), **settings)
+    assert found[0].islands.shape == (8, 120, 3) and found[0].draws.shape == (960, 3)
+    np.testing.assert_array_equal(found[0].islands[1], found[0].draws[120:240])
+    sds = np.sqrt(np.diag(EXACT.covariance))
+    means = np.stack([x.draws.mean(0) for x in found])
+    told = np.mean([x.islands.mean(1).std(0, ddof=1) / np.sqrt(8) / sds for x in found], axis=0)
+    error = np.sqrt(np.mean(((means - EXACT.mean) / sds) ** 2, axis=0))
+    assert (told / error > 0.5).all() and (told / error < 2).all()
+    evidence = np.array([x.log_evidence for x in found]) - log_evidence()
+    assert abs(z_scores(evidence, 0.0)) < LIMIT
+    assert 0.4 < np.mean([x.log_evidence_sd for x in found]) / evidence.std(ddof=1) < 2.5
+
+
 def two_modes(theta, rows):
     """Rows of which the first of all holds a one: 0.7 N(0, I) + 0.3 N((6, 0), I)."""
     near = jnp.log(0.7) + norm.logpdf(theta[0])

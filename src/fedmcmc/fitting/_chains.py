@@ -74,10 +74,14 @@ class Chains:
         """The figures of a `Verdict`."""
         return dict(r_hat=self.rhat, ess=self.ess, error=self.errors.mean, sd_error=self.errors.sd)
 
+    @property
+    def covariance(self) -> np.ndarray:
+        """Covariance of the draws, ``[d, d]``."""
+        return np.atleast_2d(np.cov(_flat(self.samples.draws).T))
+
     def proposal(self) -> Mixture:
         """Return a Gaussian of the draws' moments, with heavier tails."""
-        flat = _flat(self.samples.draws)
-        return defensive(flat.mean(0), np.atleast_2d(np.cov(flat.T)))
+        return defensive(_flat(self.samples.draws).mean(0), self.covariance)
 
 
 def run_chains(

@@ -401,6 +401,15 @@ class _Fit:
         if not found.ok:
             self.caveats = (*self.caveats, found.message)
 
+    def _check_precision_of(self, chains: Chains) -> None:
+        """Note if rounding errors are too large near a draw of chains that had no mode."""
+        with self._bar("precision") as done:
+            last = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, -1]), chains.samples.draws)
+            ledger = Ledger(self.consortium)
+            self._check_precision(ledger, last, chains.covariance)
+            cost = (ledger.rounds, ledger.up, ledger.down, 0.0)
+            done(Stage("precision", "rounding near a draw", *cost, verdict="measured"))
+
     def _correct_by_modes(self) -> None:
         """Weight draws of Gaussians at the modes, more of them if their error is too large."""
         mixture = self.search.mixture()
@@ -516,6 +525,8 @@ class _Fit:
                 )
             )
         if agreed:
+            if not self.search.found:
+                self._check_precision_of(chains)
             self._measure_evidence(chains)
 
     def _beside_weights(self, samples: Samples) -> str:
