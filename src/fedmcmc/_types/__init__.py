@@ -19,6 +19,7 @@ from fedmcmc._types._parts import Participation as Participation
 from fedmcmc._types._parts import Reference as Reference
 from fedmcmc._types._pickling import Absent as Absent
 from fedmcmc._types._pickling import WithFunctions as WithFunctions
+from fedmcmc._types._pickling import refuse_unstorable as refuse_unstorable
 from fedmcmc._types._register import register_dataclass as register_dataclass
 from fedmcmc._types._values import Adjusted as Adjusted
 from fedmcmc._types._values import ArrayTree as ArrayTree

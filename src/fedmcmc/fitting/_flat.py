@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.fitting._modes import Search, as_positions
+from fedmcmc.fitting._modes import Search, as_positions, log_priors
 from fedmcmc.kernels import BELOW, Points, evaluations
 from fedmcmc.pytrees import named_leaves, trees
 from fedmcmc.surrogates import Ledger
@@ -49,7 +48,7 @@ def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: Search)
     points = as_positions(places, search.centre)
     value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
     value[value < BELOW] = -np.inf
-    prior = np.asarray(jax.jit(jax.vmap(posterior.logprior_fn))(points), np.float64)
+    prior = np.asarray(log_priors(posterior, points), np.float64)
     log_density = (value + prior).reshape(len(directions), num)
     flat_ones = [i for i, values in enumerate(log_density) if _ends_flat(values)]
     if len(flat_ones):

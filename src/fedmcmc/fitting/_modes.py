@@ -166,7 +166,7 @@ def find_modes(
     ledger = Ledger(consortium)
     candidates = _candidates(rng_key, posterior, position)
     values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
-    prior = np.asarray(_log_priors(posterior, candidates), np.float64)
+    prior = np.asarray(log_priors(posterior, candidates), np.float64)
     good = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
     if len(good) == 0:
         explain_nonfinite(posterior, consortium, candidates)
@@ -258,7 +258,7 @@ def _images_of(
     flat = images.flat([images.values, *(each.example(images.values) for each in symmetries)])
     drop = LOWER if several else LEVEL
     apart = np.array([_distance(replace(mode, flat=x), mode) >= APART for x in flat[1:]])
-    prior = np.asarray(_log_priors(posterior, as_positions(flat, centre)), np.float64)
+    prior = np.asarray(log_priors(posterior, as_positions(flat, centre)), np.float64)
     kept = np.flatnonzero(apart & np.isfinite(flat[1:]).all(1) & (prior[1:] > prior[0] - drop))
     kept = kept[: NUM_CANDIDATES - 1]
     if not len(kept):
@@ -283,10 +283,13 @@ def _images_of(
 
 def as_positions(flat: np.ndarray, centre: ArrayTree) -> ArrayTree:
     """Return raveled positions ``[num, d]`` as positions, leaves ``[num, *event]``."""
-    moved = jax.vmap(lambda x: trees.unravel(x, centre))(
-        jnp.asarray(flat, trees.ravel(centre).dtype)
-    )
-    return trees.cast_like(moved, centre)
+    leaves, treedef = jax.tree.flatten(centre)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = [
+        jnp.asarray(part.reshape(-1, *leaf.shape).astype(leaf.dtype))
+        for part, leaf in zip(np.split(flat, ends, axis=1), leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, parts)
 
 
 def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None) -> ArrayTree:
@@ -310,7 +313,7 @@ def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None
 
 
 @jax.jit
-def _log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
+def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 
 

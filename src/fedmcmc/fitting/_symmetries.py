@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc.pytrees import named_leaves, trees
+from fedmcmc.pytrees import named_leaves
 
 MOST_IMAGES = 24
 """Images of a mode that are computed; four exchangeable components have so many."""
@@ -24,6 +25,8 @@ MOST_LENGTH = 8
 """Entries of an axis up to which all their transpositions are tried."""
 MOST_MEMBERS = 4
 """Sites that share an axis, up to which all their subsets are tried."""
+NUM_IMAGES = 32
+"""Images that are mapped at a time."""
 SAME = 1e-3
 """Relative difference below which two images are one."""
 
@@ -156,28 +159,32 @@ class Images:
 
     def __init__(self, posterior: Posterior, position: ArrayTree) -> None:
         self.position = position
-        back = getattr(posterior.constrain_fn, "unconstrain", None)
-        self.unconstrain = None if back is None else jax.jit(jax.vmap(back, (None, 0)))
-        if back is None:
+        self.unconstrain = getattr(posterior.constrain_fn, "unconstrain", None)
+        if self.unconstrain is None:
             leaves, self.treedef = jax.tree.flatten(position)
             self.names = list(named_leaves(position))
             self.values = dict(zip(self.names, map(np.asarray, leaves), strict=True))
         else:
-            assert posterior.constrain_fn is not None
-            constrained = posterior.constrain_fn(position)
+            constrained = _constrained(posterior.constrain_fn, position)
             self.values = {name: np.asarray(constrained[name], np.float64) for name in position}
 
     def flat(self, images: list[Values]) -> np.ndarray:
         """Return images as raveled positions, ``[num, d]`` float64."""
+        num = NUM_IMAGES * -(-len(images) // NUM_IMAGES)  # few sizes, of few programs
         stacked = {
-            name: jnp.asarray(np.stack([image[name] for image in images]), jnp.result_type(float))
-            for name in self.values
+            name: np.resize([image[name] for image in images], (num, *value.shape))
+            for name, value in self.values.items()
         }
         if self.unconstrain is not None:
-            positions = self.unconstrain(self.position, stacked)
+            dtype = jnp.result_type(float)
+            given = jax.tree.map(lambda leaf: leaf.astype(dtype), stacked)
+            positions = _unconstrained(self.unconstrain, self.position, given)
         else:
             positions = jax.tree.unflatten(self.treedef, [stacked[name] for name in self.names])
-        return np.asarray(jax.vmap(trees.ravel)(positions), np.float64)
+        leaves = [
+            np.asarray(leaf, np.float64).reshape(num, -1) for leaf in jax.tree.leaves(positions)
+        ]
+        return np.concatenate(leaves, axis=1)[: len(images)]
 
     def closure(self, symmetries: list[Symmetry]) -> tuple[list[Values], bool]:
         """Return all images under compositions, without the position, and whether these are all."""
@@ -191,6 +198,16 @@ class Images:
                         return found[1:], False
                     found.append(image)
         return found[1:], len(found) <= MOST_IMAGES
+
+
+@partial(jax.jit, static_argnums=0)
+def _constrained(fn: Callable[..., Any], position: ArrayTree) -> ArrayTree:
+    return fn(position)
+
+
+@partial(jax.jit, static_argnums=0)
+def _unconstrained(fn: Callable[..., Any], position: ArrayTree, values: ArrayTree) -> ArrayTree:
+    return jax.vmap(lambda own: fn(position, own))(values)
 
 
 def _same(one: Values, two: Values) -> bool:

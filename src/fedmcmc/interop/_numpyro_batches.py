@@ -56,7 +56,9 @@ def batches_of(rows: ArrayTree, data: FederatedData | None, is_real: bool = True
     chosen = [c for c in _choices(rows, data, rng) if len(c)]
     # One gather of all, as the rows may be many and on another device.
     every, places = np.unique(np.concatenate(chosen), return_inverse=True)
-    few = jax.tree.map(lambda leaf: _gather(leaf, every), rows)
+    # Of one size for all data of a structure, so that the gather is compiled once.
+    padded = np.resize(every, BATCH * len(chosen))
+    few = jax.tree.map(lambda leaf: _gather(leaf, padded), rows)
     batches, first = [], 0
     for numbers in chosen:
         own = places[first : first + len(numbers)]

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
-from fedmcmc._types import ArrayTree, Posterior
-from fedmcmc._types._pickling import refuse_unstorable
+from fedmcmc._types import ArrayTree, Posterior, refuse_unstorable
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Tracer
 from fedmcmc.interop._numpyro_inputs import COUNTS, position_shapes
