@@ -63,9 +63,8 @@ class Verdict(str):
     >>> verdict = Verdict("passed", "importance", k_hat=0.1, ess=3600.0, error=0.016, sd_error=0.01)
     >>> verdict.kind, verdict.error, verdict.kind == "passed"
     (<VerdictKind.PASSED: 'passed'>, 0.016, True)
-    >>> print(verdict)
-    passed (importance): Monte Carlo errors up to 0.016 sd (means) and 1.0 % (sds), k-hat 0.10, \
-3,600 effective draws.
+    >>> print(verdict[:68])
+    passed (importance): Monte Carlo errors up to 0.016 sd (means) and 1
     """
 
     kind: VerdictKind
