@@ -208,6 +208,7 @@ def sample(
             replaces_files=replaces_files,
         )
         settings = Settings(
+            num_clients=getattr(data, "federation", data).num_clients,
             num_rounds=most,
             num_burnin=num_burnin,
             thinning=thinning,
