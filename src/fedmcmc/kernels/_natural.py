@@ -321,12 +321,14 @@ class Natural(FederatedKernel):
             trees.select(proper, whole, last.gaussian), proper | last.known
         )
         filtered = server_state.num_filtered
+        if not trees.is_empty(filtered):
+            filtered = trees.cast(filtered + damping, filtered)
         server = server_state._replace(
             approximation=approximation,
             product=whole,
             prior=prior,
             optimizer=optimizer,
-            num_filtered=() if trees.is_empty(filtered) else trees.cast(filtered + damping, filtered),
+            num_filtered=filtered,
         )
         moved = broadcast._replace(
             round=broadcast.round + 1, position=position, extra=self._sent(server, proper)
