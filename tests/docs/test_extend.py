@@ -326,6 +326,33 @@ def test_what_a_kernel_lacks_is_named(kernel, message):
         fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unregistered(PAGE["Plain"]):
+    """Forgets that a subclass is registered, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnregisteredCompressor(fedmcmc.Compressor):
+    """Is only a part of a kernel that is registered."""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Unregistered(ON_TREES, fedmcmc.full_gradient(), fedmcmc.full(), 0.1),
+        fedmcmc.compress(plain("tree"), UnregisteredCompressor()),
+    ],
+)
+def test_a_class_that_is_not_registered_is_named(kernel):
+    with pytest.raises(TypeError, match=r"class Unregistered\w* is not registered with JAX"):
+        fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
+
+
+def test_only_dataclasses_are_registered():
+    with pytest.raises(TypeError, match="takes a dataclass, and Part is none"):
+        fedmcmc.register_dataclass(type("Part", (), {}))
+
+
 def test_a_kernel_need_not_define_what_is_random_in_one_call():
     own = plain("tree", fedmcmc.minibatch(2))
     given = (KEY, fedmcmc.Broadcast(jnp.int32(0), TREE), DATA.client(0))
