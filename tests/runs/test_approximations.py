@@ -134,6 +134,33 @@ def test_an_oscillating_run_and_a_slowly_damped_run_warn():
     assert samples.info["shift"][0, -1] < 0.5
 
 
+def signed(*signs):
+    """Return clients of three rows whose log likelihoods are concave or convex."""
+    return fedmcmc.FederatedData.from_clients(
+        [{"x": np.full((3, 2), i), "sign": np.full(3, sign)} for i, sign in enumerate(signs)]
+    )
+
+
+def test_clients_whose_fits_are_lost_at_rest_are_reported():
+    """The prior's precision is 1, the clients' -9 and 3, so there is no posterior."""
+    posterior = POSTERIOR._replace(
+        loglikelihood_fn=lambda theta, rows: (
+            -0.5 * rows["sign"] * jnp.sum((rows["x"] - theta) ** 2, axis=-1)
+        )
+    )
+    kernel = fedmcmc.fed_ep(posterior, inference=EXACT, structure="dense")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        _, warned = said(kernel, 5, signed(-3.0, 1.0))
+    assert any("at rest, but 3 fits" in text and "proper?" in text for text in warned)
+    # A posterior of precision 4, one of whose clients is convex: lost in the first round alone.
+    samples, warned = said(kernel, 5, signed(-1.0, 1.0, 1.0))
+    assert samples.info["num_lost"].sum() <= 1 and warned == []
+    np.testing.assert_allclose(
+        samples.state.server.approximation.gaussian.precision[0], 4 * np.eye(2), rtol=1e-5
+    )
+
+
 # Assumed density filtering
 
 

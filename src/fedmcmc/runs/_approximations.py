@@ -1,5 +1,7 @@
 """What is wrong with an approximation at the end of a run: it still moves, or counts rows again."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -11,12 +13,14 @@ RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 DRIFT = 0.5
 """An approximation that has still to move by more of its sds is not at rest."""
+NUM_PASSES, STILL = 3, 1e-3
+"""Number of last passes over the clients in which fits are lost, and how little moves meanwhile."""
 NUM_RATIOS, STEADY = 5, 0.02
 """Number of ratios of successive shifts that show a drift, and how far apart they may be."""
 
 
 def restless(samples: Samples) -> str | None:
-    """Return a warning if an approximation still moves at the end of a run, or is not proper."""
+    """Return a warning if an approximation still moves, is not proper, or is without clients."""
     shift = np.asarray(samples.info.get("shift", ()))
     if not shift.size or fields(samples.state.server, "num_filtered"):
         return None  # a filter moves with all rows that it takes in
@@ -49,6 +53,22 @@ def restless(samples: Samples) -> str | None:
             f"{remaining:.2g} of its sds to go. Continue with sample(..., state=samples.state), or "
             f"damp changes less."
         )
+    return _lost_at_rest(samples.info | {"num_clients": num_clients})
+
+
+def _lost_at_rest(info: dict[str, Any]) -> str | None:
+    """Return a warning if an approximation that does not move at all is without some clients."""
+    shifts, complete = last_passes(info, NUM_PASSES)
+    for shift, lost in zip(shifts, info.get("num_lost", ()), strict=False):
+        num = lost[-len(shift) :].sum()
+        if complete and shift.max() < STILL and num >= NUM_PASSES:
+            return (
+                f"The approximation is at rest, but {num} fits of clients in the last "
+                f"{len(shift)} rounds were not proper and changed nothing, so that the rows of "
+                f"these clients do not count: see samples.info['num_lost']. Is the posterior "
+                f"proper? Otherwise start at the mode (fedmcmc.surrogates.mode), give a positive "
+                f"initial_precision=, or use fedmcmc.fit."
+            )
     return None
 
 
