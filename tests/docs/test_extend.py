@@ -326,6 +326,40 @@ def test_what_a_kernel_lacks_is_named(kernel, message):
         fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
 
 
+def with_methods(**methods):
+    """Return the page's kernel with other methods."""
+    cls = type("Other", (PAGE["Plain"],), methods)
+    cls = fedmcmc.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+    return cls(ON_TREES, fedmcmc.full_gradient(), fedmcmc.full(), 0.1)
+
+
+def short_message(kernel, draws, broadcast, client_state, client):
+    return jnp.zeros(7), client_state, fedmcmc.StepInfo(jnp.int32(0), jnp.zeros(()))
+
+
+def new_client_state(kernel, draws, broadcast, client_state, client):
+    message, _, info = PAGE["Plain"].step(kernel, draws, broadcast, client_state, client)
+    return message, message, info
+
+
+def new_server_state(kernel, noise, broadcast, server_state, total):
+    return *PAGE["Plain"].aggregate(kernel, noise, broadcast, server_state, total)[:1], total, ()
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"step": short_message}, "A message of Other has the structure.*define message_like"),
+        ({"step": new_client_state}, "A client's state of Other.*that client_init returns"),
+        ({"step": lambda *_: 0}, "Other.step must return a message, the client's state and a"),
+        ({"aggregate": new_server_state}, "The server's state of Other.*of its first value"),
+    ],
+)
+def test_values_of_other_structures_are_named(methods, message):
+    with pytest.raises(TypeError, match=message):
+        fedmcmc.sample(KEY, with_methods(**methods), DATA, TREE, num_rounds=1, progress=False)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unregistered(PAGE["Plain"]):
     """Forgets that a subclass is registered, too."""
