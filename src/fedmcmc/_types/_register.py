@@ -32,7 +32,8 @@ def register_dataclass(cls: type[T]) -> type[T]:
     >>> jax.tree.map(lambda x: 2 * x, Scale(1.5))
     Scale(factor=3.0)
     """
-    if not is_dataclass(cls):
+    known: bool = is_dataclass(cls)
+    if not known:
         raise TypeError(
             f"register_dataclass takes a dataclass, and {cls.__name__} is none: write "
             f"@dataclass(frozen=True) between @fedmcmc.register_dataclass and the class."

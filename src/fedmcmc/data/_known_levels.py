@@ -83,8 +83,8 @@ def _code_table(
             known = _known(whose, levels.get(name), remedy)
             columns[name] = _codes(whose, text_part(column, owner, whose), known)
         else:
-            known, is_boolean = levels.get(name), column.dtype == nw.Boolean
-            columns[name] = _checked(whose, numeric(whose, column, False), known, is_boolean)
+            numbers, is_boolean = numeric(whose, column, False), column.dtype == nw.Boolean
+            columns[name] = _checked(whose, numbers, levels.get(name), is_boolean)
     return columns
 
 

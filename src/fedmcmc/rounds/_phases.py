@@ -4,7 +4,7 @@ Whatever runs a kernel uses these: the simulator, which maps over clients what t
 deployed round, in which every client is a process of its own and bytes are all that crosses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,8 @@ def client_step(
 
 def check_structure(phase: Phase, what: str, tree: ArrayTree, like: ArrayTree, remedy: str) -> None:
     """Raise `TypeError` unless two trees have the same structure."""
-    structure, expected = jax.tree.structure(tree), jax.tree.structure(like)
+    structure: Any = jax.tree.structure(tree)
+    expected = jax.tree.structure(like)
     if structure != expected:
         raise TypeError(
             f"{what} of {type(phase).__name__} has the structure {structure}, and {expected} is "
