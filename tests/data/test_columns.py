@@ -137,6 +137,15 @@ def test_clients_that_are_none(clients, error, message):
         FederatedData.from_clients(clients)
 
 
+@pytest.mark.parametrize("library", [pd, polars])
+def test_grouped_tables_are_refused_with_the_way_out(library):
+    table = library.DataFrame({"c": ["a", "b"], "y": [1.0, 2.0]})
+    grouped = table.groupby("c") if library is pd else table.group_by("c")
+    for clients in (grouped, list(grouped)):
+        with pytest.raises(TypeError, match="got a grouped table"):
+            FederatedData.from_clients(clients)
+
+
 def test_clients_may_come_from_a_generator():
     data = FederatedData.from_clients({"y": np.full(2, i)} for i in range(2))
     assert data.rows["y"].tolist() == [0, 0, 1, 1]

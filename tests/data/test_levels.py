@@ -8,7 +8,7 @@ import polars
 import pytest
 
 from fedmcmc import FederatedData
-from fedmcmc.data import in_words
+from fedmcmc.data import code_rows, in_words
 
 
 def categories(values, levels=None, *, ordered=True):
@@ -227,3 +227,39 @@ def test_numbers_written_as_text_are_refused(values):
 @pytest.mark.parametrize("values", [["I", "II"], ["1", "2", "3a", "3b"], ["10 mg", "5 mg"]])
 def test_text_with_few_numbers_is_text(values):
     assert FederatedData.from_clients([text(*values)]).coding["y"] == tuple(sorted(values))
+
+
+# Levels that are known in advance.
+
+
+@pytest.mark.parametrize(
+    ("levels", "values", "message"),
+    [
+        (("1", "2", "3"), [1, 2], r"such as '1'\) or codes of the levels '1', '2', '3'"),
+        (("1", "2", "3"), [1.0, 3.0], "Turn the column into text"),
+        (("10", "20"), [0, 1], "such as '10'"),
+        (("yes", "no"), [True, False], "holds booleans, and its levels are 'yes', 'no'"),
+        (("True", "False"), [True, False], "holds booleans"),
+        (("mild", "severe"), [0, 2], "holds 2 in row 1"),
+    ],
+)
+def test_numbers_that_can_be_levels_or_codes_are_refused(levels, values, message):
+    for rows in (pd.DataFrame({"g": values}), {"g": np.array(values)}):
+        with pytest.raises(ValueError, match=message):
+            code_rows(rows, {"g": levels}, "site 'Bern'", remedy="")
+
+
+@pytest.mark.parametrize(
+    ("levels", "values", "codes"),
+    [
+        (("1", "2", "3"), ["3", "1"], [2, 0]),
+        (("0", "1", "2"), [2, 0], [2, 0]),
+        (("mild", "severe"), [1, 0], [1, 0]),
+        (("<30", "30-60", ">60"), [2, 0], [2, 0]),
+        (("False", "True"), [True, False], [1, 0]),
+    ],
+)
+def test_levels_and_codes_that_are_clear_are_taken(levels, values, codes):
+    for rows in (pd.DataFrame({"g": values}), {"g": np.array(values)}):
+        coded = code_rows(rows, {"g": levels}, "site 'Bern'", remedy="")
+        assert coded["g"].tolist() == codes

@@ -326,6 +326,67 @@ def test_what_a_kernel_lacks_is_named(kernel, message):
         fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
 
 
+def with_methods(**methods):
+    """Return the page's kernel with other methods."""
+    cls = type("Other", (PAGE["Plain"],), methods)
+    cls = fedmcmc.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+    return cls(ON_TREES, fedmcmc.full_gradient(), fedmcmc.full(), 0.1)
+
+
+def short_message(kernel, draws, broadcast, client_state, client):
+    return jnp.zeros(7), client_state, fedmcmc.StepInfo(jnp.int32(0), jnp.zeros(()))
+
+
+def new_client_state(kernel, draws, broadcast, client_state, client):
+    message, _, info = PAGE["Plain"].step(kernel, draws, broadcast, client_state, client)
+    return message, message, info
+
+
+def new_server_state(kernel, noise, broadcast, server_state, total):
+    return *PAGE["Plain"].aggregate(kernel, noise, broadcast, server_state, total)[:1], total, ()
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"step": short_message}, "A message of Other has the structure.*define message_like"),
+        ({"step": new_client_state}, "A client's state of Other.*that client_init returns"),
+        ({"step": lambda *_: 0}, "Other.step must return a message, the client's state and a"),
+        ({"aggregate": new_server_state}, "The server's state of Other.*of its first value"),
+    ],
+)
+def test_values_of_other_structures_are_named(methods, message):
+    with pytest.raises(TypeError, match=message):
+        fedmcmc.sample(KEY, with_methods(**methods), DATA, TREE, num_rounds=1, progress=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unregistered(PAGE["Plain"]):
+    """Forgets that a subclass is registered, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnregisteredCompressor(fedmcmc.Compressor):
+    """Is only a part of a kernel that is registered."""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Unregistered(ON_TREES, fedmcmc.full_gradient(), fedmcmc.full(), 0.1),
+        fedmcmc.compress(plain("tree"), UnregisteredCompressor()),
+    ],
+)
+def test_a_class_that_is_not_registered_is_named(kernel):
+    with pytest.raises(TypeError, match=r"class Unregistered\w* is not registered with JAX"):
+        fedmcmc.sample(KEY, kernel, DATA, TREE, num_rounds=1, progress=False)
+
+
+def test_only_dataclasses_are_registered():
+    with pytest.raises(TypeError, match="takes a dataclass, and Part is none"):
+        fedmcmc.register_dataclass(type("Part", (), {}))
+
+
 def test_a_kernel_need_not_define_what_is_random_in_one_call():
     own = plain("tree", fedmcmc.minibatch(2))
     given = (KEY, fedmcmc.Broadcast(jnp.int32(0), TREE), DATA.client(0))

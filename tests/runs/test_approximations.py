@@ -98,6 +98,32 @@ def test_with_cohorts_one_calm_round_is_no_rest():
     assert "not proper at the end" in restless(ended([0.0, 0.0, 0.0], proper=False))
 
 
+def test_rest_is_known_after_a_pass_over_the_clients():
+    """Rounds of nobody, or of clients whose sites are at rest, say nothing of the others."""
+    assert restless(ended([4.5, 0.0, 0.0, 0.0], num_active=1)) is not None
+    assert restless(ended([4.5, *[0.0] * 6], num_active=1)) is None
+    assert restless(ended([4.5, *[0.0] * 9], num_active=0)) is not None
+
+
+@pytest.mark.parametrize("who", [fedmcmc.uniform(1), fedmcmc.bernoulli(0.1)])
+def test_a_run_until_rest_waits_for_clients_that_were_absent(who):
+    kernel = fedmcmc.fed_ep(POSTERIOR, inference=EXACT, structure="dense", participation=who)
+    samples = fedmcmc.sample(
+        KEY,
+        kernel,
+        DATA,
+        jnp.zeros(2),
+        until=fedmcmc.at_rest(),
+        max_rounds=300,
+        progress=False,
+    )
+    assert samples.stopped["reached"]
+    assert samples.info["num_active"].sum() >= 3 * NUM_CLIENTS
+    q = samples.state.server.approximation.gaussian
+    np.testing.assert_allclose(q.precision[0], 61 * np.eye(2), rtol=1e-4)
+    np.testing.assert_allclose(samples.state.broadcast.position[0], ROWS.sum(0) / 61, rtol=1e-4)
+
+
 def test_an_oscillating_run_and_a_slowly_damped_run_warn():
     """Two-period oscillation: at a damping of two a change is undone by the next."""
     exact = dict(inference=EXACT, structure="dense", initial_precision=0.5)
@@ -106,6 +132,33 @@ def test_an_oscillating_run_and_a_slowly_damped_run_warn():
     samples, warned = said(fedmcmc.fed_ep(POSTERIOR, damping=0.02, **exact), 12)
     assert any("of its sds" in text for text in warned)
     assert samples.info["shift"][0, -1] < 0.5
+
+
+def signed(*signs):
+    """Return clients of three rows whose log likelihoods are concave or convex."""
+    return fedmcmc.FederatedData.from_clients(
+        [{"x": np.full((3, 2), i), "sign": np.full(3, sign)} for i, sign in enumerate(signs)]
+    )
+
+
+def test_clients_whose_fits_are_lost_at_rest_are_reported():
+    """The prior's precision is 1, the clients' -9 and 3, so there is no posterior."""
+    posterior = POSTERIOR._replace(
+        loglikelihood_fn=lambda theta, rows: (
+            -0.5 * rows["sign"] * jnp.sum((rows["x"] - theta) ** 2, axis=-1)
+        )
+    )
+    kernel = fedmcmc.fed_ep(posterior, inference=EXACT, structure="dense")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        _, warned = said(kernel, 5, signed(-3.0, 1.0))
+    assert any("at rest, but 3 fits" in text and "proper?" in text for text in warned)
+    # A posterior of precision 4, one of whose clients is convex: lost in the first round alone.
+    samples, warned = said(kernel, 5, signed(-1.0, 1.0, 1.0))
+    assert samples.info["num_lost"].sum() <= 1 and warned == []
+    np.testing.assert_allclose(
+        samples.state.server.approximation.gaussian.precision[0], 4 * np.eye(2), rtol=1e-5
+    )
 
 
 # Assumed density filtering
@@ -130,6 +183,14 @@ def test_more_passes_of_a_filter_warn_and_draws_are_judged():
     found = samples.diagnosis.moments
     np.testing.assert_allclose(found.spread, (5 * 60 + 1) ** -0.5 / SD, rtol=0.1)
     assert len(warned) == 2  # and of the sds
+
+
+def test_a_damped_filter_counts_rows_by_its_damping():
+    samples, warned = said(fedmcmc.adf(POSTERIOR, inference=EXACT, damping=0.2), 5)
+    np.testing.assert_allclose(
+        samples.state.server.approximation.gaussian.precision[0], 61.0, rtol=1e-5
+    )
+    assert warned == []
 
 
 def test_a_filter_of_cohorts_may_run_for_one_pass():

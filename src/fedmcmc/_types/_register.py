@@ -1,6 +1,6 @@
 """Registration of dataclasses as pytrees whose class is part of their structure."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
@@ -16,6 +16,11 @@ def register_dataclass(cls: type[T]) -> type[T]:
     0.10 compares the names of fields alone, so that a compiled function may run the program of
     another class whose fields have the same names.
 
+    Raises
+    ------
+    TypeError
+        If the class is no dataclass.
+
     Examples
     --------
     >>> import jax
@@ -27,6 +32,12 @@ def register_dataclass(cls: type[T]) -> type[T]:
     >>> jax.tree.map(lambda x: 2 * x, Scale(1.5))
     Scale(factor=3.0)
     """
+    known: bool = is_dataclass(cls)
+    if not known:
+        raise TypeError(
+            f"register_dataclass takes a dataclass, and {cls.__name__} is none: write "
+            f"@dataclass(frozen=True) between @fedmcmc.register_dataclass and the class."
+        )
     is_static = {f.name: bool(f.metadata.get("static", False)) for f in fields(cls) if f.init}  # type: ignore[arg-type]
     data = tuple(name for name, static in is_static.items() if not static)
     structure = tuple(name for name, static in is_static.items() if static)

@@ -1,7 +1,7 @@
 """What clients, servers and rounds hold and hand on: named fields, and almost no methods."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -541,11 +541,21 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
 
     A wrapped function is compared by identity: pass the same function object to share a
     compilation.
+
+    Raises
+    ------
+    TypeError
+        If a part of the tree is a dataclass that is not registered.
     """
 
     def wrap(leaf: Any) -> Any:
         if callable(leaf) and not isinstance(leaf, Array):
             return Partial(leaf)
+        if is_dataclass(leaf):
+            raise TypeError(
+                f"The class {type(leaf).__name__} is not registered with JAX: write "
+                f"@fedmcmc.register_dataclass above its @dataclass."
+            )
         return leaf
 
     return jax.tree.map(wrap, tree)

@@ -119,7 +119,10 @@ def equal_draws(
     positions = jax.tree.map(trees.as_float, positions)
     num = jax.tree.leaves(positions)[0].shape[0]
     if num < least:
-        raise ValueError(f"At least {least} draws are needed, got {num}.")
+        raise ValueError(
+            f"At least {least} draws are needed, got {num}. Of a pytree, the first axis is that of "
+            f"the draws: join the axes of chains and draws, or pass the fedmcmc.Samples."
+        )
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(positions)):
         raise ValueError("draws hold NaN or infinite numbers.")
     return EqualDraws(positions, num, float(min(1.0, max(efficiency, 1 / num))), available)

@@ -21,7 +21,7 @@ from fedmcmc.data._groups import (
     own_groups,
     values_of,
 )
-from fedmcmc.data._inputs import group_column, is_table
+from fedmcmc.data._inputs import group_column, is_table, refuse_groupby
 from fedmcmc.data._legend import MOST_SHOWN, Legend, columns_in_words
 from fedmcmc.data._levels import report_similar
 from fedmcmc.data._rows import (
@@ -184,6 +184,7 @@ class FederatedData:
                 f"from_clients takes a sequence or a mapping of rows, one entry per client, got "
                 f"{type(clients).__name__}."
             )
+        refuse_groupby(clients)
         owners = tuple(range(len(clients))) if labels is None else labels
         column = groups if isinstance(groups, str) else None
         if column is not None:

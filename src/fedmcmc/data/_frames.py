@@ -7,7 +7,7 @@ from typing import Any
 import narwhals.stable.v2 as nw
 import numpy as np
 
-from fedmcmc.data._levels import TextPart, merge_levels, report_similar, warn_of_names
+from fedmcmc.data._levels import TextPart, is_number, merge_levels, report_similar, warn_of_names
 from fedmcmc.data._rows import Levels, concatenated, is_missing, numbers_of_objects
 
 
@@ -103,7 +103,7 @@ def columns_of(
             rows[name] = np.array([codes[x] for part in texts for x in part.values], np.int32)
         elif any(text):
             raise ValueError(
-                f"{whose[text.index(True)]} is text (its first value that is no number is "
+                f"{whose[text.index(True)]} is text (such as "
                 f"{_first_word(parts[text.index(True)])!r}), and that of client "
                 f"{places[text.index(False)]!r} holds numbers. Give all clients one kind."
             )
@@ -192,17 +192,9 @@ def _label(value: Any) -> Any:
 
 
 def _first_word(column: Any) -> str:
-    """Return the first value of a text column that is no number."""
-
-    def is_float(value: str) -> bool:
-        try:
-            float(value)
-        except ValueError:
-            return False
-        return True
-
+    """Return the first value of a text column that is no number, or its first if all are."""
     texts = [str(value) for value in column.drop_nulls().to_list()]
-    return next((text for text in texts if not is_float(text)), texts[0] if texts else "")
+    return next((text for text in texts if not is_number(text)), texts[0] if texts else "")
 
 
 def _missing(column: Any) -> np.ndarray:

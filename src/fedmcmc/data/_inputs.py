@@ -11,6 +11,19 @@ def is_table(rows: Any) -> bool:
     return hasattr(type(rows), "columns")
 
 
+def refuse_groupby(clients: Any) -> None:
+    """Raise `TypeError` if clients are a grouped table, or its pairs of a label and a table."""
+    is_pairs = isinstance(clients, list) and any(
+        isinstance(x, tuple) and any(map(is_table, x)) for x in clients
+    )
+    if is_pairs or type(clients).__name__ in ("DataFrameGroupBy", "GroupBy"):
+        raise TypeError(
+            "from_clients takes tables, got a grouped table, which holds pairs of a label and a "
+            "table. Pass the table to from_dataframe(table, client=...), or from_clients a "
+            "dictionary with the table of each label."
+        )
+
+
 def constructor_of(data: Any) -> str:
     """Return a sentence on which constructor makes a `FederatedData` of `data`."""
     if is_table(data):

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.data._inputs import is_table
-from fedmcmc.data._levels import TextPart, report_similar
+from fedmcmc.data._levels import TextPart, is_plain_number, report_similar
 from fedmcmc.data._rows import Levels
 
 
@@ -50,7 +50,8 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
     Raises
     ------
     ValueError
-        If a column of text has no levels, or a value is none of the levels.
+        If a column of text has no levels, a value is none of the levels, or it is open which level
+        a number or a boolean stands for.
     """
     if is_table(rows):
         return _code_table(rows, levels, owner, remedy)
@@ -62,7 +63,7 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
         if _is_text(column):
             known = _known(whose, levels.get(name), remedy)
             return _codes(whose, TextPart(owner, column.tolist()), known)
-        return _checked(whose, column, levels.get(name))
+        return _checked(whose, column, levels.get(name), column.dtype.kind == "b")
 
     return jax.tree_util.tree_map_with_path(code, rows)
 
@@ -70,7 +71,9 @@ def code_rows(rows: Any, levels: Mapping[str, Levels], owner: Any, *, remedy: st
 def _code_table(
     table: Any, levels: Mapping[str, Levels], owner: Any, remedy: str
 ) -> dict[str, np.ndarray]:
-    from fedmcmc.data._frames import eager, is_text, numeric, text_part  # narwhals takes a while
+    import narwhals.stable.v2 as nw  # takes a while
+
+    from fedmcmc.data._frames import eager, is_text, numeric, text_part
 
     frame = eager(table, f"The table of {owner}")
     columns = {}
@@ -80,7 +83,8 @@ def _code_table(
             known = _known(whose, levels.get(name), remedy)
             columns[name] = _codes(whose, text_part(column, owner, whose), known)
         else:
-            columns[name] = _checked(whose, numeric(whose, column, False), levels.get(name))
+            numbers, is_boolean = numeric(whose, column, False), column.dtype == nw.Boolean
+            columns[name] = _checked(whose, numbers, levels.get(name), is_boolean)
     return columns
 
 
@@ -113,14 +117,27 @@ def _codes(whose: str, part: TextPart, levels: Levels) -> np.ndarray:
     return np.array([places[value] for value in part.values], np.int32)
 
 
-def _checked(whose: str, column: np.ndarray, levels: Levels | None) -> np.ndarray:
+def _checked(whose: str, column: np.ndarray, levels: Levels | None, is_boolean: bool) -> np.ndarray:
     """Return a column of numbers; if it has levels, its numbers must be codes of these."""
-    if levels is not None:
-        wrong = ~np.isin(column, np.arange(len(levels)))
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(
-                f"{whose} holds {column[row].item()!r} in row {row}, which is neither one of the "
-                f"levels {', '.join(map(repr, levels))} nor a code from 0 to {len(levels) - 1}."
-            )
+    if levels is None:
+        return column
+    listed = ", ".join(map(repr, levels))
+    if is_boolean and tuple(level.lower() for level in levels) != ("false", "true"):
+        raise ValueError(
+            f"{whose} holds booleans, and its levels are {listed}. Turn the booleans into these "
+            f"levels, as by column.map({{False: ..., True: ...}})."
+        )
+    others = [x for place, x in enumerate(levels) if is_plain_number(x) and float(x) != place]
+    if others:
+        raise ValueError(
+            f"{whose} holds numbers, which can be levels (such as {others[0]!r}) or codes of the "
+            f"levels {listed}. Turn the column into text, as by column.astype(str)."
+        )
+    wrong = ~np.isin(column, np.arange(len(levels)))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{whose} holds {column[row].item()!r} in row {row}, which is neither one of the "
+            f"levels {listed} nor a code from 0 to {len(levels) - 1}."
+        )
     return column

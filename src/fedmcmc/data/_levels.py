@@ -75,7 +75,7 @@ def merge_levels(column: str, parts: Sequence[TextPart]) -> tuple[Levels, str]:
         return _ordered_levels(column, parts), "ordered"
     alphabetical = tuple(sorted(owners))
     levels, order = alphabetical, "alphabetical"
-    if all(_NUMBER.fullmatch(level) for level in owners):
+    if all(is_plain_number(level) for level in owners):
         levels, order = tuple(sorted(owners, key=float)), "numerical"
     declared = {part.categories for part in parts}
     # Categories that pandas found are in alphabetical order, which nobody chose.
@@ -263,6 +263,11 @@ def is_number(text: str) -> bool:
     plain = re.sub(r"[\s'_]", "", plain).lstrip("<>=≤≥~≈±").rstrip("%")
     decimal = plain.replace(",", ".")
     return bool(_NUMBER.fullmatch(decimal) or _THOUSANDS.fullmatch(plain))
+
+
+def is_plain_number(text: str) -> bool:
+    """Return whether a text is a number as Python writes it."""
+    return bool(_NUMBER.fullmatch(text))
 
 
 def _is_missing(text: str) -> bool:

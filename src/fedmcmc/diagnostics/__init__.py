@@ -33,6 +33,7 @@ from fedmcmc.diagnostics._psis import threshold as threshold
 from fedmcmc.diagnostics._stopping import StopDecision as StopDecision
 from fedmcmc.diagnostics._stopping import StoppingRule as StoppingRule
 from fedmcmc.diagnostics._stopping import at_rest as at_rest
+from fedmcmc.diagnostics._stopping import last_passes as last_passes
 from fedmcmc.diagnostics._stopping import rhat_below as rhat_below
 from fedmcmc.diagnostics._verdict import Verdict as Verdict
 from fedmcmc.diagnostics._verdict import VerdictKind as VerdictKind

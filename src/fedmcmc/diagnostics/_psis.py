@@ -53,7 +53,8 @@ def psis(log_ratios: Any) -> tuple[np.ndarray, float]:
         return np.full(ratios.shape, -np.log(ratios.size)), -np.inf
     array_stats = import_module("arviz_stats.base").array_stats  # takes half a second
     # ArviZ takes minus the log ratios, as they are those of leaving one out.
-    smoothed, khat = array_stats.psislw(-ratios)
+    with np.errstate(all="ignore"):  # of a tail of equal or huge ratios
+        smoothed, khat = array_stats.psislw(-ratios)
     return smoothed - logsumexp(smoothed), float(khat)
 
 

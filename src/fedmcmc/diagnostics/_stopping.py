@@ -33,7 +33,7 @@ class StoppingRule(NamedTuple):
         Chains without which it cannot be asked.
     reads
         ``"draws"``, or ``"info"``: `check` then gets ``samples.info`` so far, arrays
-        ``[num_chains, num_draws]``.
+        ``[num_chains, num_draws]``, and ``num_clients``.
     """
 
     next_check: Callable[[int], int]
@@ -129,7 +129,8 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
     """Stop a kernel that refines an approximation once rounds hardly move it.
 
     That is where each of the last kept rounds, of every chain, moved no mean by more than
-    `threshold` of its sds, and no logarithm of an sd by more (``samples.info["shift"]``).
+    `threshold` of its sds, and no logarithm of an sd by more (``samples.info["shift"]``). With
+    cohorts this is required of more rounds, since clients that were absent may still move it.
 
     Parameters
     ----------
@@ -137,7 +138,8 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
         Positive. Inference that is random (`fedmcmc.inference.mcmc`, `sgd_mean`) never rests below
         its own noise.
     num_rounds
-        How many kept rounds.
+        Number of kept rounds of all clients. With cohorts, the number of passes: as many rounds as
+        `num_rounds` times the number of clients takes.
 
     Raises
     ------
@@ -171,12 +173,29 @@ def at_rest(threshold: float = 0.01, *, num_rounds: int = 3) -> StoppingRule:
     num_rounds = positive_integer(num_rounds, "num_rounds")
 
     def check(info: dict[str, np.ndarray]) -> StopDecision:
-        shift = float(np.max(info["shift"][:, -num_rounds:]))
-        return StopDecision(shift <= threshold, {"shift": shift})
+        shifts, complete = last_passes(info, num_rounds)
+        shift = max(float(chain.max()) for chain in shifts)
+        return StopDecision(complete and shift <= threshold, {"shift": shift})
 
     return StoppingRule(
         lambda num_draws: max(num_rounds, num_draws + 1),
         check,
-        f"{num_rounds} rounds that move the approximation by at most {threshold:g} sd",
+        f"{num_rounds} rounds of all clients that move the approximation by at most {threshold:g} "
+        f"sd",
         reads="info",
     )
+
+
+def last_passes(info: dict[str, Any], num_passes: int) -> tuple[list[np.ndarray], bool]:
+    """Return each chain's shifts in its last passes over the clients, and if these are complete.
+
+    A pass is as many rounds as it takes until as many clients took part as there are. Rounds that
+    are fewer than `num_passes` of these are not complete, and all are returned.
+    """
+    shifts, complete = [], True
+    for shift, active in zip(info["shift"], info["num_active"], strict=True):
+        visits = np.cumsum(active[::-1], dtype=np.int64)
+        num = 1 + int(np.sum(visits < num_passes * int(info["num_clients"])))
+        complete &= num <= len(shift)
+        shifts.append(shift[-num:])
+    return shifts, complete

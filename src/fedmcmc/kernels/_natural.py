@@ -92,7 +92,7 @@ class _Server(NamedTuple):
     optimizer: ArrayTree
     num_clients: Array  # [] int32
     sum_scale: Any  # [], multiplies a weighted sum of messages, or () for a plain sum
-    num_filtered: Any  # [] int32, rounds that a filter has taken in, or () for other cavities
+    num_filtered: Any  # [], sum of the dampings of a filter's rounds, or () for other cavities
 
 
 @register_dataclass
@@ -177,7 +177,7 @@ class Natural(FederatedKernel):
             () if self.server_optimizer == () else self.server_optimizer.init(whole),
             jnp.int32(federation.num_clients),
             () if share is None else share,
-            jnp.zeros((), jnp.int32) if self.cavity == "global" else (),
+            jnp.zeros(()) if self.cavity == "global" else (),
         )
         # Clients begin where the run does, also where a prior alone has a mean (zero, for a
         # network).
@@ -321,12 +321,14 @@ class Natural(FederatedKernel):
             trees.select(proper, whole, last.gaussian), proper | last.known
         )
         filtered = server_state.num_filtered
+        if not trees.is_empty(filtered):
+            filtered = trees.cast(filtered + damping, filtered)
         server = server_state._replace(
             approximation=approximation,
             product=whole,
             prior=prior,
             optimizer=optimizer,
-            num_filtered=() if trees.is_empty(filtered) else filtered + 1,
+            num_filtered=filtered,
         )
         moved = broadcast._replace(
             round=broadcast.round + 1, position=position, extra=self._sent(server, proper)

@@ -4,7 +4,7 @@ Whatever runs a kernel uses these: the simulator, which maps over clients what t
 deployed round, in which every client is a process of its own and bytes are all that crosses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,12 +108,34 @@ def client_step(
             shared = prepare_shared(kernel, rng_key, broadcast.round, like)
             broadcast = broadcast._replace(shared=shared)
         draws = prepare_client(kernel, number, rng_key, broadcast.round, like, client)
-    code, kept, info = phase.step(draws, broadcast, client_state, client)
+    stepped = phase.step(draws, broadcast, client_state, client)
+    if not isinstance(stepped, tuple) or len(stepped) != 3:
+        raise TypeError(
+            f"{type(phase).__name__}.step must return a message, the client's state and a StepInfo."
+        )
+    code, kept, info = stepped
     # The client keeps of its message what the server reads; compiled, a phase that keeps nothing
     # decodes nothing.
     like = phase.message_like(trees.shapes_of(broadcast))
     message = phase.decode(code, client, phase.memory(client_state), like)
-    return code, phase.commit(message, broadcast, kept), info
+    check_structure(
+        phase, "A message", message, like, "define message_like if it is not a position"
+    )
+    kept = phase.commit(message, broadcast, kept)
+    first = "step must return it in the structure that client_init returns"
+    check_structure(phase, "A client's state", kept, client_state, first)
+    return code, kept, info
+
+
+def check_structure(phase: Phase, what: str, tree: ArrayTree, like: ArrayTree, remedy: str) -> None:
+    """Raise `TypeError` unless two trees have the same structure."""
+    structure: Any = jax.tree.structure(tree)
+    expected = jax.tree.structure(like)
+    if structure != expected:
+        raise TypeError(
+            f"{what} of {type(phase).__name__} has the structure {structure}, and {expected} is "
+            f"expected: {remedy} (docs/extend.md)."
+        )
 
 
 def nothing_received(

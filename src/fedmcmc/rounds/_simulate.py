@@ -30,7 +30,13 @@ from fedmcmc.rounds._clients import (
     prepare_group,
     run_task,
 )
-from fedmcmc.rounds._phases import Prepared, prepare_server, prepare_shared, server_step
+from fedmcmc.rounds._phases import (
+    Prepared,
+    check_structure,
+    prepare_server,
+    prepare_shared,
+    server_step,
+)
 from fedmcmc.rounds._starts import initialize
 
 
@@ -224,6 +230,8 @@ def run_round(
         acceptance=server_info.acceptance if isinstance(server_info, Adjusted) else (),
     )
     clients = all_states(participation, arrangement, groups, state.clients, states)
+    first = "aggregate must return it in the structure of its first value"
+    check_structure(kernel, "The server's state", server, state.server, first)
     return FederatedState(broadcast, server, clients), round_info
 
 

@@ -1,23 +1,26 @@
 """What is wrong with an approximation at the end of a run: it still moves, or counts rows again."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
+from fedmcmc.diagnostics import last_passes
 from fedmcmc.records import Samples
 
 RESTLESS = 0.1
 """An approximation that moves by more of its sds per round is not at rest."""
 DRIFT = 0.5
 """An approximation that has still to move by more of its sds is not at rest."""
-NUM_LAST = 3
-"""Number of last rounds, at most, that are to show rest."""
+NUM_PASSES, STILL = 3, 1e-3
+"""Number of last passes over the clients in which fits are lost, and how little moves meanwhile."""
 NUM_RATIOS, STEADY = 5, 0.02
 """Number of ratios of successive shifts that show a drift, and how far apart they may be."""
 
 
 def restless(samples: Samples) -> str | None:
-    """Return a warning if an approximation still moves at the end of a run, or is not proper."""
+    """Return a warning if an approximation still moves, is not proper, or is without clients."""
     shift = np.asarray(samples.info.get("shift", ()))
     if not shift.size or fields(samples.state.server, "num_filtered"):
         return None  # a filter moves with all rows that it takes in
@@ -28,7 +31,9 @@ def restless(samples: Samples) -> str | None:
             "(fedmcmc.surrogates.mode, fedmcmc.whiten), damp changes more, or give "
             "initial_precision=. If it stays so, a Gaussian is not suitable here: use fedmcmc.fit."
         )
-    last = shift[:, -_num_last(samples) :].max()
+    num_clients = fields(samples.state.server, "num_clients")[0].max()
+    shifts, _ = last_passes(samples.info | {"num_clients": num_clients}, 1)
+    last = max(chain.max() for chain in shifts)
     if not np.isfinite(last):
         return (
             "The approximation became proper only in the last rounds, so that it is not known "
@@ -48,23 +53,23 @@ def restless(samples: Samples) -> str | None:
             f"{remaining:.2g} of its sds to go. Continue with sample(..., state=samples.state), or "
             f"damp changes less."
         )
+    return _lost_at_rest(samples.info | {"num_clients": num_clients})
+
+
+def _lost_at_rest(info: dict[str, Any]) -> str | None:
+    """Return a warning if an approximation that does not move at all is without some clients."""
+    shifts, complete = last_passes(info, NUM_PASSES)
+    for shift, lost in zip(shifts, info.get("num_lost", ()), strict=False):
+        num = lost[-len(shift) :].sum()
+        if complete and shift.max() < STILL and num >= NUM_PASSES:
+            return (
+                f"The approximation is at rest, but {num} fits of clients in the last "
+                f"{len(shift)} rounds were not proper and changed nothing, so that the rows of "
+                f"these clients do not count: see samples.info['num_lost']. Is the posterior "
+                f"proper? Otherwise start at the mode (fedmcmc.surrogates.mode), give a positive "
+                f"initial_precision=, or use fedmcmc.fit."
+            )
     return None
-
-
-def _num_last(samples: Samples) -> int:
-    """Return how many of the last rounds show whether an approximation is at rest.
-
-    One if everyone takes part. With cohorts, as many as one pass over the clients takes, since a
-    cohort may hold only clients whose sites are at rest; at most `NUM_LAST`.
-    """
-    active = np.asarray(samples.info.get("num_active", ()))
-    num_clients = fields(samples.state.server, "num_clients")
-    if not active.size or not num_clients:
-        return NUM_LAST
-    mean_active = active[:, -NUM_LAST:].mean()
-    if mean_active * NUM_LAST <= num_clients[0].max():
-        return NUM_LAST
-    return int(np.ceil(num_clients[0].max() / mean_active))
 
 
 def _remaining(shift: np.ndarray) -> float:
@@ -90,7 +95,7 @@ def counted_again(samples: Samples) -> str | None:
         return None
     num_clients, mean_active = fields(samples.state.server, "num_clients")[0].max(), active.mean()
     visits = rounds[0].max() * mean_active / num_clients
-    if visits <= 1 + 1e-6:
+    if visits <= 1 + 1e-4:  # a sum of dampings is rounded
         return None
     num_rounds = int(num_clients / mean_active)
     return (

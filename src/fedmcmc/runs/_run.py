@@ -50,6 +50,7 @@ BUFFER_BYTES = 2**26
 class Settings(NamedTuple):
     """What a run does with its rounds; see `fedmcmc.sample`."""
 
+    num_clients: int
     num_rounds: int  # at most
     num_burnin: int
     thinning: int
@@ -290,9 +291,10 @@ class Run:
         kept = self.recorder.all(self.progress.draws)
         # Joined once, so that asking often does not join often; a rule gets a copy of its own.
         self.progress = self.progress._replace(draws=Draws(0, (kept,)))
-        verdict = until.check(
-            jax.tree.map(np.copy, kept.info if until.reads == "info" else kept.draw)
-        )
+        read = kept.draw
+        if until.reads == "info":
+            read = kept.info | {"num_clients": np.int32(self.settings.num_clients)}
+        verdict = until.check(jax.tree.map(np.copy, read))
         stopped = {
             "rule": until.name,
             "reached": bool(self._agreed(verdict.stop)),

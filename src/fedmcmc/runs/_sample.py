@@ -207,7 +207,10 @@ def sample(
             has_checkpoint=checkpoint is not None,
             replaces_files=replaces_files,
         )
+        known: Any = data
+        num_clients = (known if isinstance(data, ClientLoader) else known.federation).num_clients
         settings = Settings(
+            num_clients=num_clients,
             num_rounds=most,
             num_burnin=num_burnin,
             thinning=thinning,
