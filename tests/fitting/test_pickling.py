@@ -129,7 +129,6 @@ def test_fit_of_a_local_model_keeps_what_was_computed(fitted_local):
 def test_fit_of_a_module_that_is_gone_keeps_its_draws(fitted, monkeypatch):
     content = pickle.dumps(fitted)
     monkeypatch.delattr(sys.modules[__name__], "model")
-    fedmcmc.interop._numpyro_cache._RESTORED.clear()
     found = pickle.loads(content)
     same(found.samples.draws, fitted.samples.draws)
     assert found.verdict == fitted.verdict and str(found) == str(fitted)

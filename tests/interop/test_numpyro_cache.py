@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import pickle
 import weakref
 
 import jax
@@ -207,3 +208,58 @@ def test_second_fit_compiles_next_to_nothing():
         jax.monitoring.unregister_event_duration_listener(listen)
     assert counts[0] > 10
     assert counts[2] - counts[1] <= 3 and counts[1] - counts[0] <= 3
+
+
+def test_a_posterior_that_is_read_late_does_not_stay(monkeypatch):
+    # Nothing is traced before the global changes: the functions follow it, and are not kept.
+    other = fedmcmc.from_numpyro(with_global, example=ROWS, check_rows=False)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    other.loglikelihood_fn(POSITION, ROWS)
+    np.testing.assert_allclose(terms(with_global, check_rows=False)[1], expected(3.0), rtol=1e-5)
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+    np.testing.assert_allclose(terms(with_global, check_rows=False)[1], expected(1.0), rtol=1e-5)
+
+
+def test_models_that_call_back_to_python_are_built_anew():
+    def called(x, y, scale_fn):
+        like = jax.ShapeDtypeStruct((), np.float32)
+        with_scale(x, y, jax.pure_callback(scale_fn, like, np.float32(0)))
+
+    for scale in (1.0, 2.0):
+        bound = functools.partial(called, scale_fn=lambda _, scale=scale: np.float32(scale))
+        np.testing.assert_allclose(terms(bound, check_rows=False)[1], expected(scale), rtol=1e-5)
+
+
+def test_a_distribution_that_is_defined_again_draws_as_it_says():
+    def made(value):
+        class Fixed(dist.Normal):
+            def log_prob(self, y):
+                return super().log_prob(y)
+
+            def sample(self, key, sample_shape=()):
+                return 0 * super().sample(key, sample_shape) + value
+
+        return Fixed
+
+    fixed = made(1.0)
+
+    def observed(x, y=None):
+        a = numpyro.sample("a", dist.Normal(0, 2.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", fixed(a * x, 1.0), obs=y)
+
+    for value in (1.0, 5.0):
+        fixed = made(value)
+        posterior = fedmcmc.from_numpyro(observed, example=ROWS, check_rows=False)
+        drawn = jax.jit(posterior.resample_fn)(jax.random.key(0), POSITION, ROWS)
+        np.testing.assert_array_equal(drawn["y"], value)
+
+
+def test_a_posterior_is_loaded_as_the_model_is_now(monkeypatch):
+    content = pickle.dumps(terms(with_global)[0])
+    for scale in (3.0, 1.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        loaded = pickle.loads(content)
+        values = loaded.loglikelihood_fn(POSITION, ROWS)
+        np.testing.assert_allclose(values, expected(scale), rtol=1e-5)
+        assert loaded.logprior_fn._origin is loaded.loglikelihood_fn._origin

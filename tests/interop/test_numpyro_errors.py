@@ -350,3 +350,18 @@ def test_intervals_may_start_at_the_bound_of_the_support():
     )
     expected = [np.log(1 - np.exp(-1)), np.log(np.exp(-1) - np.exp(-2)), -2.0]
     np.testing.assert_allclose(terms, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("site_first", [True, False])
+def test_a_plate_with_the_name_of_a_site_is_refused(site_first):
+    def model(y):
+        if site_first:
+            numpyro.sample("rows", dist.Normal(0, 1))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(0, scale), obs=y)
+        if not site_first:
+            numpyro.sample("rows", dist.Normal(0, 1))
+
+    with pytest.raises(ValueError, match="'rows' is the name of a plate and of a site"):
+        fedmcmc.from_numpyro(model, example={"y": np.ones(3, np.float32)})

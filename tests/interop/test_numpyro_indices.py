@@ -37,6 +37,7 @@ CHECKED = {
     "along an axis": lambda v, k: jnp.take_along_axis(v[None, :] + k[:, None], k[:, None], 1)[:, 0],
     "in a table": lambda v, k: v[jnp.asarray(TABLE)[k]],
     "in a matrix": lambda v, k: jnp.outer(v, v)[1, k],
+    "after a loop": lambda v, k: jax.lax.map(lambda i: v[i % 3], k) + v[k],
     "within functions": lambda v, k: jax.jit(jax.checkpoint(lambda k: v[k]))(k),
 }
 ACCEPTED = {
@@ -66,6 +67,17 @@ def test_an_index_beyond_its_axis_is_found(how):
     found = bad_index(CHECKED[how], MISSING)
     assert (found.row, found.columns) == (2, {"k": -1})
     assert bad_index(CHECKED[how], GOOD) is None
+
+
+def test_an_index_that_a_search_returns_is_compared():
+    cuts = jnp.array([0.5, 1.5, 2.5])
+
+    def interval(v, k):
+        return v[jnp.searchsorted(cuts, k.astype(float))]
+
+    found = bad_index(interval, BAD)
+    assert (found.row, found.columns, found.index, found.length) == (1, {"k": 3}, 3, 3)
+    assert bad_index(interval, GOOD) is None and bad_index(interval, MISSING) is None
 
 
 @pytest.mark.parametrize("how", ACCEPTED)

@@ -88,6 +88,13 @@ def masked_by_its_outcome(y):
     observe("y", dist.Normal(slope(), 1).mask(y > 0), y)
 
 
+def masked_by_another(rows):
+    y, c = rows
+    s = slope()
+    observe("c", dist.Bernoulli(logits=s), c)
+    observe("y", dist.Normal(s, 1).mask(c == 1), y)
+
+
 class OwnDensity(dist.Normal):
     def log_prob(self, value):
         return jnp.log1p(-self.cdf(value))
@@ -125,6 +132,7 @@ PAIR = (np.array([0.5, 2.0]), np.array([0.0, 1.0]))
         (censored, (PAIR,), r"site 'y' has a censored distribution \(RightCens"),
         (cured, (PAIR,), "site 'y' has a censored distribution"),
         (masked_by_its_outcome, np.ones(3), "the distribution of site 'y' depends on its own"),
+        (masked_by_another, (PAIR,), "mask of site 'y' depends on another outcome"),
         (own_density, np.ones(3), "OwnDensity, which defines log_prob and inherits sample from N"),
         (counts_with_totals, np.ones((3, 3), int), "drawing .* site 'y' fails with ValueError"),
         (totals_of_floats, (PAIR,), "drawing .* site 'y' fails with TypeError"),
@@ -191,3 +199,11 @@ def test_measurements_in_whole_numbers_are_rounded():
     )
     assert drawn.dtype == jnp.int32
     assert abs(float(drawn.mean()) + 3) < 5 * 2 / np.sqrt(9000)  # cutting digits off is 0.47 away
+
+
+def test_a_scale_of_one_is_no_weight():
+    def model(y):
+        with handlers.scale(scale=np.float32(1)):
+            observe("y", dist.Normal(slope(), 1), y)
+
+    assert from_numpyro(model, example=np.ones(3)).resample_fn is not None

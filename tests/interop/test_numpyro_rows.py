@@ -113,6 +113,16 @@ def test_the_error_names_the_row_and_both_of_its_terms():
         from_numpyro(regression(jnp.cumsum), example=SHAPES)
 
 
+def test_a_factor_of_risk_sets_is_refused_with_another_model():
+    def cox(x, y):
+        terms = numpyro.sample("slope", dist.Normal(0, 1)) * x
+        with numpyro.plate("rows", len(x)):
+            numpyro.factor("cox", terms - jax.lax.cumlogsumexp(terms, reverse=True))
+
+    with pytest.raises(ValueError, match="piecewise-exponential"):
+        from_numpyro(cox, example=normal(20)[0])
+
+
 def test_rows_far_from_one_and_terms_that_are_not_finite_are_no_dependence():
     rng = np.random.default_rng(0)
 

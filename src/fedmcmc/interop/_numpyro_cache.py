@@ -8,9 +8,8 @@ model itself, and are freed with it.
 import copy
 import functools
 import hashlib
-import pickle
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -67,6 +66,20 @@ class Recipe(NamedTuple):
         return from_numpyro(self.model, example=rows, check_rows=False, **dict(self.options))
 
 
+class Origin:
+    """What functions that were built together have in common.
+
+    Pickle stores the recipe, once for all functions in one pickle, and builds the posterior again.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        refuse_unstorable(self.recipe.model, "The posterior of a NumPyro model")
+        return Recipe.posterior, (self.recipe,)
+
+
 class ModelFunction:
     """Function of a posterior that was built from a NumPyro model.
 
@@ -75,11 +88,9 @@ class ModelFunction:
     between them.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], recipe: Recipe, place: tuple[str, ...], token: object
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], origin: Origin, place: tuple[str, ...]) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._recipe, self._place, self._token = fn, recipe, place, token
+        self._fn, self._origin, self._place = fn, origin, place
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
@@ -88,32 +99,22 @@ class ModelFunction:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, ModelFunction)
-            and self._token is other._token
+            and self._origin is other._origin
             and self._place == other._place
         )
 
     def __hash__(self) -> int:
-        return hash((id(self._token), self._place))
+        return hash((id(self._origin), self._place))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelFunction":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        refuse_unstorable(self._recipe.model, "The posterior of a NumPyro model")
-        return _restored, (self._recipe, self._place)
+        return _restored, (self._origin, self._place)
 
 
-_RESTORED: OrderedDict[bytes, Posterior] = OrderedDict()
-"""Posteriors that were loaded last, by their recipes' pickles: their functions belong together."""
-
-
-def _restored(recipe: Recipe, place: tuple[str, ...]) -> Any:
-    key = pickle.dumps(recipe)
-    if key not in _RESTORED:
-        _RESTORED[key] = recipe.posterior()
-        while len(_RESTORED) > MAX_PROGRAMS:
-            _RESTORED.popitem(last=False)
-    return functools.reduce(getattr, place, _RESTORED[key])
+def _restored(posterior: Any, place: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, place, posterior)
 
 
 def built(
@@ -140,25 +141,37 @@ def built(
         Called if the program is new.
     """
     owner = _function_of(recipe.model)
-    if owner is None:
-        return _with_recipe(build(), recipe)
-    key = _digest(recipe, model, structure, inner, rows)
-    programs: OrderedDict[str, Built] = owner.__dict__.setdefault(_ATTRIBUTE, OrderedDict())
+    key = None if owner is None else _program_key(recipe, model, structure, inner, rows)
+    if owner is None or key is None:
+        return _with_origin(build(), recipe)
+    programs: OrderedDict[Hashable, Built] = owner.__dict__.setdefault(_ATTRIBUTE, OrderedDict())
     if key in programs:
         programs.move_to_end(key)
-    else:
-        programs[key] = _with_recipe(build(), recipe)
-        while len(programs) > MAX_PROGRAMS:
-            programs.popitem(last=False)
+        return programs[key]
+    # The model has changed since: what it built may have been traced before or after the change.
+    for other in [other for other, kept in programs.items() if _is_same_call(kept, recipe)]:
+        del programs[other]
+    programs[key] = _with_origin(build(), recipe)
+    while len(programs) > MAX_PROGRAMS:
+        programs.popitem(last=False)
     return programs[key]
+
+
+def _is_same_call(kept: Built, recipe: Recipe) -> bool:
+    """Return whether a program was built from the same model, options and columns."""
+    like: Any = kept.posterior.logprior_fn
+    earlier = like._origin.recipe
+    if earlier.model != recipe.model or repr(earlier.options) != repr(recipe.options):
+        return False
+    one_row = [jax.tree.map(lambda x: (*x.shape[1:], x.dtype), x.shapes) for x in (earlier, recipe)]
+    return bool(one_row[0] == one_row[1])
 
 
 def with_starts(found: Built, rows: ArrayTree) -> Posterior:
     """Return the posterior, whose starts are checked with `rows`."""
     like: Any = found.posterior.logprior_fn
-    init_fn = ModelFunction(
-        functools.partial(_start, found.start_fn, rows), like._recipe, ("init_fn",), like._token
-    )
+    start_fn = functools.partial(_start, found.start_fn, rows)
+    init_fn = ModelFunction(start_fn, like._origin, ("init_fn",))
     return found.posterior._replace(init_fn=init_fn)
 
 
@@ -166,14 +179,14 @@ def _start(start_fn: Callable[..., Any], rows: ArrayTree, rng_key: Any) -> Any:
     return start_fn(rng_key, rows)
 
 
-def _with_recipe(found: Built, recipe: Recipe) -> Built:
-    token = object()
+def _with_origin(found: Built, recipe: Recipe) -> Built:
+    origin = Origin(recipe)
 
     def wrapped(value: Any, place: tuple[str, ...]) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             parts = {name: wrapped(getattr(value, name), (*place, name)) for name in value._fields}
             return type(value)(**parts)
-        return ModelFunction(value, recipe, place, token) if callable(value) else value
+        return ModelFunction(value, origin, place) if callable(value) else value
 
     return found._replace(posterior=wrapped(found.posterior, ()))
 
@@ -193,17 +206,18 @@ def _function_of(model: Any) -> FunctionType | None:
     return model
 
 
-def _digest(
+def _program_key(
     recipe: Recipe,
     model: Callable[..., Any],
     structure: Structure,
     inner: Structure | None,
     rows: ArrayTree,
-) -> str:
-    """Return a digest of the program that the model is, constants included.
+) -> Hashable:
+    """Return a digest of the program that the model is, and the classes of its distributions.
 
-    A variable of a closure, a global, a default or an argument of `functools.partial` changes it
-    where the model's densities depend on it.
+    Constants are part of the program: a variable of a closure, a global, a default or an argument
+    of `functools.partial` changes the digest where the model's densities depend on it. A model that
+    calls back to Python, which no trace shows, has ``None``.
     """
 
     def run(position: ArrayTree, rows: ArrayTree) -> Any:
@@ -216,10 +230,10 @@ def _digest(
                 fn = tracing.bare(site["fn"])
                 arguments = {x: getattr(fn, x, None) for x in sorted(fn.arg_constraints)}
                 parameters[name] = {n: x for n, x in arguments.items() if _is_array(x)}
-                kinds.append((name, f"{type(fn).__module__}.{type(fn).__qualname__}"))
+                classes.append((name, type(fn)))
         return values, parameters
 
-    kinds: list[Any] = []
+    classes: list[tuple[str, type]] = []
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((COUNTS[0], *np.shape(leaf)[1:]), leaf.dtype), rows
     )
@@ -228,11 +242,13 @@ def _digest(
     tracer = Tracer()
     labels: list[Any] = [((i, str(x)), frozenset()) for i, x in enumerate(closed.in_avals)]
     outputs = [node.number for node in tracer.outputs(closed, labels)]
+    if any("callback" in str(how) for how in tracer.computations):
+        return None
     treedef = jax.tree.structure(rows)
     found = hashlib.sha256()
-    for part in (recipe.options, structure, inner, kinds, treedef, outputs, *tracer.computations):
+    for part in (recipe.options, structure, inner, treedef, outputs, *tracer.computations):
         found.update(repr(part).encode() + b"\0")
-    return found.hexdigest()
+    return found.hexdigest(), tuple(classes)
 
 
 def _is_array(x: Any) -> bool:

@@ -86,8 +86,8 @@ def find_bad_index(terms_fn: Terms, position: ArrayTree, rows: ArrayTree) -> Bad
         return None
     counts = jax.tree.map(np.asarray, jax.jit(outside_of)(leaves))
     known = [x for x in lookups.found if x.counts is not None]
-    for lookup, (num_outside, firsts) in zip(known, counts, strict=True):
-        lookup.counts, lookup.firsts = num_outside, firsts
+    for one, (num_outside, firsts) in zip(known, counts, strict=True):
+        one.counts, one.firsts = num_outside, firsts
     suspects = [x for x in known if x.counts.any()]
     if not suspects and not lookups.hidden:
         return None
@@ -97,41 +97,57 @@ def find_bad_index(terms_fn: Terms, position: ArrayTree, rows: ArrayTree) -> Bad
     names = _names(rows)
     targets: list[_Lookup | None] = [*suspects, *([None] if lookups.hidden else [])]
     for target in targets:
-        changed, walk = _changed_rows(closed, place, leaves, target)
-        if changed.any():
+        listed = frozenset(x.number for x in known)
+        changed, lookup = _changed_rows(closed, place, leaves, target, listed)
+        if lookup is not None and changed.any():
             row = int(changed.argmax())
-            lookup = target or next(x for x in walk.lookups.found if x.counts is None)
-            axis = 0 if target is None else int(target.counts.argmax())
+            axis = 0 if lookup.counts is None else int(lookup.counts.argmax())
             columns = {names[i]: np.asarray(leaves[i])[row] for i in sorted(lookup.columns)}
             bad = BadIndex(row, columns, None, lookup.lengths[axis], int(changed.sum()))
             if len(leaves[0]) > 1:
-                one = jax.tree.map(itemgetter(slice(row, row + 1)), rows)
-                alone = find_bad_index(terms_fn, position, one)
+                single = jax.tree.map(itemgetter(slice(row, row + 1)), rows)
+                alone = find_bad_index(terms_fn, position, single)
                 return replace(bad, index=None if alone is None else alone.index)
-            return replace(bad, index=int(target.firsts[axis]) if target else None)
+            return replace(bad, index=None if lookup.counts is None else int(lookup.firsts[axis]))
     return None
 
 
 def _changed_rows(
-    closed: Any, place: list[Array], leaves: Sequence[Array], target: "_Lookup | None"
-) -> tuple[np.ndarray, "_Walk"]:
-    """Return whose term changes with the elements outside of an axis, ``[num_rows]`` bool."""
+    closed: Any,
+    place: list[Array],
+    leaves: Sequence[Array],
+    target: "_Lookup | None",
+    listed: frozenset[tuple[int, ...]],
+) -> tuple[np.ndarray, "_Lookup | None"]:
+    """Return whose term changes with the elements outside of an axis, and the lookup of these.
+
+    Without a target the elements of all lookups but the listed ones are replaced.
+    """
     walks: list[_Walk] = []
 
     @jax.jit
-    def terms(place: list[Array], leaves: Sequence[Array], other: Array) -> Array:
+    def terms(place: list[Array], leaves: Sequence[Array], other: Array) -> Any:
         number = None if target is None else target.number
-        walks.append(walk := _Walk(_Lookups(), other, number))
+        walks.append(walk := _Walk(_Lookups(), other, number, listed))
         (found,) = walk.closed(closed, [_Value(x) for x in place] + _columns(leaves))
-        return jnp.asarray(found.value)
+        unlisted = [x for x in walk.lookups.found if x.number not in listed]
+        return jnp.asarray(found.value), [(x.counts, x.firsts) for x in unlisted]
 
-    one, *others = (np.asarray(terms(place, leaves, jnp.asarray(i))) for i in range(len(REPLACED)))
+    results = [terms(place, leaves, jnp.asarray(i)) for i in range(len(REPLACED))]
+    one, *others = (np.asarray(result[0]) for result in results)
     changed = np.zeros(one.shape, bool)
     for other in others:
         with np.errstate(invalid="ignore"):
             changed |= np.abs(one - other) > CHANGE * (1 + np.abs(one))
         changed |= np.isfinite(one) != np.isfinite(other)
-    return changed, walks[0]
+    if target is not None:
+        return changed, target
+    unlisted = [x for x in walks[0].lookups.found if x.number not in listed]
+    for lookup, counts in zip(unlisted, results[0][1], strict=True):
+        lookup.counts, lookup.firsts = jax.tree.map(np.asarray, counts)
+    outside = [x for x in unlisted if x.counts is not None and x.counts.any()]
+    in_loops = [x for x in unlisted if x.counts is None]
+    return changed, next(iter(outside + in_loops), None)
 
 
 def _columns(leaves: Sequence[Array]) -> "list[_Value]":
@@ -161,10 +177,10 @@ class _Lookup:
     """Elements of an axis at indices that are computed from columns.
 
     `counts` and `firsts` are how many indices lie outside of each axis, and the first of them;
-    ``None`` in a loop.
+    ``None`` in a loop. `number` tells lookups of one function apart.
     """
 
-    number: int
+    number: tuple[int, ...]
     columns: frozenset[int]
     lengths: tuple[int, ...]
     counts: Any = None
@@ -189,12 +205,20 @@ class _Walk:
     other
         Which of the numbers takes the place of elements, ``[]`` int.
     target
-        Number of the lookup whose elements are replaced, by default those in loops.
+        Number of the lookup whose elements are replaced, by default all that are not `listed`:
+        those in loops, and those whose indices loops return.
     """
 
-    def __init__(self, lookups: _Lookups, other: Any = None, target: int | None = None) -> None:
-        self.lookups, self.other, self.target = lookups, other, target
+    def __init__(
+        self,
+        lookups: _Lookups,
+        other: Any = None,
+        target: tuple[int, ...] | None = None,
+        listed: frozenset[tuple[int, ...]] = frozenset(),
+    ) -> None:
+        self.lookups, self.other, self.target, self.listed = lookups, other, target, listed
         self.depth = 0
+        self.path: tuple[int, ...] = ()
 
     def closed(self, closed: Any, inputs: Sequence[_Value]) -> list[_Value]:
         return self.walk(closed.jaxpr, closed.consts, inputs)
@@ -216,7 +240,10 @@ class _Walk:
         if name in INLINED:
             inner = _inner(eqn, len(inputs))
             if inner is not None:
-                return self.walk(*inner, inputs)
+                outer, self.path = self.path, (*self.path, id(eqn))
+                results = self.walk(*inner, inputs)
+                self.path = outer
+                return results
         columns = frozenset().union(*(x.columns for x in inputs))
         if name == "select_n" and len(inputs) == 3 and inputs[1].columns:
             condition, plain, wrapped = inputs
@@ -246,11 +273,12 @@ class _Walk:
         if not own or not known or _is_deliberate(eqn):
             return _Value(plain, columns)
         outside, counts, firsts, lengths = _outside(eqn, [x.value for x in indices])
-        found = _Lookup(len(self.lookups.found), own, lengths)
+        found = _Lookup((*self.path, id(eqn)), own, lengths)
         if not self.depth:
             found.counts, found.firsts = counts, firsts
         self.lookups.found.append(found)
-        replaced = self.target == found.number if self.target is not None else self.depth > 0
+        is_target = self.target == found.number
+        replaced = found.number not in self.listed if self.target is None else is_target
         if plain is None or self.other is None or not replaced:
             return _Value(plain, columns)
         if eqn.primitive.name == "gather":

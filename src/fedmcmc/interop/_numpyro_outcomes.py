@@ -12,6 +12,7 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
 from fedmcmc.interop._numpyro_inputs import COUNTS, labels_of, position_shapes, row_shapes
+from fedmcmc.interop._numpyro_weights import is_one
 
 _CENSORED = (
     dist.LeftCensoredDistribution,
@@ -28,9 +29,8 @@ def why_not_drawable(site: dict[str, Any]) -> str:
     """
     if tracing.is_factor(site):
         return "is a factor, which has no distribution to draw from"
-    scale = site["scale"]
     # The density with a weight is not that of what `sample` draws.
-    if not (scale is None or (isinstance(scale, int | float) and scale == 1)):
+    if not is_one(site["scale"]):
         return "is weighted (numpyro.handlers.scale), and no distribution has the weighted density"
     fn = site["fn"]
     for part in tracing.parts(_unmasked(fn)):
@@ -152,10 +152,16 @@ def find_outcomes(
                 f"and what it observes has shape {leaves[leaf].shape}"
             )
     nodes = iter(tracer.outputs(closed, labels_of(position, (), batch)))
-    needs = {
-        name: frozenset().union(*(next(nodes).flags for _ in jax.tree.leaves(drawn[name])))
-        for name in sorted(drawn)  # as the leaves of a dict are
-    }
+    needs: dict[str, frozenset[Any]] = {}
+    for name in sorted(drawn):  # as the leaves of a dict are
+        of_draw, *of_mask = (next(nodes).flags for _ in jax.tree.leaves(drawn[name]))
+        needs[name] = of_draw.union(*of_mask)
+        others = set(leaf_of.values()) - {leaf_of[name]}
+        if any(others & flags for flags in of_mask):
+            return None, (
+                f"the mask of site {name!r} depends on another outcome: a value that is not drawn "
+                f"would stay beside a new one of that"
+            )
     # Each site is drawn after the outcomes that its distribution looks at.
     waiting, ordered = dict(leaf_of), []
     while waiting:

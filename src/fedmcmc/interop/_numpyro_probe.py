@@ -17,7 +17,7 @@ from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._numpyro_batches import BATCH, Batch, batches_of
 from fedmcmc.interop._numpyro_checks import place_of
 from fedmcmc.interop._numpyro_inputs import position_shapes, row_shapes
-from fedmcmc.interop._numpyro_structure import Structure
+from fedmcmc.interop._numpyro_structure import NO_RISK_SETS, Structure
 from fedmcmc.interop._rows import ROW_TOLERANCE
 
 SCALES = (0.3, 1.0, 0.5)
@@ -106,14 +106,16 @@ def check_terms(
     positions = [first, *(_draw_position(structure, rng, scale) for scale in SCALES[1:])]
     for position in positions:
         for batch in batches:
-            _check_independent(evaluate_once, position, batch, data)
+            _check_independent(evaluate_once, position, batch, data, structure)
     # A coefficient of an outcome in the thousands may only matter at the scale of its prior.
     wide, wide_latent = (
         {name: _scaled(x, sds.get(name)) for name, x in tree.items()}
         for tree in _draw_position(structure, rng, 1.0)
     )
     for batch in batches:
-        _check_independent(evaluate_once, (wide, wide_latent), batch, data, only_finite=True)
+        _check_independent(
+            evaluate_once, (wide, wide_latent), batch, data, structure, only_finite=True
+        )
     if is_real:
         # Made-up rows may have values that a column cannot have.
         real = batches[0].numbers >= 0
@@ -189,6 +191,7 @@ def _check_independent(
     position: tuple[ArrayTree, ArrayTree],
     batch: Batch,
     data: FederatedData | None,
+    structure: Structure,
     only_finite: bool = False,
 ) -> None:
     """Raise if a term differs; with `only_finite`, if one differs that is finite both times."""
@@ -217,6 +220,7 @@ def _check_independent(
         f"Minibatches and clients would then disagree about it. Center, scale and rank columns "
         f"before, with numbers that all clients share, not in the model; and do not divide by the "
         f"number of rows (check_rows=False turns this off)."
+        + (NO_RISK_SETS if set(structure.factors) & set(structure.likelihood) else "")
     )
 
 

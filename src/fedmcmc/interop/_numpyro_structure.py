@@ -26,12 +26,13 @@ from fedmcmc.interop._numpyro_inputs import (
 )
 from fedmcmc.interop._numpyro_outcomes import find_outcomes, why_not_drawable
 
-_NO_SUM_OVER_ROWS = (
+NO_RISK_SETS = (
     " A Cox partial likelihood is such a factor: its risk sets compare each row with the others. "
     "Use a piecewise-exponential model in its place (one row per person and interval, "
     "dist.Poisson for the event with log(time at risk) as an offset), or a parametric survival "
     "model (dist.RightCensoredDistribution of dist.Weibull)."
 )
+"""Advice where a factor combines rows."""
 
 Facts = dict[str, dict[str, Any]]
 """What can be said about each site without a position."""
@@ -59,6 +60,8 @@ class Structure(NamedTuple):
         Reason why outcomes cannot be drawn, a clause; empty if they can.
     improper
         Latent sites whose prior is no density.
+    factors
+        Names of the sites that are a `numpyro.factor`.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -72,6 +75,7 @@ class Structure(NamedTuple):
     outcomes: tuple[tuple[str, int], ...] | None
     why_not_drawn: str
     improper: tuple[str, ...]
+    factors: tuple[str, ...]
 
     @property
     def every(self) -> dict[str, tuple[int, ...]]:
@@ -138,6 +142,7 @@ def find_structure(
         outcomes,
         why_not,
         tuple(name for name, site in trace.items() if site.get("improper")),
+        tuple(sorted(pair[0].factors)),
     )
 
 
@@ -237,7 +242,7 @@ def _row_axis(name: str, first: tuple[int, ...], second: tuple[int, ...], is_fac
         f"log density has shape {first}, on {COUNTS[1]} rows {second}. The rows must be "
         f"independent given the latent sites, with one axis for them in the batch shape (a scalar "
         f"factor or a distribution over all rows together cannot be split over minibatches)."
-        + (_NO_SUM_OVER_ROWS if is_factor else "")
+        + (NO_RISK_SETS if is_factor else "")
     )
 
 

@@ -67,9 +67,22 @@ def _trace(model: Callable[..., Any], rows: ArrayTree, place: Callable[[Any], An
     # whose parameters all get priors); no latent site is drawn.
     seeded = handlers.seed(model, jax.random.key(0))
     placed = handlers.substitute(seeded, substitute_fn=place)
-    with handlers.trace() as trace:
+    with _Sites() as trace:
         call_model(placed, rows)
     return trace
+
+
+class _Sites(handlers.trace):
+    """Trace that refuses a plate with the name of a site, which it would take the place of."""
+
+    def postprocess_message(self, msg: Any) -> None:
+        kinds = {msg["type"], self.trace.get(msg.get("name"), msg)["type"]}
+        if "plate" in kinds and len(kinds) > 1:
+            raise ValueError(
+                f"{msg['name']!r} is the name of a plate and of a site: rename one of them. "
+                f"NumPyro would keep one of the two, and the site might not be sampled."
+            )
+        super().postprocess_message(msg)
 
 
 def is_latent(site: dict[str, Any]) -> bool:

@@ -23,13 +23,14 @@ def find_weighted(
 
     def run(position: ArrayTree, rows: ArrayTree) -> None:
         sites = trace(position, rows)
-        weighted.extend(name for name in likelihood if not _is_one(sites[name]["scale"]))
+        weighted.extend(name for name in likelihood if not is_one(sites[name]["scale"]))
 
     jax.eval_shape(run, position, rows)
     return tuple(weighted)
 
 
-def _is_one(scale: Any) -> bool:
+def is_one(scale: Any) -> bool:
+    """Return whether the scale of a site is known to be one."""
     if scale is None:
         return True
     return not isinstance(scale, jax.core.Tracer) and bool(np.all(np.asarray(scale) == 1))
