@@ -207,7 +207,7 @@ def prior_spread(
         return init_to_uniform(site) if site["name"] in structure.improper else None
 
     def draw(rng_key: Array) -> dict[str, Array]:
-        drawn = handlers.seed(handlers.substitute(model, substitute_fn=some_value), rng_key)
+        drawn = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=some_value)
         with handlers.trace() as trace:
             tracing.call_model(drawn, rows)
         return {name: trace[name]["value"] for name in names()}
