@@ -176,8 +176,8 @@ MUTATIONS = {
     ),
     "states resampled without their weights": (
         TEMPERED,
-        "seeds = states.take(_systematic(weights, num_seeds, rng))",
-        "seeds = states.take(_systematic(np.full(num, 1 / num), num_seeds, rng))",
+        "first + _systematic(np.exp(own - logsumexp(own)), num_seeds, rng)",
+        "first + _systematic(np.full(num, 1 / num), num_seeds, rng)",
         MODES,
     ),
     "moves to the posterior at every temperature": (
@@ -194,8 +194,8 @@ MUTATIONS = {
     ),
     "an evidence of the last temperature alone": (
         TEMPERED,
-        "log_evidence += step",
-        "log_evidence = step",
+        "log_evidence += logsumexp(log_weights, axis=1) - np.log(num)",
+        "log_evidence = logsumexp(log_weights, axis=1) - np.log(num)",
         MODES,
     ),
 }
