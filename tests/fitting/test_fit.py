@@ -196,12 +196,9 @@ def test_chains_that_are_far_apart_leave_the_gaussian_at_the_mode(monkeypatch):
         samples = dataclasses.replace(found, draws=draws)
         return Chains(samples, 50, 1.5, 90.0, MonteCarloErrors(0.3, 0.3), "HMC", "")
 
-    def no_weights(*args, **settings):
-        raise ValueError("no weights")
-
-    monkeypatch.setattr("fedmcmc.fitting._fit.correct", no_weights)
-    monkeypatch.setattr("fedmcmc.fitting._fit.run_chains", apart)
-    monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._runner.run_chains", apart)
+    monkeypatch.setattr("fedmcmc.fitting._runner.StageRunner.weights_may_do", lambda self: False)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
     with pytest.warns(fedmcmc.SamplingWarning, match="failed: chains did not agree"):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, effort="exact")
     assert "the draws are of the Gaussian at the mode" in fitted.verdict
@@ -278,7 +275,7 @@ def test_patience_is_asked_for():
 
 @pytest.mark.slow
 def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._fit.MANY_PARAMETERS", 1)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.MANY_PARAMETERS", 1)
     with pytest.warns(fedmcmc.SamplingWarning, match=r'2 parameters: effort="exact" would run'):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=2000)
     assert fitted.verdict.startswith(("approximate", "doubtful"))
@@ -287,7 +284,7 @@ def test_chains_of_many_parameters_are_left_to_who_insists(monkeypatch):
 
 @pytest.mark.slow
 def test_too_few_rounds_are_called_failed(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
     with pytest.warns(fedmcmc.SamplingWarning, match=r"fit: failed: chains did not agree"):
         fitted = fit(CURVED, CURVED_DATA, position=jnp.zeros(2), num_draws=500, max_rounds=1)
     assert fitted.verdict.startswith("failed") and np.isnan(fitted.log_evidence)
@@ -336,7 +333,7 @@ class Watched(SimulatedConsortium):
 
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_was_sampled(monkeypatch):
-    monkeypatch.setattr("fedmcmc.fitting._fit.TEMPERED_DIMENSIONS", 0)
+    monkeypatch.setattr("fedmcmc.fitting._decisions.TEMPERED_DIMENSIONS", 0)
     settings = dict(position=jnp.zeros(2), num_draws=500)
     with pytest.warns(fedmcmc.SamplingWarning, match="fit: failed: chains did not agree"):
         stopped = fit(CURVED, Watched(interrupt_call=7), **settings)
@@ -467,7 +464,7 @@ def test_a_parameter_that_no_row_depends_on_is_said(tmp_path, monkeypatch):
     tables = [table.assign(y=table["x"]) for table in tables]
     data = fedmcmc.FederatedData.from_clients(tables)
     with monkeypatch.context() as patched:
-        patched.setattr("fedmcmc.fitting._fit._Fit.go", stopped)  # before what takes long
+        patched.setattr("fedmcmc.fitting._fit.decide", stopped)  # before what takes long
         with (
             pytest.warns(fedmcmc.DiagnosisWarning, match="No row says anything of effect"),
             pytest.raises(KeyboardInterrupt),

@@ -74,6 +74,43 @@ def test_improper_priors_are_known_by_tracing(name):
     assert posterior.improper == (("b",) if improper else ())
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_masks_that_are_made_in_the_model_are_known(kept):
+    """Evidence of a model with a masked entry would be that of a flat prior."""
+
+    def model(x, y=None):
+        with numpyro.plate("columns", 2), numpyro.handlers.mask(mask=jnp.array([True, kept])):
+            b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    posterior = fedmcmc.from_numpyro(model, example=data(), check_rows=False)
+    assert posterior.improper == (() if kept else ("b",))
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        (dist.Normal(0, jnp.inf), "'b' has scale = inf"),
+        (dist.HalfCauchy(np.inf), "'b' has scale = inf"),
+        (dist.Uniform(-np.inf, 1.0), "'b' has low = -inf"),
+    ],
+    ids=str,
+)
+def test_infinite_parameters_of_a_prior_are_named(prior, message):
+    with pytest.raises(ValueError, match=message):
+        fedmcmc.from_numpyro(regression(prior.expand([2])), example=data(), check_rows=False)
+
+
+def test_a_prior_without_density_is_not_the_rows_fault():
+    posterior = fedmcmc.Posterior(lambda b: jnp.log(b - b), lambda b, x: -0.5 * (x - b) ** 2)
+    rows = fedmcmc.FederatedData.from_clients([np.ones(3, np.float32)])
+    with pytest.raises(ValueError, match="density of the prior is finite at none of 32 starts"):
+        fedmcmc.fit(
+            posterior, rows, rng_key=jax.random.key(0), position=jnp.zeros(()), progress=False
+        )
+
+
 def test_a_flat_prior_has_a_posterior_and_no_evidence():
     fitted = fit(regression(FLAT), data())
     assert fitted.verdict.kind == "passed" and np.isnan(fitted.log_evidence)

@@ -196,3 +196,16 @@ def test_many_dimensions_go_by_gradients():
     assert search.found
     np.testing.assert_allclose(search.modes[0].flat, np.asarray(rows.sum(0)) / 41, atol=1e-3)
     np.testing.assert_allclose(np.diag(search.modes[0].covariance), 1 / 41, rtol=1e-4)
+
+
+def test_a_mode_far_from_zero_is_reached():
+    """Of parameters such as 100,000: the largest step grows until it gets there."""
+    posterior = fedmcmc.Posterior(
+        lambda m: -0.5 * ((m - 1e5) / 1e3) ** 2, lambda m, y: -0.5 * (y - m) ** 2
+    )
+    y = np.float32(1e5 + np.random.default_rng(0).normal(size=20))
+    data = fedmcmc.FederatedData.from_clients([y[:10], y[10:]])
+    found = find_modes(KEY, posterior, SimulatedConsortium(data), position=jnp.zeros(()))
+    assert found.found
+    np.testing.assert_allclose(found.modes[0].flat, y.mean(dtype=float), atol=0.02)
+    np.testing.assert_allclose(found.modes[0].covariance, 1 / 20, rtol=1e-3)

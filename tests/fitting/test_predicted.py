@@ -96,7 +96,7 @@ def test_no_draw_is_weighted_where_that_is_hopeless(diagonal):
 @pytest.mark.slow
 def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
     """Of half of the curvature's variance: a tail index of a half."""
-    real, calls = fedmcmc.fitting._fit.correct, []
+    real, calls = fedmcmc.fitting._runner.correct, []
 
     def failing_first(*args, **settings):
         calls.append(args)
@@ -107,8 +107,8 @@ def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
         mean, covariance = moments_of(approximation)
         return mean, covariance / 2
 
-    monkeypatch.setattr("fedmcmc.fitting._fit.correct", failing_first)
-    monkeypatch.setattr("fedmcmc.fitting._fit.moments_of", narrow)
+    monkeypatch.setattr("fedmcmc.fitting._runner.correct", failing_first)
+    monkeypatch.setattr("fedmcmc.fitting._runner.moments_of", narrow)
     told = fedmcmc.fit(
         FEDERATION.posterior,
         fedmcmc.FederatedData.from_arrays(

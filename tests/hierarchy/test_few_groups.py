@@ -50,6 +50,29 @@ def test_a_spread_that_is_no_parameter_is_not_spoken_of():
     assert sorted(posterior(correlated).local.prior_spread_fn(jax.random.key(0))) == ["sds"]
 
 
+@pytest.mark.parametrize("flat", ["tau", "mu"])
+def test_a_flat_prior_has_no_sd(flat):
+    """NumPyro draws from no flat prior; that of a mean does not hide the sd of a scale's."""
+    positive, real = dist.constraints.positive, dist.constraints.real
+
+    def model(x, y=None):
+        priors = {"tau": dist.HalfNormal(1), "mu": dist.Normal(0, 2)}
+        support = positive if flat == "tau" else real
+        priors |= {flat: dist.ImproperUniform(support, (), ())}
+        tau, mu = (numpyro.sample(name, priors[name]) for name in ("tau", "mu"))
+        effect = numpyro.sample("effect", dist.Normal(mu, tau), infer={"local": True})
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    shared = {"tau": SHARED["tau"], "mu": np.zeros((1, NUM))}
+    told = hierarchy.of_few_groups(posterior(model), 4, shared)
+    if flat == "tau":
+        assert "the prior of tau, which is improper, matters" in told
+    else:
+        before = float(told.split("its sd is ")[1].split()[0])
+        assert abs(before / np.sqrt(1 - 2 / np.pi) - 1) * np.sqrt(2 * NUM) < LIMIT
+
+
 @pytest.mark.slow
 def test_a_fit_and_a_run_of_few_groups_warn():
     data = fedmcmc.FederatedData.from_clients([rows(i, 9, "logistic") for i in range(3)])

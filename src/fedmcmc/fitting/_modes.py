@@ -168,6 +168,11 @@ def find_modes(
     values = np.asarray(ledger.ask(evaluations(posterior), Points(candidates)).value, np.float64)
     prior = np.asarray(log_priors(posterior, candidates), np.float64)
     good = np.flatnonzero((values > BELOW) & np.isfinite(values) & np.isfinite(prior))
+    if not np.isfinite(prior).any():
+        raise ValueError(
+            f"The log density of the prior is finite at none of {len(prior)} starts: check its "
+            f"scales and bounds, or pass position=, a place where it is finite."
+        )
     if len(good) == 0:
         explain_nonfinite(posterior, consortium, candidates)
         raise ValueError(

@@ -71,6 +71,9 @@ def _of_few(
     before = jax.jit(jax.vmap(spread_fn))(keys)
     if not before:
         return None
+    flat = [site for site in before if site in posterior.improper]
+    if flat:
+        return f"{said}: the prior of {flat[0]}, which is improper, matters. {advice}"
     after = jax.jit(jax.vmap(posterior.constrain_fn))(_some(draws))
     name, prior, left = max(
         _sds(before, {site: after[site] for site in before}), key=lambda item: item[2] / item[1]

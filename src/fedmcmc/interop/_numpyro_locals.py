@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax import Array
 from numpyro import handlers
+from numpyro.infer import init_to_uniform
 from numpyro.infer.reparam import LocScaleReparam
 
 from fedmcmc._types import ArrayTree
@@ -202,9 +203,13 @@ def prior_spread(
         reached: frozenset = frozenset().union(*flags)
         return tuple(name for name in structure.shapes if name in reached)
 
+    def some_value(site: dict[str, Any]) -> Any:
+        return init_to_uniform(site) if site["name"] in structure.improper else None
+
     def draw(rng_key: Array) -> dict[str, Array]:
+        drawn = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=some_value)
         with handlers.trace() as trace:
-            tracing.call_model(handlers.seed(model, rng_key), rows)
+            tracing.call_model(drawn, rows)
         return {name: trace[name]["value"] for name in names()}
 
     return draw

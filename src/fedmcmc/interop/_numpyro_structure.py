@@ -15,7 +15,12 @@ from numpyro.distributions import biject_to
 from fedmcmc._types import ArrayTree
 from fedmcmc.interop import _numpyro_trace as tracing
 from fedmcmc.interop._dependence import Node, Tracer
-from fedmcmc.interop._numpyro_improper import is_improper
+from fedmcmc.interop._numpyro_improper import (
+    has_traced_mask,
+    is_improper,
+    nonfinite_parameters,
+    sites_masked_out,
+)
 from fedmcmc.interop._numpyro_inputs import (
     COUNTS,
     LOCAL,
@@ -268,6 +273,10 @@ def _abstract_start(model: Callable[..., Any], shapes: ArrayTree) -> Facts:
 
     for name, value in jax.eval_shape(run, shapes).items():
         facts[name]["value"] = value
+    masked = tuple(name for name, site in facts.items() if site.get("masked"))
+    if masked:
+        for name in sites_masked_out(model, shapes, masked):
+            facts[name]["improper"] = True
     return facts
 
 
@@ -292,6 +301,8 @@ def _facts(site: dict[str, Any]) -> dict[str, Any]:
         facts["distribution"] = tracing.name_of(site["fn"])
         facts["delta"] = isinstance(site["fn"], dist.Delta)
         facts["improper"] = not facts["discrete"] and is_improper(site)
+        facts["masked"] = not facts["discrete"] and has_traced_mask(site)
+        facts["nonfinite"] = nonfinite_parameters(site)
         if not facts["discrete"]:
             transform = biject_to(site["fn"].support)
             facts["shape"] = tuple(transform.inverse_shape(jnp.shape(site["value"])))
@@ -323,6 +334,11 @@ def _check_sites(trace: Facts) -> None:
         if site.get("delta"):
             raise ValueError(
                 f"Latent site {name!r} has a delta distribution; use numpyro.deterministic."
+            )
+        for parameter, value in site.get("nonfinite", {}).items():
+            raise ValueError(
+                f"The prior of site {name!r} has {parameter} = {value}, which is no density: "
+                f"choose a finite {parameter}. For a flat prior use dist.ImproperUniform."
             )
 
 

@@ -31,6 +31,8 @@ ROUNDING = 1e-6
 """Of values, relative to them."""
 STEEP, MOST_TRIES = 0.9, 20
 """Of a slope, what may be left at a step's end; and places that are tried along it."""
+MAX_RADIUS = 1e9
+"""Largest step: SciPy's own, 1000, does not reach parameters such as 100,000 in time."""
 Structure = Literal["dense", "diagonal", "none"]
 """What of a curvature is used: all of it, its diagonal, or nothing."""
 
@@ -223,7 +225,7 @@ def newton(
                 jac=lambda x: at(x).gradient,
                 hess=lambda x: at(x).hessian,
                 method=method,
-                options={"gtol": 0.0, "maxiter": max_steps},
+                options={"gtol": 0.0, "maxiter": max_steps, "max_trust_radius": MAX_RADIUS},
             )
 
     try:
