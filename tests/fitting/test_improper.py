@@ -95,7 +95,7 @@ def test_masks_that_are_made_in_the_model_are_known(kept):
         (dist.HalfCauchy(np.inf), "'b' has scale = inf"),
         (dist.Uniform(-np.inf, 1.0), "'b' has low = -inf"),
     ],
-    ids=str,
+    ids=["normal", "half Cauchy", "uniform"],
 )
 def test_infinite_parameters_of_a_prior_are_named(prior, message):
     with pytest.raises(ValueError, match=message):
