@@ -27,9 +27,7 @@ def decide(run: StageRunner, effort: str, max_rounds: int, latency: float) -> Ve
         if run.correction_is("failed") and run.ep_fits:
             run.propagate()
         if run.correction_is("passed"):
-            return _by_importance(
-                run,
-            )
+            return _by_importance(run)
     reason = _reason_to_stop(run, effort, max_rounds, latency)
     if reason:
         if run.correction_is("doubtful"):
@@ -71,6 +69,8 @@ def _reason_to_stop(run: StageRunner, effort: str, max_rounds: int, latency: flo
     if latency * USUAL_ROUNDS > PATIENCE:
         hours = latency * USUAL_ROUNDS / 3600
         return f'effort="exact" would take up to {USUAL_ROUNDS:,} rounds, {hours:.1f} hours'
+    if run.caveats:
+        return 'no draws can pass; effort="exact" runs chains all the same'
     if run.search.untold:
         return (
             f"no row depends on {listed(run.search.untold)}: change the model, or pass "
@@ -86,11 +86,14 @@ def _reason_to_stop(run: StageRunner, effort: str, max_rounds: int, latency: flo
 
 def _temper(run: StageRunner, before: str = "") -> Verdict:
     """Temper, and return the verdict; `before` names the check that failed before."""
-    errors = run.temper()
+    chains, errors = run.chains, run.temper()
     figures: dict[str, Any] = dict(error=errors.mean, sd_error=errors.sd)
     if not errors.are_small:
-        reason = "; ".join(x for x in (before, "groups of tempering disagree") if x)
-        reason += ": reparametrize the model"
+        told = f"groups of tempering differ by {errors.mean:.2g} sd and {100 * errors.sd:.2g} %"
+        reason = "; ".join(x for x in (before, told) if x) + ": reparametrize the model"
+        if chains is not None and chains.errors.excess < errors.excess:
+            run.chains, run.tempered = chains, None  # the better of the two
+            figures = chains.figures
         return _verdict(run, VerdictKind.FAILED, reason=reason, **figures)
     if run.posterior.improper:
         reason = (

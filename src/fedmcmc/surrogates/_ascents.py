@@ -111,7 +111,8 @@ class Expansion:
             self.falls = bool(values[0] < -RISING * values[-1])
             vectors = scale[:, None] * vectors
             self.flat_along = vectors[:, values < least]
-            self.covariance = (vectors / np.maximum(values, least)) @ vectors.T
+            with np.errstate(over="ignore"):
+                self.covariance = (vectors / np.maximum(values, least)) @ vectors.T
             self.step = -self.covariance @ gradient
         self.gain = float(-gradient @ self.step / 2)
 

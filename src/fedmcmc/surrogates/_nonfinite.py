@@ -30,8 +30,9 @@ SPREAD = 0.5
 """Standard deviation of local latents at which rows are evaluated."""
 
 SITE_LOGS = "At real sites, the log of a site names a row that is not finite at any start."
-
+"""Hint in messages of a server, which sees no rows."""
 FINITE, NO_DERIVATIVE, NO_VALUE = range(3)
+"""Kinds of rows: usable, without a finite derivative, without a finite value."""
 
 Evaluate = Callable[[np.ndarray], list[Any]]
 
