@@ -43,7 +43,7 @@ def _logits(position: Any, rows: Rows) -> Array:
 
 def _loglikelihood(position: Any, rows: Rows) -> Array:
     logits = _logits(position, rows)
-    tags = jnp.unpackbits(rows.tags, axis=-1, count=logits.shape[-1])
+    tags = jnp.unpackbits(rows.tags.astype(jnp.uint8), axis=-1, count=logits.shape[-1])
     return jnp.sum(tags * logits - jax.nn.softplus(logits), axis=-1)
 
 
@@ -68,7 +68,7 @@ def score(
     rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[chosen], test)
     logits = _logits(position, rows)
     said = logits > 0
-    true = jnp.unpackbits(rows.tags, axis=-1, count=logits.shape[-1]).astype(bool)
+    true = jnp.unpackbits(rows.tags.astype(jnp.uint8), axis=-1, count=logits.shape[-1]).astype(bool)
     counts = [said & true, said & ~true, ~said & true]
     return {"counts": jnp.stack([jnp.sum(x, axis=0, dtype=jnp.int32) for x in counts], axis=-1)}
 

@@ -124,7 +124,7 @@ def test_sentences_of_stack_overflow(folder):
     assert found.data.sizes.tolist() == [1, 2]  # two of the second user's three
     assert np.asarray(rows.words[0][:4]).tolist() == [0, 1, 1, -1]  # to jax jax
     np.testing.assert_allclose(rows.weight, [1 / 5, 1 / 5, 1 / 2])
-    assert np.unpackbits(np.asarray(rows.tags), axis=1, count=2).tolist() == [
+    assert np.unpackbits(np.asarray(rows.tags, np.uint8), axis=1, count=2).tolist() == [
         [1, 1],
         [1, 1],
         [0, 0],
@@ -177,7 +177,7 @@ def test_made_up_users_write_about_few_topics():
     rows, sizes = found.data.rows, found.data.sizes
     assert sizes.min() >= 1 and abs(sizes.mean() - 8) < 5 * 8 / 300**0.5
     assert rows.words.min() >= 0 and rows.words.max() < 60
-    tags = np.unpackbits(np.asarray(rows.tags), axis=1, count=9)
+    tags = np.unpackbits(np.asarray(rows.tags, np.uint8), axis=1, count=9)
     assert 0.01 < tags.mean() < 0.4
     again = tag_data.synthetic(0, num_clients=300, num_words=60, num_tags=9, mean_rows=8.0)
     np.testing.assert_array_equal(rows.words, again.data.rows.words)

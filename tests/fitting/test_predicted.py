@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
+from fedmcmc.diagnostics import Verdict
 from fedmcmc.fitting import find_modes
 from fedmcmc.fitting._predicted import predicted_tail, tail_index
 from fedmcmc.gaussian import moments_of
@@ -101,7 +102,7 @@ def test_what_fed_ep_proposes_is_predicted_before_it_is_weighted(monkeypatch):
     def failing_first(*args, **settings):
         calls.append(args)
         found = real(*args, **settings)
-        return replace(found, verdict="failed") if len(calls) == 1 else found
+        return replace(found, verdict=Verdict("failed")) if len(calls) == 1 else found
 
     def narrow(approximation):
         mean, covariance = moments_of(approximation)

@@ -326,6 +326,11 @@ class Posterior(NamedTuple):
         return tuple(self._fact("improper", ()))
 
     @property
+    def is_traced(self) -> bool:
+        """Whether `improper` is known, as it is of a NumPyro model."""
+        return self._fact("improper", None) is not None
+
+    @property
     def unmarked_local(self) -> tuple[str, ...]:
         """Names of shared sites whose prior is that of a group's effect (`from_numpyro`)."""
         return tuple(self._fact("unmarked_local", ()))

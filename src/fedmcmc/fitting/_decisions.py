@@ -40,7 +40,7 @@ def decide(run: StageRunner, effort: str, max_rounds: int, latency: float) -> Ve
     assert chains is not None
     details = f"{chains.num_rounds:,} rounds of {chains.samples.num_chains} chains"
     if chains.agree:
-        return _verdict(run, VerdictKind.PASSED, "MCMC", details=details, **chains.figures)
+        return _passed(run, "MCMC", details=details, **chains.figures)
     before = f"chains did not agree (R-hat {chains.rhat:.3f}, {chains.ess:,.0f} effective draws)"
     if run.search.found and run.size <= TEMPERED_DIMENSIONS:
         return _temper(run, before)
@@ -101,7 +101,16 @@ def _temper(run: StageRunner, before: str = "") -> Verdict:
             f"notice a posterior that is improper, too: give it a proper prior"
         )
         return _verdict(run, VerdictKind.DOUBTFUL, "SMC", reason=reason, **figures)
-    return _verdict(run, VerdictKind.PASSED, "SMC", **figures)
+    return _passed(run, "SMC", **figures)
+
+
+def _passed(run: StageRunner, method: str, **parts: Any) -> Verdict:
+    """Return the verdict on draws that passed, unless the posterior does not fall far out."""
+    name = run.flat_coordinate()
+    if not name:
+        return _verdict(run, VerdictKind.PASSED, method, **parts)
+    reason = f"the log posterior does not fall along {name}: give it a proper prior"
+    return _verdict(run, VerdictKind.DOUBTFUL, method, reason=reason, **parts)
 
 
 def _by_importance(run: StageRunner, reason: str = "") -> Verdict:

@@ -35,30 +35,55 @@ def refuse_flat_directions(posterior: Posterior, ledger: Ledger, search: Search)
     without curvature at the best place of the search. The first step is a conditional sd there, at
     most one.
     """
-    directions = _directions(posterior, search)
+    mode = search.modes[0]
+    name = _flat_direction(
+        posterior, ledger, search.centre, mode.flat, _directions(posterior, search)
+    )
+    if name:
+        names = ", ".join(posterior.improper)
+        raise ValueError(
+            f"The posterior is improper: its density does not fall along {name}, and the prior of "
+            f"{names} is improper. Give it a proper prior, or remove what the data cannot tell "
+            f"apart, such as one of two collinear columns."
+        )
+
+
+def flat_coordinate(
+    posterior: Posterior, ledger: Ledger, centre: ArrayTree, draws: np.ndarray
+) -> str:
+    """Return the name of a coordinate along which the log posterior does not fall, else "".
+
+    From the middle of draws ``[num, d]``, both ways, far beyond them.
+    """
+    size = draws.shape[1]
+    units, far = _units(draws.var(0))
+    places = range(min(size, MOST_COORDINATES))
+    directions = _axes(list(places), trees.element_names(centre), units, far)
+    return _flat_direction(posterior, ledger, centre, np.median(draws, axis=0), directions)
+
+
+def _flat_direction(
+    posterior: Posterior,
+    ledger: Ledger,
+    centre: ArrayTree,
+    start: np.ndarray,
+    directions: list[Direction],
+) -> str:
+    """Return the name of the first flat direction from `start`, ``[d]``, else ""."""
     if not directions:
-        return
+        return ""
     far = max(direction.far for direction in directions)
     num = min(max(int(np.ceil(np.log2(far))), WINDOW + 2), MOST_DOUBLINGS)
     distances = 2.0 ** np.arange(1, num + 1)
-    start = search.modes[0].flat
     steps = np.stack([direction.step for direction in directions])
     flat = start + distances[None, :, None] * steps[:, None]
-    places = flat.reshape(-1, len(start))
-    points = as_positions(places, search.centre)
+    points = as_positions(flat.reshape(-1, len(start)), centre)
     value = np.asarray(ledger.ask(evaluations(posterior), Points(points)).value, np.float64)
     value[value < BELOW] = -np.inf
     prior = np.asarray(log_priors(posterior, points), np.float64)
     log_density = (value + prior).reshape(len(directions), num)
     flat_ones = [i for i, values in enumerate(log_density) if _ends_flat(values)]
-    if len(flat_ones):
-        names = ", ".join(posterior.improper)
-        raise ValueError(
-            f"The posterior is improper: its density does not fall along "
-            f"{directions[flat_ones[0]].name}, and the prior of {names} is improper. Give it a "
-            f"proper prior, or remove what the data cannot tell apart, such as one of two "
-            f"collinear columns."
-        )
+    return directions[flat_ones[0]].name if flat_ones else ""
 
 
 def _ends_flat(values: np.ndarray) -> bool:
@@ -73,19 +98,13 @@ def _directions(posterior: Posterior, search: Search) -> list[Direction]:
     if not posterior.improper:
         return []
     mode = search.modes[0]
-    size = len(mode.flat)
     variances = np.diag(mode.covariance) if mode.covariance.ndim == 2 else mode.covariance
     if mode.covariance.ndim == 2:  # conditional ones
         variances = np.minimum(variances, 1 / np.diag(np.linalg.pinv(mode.covariance)))
-    sds = np.sqrt(np.maximum(variances, 1e-30))
-    units = np.minimum(sds, 1.0)
-    far = FAR * np.maximum(sds, 1.0) / units
+    units, far = _units(variances)
     names = trees.element_names(search.centre)
-    found = []
-    for place in _improper_coordinates(posterior, search.centre)[:MOST_COORDINATES]:
-        step = units[place] * (np.arange(size) == place)
-        found.append(Direction(f"{names[place]} towards plus infinity", step, far[place]))
-        found.append(Direction(f"{names[place]} towards minus infinity", -step, far[place]))
+    places = _improper_coordinates(posterior, search.centre)[:MOST_COORDINATES]
+    found = _axes(places, names, units, far)
     for vector in mode.flat_along.T:
         largest = np.argmax(np.abs(vector))
         vector = vector / vector[largest]
@@ -99,6 +118,25 @@ def _directions(posterior: Posterior, search: Search) -> list[Direction]:
         name = " ".join(terms).removeprefix("+ ")
         step = units[largest] * vector
         found += [Direction(name, step, FAR**2), Direction(name, -step, FAR**2)]
+    return found
+
+
+def _units(variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return first steps along coordinates, and how many times these are far away."""
+    sds = np.sqrt(np.maximum(variances, 1e-30))
+    units = np.minimum(sds, 1.0)
+    return units, FAR * np.maximum(sds, 1.0) / units
+
+
+def _axes(
+    places: list[int], names: list[str], units: np.ndarray, far: np.ndarray
+) -> list[Direction]:
+    """Return the directions of coordinates, both ways."""
+    found = []
+    for place in places:
+        step = units[place] * (np.arange(len(units)) == place)
+        found.append(Direction(f"{names[place]} towards plus infinity", step, far[place]))
+        found.append(Direction(f"{names[place]} towards minus infinity", -step, far[place]))
     return found
 
 

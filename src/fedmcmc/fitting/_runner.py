@@ -13,10 +13,10 @@ from jax import Array
 
 from fedmcmc._types import ArrayTree, Posterior
 from fedmcmc.algorithms import fed_ep
-from fedmcmc.diagnostics import MonteCarloErrors, at_rest, errors_of_groups
+from fedmcmc.diagnostics import MonteCarloErrors, VerdictKind, at_rest, errors_of_groups
 from fedmcmc.exact import GOOD_KHAT, Corrected, Tempered, correct, draws_needed, tempered
 from fedmcmc.fitting._chains import Chains, run_chains
-from fedmcmc.fitting._flat import refuse_flat_directions
+from fedmcmc.fitting._flat import flat_coordinate, refuse_flat_directions
 from fedmcmc.fitting._modes import Search, find_modes
 from fedmcmc.fitting._precision import check_precision
 from fedmcmc.fitting._predicted import HOPELESS, predicted_tail, tail_index
@@ -166,7 +166,9 @@ class StageRunner:
         mixture = self.search.mixture()
         self._correct(CORRECTION, mixture, "mixture at the modes")
         found = self.corrected
-        if found is None or len(found.rounds) > 1 or not found.khat < GOOD_KHAT:
+        if found is None or found.verdict.kind != VerdictKind.DOUBTFUL:
+            return
+        if len(found.rounds) > 1 or not found.khat < GOOD_KHAT:
             return
         errors = MonteCarloErrors(found.verdict.error, found.verdict.sd_error)
         needed = draws_needed(found.num_draws, errors)
@@ -338,6 +340,33 @@ class StageRunner:
             num_seeds, number = min(num_seeds * factor, MOST_SEEDS), AGAIN
         self.chains = None
         return errors
+
+    def flat_coordinate(self) -> str:
+        """Return a coordinate along which a posterior that may be improper is flat, else "".
+
+        Of a NumPyro model improper priors are known, and were tried after the search.
+        """
+        if self.posterior.is_traced:
+            return ""
+        draws: Any = None
+        if self.tempered is not None:
+            draws = self.tempered.islands
+        elif self.chains is not None:
+            draws = self.chains.samples.draws
+        flat = np.concatenate(
+            [
+                np.asarray(leaf, np.float64).reshape(leaf.shape[0] * leaf.shape[1], -1)
+                for leaf in jax.tree.leaves(draws)
+            ],
+            axis=1,
+        )
+        with self._bar("far out") as done:
+            ledger = Ledger(self.consortium)
+            name = flat_coordinate(self.posterior, ledger, self.search.centre, flat)
+            cost = (ledger.rounds, ledger.up, ledger.down, 0.0)
+            found = f"flat along {name}" if name else "falls"
+            done(Stage("far out", "along each coordinate", *cost, verdict=found))
+        return name
 
     def _measure_evidence(self, chains: Chains) -> None:
         with self._bar("evidence") as done:
