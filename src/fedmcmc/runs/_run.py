@@ -43,6 +43,8 @@ from fedmcmc.runs._watch import (
 )
 from fedmcmc.storage import Checkpoint, Progress, Saver, fingerprint, versions
 
+LEAST_CAPACITY = 64
+"""Draws of a chain for which a compiled run has room, at least."""
 BUFFER_BYTES = 2**26
 """Memory for the draws that wait on the device for the end of a segment."""
 
@@ -245,8 +247,9 @@ class Run:
         """Run rounds up to `end`."""
         until, saver = self.settings.until, self.saver
         budget = BUFFER_BYTES // max(num_bytes(self.recorder.shapes) * len(self.keys), 1)
-        # A power of two, so that another number of draws runs the same program.
-        capacity = 2 ** max(self._num_kept(end) - 1, 0).bit_length()
+        # A power of two, so that another number of draws runs the same program; one program serves
+        # all short runs, such as those in which chains adapt.
+        capacity = max(2 ** max(self._num_kept(end) - 1, 0).bit_length(), LEAST_CAPACITY)
         capacity = min(capacity, max(budget, 1), self.pace.longest)
         if not self.settings.record.keep_draws:
             capacity = 0
