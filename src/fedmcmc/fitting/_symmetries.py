@@ -23,8 +23,8 @@ MOST_IMAGES = 24
 """Images of a mode that are computed; four exchangeable components have so many."""
 MOST_LENGTH = 8
 """Entries of an axis up to which all their transpositions are tried."""
-MOST_MEMBERS = 4
-"""Sites that share an axis, up to which all their subsets are tried."""
+MOST_MEMBERS, MOST_PAIRED = 4, 16
+"""Sites that share an axis, up to which all their subsets and all their pairs are tried."""
 NUM_IMAGES = 32
 """Images that are mapped at a time."""
 SAME = 1e-3
@@ -139,9 +139,14 @@ def _families(values: Values) -> list[tuple[str, ...]]:
 
 
 def _subsets(members: list[Any]) -> list[tuple[Any, ...]]:
-    """Return all subsets of few members; of many all, all but one, pairs and single ones."""
+    """Return all subsets of few members; of more all, all but one, pairs and single ones.
+
+    Of very many, whose pairs would be thousands, all and single ones.
+    """
     num = len(members)
-    sizes = range(num, 0, -1) if num <= MOST_MEMBERS else (num, num - 1, 2, 1)
+    sizes: Any = (num, num - 1, 2, 1) if num <= MOST_PAIRED else (num, 1)
+    if num <= MOST_MEMBERS:
+        sizes = range(num, 0, -1)
     return [subset for size in sizes for subset in itertools.combinations(members, size)]
 
 
