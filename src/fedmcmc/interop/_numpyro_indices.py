@@ -6,6 +6,7 @@ outside of its axis, the row's term is computed with other numbers in place of t
 all give the same term (as within ``jnp.where(k < 3, v[k], 0)``), the index does no harm.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -404,7 +405,9 @@ def _labels_of(jaxpr: Any, labels: Sequence[frozenset[int]]) -> list[frozenset[i
 
 
 def _is_zero(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0 and value == 0
+    if isinstance(value, jax.core.Tracer) or np.ndim(value):
+        return False
+    return bool(np.asarray(value) == 0)  # by NumPy, as JAX would trace the comparison
 
 
 def _is_deliberate(eqn: Any) -> bool:
@@ -463,6 +466,11 @@ def check_indices(
     position
         Shapes of a position, by default those of ``posterior.init_fn``; without either, nothing is
         checked.
+
+    Warns
+    -----
+    UserWarning
+        If the model has an operation that cannot be evaluated by itself.
     """
     local = posterior.local or getattr(posterior.loglikelihood_fn, "local", None)
 
@@ -483,8 +491,14 @@ def check_indices(
             position = position if local.client is None else (position, local.client.like.tree)
             own = local.like.tree
         bad = find_bad_index(terms_fn, (position, own), rows)
-    except (AttributeError, KeyError, NotImplementedError, TypeError):
-        return  # a primitive that cannot be evaluated by itself
+    except (AttributeError, KeyError, NotImplementedError, TypeError) as error:
+        # The likelihood decides whether a model can be fitted, but no check is left out in silence.
+        warnings.warn(
+            f"Columns that index an axis of the model were not compared with its length, as an "
+            f"operation could not be evaluated by itself ({type(error).__name__}: {error}).",
+            stacklevel=3,  # the caller of `from_numpyro`
+        )
+        return
     if bad is not None:
         raise ValueError(bad.describe(place_fn(bad.row)))
 
