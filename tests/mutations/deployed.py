@@ -113,8 +113,8 @@ MUTATIONS = {
     ),
     "a study's digest leaves its files out": (
         "deploy/_study.py",
-        '"files": {where: self._hash(where) for where in self.sources},',
-        '"files": {where: "" for where in self.sources},',
+        '"files": {name: source.digest for name, source in self._sources.items()},',
+        '"files": dict.fromkeys(self._sources, ""),',
         APPROVED,
     ),
     "a study's files run before their owner has read them": (
