@@ -43,7 +43,7 @@ from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_REASON = 2000
-"""Characters of the server's reason that are shown."""
+"""Characters of a reason that are sent or shown."""
 MOST_LETTERS = 64
 """Of what the server calls a run, or asks for, in the site's log."""
 
@@ -245,13 +245,15 @@ class Site:
             asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
         except FrameError as error:
-            LOG.warning("%s: a message was not understood: %s", self.name, printable(error))
-            kind, header, body = "error", {"reason": str(error)}, b""
+            reason = printable(error, MOST_REASON)
+            LOG.warning("%s: a message was not understood: %s", self.name, reason)
+            kind, header, body = "error", {"reason": reason}, b""
         except _Unready:
             kind, header, body = "unready", {}, b""
         except _Declined as error:
-            LOG.warning("%s: declined: %s", self.name, printable(error))
-            kind, header, body = "declined", {"reason": str(error)}, b""
+            reason = printable(error, MOST_REASON)
+            LOG.warning("%s: declined: %s", self.name, reason)
+            kind, header, body = "declined", {"reason": reason}, b""
         answer = Frame(kind, {"tag": tag, **header}, body).to_bytes()
         if self._log is not None:
             run = () if tag is None else (printable(tag[0], MOST_LETTERS), *tag[1:])

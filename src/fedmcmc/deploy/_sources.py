@@ -130,7 +130,7 @@ def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
         module = importlib.import_module(source.module)
     finally:
         sys.meta_path.remove(finder)
-    loader = getattr(module.__spec__, "loader", None)
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
     if isinstance(loader, _Loader):
         if loader.source.data == source.data:
             return module
