@@ -171,21 +171,23 @@ def test_a_package_is_not_taken_from_the_working_directory(tmp_path, monkeypatch
     np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0])
 
 
+def shown(reason):
+    """Return what a server raises where a site declines with a reason."""
+    tag, transport = deploy.Tag("run", 0, 0, 0), deploy.Local()
+    news = [("bern", deploy.Frame("declined", {"tag": list(tag), "reason": reason}).to_bytes())]
+    transport.send = lambda site, data: None
+    transport.receive = lambda timeout: news.pop() if timeout and news else None
+    links = Links(MASKED, transport, 1.0)
+    links.joined.add("bern")
+    with pytest.raises(deploy.SiteError) as caught:
+        links.exchange({"bern": b""}, "answer", tag, lambda site, body: body)
+    return str(caught.value)
+
+
 def test_a_reason_has_printable_characters_alone():
-    """For each that a site may send, how many of the error's are not printable."""
-    counts, tag = [], deploy.Tag("run", 0, 0, 0)
-    for reason in ("no", "\x1b[2K", "\u202e", "\n"):
-        transport = deploy.Local()
-        links = Links(MASKED, transport, 1.0)
-        links.joined.add("bern")
-        frame = deploy.Frame("declined", {"tag": list(tag), "reason": reason})
-        news = [("bern", frame.to_bytes())]
-        transport.send = lambda site, data: None
-        transport.receive = lambda timeout, news=news: news.pop() if timeout and news else None
-        try:
-            links.exchange({"bern": b""}, "answer", tag, lambda site, body: body)
-        except deploy.SiteError as error:
-            counts.append(sum(not char.isprintable() for char in str(error)))
+    """How many others each message has."""
+    messages = [shown(reason) for reason in ("no", "\x1b[2K", "\u202e", "\n")]
+    counts = [sum(not char.isprintable() for char in message) for message in messages]
     np.testing.assert_array_equal(counts, [0, 0, 0, 0])
 
 
