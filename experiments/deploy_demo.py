@@ -32,6 +32,10 @@ from fedmcmc.__main__ import main as fedmcmc_command
 STUDY = Path(__file__).parent / "deployed_trial"
 ASKS = (*deploy.FIT, "CommonExpansions", "Relay")
 """For `fedmcmc.fit`, for the mode and the hospitals' expansions there, and for FSGLD with these."""
+PYTHONPATH = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
+"""Where processes find the module of the demo's own server."""
 PATIENCE_SECONDS = 900.0  # machines are busy
 
 
@@ -61,10 +65,10 @@ class Processes:
         """Start the process of a party, which writes to ``NAME.log``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, str(self.folder / name / settings)],
+                [sys.executable, "-P", "-m", module, str(self.folder / name / settings)],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "JAX_PLATFORMS": "cpu"},
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": PYTHONPATH},
             )
 
     def start_site(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
+from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._words import to_words
 from fedmcmc.deploy.secure import SiteRules
 from tests.contracts.model import KEY
@@ -143,6 +145,50 @@ def test_a_study_runs_once_its_owner_has_said_so(kit, monkeypatch):
         counts += [status, len(ran.read_text()) if ran.exists() else 0]
         counts.append((kit / "approval.json").exists())
     np.testing.assert_array_equal(counts, [1, 0, 0, 1, 1, 0])
+
+
+def test_a_source_runs_as_it_was_hashed(tmp_path):
+    (tmp_path / "model.py").write_text("NUMBER = 1")
+    study = studies.study_of(posterior="model.py:NUMBER", kernels={}, folder=tmp_path)
+    digests = [study.digest]
+    (tmp_path / "model.py").write_text("NUMBER = 2")
+    again = dataclasses.replace(study)
+    digests.append(again.digest)
+    found = [study.found("model.py:NUMBER"), again.found("model.py:NUMBER"), len({*digests})]
+    np.testing.assert_array_equal(found, [1, 2, 2])
+
+
+def test_a_package_is_not_taken_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "fedmcmc_test_received.py").write_text("NUMBER = 1")
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for place in ("fedmcmc_test_received:NUMBER", "fedmcmc:lsd", "subprocess:run"):
+        study = studies.study_of(posterior=place, kernels={})
+        for entry in ("", str(tmp_path)):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "path", [entry, *sys.path])
+                found.append(taken(study.to_dict))
+    np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0])
+
+
+def shown(reason):
+    """Return what a server raises where a site declines with a reason."""
+    tag, transport = deploy.Tag("run", 0, 0, 0), deploy.Local()
+    news = [("bern", deploy.Frame("declined", {"tag": list(tag), "reason": reason}).to_bytes())]
+    transport.send = lambda site, data: None
+    transport.receive = lambda timeout: news.pop() if timeout and news else None
+    links = Links(MASKED, transport, 1.0)
+    links.joined.add("bern")
+    with pytest.raises(deploy.SiteError) as caught:
+        links.exchange({"bern": b""}, "answer", tag, lambda site, body: body)
+    return str(caught.value)
+
+
+def test_a_reason_has_printable_characters_alone():
+    """How many others each message has."""
+    messages = [shown(reason) for reason in ("no", "\x1b[2K", "\u202e", "\n")]
+    counts = [sum(not char.isprintable() for char in message) for message in messages]
+    np.testing.assert_array_equal(counts, [0, 0, 0, 0])
 
 
 SINGLES = (

@@ -113,9 +113,27 @@ MUTATIONS = {
     ),
     "a study's digest leaves its files out": (
         "deploy/_study.py",
-        '"files": {where: self._hash(where) for where in self.sources},',
-        '"files": {where: "" for where in self.sources},',
+        '"files": {name: source.digest for name, source in self._sources.items()},',
+        '"files": dict.fromkeys(self._sources, ""),',
         APPROVED,
+    ),
+    "a study's file is read again when it runs": (
+        "deploy/_sources.py",
+        "compile(self.source.data, ",
+        "compile(self.source.path.read_bytes(), ",
+        f"{REFUSALS}a_source_runs_as_it_was_hashed",
+    ),
+    "a package is taken from the working directory": (
+        "deploy/_sources.py",
+        "if os.path.isabs(entry) and os.path.realpath(entry) not in left_out",
+        "if entry or left_out",
+        f"{REFUSALS}a_package_is_not_taken_from_the_working_directory",
+    ),
+    "a site's reason reaches the terminal as it is": (
+        "deploy/_links.py",
+        "printable(frame.header.get('reason'), MOST_REASON)",
+        "frame.header.get('reason')",
+        f"{REFUSALS}a_reason_has_printable_characters_alone",
     ),
     "a study's files run before their owner has read them": (
         "deploy/_commands.py",

@@ -140,7 +140,7 @@ address = "127.0.0.1:{self.port}"
         command = "server" if name == "server" else "site"
         log = (self.folder / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", f"fedmcmc.{command}", str(self.folder / f"{name}.toml")],
+            [sys.executable, "-P", "-m", f"fedmcmc.{command}", str(self.folder / f"{name}.toml")],
             stdout=log,
             stderr=log,
             env=os.environ | {"JAX_PLATFORMS": "cpu"},

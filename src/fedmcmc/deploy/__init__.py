@@ -15,6 +15,7 @@ from fedmcmc.deploy._audit import LogError as LogError
 from fedmcmc.deploy._audit import verify_log as verify_log
 from fedmcmc.deploy._commands import add_commands as add_commands
 from fedmcmc.deploy._commands import command as command
+from fedmcmc.deploy._commands import isolate_process as isolate_process
 from fedmcmc.deploy._config import connect as connect
 from fedmcmc.deploy._config import run_server as run_server
 from fedmcmc.deploy._config import run_site as run_site

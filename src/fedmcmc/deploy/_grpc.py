@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmcmc._checks import not_installed
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, printable
 from fedmcmc.deploy._pki import fingerprint
 from fedmcmc.deploy._site import Site
 
@@ -221,7 +221,7 @@ def serve_site(
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                     raise Refused(
-                        f"The server turned {site.name} away: {error.details()}."
+                        f"The server turned {site.name} away: {printable(error.details())}."
                     ) from None
                 if not stop.is_set():
                     LOG.info("%s: no connection (%s)", site.name, error.code().name)

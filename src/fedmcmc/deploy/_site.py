@@ -21,7 +21,16 @@ from fedmcmc.data import FederatedData, code_rows, values_of
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
-from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
+from fedmcmc.deploy._frames import (
+    Frame,
+    FrameError,
+    Refused,
+    Tag,
+    digest_of,
+    pack,
+    printable,
+    unpack,
+)
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
@@ -33,6 +42,8 @@ from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
+MOST_REASON = 2000
+"""Characters of a reason that are sent or shown."""
 MOST_LETTERS = 64
 """Of what the server calls a run, or asks for, in the site's log."""
 
@@ -228,23 +239,27 @@ class Site:
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
-                raise Refused(str(frame.header.get("reason")))
+                raise Refused(printable(frame.header.get("reason"), MOST_REASON))
             if frame.kind == "welcome":
                 return None
             asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
         except FrameError as error:
-            LOG.warning("%s: a message was not understood: %s", self.name, error)
-            kind, header, body = "error", {"reason": str(error)}, b""
+            reason = printable(error, MOST_REASON)
+            LOG.warning("%s: a message was not understood: %s", self.name, reason)
+            kind, header, body = "error", {"reason": reason}, b""
         except _Unready:
             kind, header, body = "unready", {}, b""
         except _Declined as error:
-            LOG.warning("%s: declined: %s", self.name, error)
-            kind, header, body = "declined", {"reason": str(error)}, b""
+            reason = printable(error, MOST_REASON)
+            LOG.warning("%s: declined: %s", self.name, reason)
+            kind, header, body = "declined", {"reason": reason}, b""
         answer = Frame(kind, {"tag": tag, **header}, body).to_bytes()
         if self._log is not None:
-            where = {} if tag is None else Tag(tag[0][:MOST_LETTERS], *tag[1:])._asdict()
-            self._log.write(kind, asked=asked[:MOST_LETTERS], **where, **_sent(answer))
+            run = () if tag is None else (printable(tag[0], MOST_LETTERS), *tag[1:])
+            where = Tag(*run)._asdict() if run else {}
+            asked = printable(asked, MOST_LETTERS)
+            self._log.write(kind, asked=asked, **where, **_sent(answer))
         return answer
 
     def _answered(self, frame: Frame, data: bytes) -> tuple[str, dict[str, Any], bytes]:
@@ -266,16 +281,18 @@ class Site:
                     part = self._masks.take_part(stage, frame.tag.attempt, frame.body)
                     return "answer", {}, part
                 case _:
-                    raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
+                    kind = printable(repr(frame.kind), MOST_LETTERS)
+                    raise FrameError(f"The server asks for {kind}, which is unknown.")
         except (FrameError, _Unready):
             raise
         except Refused as error:
             raise _Declined(str(error)) from error
         except Exception as error:
+            kind = printable(repr(frame.kind), MOST_LETTERS)
             # What it says stays here: it may hold numbers of rows.
-            LOG.exception("%s: a message of the kind %r", self.name, frame.kind)
+            LOG.exception("%s: a message of the kind %s", self.name, kind)
             raise FrameError(
-                f"{type(error).__name__} at a message of the kind {frame.kind!r}; the log of "
+                f"{type(error).__name__} at a message of the kind {kind}; the log of "
                 f"{self.name} says more."
             ) from None
         return "ready", {}, b""

@@ -1,10 +1,6 @@
 """A study: what sites and their server agree on before anything runs."""
 
-import hashlib
-import importlib
-import importlib.util
 import json
-import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +19,8 @@ from fedmcmc.data import FederatedData, Levels
 from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_alike, check_settings, grid_of
+from fedmcmc.deploy._names import check_printable, check_site_names
+from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
 from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
@@ -47,6 +45,9 @@ class Study:
     posterior
         Where the model is: ``"package.module:name"`` of an installed package, or
         ``"file.py:name"`` of a file in `folder`. A `Posterior`, or ``settings -> Posterior``.
+        Sources are read once, at their first use, and what was read is hashed and run. Packages
+        are not taken from the working directory or `folder`, unless the program has imported them
+        or ``PYTHONPATH`` names that folder by an absolute path.
     sites
         Rows of each site, by name, in the order of the clients. Sizes are known to all.
     rows
@@ -69,7 +70,8 @@ class Study:
         know; ``resolution`` and ``most``, as of `fedmcmc.secure_sum`, of what `asks` allows. All
         kernels of the study must then be secure sums over all sites.
     folder
-        Where files are looked for; each party has its own.
+        Where files are looked for; each party has its own. Files lie within it, also where
+        symbolic links lead.
     levels
         Levels of text columns in their order, by column. Sites code text by these.
 
@@ -113,6 +115,7 @@ class Study:
             raise ValueError("rows must say the shapes and types of one row.")
         object.__setattr__(self, "rows", wide_shapes(self.rows))
         object.__setattr__(self, "levels", checked_levels(self.levels, self.rows))
+        self._check_names()
         for where in (self.posterior, *self.kernels.values()):
             if where.count(":") != 1:
                 raise ValueError(
@@ -120,6 +123,23 @@ class Study:
                 )
         if self.secure:
             check_settings(self.secure, self.sites, self.asks)
+
+    def _check_names(self) -> None:
+        """Raise `ValueError` unless all names are printable, since owners read them."""
+        columns = jax.tree_util.tree_leaves_with_path(self.rows)
+        check_printable(
+            {
+                "the study": [self.name],
+                "a source": [self.posterior, *self.kernels.values()],
+                "a site": self.sites,
+                "a column": [jax.tree_util.keystr(path, simple=True) for path, _ in columns],
+                "a level": [level for levels in self.levels.values() for level in levels],
+                "a kernel": self.kernels,
+                "a kernel in asks": self.asks,
+                "a setting": _keys(self.settings),
+            }
+        )
+        check_site_names(self.sites)
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
@@ -153,7 +173,7 @@ class Study:
             "asks": list(self.asks),
             "settings": dict(self.settings),
             "secure": dict(self.secure),
-            "files": {where: self._hash(where) for where in self.sources},
+            "files": {name: source.digest for name, source in self._sources.items()},
         } | ({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {})
 
     @cached_property
@@ -189,53 +209,27 @@ class Study:
 
     @property
     def sources(self) -> list[str]:
-        """The files and packages that the model and the kernels are in."""
-        places = {where.partition(":")[0] for where in (self.posterior, *self.kernels.values())}
-        return sorted(places)
+        """The files, modules and their packages that the model and the kernels are in."""
+        return list_sources((self.posterior, *self.kernels.values()))
+
+    @cached_property
+    def _sources(self) -> dict[str, Source]:
+        """The sources by name, as they were read at their first use."""
+        return {name: read_source(self.name, self.folder, name) for name in self.sources}
 
     def path(self, source: str) -> Path:
-        """Return where a source of the model or of a kernel lies, ``"file.py"`` or a package's.
+        """Return the file that a source of the model or of a kernel was read from.
 
         Raises
         ------
         ValueError
-            If it is a package that is not installed.
+            If a source cannot be read, or is a package that is not installed.
         """
-        if source.endswith(".py"):
-            return Path(self.folder) / source
-        spec = importlib.util.find_spec(source)
-        if spec is None or spec.origin is None:
-            raise ValueError(f"The study {self.name!r} needs {source}, which is not installed.")
-        return Path(spec.origin)
-
-    def _hash(self, source: str) -> str:
-        path = self.path(source)
-        try:
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise ValueError(
-                f"The study {self.name!r} needs {path}, which cannot be read ({error.strerror})."
-            ) from error
+        return self._sources[source].path
 
     @cached_property
     def _modules(self) -> dict[str, ModuleType]:
-        return {source: self._loaded(source) for source in self.sources}
-
-    def _loaded(self, source: str) -> ModuleType:
-        if not source.endswith(".py"):
-            return importlib.import_module(source)
-        name = f"fedmcmc_study_{self._hash(source)[:16]}"
-        if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, self.path(source))
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[name]
-                raise
-        return sys.modules[name]
+        return {name: load_source(self._sources, name) for name in self._sources}
 
     def found(self, where: str) -> Any:
         """Return what has this name in one of the study's files: ``"file.py:name"``.
@@ -452,6 +446,14 @@ def _padded(leaf: Any, size: int) -> Any:
     nothing = jnp.nan if floats else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
     rest = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), nothing, leaf.dtype)
     return jnp.concatenate([leaf, rest])
+
+
+def _keys(table: Any) -> list[Any]:
+    """Return the keys of a table and of the tables within it."""
+    if isinstance(table, Mapping):
+        return [*table, *(key for part in table.values() for key in _keys(part))]
+    parts = table if isinstance(table, list | tuple) else ()
+    return [key for part in parts for key in _keys(part)]
 
 
 def _described(tree: ArrayTree) -> Any:
