@@ -1,6 +1,8 @@
 """What the two commands do: a site and a server, as their settings files say."""
 
+import hashlib
 import logging
+import re
 import signal
 import threading
 import tomllib
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
@@ -25,12 +28,15 @@ from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit
 from fedmcmc.pytrees import named_leaves
+from fedmcmc.random import secret_key
 from fedmcmc.records import Samples
 from fedmcmc.reports import can_draw
 from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
+SEED_DIGITS = 32
+NEW_SEED = f"python -c 'import secrets; print(secrets.token_hex({SEED_DIGITS // 2}))'"
 LIMITS = ("most_rounds", "min_rows", "min_sites", "refused_columns")
 
 
@@ -167,8 +173,10 @@ def run_server(path: str | Path) -> Samples:
     path
         A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
         ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
-        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed``, ``draws`` (an
-        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position``
+        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed`` (text of 32
+        hexadecimal digits, as by ``secrets.token_hex(16)``, or an integer, which makes the key
+        ``jax.random.key(seed)`` and which a search can find), ``draws`` (an ``.npz`` file to
+        write), and for kernels ``num_rounds``, and if wanted ``position``
         (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
         ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
         ``on_missing``, ``timeout``, ``progress``, ``report`` (an HTML file to write).
@@ -260,11 +268,12 @@ def _run_over(
     more = ("position", "on_missing", "timeout", "progress", "report")
     wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
     _check_names(path, what, wanted, more if fits else (*more, *counts), "run")
+    rng_key = key_of_seed(what["seed"])  # raises before sites are waited for
     if "report" in what:
         can_draw()  # rather than to say so after the run
     sites = Sites(study, transport(), **_patience(what))
     try:
-        samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
+        samples = (_fitted if fits else _sampled)(sites, rng_key, what, base)
     finally:
         sites.close()
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
@@ -274,21 +283,49 @@ def _run_over(
     return samples
 
 
-def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
+def key_of_seed(seed: Any) -> Array:
+    """Return the key of a run from the ``seed`` of a server's settings.
+
+    Parameters
+    ----------
+    seed
+        Text of 32 hexadecimal digits: a key of the ChaCha20 generator. Or an integer: the key
+        ``jax.random.key(seed)``, with a warning in the log.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if type(seed) is int:
+        LOG.warning(
+            "run.seed is an integer, which can be found by search, and with it the server's noise. "
+            "Use a text of %d hexadecimal digits, as made by %s.",
+            *(SEED_DIGITS, NEW_SEED),
+        )
+        return jax.random.key(seed)
+    if not isinstance(seed, str) or not re.fullmatch(f"[0-9a-fA-F]{{{SEED_DIGITS}}}", seed):
+        raise ValueError(
+            f"run.seed must be a text of {SEED_DIGITS} hexadecimal digits, as made by {NEW_SEED}, "
+            "or an integer; it is neither."
+        )
+    return secret_key(hashlib.sha256(bytes.fromhex(seed)).digest())
+
+
+def _sampled(sites: Sites, rng_key: Array, what: dict[str, Any], base: Path) -> Samples:
     study = sites.study
     names = ("num_rounds", "num_burnin", "thinning", "num_chains", "progress")
     settings = {name: what[name] for name in names if name in what}
     if "checkpoint" in what:
         settings["checkpoint"] = Checkpoint(base / what["checkpoint"], what.get("every_rounds"))
-    key = jax.random.key(what["seed"])
-    return sites.sample(key, study.kernel(what["kernel"]), _position(study, what), **settings)
+    return sites.sample(rng_key, study.kernel(what["kernel"]), _position(study, what), **settings)
 
 
-def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
+def _fitted(sites: Sites, rng_key: Array, what: dict[str, Any], base: Path) -> Samples:
     fitted = fit(
         sites.study.model,
         sites,
-        rng_key=jax.random.key(what["seed"]),
+        rng_key=rng_key,
         position=_position(sites.study, what) if "position" in what else None,
         progress=what.get("progress", True),
     )

@@ -196,6 +196,8 @@ min_sites = 3
 def _server_toml(study: Study, name: str, port: str, pins: dict[str, str]) -> str:
     kernel = next(iter(study.kernels), "fit")
     run = "" if kernel == "fit" else _RUN
+    noise = "the noise of server and sites" if study.reproducible else "the server's noise"
+    knows = f"who knows it can compute {noise}"
     return f"""\
 # Settings of the server. Paths are relative to this file's folder.
 study = "study/{name}"
@@ -208,7 +210,7 @@ authority = "keys/ca.crt"
 {_table(pins)}
 [run]
 kernel = "{kernel}"
-seed = {secrets.randbits(31)}                 # who knows it knows the noise of all sites
+seed = "{secrets.token_hex(16)}"   # secret: {knows}
 draws = "draws.npz"
 {run}"""
 
