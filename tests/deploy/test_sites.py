@@ -21,7 +21,7 @@ STUDY = studies.study_of(MEMORY)
 
 
 def site_of(folder, name="bern", study=STUDY, **settings):
-    return deploy.Site(study, name, studies.rows_of(name), folder=folder / name, **settings)
+    return studies.site_of(study, name, folder, **settings)
 
 
 @pytest.mark.parametrize(

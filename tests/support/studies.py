@@ -88,8 +88,17 @@ def masked_study(row, settings=(), secure=(), **changes):
     return study_of(settings=settings, secure=asked | dict(secure), **changes)
 
 
+def give_secret(folder, name):
+    """Write a site's secret, the same in every test, unless its folder has one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "secret").exists():
+        (folder / "secret").write_bytes(hashlib.sha256(f"secret of {name}".encode()).digest())
+
+
 def site_of(study, name, folder, **changes):
+    """Return a site whose secret depends on its name alone: other folders, the same draws."""
     given = dict(rows=rows_of(name), folder=folder / name)
+    give_secret(folder / name, name)
     if study.secure:
         given["identity"] = identity_of(name)
     return deploy.Site(study, name, **(given | changes))

@@ -20,7 +20,15 @@ from fedmcmc._types import (
     Refined,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
-from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, pack, unpack
+from fedmcmc.deploy._frames import (
+    Frame,
+    FrameError,
+    Tag,
+    checksum,
+    digest_of,
+    pack,
+    unpack,
+)
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
@@ -146,16 +154,19 @@ class Rounds:
         study = self.links.study
         words, numbers = study.words_of(self.kernel)
         position, _ = to_words(self.shapes.first.position, study.functions)
+        words_of_keys = wire.encode(jax.random.key_data(self.keys))
         header = {
             "tag": list(self._tag(-1)),
             "kernel": words,
             "position": position,
             "chains": len(self.keys),
             "generator": str(jax.random.key_impl(self.keys)),
+            # Runs with other keys are other questions, so that sites draw independently in them.
+            "keys": digest_of(words_of_keys),
         }
         parts = [numbers]
         if study.reproducible:
-            parts.append(wire.encode(jax.random.key_data(self.keys)))
+            parts.append(words_of_keys)
         return Frame("begin", header, pack(*parts)).to_bytes()
 
     def begin(self) -> None:

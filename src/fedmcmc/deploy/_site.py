@@ -308,8 +308,7 @@ class Site:
             raise Refused(str(error)) from error
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
-        text = json.dumps(header | {"tag": tag.run}, sort_keys=True)  # without the attempt
-        told = digest_of(text.encode(), frame.body)
+        told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
         fields = (kernel, num_chains, generator, keys, shapes, readers, told)
         self._run = run = _Run(tag.run, tag.attempt, *fields)
         if not run.keeps:
