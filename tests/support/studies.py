@@ -77,8 +77,17 @@ def straight(settings):
     )
 
 
+def plain_kernel(posterior, settings):
+    return fedmcmc.lsd(posterior, step_size=2.0**-5, batch_size=settings.get("batch_size"))
+
+
 def straight_kernel(posterior, settings):
-    return fedmcmc.secure_sum(fedmcmc.lsd(posterior, step_size=2.0**-5))
+    return fedmcmc.secure_sum(plain_kernel(posterior, settings))
+
+
+def local_kernel(posterior, settings):
+    """Clients take steps of their own, with noise whose correlation the settings say."""
+    return fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=2, rho=settings["rho"])
 
 
 def masked_study(row, settings=(), secure=(), **changes):
