@@ -1,7 +1,7 @@
 """Folders that a consortium hands to its parties, and certificates of keys that never travel."""
 
-import shutil
 import re
+import shutil
 import stat
 import subprocess
 import tomllib
