@@ -268,12 +268,11 @@ def _run_over(
     more = ("position", "on_missing", "timeout", "progress", "report")
     wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
     _check_names(path, what, wanted, more if fits else (*more, *counts), "run")
-    rng_key = key_of_seed(what["seed"])  # raises before sites are waited for
     if "report" in what:
         can_draw()  # rather than to say so after the run
     sites = Sites(study, transport(), **_patience(what))
     try:
-        samples = (_fitted if fits else _sampled)(sites, rng_key, what, base)
+        samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
     finally:
         sites.close()
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
@@ -312,20 +311,21 @@ def key_of_seed(seed: Any) -> Array:
     return secret_key(hashlib.sha256(bytes.fromhex(seed)).digest())
 
 
-def _sampled(sites: Sites, rng_key: Array, what: dict[str, Any], base: Path) -> Samples:
+def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
     study = sites.study
     names = ("num_rounds", "num_burnin", "thinning", "num_chains", "progress")
     settings = {name: what[name] for name in names if name in what}
     if "checkpoint" in what:
         settings["checkpoint"] = Checkpoint(base / what["checkpoint"], what.get("every_rounds"))
-    return sites.sample(rng_key, study.kernel(what["kernel"]), _position(study, what), **settings)
+    key = key_of_seed(what["seed"])
+    return sites.sample(key, study.kernel(what["kernel"]), _position(study, what), **settings)
 
 
-def _fitted(sites: Sites, rng_key: Array, what: dict[str, Any], base: Path) -> Samples:
+def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
     fitted = fit(
         sites.study.model,
         sites,
-        rng_key=rng_key,
+        rng_key=key_of_seed(what["seed"]),
         position=_position(sites.study, what) if "position" in what else None,
         progress=what.get("progress", True),
     )

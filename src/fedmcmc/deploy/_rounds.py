@@ -20,15 +20,7 @@ from fedmcmc._types import (
     Refined,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
-from fedmcmc.deploy._frames import (
-    Frame,
-    FrameError,
-    Tag,
-    checksum,
-    digest_of,
-    pack,
-    unpack,
-)
+from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, digest_of, pack, unpack
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
