@@ -11,9 +11,9 @@ import pytest
 
 import fedmcmc
 from fedmcmc import deploy, random, rounds, wire
-from fedmcmc.deploy._config import key_of_seed
 from fedmcmc.deploy._frames import pack, unpack
 from fedmcmc.deploy._secret import SECRET, SiteSecret
+from fedmcmc.deploy._seeds import key_of_seed
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.lanes import fast_and_slow

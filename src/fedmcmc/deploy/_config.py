@@ -1,8 +1,6 @@
 """What the two commands do: a site and a server, as their settings files say."""
 
-import hashlib
 import logging
-import re
 import signal
 import threading
 import tomllib
@@ -13,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
@@ -22,21 +19,19 @@ from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._masks import MASKS, rules_of
+from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit
 from fedmcmc.pytrees import named_leaves
-from fedmcmc.random import secret_key
 from fedmcmc.records import Samples
 from fedmcmc.reports import can_draw
 from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
-SEED_DIGITS = 32
-NEW_SEED = f"python -c 'import secrets; print(secrets.token_hex({SEED_DIGITS // 2}))'"
 LIMITS = ("most_rounds", "min_rows", "min_sites", "refused_columns")
 
 
@@ -280,35 +275,6 @@ def _run_over(
     if "report" in what and not fits:
         samples.report(base / what["report"])
     return samples
-
-
-def key_of_seed(seed: Any) -> Array:
-    """Return the key of a run from the ``seed`` of a server's settings.
-
-    Parameters
-    ----------
-    seed
-        Text of 32 hexadecimal digits: a key of the ChaCha20 generator. Or an integer: the key
-        ``jax.random.key(seed)``, with a warning in the log.
-
-    Raises
-    ------
-    ValueError
-        If it is neither.
-    """
-    if type(seed) is int:
-        LOG.warning(
-            "run.seed is an integer, which can be found by search, and with it the server's noise. "
-            "Use a text of %d hexadecimal digits, as made by %s.",
-            *(SEED_DIGITS, NEW_SEED),
-        )
-        return jax.random.key(seed)
-    if not isinstance(seed, str) or not re.fullmatch(f"[0-9a-fA-F]{{{SEED_DIGITS}}}", seed):
-        raise ValueError(
-            f"run.seed must be a text of {SEED_DIGITS} hexadecimal digits, as made by {NEW_SEED}, "
-            "or an integer; it is neither."
-        )
-    return secret_key(hashlib.sha256(bytes.fromhex(seed)).digest())
 
 
 def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:

@@ -1,6 +1,5 @@
 """A folder per party with all that it needs: keys, certificates, the study, settings."""
 
-import secrets
 import shutil
 import tomllib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from fedmcmc.deploy._pki import (
     public_identity,
     sign_request,
 )
+from fedmcmc.deploy._seeds import new_seed
 from fedmcmc.deploy._study import Study
 
 AUTHORITY = "authority"
@@ -210,7 +210,7 @@ authority = "keys/ca.crt"
 {_table(pins)}
 [run]
 kernel = "{kernel}"
-seed = "{secrets.token_hex(16)}"   # secret: {knows}
+seed = "{new_seed()}"   # secret: {knows}
 draws = "draws.npz"
 {run}"""
 
