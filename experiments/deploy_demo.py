@@ -128,6 +128,7 @@ def make_study(config: Config, data: fedmcmc.FederatedData, names: list[str]) ->
 name = "indomethacin"
 posterior = "model.py:posterior"
 asks = {json.dumps(ASKS)}
+reproducible = true               # to compare with a simulation: all keys are public
 
 [sites]
 {sites}

@@ -1,5 +1,6 @@
 """Folders that a consortium hands to its parties, and certificates of keys that never travel."""
 
+import re
 import shutil
 import stat
 import subprocess
@@ -59,6 +60,7 @@ def test_each_party_gets_a_folder_with_all_that_it_needs(study, tmp_path, capsys
     assert status == 0
     told, parties = capsys.readouterr().out, read(folder / "parties.toml")
     pins = read(folder / "server" / "server.toml")["sites"]
+    assert re.fullmatch("[0-9a-f]{32}", read(folder / "server" / "server.toml")["run"]["seed"])
     digest = deploy.Study.read(study).digest
     for name in ("server", *NAMES):
         kit = folder / name

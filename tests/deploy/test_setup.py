@@ -22,7 +22,7 @@ from tests.support.lanes import fast_and_slow
 from tests.support.site_runs import POSITION, close
 
 ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay")
-STUDY = studies.study_of(asks=ASKS, kernels={})
+STUDY = studies.study_of(asks=ASKS, kernels={}, reproducible=True)
 MODEL = STUDY.model
 CENTER = {"a": jnp.array(0.4), "b": {"c": jnp.array([0.9, 0.7])}}
 SIMULATED = SimulatedConsortium(DATA)

@@ -21,7 +21,7 @@ STUDY = studies.study_of(MEMORY)
 
 
 def site_of(folder, name="bern", study=STUDY, **settings):
-    return deploy.Site(study, name, studies.rows_of(name), folder=folder / name, **settings)
+    return studies.site_of(study, name, folder, **settings)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ class Silent:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["dg_sgld", "hmc"])
 def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
-    study, local = studies.study_of(row), deploy.Local()
+    study, local = studies.study_of(row, reproducible=True), deploy.Local()
     chur = studies.join_all(local, study, tmp_path)["chur"]
     sites = deploy.Sites(study, Silent(local, chur, {1, 2}), on_missing="leave_out")
     samples = sites.sample(KEY, study.kernel("main"), POSITION, num_rounds=5, progress=False)

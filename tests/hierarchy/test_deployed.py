@@ -76,6 +76,7 @@ def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
         kernels={"main": f"{HERE}:kernel"},
         settings={},
         asks=deploy.FIT,
+        reproducible=True,
     )
 
     def join():
@@ -111,6 +112,7 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
         rows=ROWS,
         kernels={"main": f"{HERE}:{name}"},
         settings={},
+        reproducible=True,
     )
     local, sites = deploy.Local(), []
     for site, own_rows in zip(NAMES, rows, strict=True):

@@ -23,6 +23,10 @@ ZERO = f"{QUESTIONS}a_density_of_zero_is_one_in_a_secure_sum"
 WALL = f"{QUESTIONS}a_chain_turns_back_at_a_wall_in_a_secure_sum[mala]"
 NO_WORDS = f"{QUESTIONS}a_search_does_not_end_where_numbers_have_no_words[-inf]"
 ANSWER = "deploy/test_masked_questions.py::test_an_answer_has_the_bits_of_a_simulated_secure_sum"
+SECRETS = "deploy/test_secrets.py::test_"
+DEPEND = f"{SECRETS}keys_of_clients_depend_on_all_that_a_step_depends_on"
+SECRET, CHACHA = "deploy/_secret.py", "random/_chacha.py"
+STREAMS = "random/test_chacha.py::test_split_and_folded_keys_are_of_other_streams"
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {
@@ -194,5 +198,36 @@ MUTATIONS = {
         "RESOLUTION, MOST = 2.0**-22,",
         "RESOLUTION, MOST = 2.0**-12,",
         ANSWER,
+    ),
+    "a client draws the same in all rounds": (
+        "deploy/_site.py",
+        'place = f"{tag.round} {tag.phase}"',
+        'place = f"{tag.phase}"',
+        DEPEND,
+    ),
+    "all chains draw the same": (SECRET, "str(chain).encode()", 'b""', DEPEND),
+    "a client's draws do not depend on what it keeps": (
+        "deploy/_site.py",
+        "wire.encode(chain_of(run.state, c)))",
+        'b"")',
+        DEPEND,
+    ),
+    "a site's keys do not depend on its secret": (
+        SECRET,
+        "hmac.digest(self._secret,",
+        'hmac.digest(b"",',
+        f"{SECRETS}a_secret_is_made_once_and_for_its_owner_alone",
+    ),
+    "the server sends its keys": (
+        "deploy/_rounds.py",
+        "        parts = [numbers]\n        if study.reproducible:\n",
+        "        parts = [numbers]\n        if True:\n",
+        f"{SECRETS}a_site_cannot_compute_totals[False]",
+    ),
+    "split keys are of the stream of bits": (
+        CHACHA,
+        "_words(key, _SPLIT, 0,",
+        "_words(key, _BITS, 0,",
+        STREAMS,
     ),
 }

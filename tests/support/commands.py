@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -196,9 +197,11 @@ address = "127.0.0.1:{self.port}"
                 assert not thread.is_alive()
 
     def undisturbed(self):
-        """Return the samples of the same run with its sites in threads."""
+        """Return the samples of the same run with its sites, of the same secrets, in threads."""
         local = deploy.Local()
         for name in NAMES:
+            (self.folder / "local" / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.folder / name / "secret", self.folder / "local" / name)
             local.join(self._site(name, self.folder / "local" / name))
         return deploy.run(
             self.study,

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
@@ -19,6 +18,7 @@ from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._masks import MASKS, rules_of
+from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
@@ -167,8 +167,10 @@ def run_server(path: str | Path) -> Samples:
     path
         A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
         ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
-        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed``, ``draws`` (an
-        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position``
+        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed`` (text of 32
+        hexadecimal digits, as by ``secrets.token_hex(16)``, or an integer, which makes the key
+        ``jax.random.key(seed)`` and which a search can find), ``draws`` (an ``.npz`` file to
+        write), and for kernels ``num_rounds``, and if wanted ``position``
         (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
         ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
         ``on_missing``, ``timeout``, ``progress``, ``report`` (an HTML file to write).
@@ -280,7 +282,7 @@ def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
     settings = {name: what[name] for name in names if name in what}
     if "checkpoint" in what:
         settings["checkpoint"] = Checkpoint(base / what["checkpoint"], what.get("every_rounds"))
-    key = jax.random.key(what["seed"])
+    key = key_of_seed(what["seed"])
     return sites.sample(key, study.kernel(what["kernel"]), _position(study, what), **settings)
 
 
@@ -288,7 +290,7 @@ def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
     fitted = fit(
         sites.study.model,
         sites,
-        rng_key=jax.random.key(what["seed"]),
+        rng_key=key_of_seed(what["seed"]),
         position=_position(sites.study, what) if "position" in what else None,
         progress=what.get("progress", True),
     )

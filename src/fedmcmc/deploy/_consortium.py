@@ -1,6 +1,5 @@
 """A folder per party with all that it needs: keys, certificates, the study, settings."""
 
-import secrets
 import shutil
 import tomllib
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from fedmcmc.deploy._pki import (
     public_identity,
     sign_request,
 )
+from fedmcmc.deploy._seeds import new_seed
 from fedmcmc.deploy._sources import is_file, read_source
 from fedmcmc.deploy._study import Study
 
@@ -201,6 +201,8 @@ min_sites = 3
 def _server_toml(study: Study, name: str, port: str, pins: dict[str, str]) -> str:
     kernel = next(iter(study.kernels), "fit")
     run = "" if kernel == "fit" else _RUN
+    noise = "the noise of server and sites" if study.reproducible else "the server's noise"
+    knows = f"who knows it can compute {noise}"
     return f"""\
 # Settings of the server. Paths are relative to this file's folder.
 study = {toml_text(f"study/{name}")}
@@ -213,7 +215,7 @@ authority = "keys/ca.crt"
 {_table(pins)}
 [run]
 kernel = {toml_text(kernel)}
-seed = {secrets.randbits(31)}                 # who knows it knows the noise of all sites
+seed = "{new_seed()}"   # secret: {knows}
 draws = "draws.npz"
 {run}"""
 

@@ -33,12 +33,15 @@ from fedmcmc.deploy._frames import (
 )
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
+from fedmcmc.deploy._secret import SiteSecret
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
 from fedmcmc.kernels import Evaluations, Expansions
 from fedmcmc.pytrees import trees
+from fedmcmc.random import generator_named
+from fedmcmc.rounds import ClientKeys
 from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
@@ -55,7 +58,9 @@ class _Run:
     name: str
     attempt: int
     kernel: FederatedKernel
-    keys: Array  # [num_chains]
+    num_chains: int
+    generator: Any  # of the server's keys
+    keys: Array | None  # [num_chains], of a study that is reproducible
     shapes: Shapes
     readers: list[Callable[[bytes], ArrayTree]]  # of broadcasts, one per phase
     told: str  # a digest of all this, as the server told it
@@ -144,6 +149,7 @@ class Site:
         self.client = study.client(self.index, own)
         self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
+        self._secret: SiteSecret | None = None  # until a client draws
         self._checked = False  # whether columns index the model within its axes
         self._bad_row = ""  # what the log has of a row that is not finite
         self._last = (b"", b"")  # a request, and what was answered
@@ -302,19 +308,17 @@ class Site:
         tag, header, run = frame.tag, frame.header, self._run
         if run is not None and (run.name, run.attempt) == (tag.run, tag.attempt):
             return
-        words, numbers = unpack(frame.body, 2)
+        reproducible = self.study.reproducible
+        words, *numbers = unpack(frame.body, 1 + reproducible)
         kernel = self.study.kernel_of(header["kernel"], words)
         if not isinstance(kernel, FederatedKernel):
             raise FrameError("What the server asks for is no kernel.")
         position = from_words(header["position"], None, self.study.functions)
-        keys_like = jax.eval_shape(
-            lambda: jax.random.key_data(jax.random.key(0, impl=header["generator"]))
-        )
+        generator = generator_named(header["generator"])
         num_chains = header["chains"]
         if type(num_chains) is not int or num_chains < 1:
             raise FrameError("A run has at least one chain.")
-        like = jax.ShapeDtypeStruct((num_chains, *keys_like.shape), keys_like.dtype)
-        keys = jax.random.wrap_key_data(jnp.asarray(_read(numbers, like)), impl=header["generator"])
+        keys = _keys_of(numbers[0], generator, num_chains) if reproducible else None
         try:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
@@ -322,7 +326,8 @@ class Site:
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
-        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, readers, told)
+        fields = (kernel, num_chains, generator, keys, shapes, readers, told)
+        self._run = run = _Run(tag.run, tag.attempt, *fields)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
@@ -347,12 +352,13 @@ class Site:
         shapes = run.shapes
         if not 0 <= number < len(shapes.setup):
             raise FrameError("A phase of the set-up that this kernel does not have.")
-        num = len(run.keys)
+        num = run.num_chains
         self._check_session(frame)
         self._count_round()
         first = stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
         weights = jnp.ones(num, self.client.share.dtype)
-        inputs = (run.keys, first, (), weights, jnp.ones(num, bool))
+        nothing_drawn = ClientKeys((), ())
+        inputs = (nothing_drawn, first, (), weights, jnp.ones(num, bool))
         codes = steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
         if self._masks is not None:
             place = (0, number, len(shapes.setup), True)
@@ -366,7 +372,7 @@ class Site:
             return
         self.disk.begin(run.name)
         like = run.shapes.phases[0].broadcast
-        parts = unpack(frame.body, len(run.keys))
+        parts = unpack(frame.body, run.num_chains)
         broadcasts = stacked([_read(part, like) for part in parts])
         run.state = first_states(run.kernel, self.client, broadcasts)
         run.pending, run.answered = run.state, (-1, -1)
@@ -421,7 +427,7 @@ class Site:
 
     def _states(self, run: _Run, data: bytes) -> ArrayTree:
         like = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct((len(run.keys), *s.shape), s.dtype), run.shapes.client
+            lambda s: jax.ShapeDtypeStruct((run.num_chains, *s.shape), s.dtype), run.shapes.client
         )
         return jax.tree.map(jnp.asarray, wire.decode(data, [like])[0])
 
@@ -441,7 +447,7 @@ class Site:
                 )
             run.pending = run.state
             return
-        if len(counted) != len(run.keys):
+        if len(counted) != run.num_chains:
             raise FrameError("A message does not say of every chain what was counted.")
         if not all(counted):
             run.pending = select(np.asarray(counted, bool), run.pending, run.state)
@@ -450,7 +456,7 @@ class Site:
     def _step(self, frame: Frame) -> bytes:
         """Answer a phase of a round; the state is on the disk when this returns."""
         run, tag, header = self._current(frame), frame.tag, frame.header
-        shapes, number, num = run.shapes, tag.phase, len(run.keys)
+        shapes, number, num = run.shapes, tag.phase, run.num_chains
         if run.state is None:
             raise _Unready
         if not 0 <= number < len(shapes.phases):
@@ -464,9 +470,11 @@ class Site:
                 "Under masks all sites take part in all chains, with one weight: a total in which "
                 "one message weighs more than the others tells that message."
             )
-        some = iter(unpack(frame.body, sum(map(bool, active))))
+        sends_shared = run.keys is None and not trees.is_empty(shapes.shared)
+        some = iter(unpack(frame.body, sum(map(bool, active)) + sends_shared))
+        parts = [next(some) if on else None for on in active]
         read = run.readers[number]
-        heard = [_readable(read, next(some)) if on else None for on in active]
+        heard = [None if part is None else _readable(read, part) for part in parts]
         anyone = next(broadcast for broadcast in heard if broadcast is not None)
         broadcasts = stacked([anyone if b is None else b for b in heard])
         if not np.all(np.asarray(broadcasts.round) == tag.round):
@@ -478,7 +486,8 @@ class Site:
         if run.keeps and marks:
             self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
         weight = np.asarray(weights, self.client.share.dtype)
-        inputs = (run.keys, broadcasts, run.state, weight, np.asarray(active, bool))
+        keys = self._keys(run, tag, parts, weight, next(some, None))
+        inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
         outputs = steps(run.kernel, self.client, *inputs, number=number, setup=False)
         codes, run.pending, reports = outputs
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
@@ -494,6 +503,41 @@ class Site:
             *(wire.encode(chain_of(codes, c)) for c in chains),
             *(wire.encode(chain_of(reports, c)) for c in chains),
         )
+
+    def _keys(
+        self,
+        run: _Run,
+        tag: Tag,
+        parts: list[bytes | None],
+        weights: np.ndarray,
+        shared: bytes | None,
+    ) -> Array | ClientKeys:
+        """Return what clients draw from: keys of this site's secret, or the run's.
+
+        `parts` are the broadcasts as they came, ``None`` in chains that are not active; `shared`
+        are the keys of what all clients draw alike in the chains that are.
+        """
+        if run.keys is not None:
+            return run.keys
+        shared_keys: ArrayTree = ()
+        if shared is not None:
+            active = np.flatnonzero([part is not None for part in parts])
+            words = jax.random.key_data(_keys_of(shared, run.generator, len(active)))
+            words = jnp.zeros((run.num_chains, *words.shape[1:]), words.dtype).at[active].set(words)
+            shared_keys = jax.random.wrap_key_data(words, impl=run.generator)
+        if trees.is_empty(run.shapes.phases[tag.phase].private):
+            return ClientKeys((), shared_keys)
+        if self._secret is None:
+            rows = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.client.rows)]
+            context = (self.study.digest, self.name, digest_of(*rows))
+            self._secret = SiteSecret(self.disk.folder, *(text.encode() for text in context))
+        place = f"{tag.round} {tag.phase}"
+        question = digest_of(run.told.encode(), place.encode(), shared or b"")
+        chains = [
+            (part or b"", weights[c].tobytes(), wire.encode(chain_of(run.state, c)))
+            for c, part in enumerate(parts)
+        ]
+        return ClientKeys(self._secret.keys(question.encode(), chains), shared_keys)
 
     def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
         """Log once which row makes the answer to a question not finite, for the site's owner."""
@@ -562,6 +606,13 @@ def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
         np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(reports.bits_down)
     ]
     return np.concatenate([host_words(codes, num_lead=1), *below], axis=1)
+
+
+def _keys_of(data: bytes, generator: Any, num: int) -> Array:
+    """Return typed keys ``[num]`` of the server's generator."""
+    like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=generator)))
+    words = _read(data, jax.ShapeDtypeStruct((num, *like.shape), like.dtype))
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=generator)
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:

@@ -74,6 +74,11 @@ class Study:
         symbolic links lead.
     levels
         Levels of text columns in their order, by column. Sites code text by these.
+    reproducible
+        Whether sites draw from keys that the server sends, so that draws have the same bits as a
+        simulation with the server's seed. All parties can then compute all noise, and know which
+        rows are in each minibatch. By default sites draw from secrets of their own, and only
+        kernels whose clients draw nothing have the bits of a simulation. Not under masks.
 
     Examples
     --------
@@ -98,6 +103,7 @@ class Study:
     secure: Mapping[str, Any] = field(default_factory=dict)
     folder: str | Path = "."
     levels: Mapping[str, Levels] = field(default_factory=dict)
+    reproducible: bool = False
 
     def __repr__(self) -> str:
         """Name the study, its sites and what runs there."""
@@ -121,8 +127,16 @@ class Study:
                 raise ValueError(
                     f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
                 )
+        if not isinstance(self.reproducible, bool):
+            raise ValueError(f"reproducible must be true or false, got {self.reproducible!r}.")
         if self.secure:
             check_settings(self.secure, self.sites, self.asks)
+            if self.reproducible:
+                raise ValueError(
+                    f"The study {self.name!r} has masks (secure) and reproducible = true: who "
+                    "knows the sites' keys could compute single messages from sums. Remove "
+                    "reproducible, or remove the table secure."
+                )
 
     def _check_names(self) -> None:
         """Raise `ValueError` unless all names are printable, since owners read them."""
@@ -155,7 +169,7 @@ class Study:
             given = tomllib.load(file)
         wanted = ("name", "posterior", "sites", "rows")
         tables = ("sites", "kernels", "settings", "secure")
-        check_keys(given, wanted, ("asks", *tables), str(path))
+        check_keys(given, wanted, ("asks", "reproducible", *tables), str(path))
         for name in tables:
             if not isinstance(given.get(name, {}), dict):
                 raise ValueError(f"{path}: {name} must be a table, got {given[name]!r}.")
@@ -173,6 +187,7 @@ class Study:
             "asks": list(self.asks),
             "settings": dict(self.settings),
             "secure": dict(self.secure),
+            "reproducible": self.reproducible,
             "files": {name: source.digest for name, source in self._sources.items()},
         } | ({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {})
 
