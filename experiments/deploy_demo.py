@@ -293,7 +293,7 @@ def main(arguments: list[str]) -> None:
     )
     print("in peace, to the last bit. What left each hospital:")
     for name in names:
-        found = deploy.verify_log(folder / name / "state" / "audit.log")
+        found = deploy.verify_log(folder / name / "audit.log")
         print(f"  {name}: {found.num_answers:,} messages, {found.num_bytes:,} bytes")
     print(f"What was approved, settings, logs and draws are in {folder}/.")
     say("the end")
@@ -303,7 +303,7 @@ def kill_one(
     config: Config, processes: Processes, name: str, chains: dict[str, Any], say: Any
 ) -> np.ndarray:
     """Run the first rounds again, in which a hospital is killed and started again."""
-    log = processes.folder / name / "state" / "audit.log"
+    log = processes.folder / name / "audit.log"
     before = log.stat().st_size
     finish = begin_server(processes, "killed", num_rounds=config.killed_rounds, **chains)
     processes.wait(lambda: last_round(log, before) > config.killed_rounds // 3, "A third of it")

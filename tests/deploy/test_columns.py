@@ -42,7 +42,7 @@ def study_in(folder, text=STUDY):
 
 
 def site(study, folder, rows, name="A"):
-    return deploy.Site(study, name, rows, folder=folder / name)
+    return deploy.Site(study, name, rows, folder=folder / name, min_rows=1)
 
 
 def arms(*values):
@@ -152,9 +152,9 @@ def test_integers_of_a_study_are_wide(tmp_path):
 def test_unknown_keys_of_a_site_are_refused(tmp_path):
     (tmp_path / "site.toml").write_text(
         'name = "A"\nstudy = "study.toml"\nrows = "A.npz"\nfolder = "A"\napproval = "a.json"\n'
-        "limits = { most_round = 3 }\n"
+        "limits = { most_number = 3 }\n"
     )
-    with pytest.raises(ValueError, match=r"limits.*most_round, which is unknown. Is most_rounds"):
+    with pytest.raises(ValueError, match=r"limits.*most_number, which is unknown. Is most_numbers"):
         deploy._config.site_settings(tmp_path / "site.toml", dials=False)
 
 

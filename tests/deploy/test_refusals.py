@@ -82,8 +82,7 @@ def test_a_log_has_all_bytes_that_left_before_they_do(tmp_path):
         counts[1].append(left)
 
     for name in study.sites:
-        given = dict(folder=tmp_path / name) | ({"log": log} if name == "bern" else {})
-        site = deploy.Site(study, name, studies.rows_of(name), **given)
+        site = studies.site_of(study, name, tmp_path, log=log if name == "bern" else None)
         left += len(site.hello()) if name == "bern" else 0
         local.join(site, heard=heard if name == "bern" else None)
     settings = dict(transport=local, num_rounds=3, progress=False)
@@ -103,7 +102,8 @@ def kit(tmp_path):
 def opened(kit, approved=None):
     approved = approved or deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    deploy.Site(study, "bern", rows_of("bern"), folder=kit / "bern", approved=approved)
+    given = dict(folder=kit / "bern", approved=approved, min_rows=1, min_batch=1)
+    deploy.Site(study, "bern", rows_of("bern"), **given)
 
 
 def test_a_site_takes_the_study_that_was_approved_and_no_other(kit, monkeypatch):

@@ -15,6 +15,8 @@ from tests.contracts.tables import KERNELS
 
 NAMES = ("bern", "basel", "chur")
 HERE = "tests.support.studies"
+FEW_ROWS = dict(min_rows=1, min_batch=1)
+"""Limits of sites whose rows are few, as in these tests."""
 
 
 def posterior(settings):
@@ -89,7 +91,7 @@ def masked_study(row, settings=(), secure=(), **changes):
 
 
 def site_of(study, name, folder, **changes):
-    given = dict(rows=rows_of(name), folder=folder / name)
+    given = dict(rows=rows_of(name), folder=folder / name) | FEW_ROWS
     if study.secure:
         given["identity"] = identity_of(name)
     return deploy.Site(study, name, **(given | changes))

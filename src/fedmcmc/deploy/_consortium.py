@@ -2,7 +2,6 @@
 
 import secrets
 import shutil
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from fedmcmc.deploy._pki import (
     public_identity,
     sign_request,
 )
+from fedmcmc.deploy._settings import check_address, read_toml
 from fedmcmc.deploy._study import Study
 
 AUTHORITY = "authority"
@@ -68,11 +68,8 @@ def make_consortium(
         folder's, or `server` has no port.
     """
     path, folder = Path(study), Path(folder)
-    with path.open("rb") as file:
-        given = tomllib.load(file)
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"server must be 'host:port', got {server!r}.")
+    given = read_toml(path)
+    host, _ = check_address(server, "server")
     names = list(given.get("sites", {}))
     reserved = {SERVER, AUTHORITY, STUDY} & {*names}
     if reserved:
@@ -186,8 +183,9 @@ certificate = "keys/{name}.crt"
 authority = "keys/ca.crt"
 {identity}
 [limits]                          # your own, whatever the server asks
-# most_rounds = 20000             # in all, over all runs
-# min_rows = 20
+# most_numbers = 1000000          # that leave this site in all, over all runs
+# min_rows = 20                   # as by default, which also wants 3 rows per parameter
+# min_batch = 20                  # of a minibatch, likewise
 min_sites = 3
 # refused_columns = ["postcode"]
 """
