@@ -250,5 +250,5 @@ def test_a_study_that_no_folders_can_be_made_of(old, new, message, study, tmp_pa
     (tmp_path / "model.py").write_text(MODEL)
     with pytest.raises(ValueError, match=message):
         deploy.make_consortium(study, tmp_path / "consortium", "hub:1")
-    with pytest.raises(ValueError, match="'host:port', got 'hub'"):
+    with pytest.raises(ValueError, match=r"'host:port' .* got 'hub'"):
         deploy.make_consortium(study, tmp_path / "consortium", "hub")

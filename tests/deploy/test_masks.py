@@ -401,7 +401,7 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
     with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
         deploy.Sites(study, deploy.Local())
     with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
-        studies.site_of(study, "bern", tmp_path)
+        studies.site_of(study, "bern", tmp_path, min_sites=2)
     with pytest.raises(ValueError, match="on_missing must be 'wait'"):
         deploy.Sites(STATEFUL, deploy.Local(), on_missing="leave_out")
     three = {name: studies.public_key(name) for name in studies.NAMES}

@@ -10,6 +10,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
+from fedmcmc._types import PerClient
 from fedmcmc.deploy._words import to_words
 from fedmcmc.deploy.secure import SiteRules
 from tests.contracts.model import KEY
@@ -157,12 +158,11 @@ def test_a_study_under_masks_may_ask_for_sums_alone():
 
 
 def test_a_site_under_masks_takes_kernels_that_treat_sites_alike():
-    model, weights = MASKED.model, jnp.array([1.0, 0.0, 0.0])
+    kernel = fedmcmc.lsd(MASKED.model, step_size=0.1)
     found = []
-    for weighed in ({}, {"weighted": True}, {"weighted": True, "weights": weights}):
-        estimator = fedmcmc.noisy(fedmcmc.full_gradient(), 1.0, **weighed)
-        kernel = fedmcmc.langevin(model, estimator, step_size=0.1)
-        told = to_words(fedmcmc._types.as_functions(kernel), MASKED.functions)
+    for step_size in (0.2, [0.2, 0.0], PerClient(jnp.array([1.0, 0.0, 0.0]))):
+        changed = dataclasses.replace(kernel, step_size=step_size)
+        told = to_words(fedmcmc._types.as_functions(changed), MASKED.functions)
         found.append(taken(MASKED.kernel_of, *told))
     np.testing.assert_array_equal(found, [1, 1, 0])
 
