@@ -30,8 +30,10 @@ from fedmcmc import deploy
 from fedmcmc.__main__ import main as fedmcmc_command
 
 STUDY = Path(__file__).parent / "deployed_trial"
-ASKS = (*deploy.FIT, "CommonExpansions", "Relay")
+ASKS = (*deploy.FIT, "CommonExpansions", "Relay", "Conducive")
 """For `fedmcmc.fit`, for the mode and the hospitals' expansions there, and for FSGLD with these."""
+FEW_ROWS = 50
+"""Rows below which a hospital has to allow it that few rows take part; this is a demo."""
 PATIENCE_SECONDS = 900.0  # machines are busy
 
 
@@ -141,6 +143,10 @@ def make_kits(study: Path, data: fedmcmc.FederatedData, names: list[str], folder
     deploy.make_consortium(study, folder, f"localhost:{free_port()}")
     for index, name in enumerate(names):
         np.savez(folder / name / "rows.npz", **jax.tree.map(np.asarray, data.client_rows(index)))
+        if data.sizes[index] < FEW_ROWS:
+            # Its owner would not: few messages tell all of its rows.
+            path = folder / name / "site.toml"
+            path.write_text(path.read_text().replace("# min_rows = 20", "min_rows = 1"))
         settings = ["--settings", str(folder / name / "site.toml")]
         with (folder / f"{name}.approved.txt").open("w") as file, printed_to(file):
             if fedmcmc_command(["deploy", "approve", "--yes", *settings]):

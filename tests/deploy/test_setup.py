@@ -21,7 +21,7 @@ from tests.support import studies
 from tests.support.lanes import fast_and_slow
 from tests.support.site_runs import POSITION, close
 
-ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay")
+ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay", "Conducive")
 STUDY = studies.study_of(asks=ASKS, kernels={})
 MODEL = STUDY.model
 CENTER = {"a": jnp.array(0.4), "b": {"c": jnp.array([0.9, 0.7])}}
