@@ -25,7 +25,7 @@ from fedmcmc import deploy
 from fedmcmc.__main__ import main as fedmcmc_command
 
 folder = Path(tempfile.mkdtemp())
-sizes = {"bern": 60, "basel": 30, "chur": 12}
+sizes = {"bern": 60, "basel": 30, "chur": 24}
 
 # %% [markdown]
 # ## The study

@@ -22,7 +22,8 @@ def kit(tmp_path):
     path = tmp_path / "bern.toml"
     lines = path.read_text().splitlines()
     lines = ['approval = "approval.json"' if "approved" in line else line for line in lines]
-    path.write_text("\n".join([*lines, "[limits]", "most_rounds = 1000"]))
+    lines = [line.replace("min_rows = 1", "most_numbers = 1000, min_rows = 1") for line in lines]
+    path.write_text("\n".join(lines))
     return tmp_path
 
 
@@ -92,7 +93,8 @@ def test_an_owner_may_read_it_all_and_not_approve(kit, monkeypatch):
 def site_of(kit):
     approval = deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    return deploy.Site(study, "bern", rows_of("bern"), folder=kit / "bern", approved=approval)
+    given = dict(folder=kit / "bern", approved=approval, min_rows=1, min_batch=1)
+    return deploy.Site(study, "bern", rows_of("bern"), **given)
 
 
 @pytest.mark.parametrize(

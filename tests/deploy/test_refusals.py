@@ -11,6 +11,7 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
+from fedmcmc._types import PerClient
 from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._words import to_words
 from fedmcmc.deploy.secure import SiteRules
@@ -84,8 +85,7 @@ def test_a_log_has_all_bytes_that_left_before_they_do(tmp_path):
         counts[1].append(left)
 
     for name in study.sites:
-        given = dict(folder=tmp_path / name) | ({"log": log} if name == "bern" else {})
-        site = deploy.Site(study, name, studies.rows_of(name), **given)
+        site = studies.site_of(study, name, tmp_path, log=log if name == "bern" else None)
         left += len(site.hello()) if name == "bern" else 0
         local.join(site, heard=heard if name == "bern" else None)
     settings = dict(transport=local, num_rounds=3, progress=False)
@@ -105,7 +105,8 @@ def kit(tmp_path):
 def opened(kit, approved=None):
     approved = approved or deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    deploy.Site(study, "bern", rows_of("bern"), folder=kit / "bern", approved=approved)
+    given = dict(folder=kit / "bern", approved=approved, min_rows=1, min_batch=1)
+    deploy.Site(study, "bern", rows_of("bern"), **given)
 
 
 def test_a_site_takes_the_study_that_was_approved_and_no_other(kit, monkeypatch):
@@ -203,12 +204,11 @@ def test_a_study_under_masks_may_ask_for_sums_alone():
 
 
 def test_a_site_under_masks_takes_kernels_that_treat_sites_alike():
-    model, weights = MASKED.model, jnp.array([1.0, 0.0, 0.0])
+    kernel = fedmcmc.lsd(MASKED.model, step_size=0.1)
     found = []
-    for weighed in ({}, {"weighted": True}, {"weighted": True, "weights": weights}):
-        estimator = fedmcmc.noisy(fedmcmc.full_gradient(), 1.0, **weighed)
-        kernel = fedmcmc.langevin(model, estimator, step_size=0.1)
-        told = to_words(fedmcmc._types.as_functions(kernel), MASKED.functions)
+    for step_size in (0.2, [0.2, 0.0], PerClient(jnp.array([1.0, 0.0, 0.0]))):
+        changed = dataclasses.replace(kernel, step_size=step_size)
+        told = to_words(fedmcmc._types.as_functions(changed), MASKED.functions)
         found.append(taken(MASKED.kernel_of, *told))
     np.testing.assert_array_equal(found, [1, 1, 0])
 

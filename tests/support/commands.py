@@ -108,6 +108,8 @@ study = "study.toml"
 approved = "{self.study.digest}"
 rows = "{name}.npz"
 folder = "{name}"
+log = "{name}.audit.log"
+limits = {{ min_rows = 1, min_batch = 1 }}
 server = "localhost:{self.port}"
 {f'identity = "keys/{name}.identity"' if masked else ""}
 {self._keys(name)}
@@ -175,7 +177,8 @@ address = "127.0.0.1:{self.port}"
 
     def _site(self, name, folder):
         identity = self.folder / "keys" / f"{name}.identity" if self.study.secure else None
-        return deploy.Site(self.study, name, rows_of(name), folder=folder, identity=identity)
+        given = dict(folder=folder, identity=identity, min_rows=1, min_batch=1)
+        return deploy.Site(self.study, name, rows_of(name), **given)
 
     @contextmanager
     def in_threads(self, names):

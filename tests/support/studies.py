@@ -15,6 +15,8 @@ from tests.contracts.tables import KERNELS
 
 NAMES = ("bern", "basel", "chur")
 HERE = "tests.support.studies"
+FEW_ROWS = dict(min_rows=1, min_batch=1)
+"""Limits of sites whose rows are few, as in these tests."""
 
 
 def posterior(settings):
@@ -106,7 +108,7 @@ def give_secret(folder, name):
 
 def site_of(study, name, folder, **changes):
     """Return a site whose secret depends on its name alone: other folders, the same draws."""
-    given = dict(rows=rows_of(name), folder=folder / name)
+    given = dict(rows=rows_of(name), folder=folder / name) | FEW_ROWS
     give_secret(folder / name, name)
     if study.secure:
         given["identity"] = identity_of(name)

@@ -28,6 +28,7 @@ from fedmcmc.deploy._frames import Tag as Tag
 from fedmcmc.deploy._grpc import Credentials as Credentials
 from fedmcmc.deploy._grpc import GrpcServer as GrpcServer
 from fedmcmc.deploy._grpc import serve_site as serve_site
+from fedmcmc.deploy._limits import Limits as Limits
 from fedmcmc.deploy._links import SiteError as SiteError
 from fedmcmc.deploy._masks import SUMS as SUMS
 from fedmcmc.deploy._pki import fingerprint as fingerprint

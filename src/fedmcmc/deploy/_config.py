@@ -3,7 +3,6 @@
 import logging
 import signal
 import threading
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +16,11 @@ from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
+from fedmcmc.deploy._limits import LIMITS, Limits
 from fedmcmc.deploy._masks import MASKS, rules_of
 from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
+from fedmcmc.deploy._settings import read_toml
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -31,7 +32,6 @@ from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
-LIMITS = ("most_rounds", "min_rows", "min_sites", "refused_columns")
 
 
 def run_site(path: str | Path) -> None:
@@ -47,8 +47,10 @@ def run_site(path: str | Path) -> None:
         to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
         (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if the server's
         certificate has another name than its host; ``identity`` (a file) for a study under masks;
-        ``log`` (for the audit log, by default ``audit.log`` in `folder`); and a table ``limits``
-        with ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
+        ``log`` (for the audit log, by default ``audit.log`` beside this file, so that a `folder`
+        that is removed or restored does not lower what it counts); and a table ``limits`` with
+        ``most_numbers``, ``min_rows``, ``min_batch``, ``min_sites``, ``refused_columns``,
+        ``most_bytes`` (see `Limits`).
 
     Raises
     ------
@@ -126,7 +128,7 @@ def _log_of(given: dict[str, Any], base: Path) -> Iterator[AuditLog]:
     """Open a site's log, for this process alone."""
     folder = base / given["folder"]
     with owned(Checkpoint(folder)):
-        log = AuditLog(base / given["log"] if "log" in given else folder / "audit.log")
+        log = AuditLog(base / given.get("log", "audit.log"))
         try:
             yield log
         finally:
@@ -155,7 +157,12 @@ def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, An
     given, base = _read(path, (*wanted, *network) if dials else wanted, allowed)
     if ("approved" in given) == ("approval" in given):
         raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
-    _check_names(path, given.get("limits", {}), (), LIMITS, "limits")
+    limits = given.get("limits", {})
+    _check_names(path, limits, (), LIMITS, "limits")
+    try:
+        Limits(**limits)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return given, base
 
 
@@ -355,8 +362,7 @@ def _rows(path: Path) -> ArrayTree:
 
 
 def _read(path: str | Path, wanted: Any, allowed: Any) -> tuple[dict[str, Any], Path]:
-    with Path(path).open("rb") as file:
-        given = tomllib.load(file)
+    given = read_toml(path)
     _check_names(path, given, wanted, allowed, "the file")
     return given, Path(path).parent
 

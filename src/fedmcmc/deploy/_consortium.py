@@ -1,7 +1,6 @@
 """A folder per party with all that it needs: keys, certificates, the study, settings."""
 
 import shutil
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from fedmcmc.deploy._pki import (
     sign_request,
 )
 from fedmcmc.deploy._seeds import new_seed
+from fedmcmc.deploy._settings import check_address, read_toml
 from fedmcmc.deploy._sources import is_file, read_source
 from fedmcmc.deploy._study import Study
 
@@ -77,11 +77,8 @@ def make_consortium(
         of a folder and a certificate, or `server` has no port.
     """
     path, folder = Path(study), Path(folder)
-    with path.open("rb") as file:
-        given = tomllib.load(file)
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"server must be 'host:port', got {server!r}.")
+    given = read_toml(path)
+    host, _ = check_address(server, "server")
     names = list(given.get("sites", {}))
     for name in names:
         check_party_name(name)
@@ -191,8 +188,9 @@ certificate = {keys["crt"]}
 authority = "keys/ca.crt"
 {identity}
 [limits]                          # your own, whatever the server asks
-# most_rounds = 20000             # in all, over all runs
-# min_rows = 20
+# most_numbers = 1000000          # that leave this site in all, over all runs
+# min_rows = 20                   # as by default, which also wants 3 rows per parameter
+# min_batch = 20                  # of a minibatch, likewise
 min_sites = 3
 # refused_columns = ["postcode"]
 """

@@ -19,8 +19,8 @@ from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
 from fedmcmc.data import FederatedData, code_rows, values_of
 from fedmcmc.deploy._approval import Approval
-from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
-from fedmcmc.deploy._disk import RESERVED, Disk
+from fedmcmc.deploy._audit import AuditLog, num_masked_answers
+from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._frames import (
     Frame,
     FrameError,
@@ -31,6 +31,7 @@ from fedmcmc.deploy._frames import (
     printable,
     unpack,
 )
+from fedmcmc.deploy._limits import MOST_BYTES, Limits, Outflow, numbers_per_message
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
 from fedmcmc.deploy._secret import SiteSecret
@@ -94,14 +95,8 @@ class Site:
     approved
         What the site's owner has agreed to, an `Approval` or a study's digest; nothing of a study's
         files is run unless they are those.
-    most_rounds
-        Rounds that the site answers in all, over all runs of the study.
-    min_rows
-        Rows below which the site takes no part.
-    min_sites
-        Sites below which it takes no part.
-    refused_columns
-        Columns that it does not let be used.
+    most_numbers, min_rows, min_batch, min_sites, refused_columns, most_bytes
+        Limits that the site's owner sets, as `Limits` describes them.
     identity
         The site's Ed25519 private key, or the file that holds it (`deploy.make_identity`), for a
         study under masks.
@@ -113,8 +108,9 @@ class Site:
     Refused
         If the study is another than approved, or asks for what the site does not give.
     ValueError
-        If rows are not those of the study, if a text column has no levels in the study or a value
-        is none of them, or if the identity is not the one that the study names.
+        If a limit is out of range, if rows are not those of the study, if a text column has no
+        levels in the study or a value is none of them, or if the identity is not the one that the
+        study names.
     """
 
     def __init__(
@@ -125,13 +121,18 @@ class Site:
         *,
         folder: str | Path,
         approved: Approval | str | None = None,
-        most_rounds: int | None = None,
-        min_rows: int = 1,
-        min_sites: int = 1,
+        most_numbers: int | None = None,
+        min_rows: int | None = None,
+        min_batch: int | None = None,
+        min_sites: int | None = None,
         refused_columns: Sequence[str] = (),
+        most_bytes: int = MOST_BYTES,
         identity: Any = None,
         log: AuditLog | None = None,
     ) -> None:
+        self.limits = Limits(
+            most_numbers, min_rows, min_batch, min_sites, refused_columns, most_bytes
+        )
         if isinstance(approved, Approval):
             approved.check(study, name)
         elif approved is not None and study.digest != approved:
@@ -143,11 +144,10 @@ class Site:
             raise Refused(f"The study {study.name!r} has no site {name!r}.")
         self.study, self.name = study, name
         self.index = list(study.sites).index(name)
-        self.disk, self.most_rounds = Disk(folder), most_rounds
+        self.disk = Disk(folder)
         own = FederatedData.from_clients({name: self._coded(rows)}).rows
-        self._check(own, min_rows, min_sites, refused_columns)
+        self._check(own)
         self.client = study.client(self.index, own)
-        self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
         self._secret: SiteSecret | None = None  # until a client draws
         self._checked = False  # whether columns index the model within its axes
@@ -158,18 +158,27 @@ class Site:
             if identity is None:
                 raise Refused(f"The study {study.name!r} asks for masks: give {name} its identity.")
             self._masks = SiteMasks(study, self.index, identity, self.disk.folder / MASKS)
-            if (
-                self._masks.is_new
-                and log is not None
-                and took_part_in_masks(log.path, study.digest)
-            ):
-                raise Refused(
-                    f"By its log {name} has answered under masks in the study {study.name!r}, and "
-                    f"its folder {folder} knows nothing of it. {ANEW}"
-                )
+            if log is not None:
+                self._check_masks(log)
+        self._outflow = Outflow(name, self.disk, log, self.limits)
         self._log, self._hello = log, b""
+        unknown = self.limits.unknown_columns(study)
+        if unknown:
+            LOG.warning("%s refuses columns that %r lacks: %s", name, study.name, unknown)
         if log is not None:
-            log.write("started", site=name, study=study.digest)
+            log.write("started", site=name, study=study.digest, unknown_columns=unknown)
+
+    def _check_masks(self, log: AuditLog) -> None:
+        """Raise unless the folder knows of all answers under masks that the log has."""
+        assert self._masks is not None
+        logged = num_masked_answers(log.path, self.study.digest)
+        known = self._masks.num_answers
+        if logged is not None and (known is None or known < logged):
+            raise Refused(
+                f"By its log {self.name} has answered under masks in the study "
+                f"{self.study.name!r}, {logged} questions, and its folder {self.disk.folder} knows "
+                f"of {known or 0}, as after a backup was restored. {ANEW}"
+            )
 
     def _coded(self, rows: Any) -> ArrayTree:
         """Return rows as numbers, text as codes of the study's levels."""
@@ -181,7 +190,7 @@ class Site:
         )
         return code_rows(rows, study.levels, self.name, remedy=remedy)
 
-    def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
+    def _check(self, rows: ArrayTree) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
         if num != study.sites[self.name]:
             raise ValueError(
@@ -194,15 +203,7 @@ class Site:
             raise ValueError(
                 f"The rows of {self.name} are not those of the study {study.name!r}: {difference}."
             )
-        if num < min_rows:
-            raise Refused(f"{self.name} takes no part with fewer than {min_rows} rows.")
-        if len(study.sites) < min_sites:
-            raise Refused(f"{self.name} takes no part among fewer than {min_sites} sites.")
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(study.rows)]
-        names = {jax.tree_util.keystr(path, simple=True, separator=".") for path in paths}
-        given = sorted(names & {*refused})
-        if given:
-            raise Refused(f"{self.name} does not let the columns {given} be used.")
+        self.limits.check_study(study, self.name)
 
     @property
     def state(self) -> ArrayTree:
@@ -264,6 +265,8 @@ class Site:
         if self._log is not None:
             run = () if tag is None else (printable(tag[0], MOST_LETTERS), *tag[1:])
             where = Tag(*run)._asdict() if run else {}
+            if self._masks is not None and self._masks.num_answers is not None:
+                where["answers"] = self._masks.num_answers
             asked = printable(asked, MOST_LETTERS)
             self._log.write(kind, asked=asked, **where, **_sent(answer))
         return answer
@@ -323,6 +326,7 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self.limits.check_run(kernel, self.study, self.name, shapes.first.position)
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
@@ -354,7 +358,6 @@ class Site:
             raise FrameError("A phase of the set-up that this kernel does not have.")
         num = run.num_chains
         self._check_session(frame)
-        self._count_round()
         first = stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
         weights = jnp.ones(num, self.client.share.dtype)
         nothing_drawn = ClientKeys((), ())
@@ -363,7 +366,9 @@ class Site:
         if self._masks is not None:
             place = (0, number, len(shapes.setup), True)
             return self._masked(frame, place, "", host_words(codes, num_lead=1))
-        return pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
+        sent = pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
+        self._outflow.add(num * numbers_per_message(shapes.setup[number], masked=False), sent)
+        return sent
 
     def _start(self, frame: Frame) -> None:
         """Begin before the first round: what the client keeps, from its rows and the broadcast."""
@@ -479,8 +484,6 @@ class Site:
         broadcasts = stacked([anyone if b is None else b for b in heard])
         if not np.all(np.asarray(broadcasts.round) == tag.round):
             raise FrameError("The round in a broadcast is not that of the message.")
-        if number == 0:
-            self._count_round()
         self._settle(run, frame)
         marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
         if run.keeps and marks:
@@ -489,20 +492,26 @@ class Site:
         keys = self._keys(run, tag, parts, weight, next(some, None))
         inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
         outputs = steps(run.kernel, self.client, *inputs, number=number, setup=False)
-        codes, run.pending, reports = outputs
+        codes, pending, reports = outputs
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
-        run.answered = (tag.round, number)
+        chains = [c for c in range(num) if active[c]]
+        sent = b""
+        if self._masks is None:
+            sent = pack(
+                *(wire.encode(chain_of(codes, c)) for c in chains),
+                *(wire.encode(chain_of(reports, c)) for c in chains),
+            )
+            exchange = shapes.phases[number]
+            num_each = numbers_per_message(exchange.code, exchange.report, masked=False)
+            self._outflow.add(len(chains) * num_each, sent)
+        run.pending, run.answered = pending, (tag.round, number)
         self._save(run)
         self._log_bad_row(run, broadcasts, codes)
         if self._masks is not None:
             place = (tag.round, number, len(shapes.phases), False)
             kept = digest_of(wire.encode([run.state]))
             return self._masked(frame, place, kept, words_of(codes, reports))
-        chains = [c for c in range(num) if active[c]]
-        return pack(
-            *(wire.encode(chain_of(codes, c)) for c in chains),
-            *(wire.encode(chain_of(reports, c)) for c in chains),
-        )
+        return sent
 
     def _keys(
         self,
@@ -565,19 +574,14 @@ class Site:
         run, masks = self._current(frame), self._masks
         assert masks is not None
         question = digest_of(run.told.encode(), repr(place).encode(), frame.body)
-        return masks.answer(
-            frame.header["masks"], place, bytes.fromhex(question), kept.encode(), words.reshape(-1)
-        )
 
-    def _count_round(self) -> None:
-        if self.most_rounds is not None and self._num_rounds >= self.most_rounds:
-            raise Refused(
-                f"{self.name} has answered the {self.most_rounds} rounds that its owner allows."
-            )
-        self._num_rounds += 1
-        if self.most_rounds is not None and self._num_rounds > self._reserved:
-            self._reserved = min(self._num_rounds + RESERVED - 1, self.most_rounds)
-            self.disk.reserve(self._reserved)
+        def counted() -> np.ndarray:
+            self._outflow.add(words.size, words.tobytes())
+            return words.reshape(-1)
+
+        return masks.answer(
+            frame.header["masks"], place, bytes.fromhex(question), kept.encode(), counted
+        )
 
 
 def _sent(data: bytes) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A study: what sites and their server agree on before anything runs."""
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,8 +19,17 @@ from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wi
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_alike, check_settings, grid_of
 from fedmcmc.deploy._names import check_printable, check_site_names
+from fedmcmc.deploy._settings import check_names, read_toml
 from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
-from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
+from fedmcmc.deploy._words import (
+    askable_estimators,
+    askable_kernels,
+    class_names,
+    from_words,
+    name_of_class,
+    plain,
+    to_words,
+)
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
 from fedmcmc.transforms import Secured, is_secured, secure_sum
@@ -56,7 +64,8 @@ class Study:
     kernels
         Kernels by name, each found as the model is: ``(posterior, settings) -> FederatedKernel``.
     asks
-        Names of kernel classes that the server may fill with numbers of its own
+        Names of kernel classes that the server may fill with numbers of its own, and of gradient
+        estimators that these may then hold in place of full gradients, such as ``"Minibatch"``
         (``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
         `fedmcmc.surrogates`; under masks ``deploy.SUMS`` at most). Without these, sites run
         `kernels` alone.
@@ -113,10 +122,21 @@ class Study:
         return f"Study({self.name!r}; rows per site: {sites}; runs {runs}{masks})"
 
     def __post_init__(self) -> None:
-        if not self.sites or not all(
-            isinstance(n, int) and n > 0 and name for name, n in self.sites.items()
-        ):
-            raise ValueError("sites must be a mapping of names to numbers of rows, at least one.")
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"The name of a study must be text, got {self.name!r}.")
+        if not isinstance(self.sites, Mapping) or not self.sites:
+            raise ValueError(
+                f"sites must be a mapping of names to numbers of rows, such as "
+                f'{{"bern": 120, "basel": 80}}, got {self.sites!r}.'
+            )
+        for site, num in self.sites.items():
+            if not isinstance(site, str) or not site or type(num) is not int or num < 1:
+                raise ValueError(
+                    f"sites must give each site's number of rows, a whole number of at least 1, "
+                    f"got {num!r} for {site!r}."
+                )
+        known = askable_kernels() | askable_estimators()
+        check_names(self.asks, known, f"asks of the study {self.name!r}")
         if not jax.tree.leaves(self.rows):
             raise ValueError("rows must say the shapes and types of one row.")
         object.__setattr__(self, "rows", wide_shapes(self.rows))
@@ -165,8 +185,7 @@ class Study:
             If it holds no study.
         """
         path = Path(path)
-        with path.open("rb") as file:
-            given = tomllib.load(file)
+        given = read_toml(path)
         wanted = ("name", "posterior", "sites", "rows")
         tables = ("sites", "kernels", "settings", "secure")
         check_keys(given, wanted, ("asks", "reproducible", *tables), str(path))
@@ -381,11 +400,17 @@ class Study:
         return self.own(kernel) if masked else kernel
 
     def _check_classes(self, words: Any) -> None:
-        """Raise `Refused` unless the study allows a kernel and the question within it, if any."""
-        while words is not None:
-            self._check_class(name_of_class(words))
-            fields = words.get("fields")
-            words = fields.get("question") if isinstance(fields, dict) else None
+        """Raise `Refused` unless the study allows the kernels and estimators in words."""
+        self._check_class(name_of_class(words))
+        names = class_names(words)
+        for name in sorted(names & askable_kernels()):
+            self._check_class(name)
+        for name in sorted(names & askable_estimators() - {*self.asks}):
+            raise Refused(
+                f"The server's {name_of_class(words)} holds the gradient estimator {name!r}, and "
+                f"in its own questions the study {self.name!r} allows full gradients only. Put the "
+                f"kernel into the study's files, or name {name!r} in asks."
+            )
 
     def _check_class(self, name: str) -> None:
         if name not in self.asks:
