@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedmcmc.deploy._private import close_to_others
+
 FIRST = "0" * 64
 """What the first line has in the place of the hash of the line before."""
 SYNC_SECONDS = 1.0
@@ -79,6 +81,7 @@ class AuditLog:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        close_to_others(self.path)
         self._synced = time.monotonic()
         try:
             self._last, torn = self._end()

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from fedmcmc.deploy._pki import (
     SERVER,
+    SERVER_CERTIFICATE,
     make_authority,
     make_identity,
     make_party,
     public_identity,
     sign_request,
 )
+from fedmcmc.deploy._private import private_folder
 from fedmcmc.deploy._study import Study
 
 AUTHORITY = "authority"
@@ -102,6 +104,7 @@ def _made(
     hosts: Sequence[str],
     requests: Path | None,
 ) -> dict[str, Party]:
+    private_folder(folder)
     make_authority(folder / AUTHORITY, f"{given.get('name')} consortium")
     parties = {
         name: _keys(
@@ -120,7 +123,10 @@ def _made(
     for name in parties:
         shutil.copytree(folder / STUDY, folder / name / STUDY)
     for name in study.sites:
-        text = _site_toml(name, path.name, server, masked=bool(study.secure))
+        keys = folder / name / "keys"
+        shutil.copyfile(folder / SERVER / "keys" / SERVER_CERTIFICATE, keys / SERVER_CERTIFICATE)
+        pin = parties[SERVER].fingerprint
+        text = _site_toml(name, path.name, server, pin, masked=bool(study.secure))
         (folder / name / "site.toml").write_text(text)
     pins = {name: parties[name].fingerprint for name in study.sites}
     port = server.rpartition(":")[2]
@@ -131,6 +137,7 @@ def _made(
         + "\n[identities]\n"
         + _table(_identities(parties))
     )
+    private_folder(folder)
     return parties
 
 
@@ -171,7 +178,7 @@ def _copied(path: Path, text: str, folder: Path) -> Study:
     return study
 
 
-def _site_toml(name: str, study: str, server: str, *, masked: bool) -> str:
+def _site_toml(name: str, study: str, server: str, pin: str, *, masked: bool) -> str:
     identity = f'identity = "keys/{name}.identity"\n' if masked else ""
     return f"""\
 # Settings of the site {name}. Paths are relative to this file's folder.
@@ -184,6 +191,7 @@ server = "{server}"
 key = "keys/{name}.key"
 certificate = "keys/{name}.crt"
 authority = "keys/ca.crt"
+server_fingerprint = "{pin}"  # of keys/server.crt; no other server is accepted
 {identity}
 [limits]                          # your own, whatever the server asks
 # most_rounds = 20000             # in all, over all runs

@@ -6,13 +6,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedmcmc.deploy._frames import Frame, FrameError, Tag
+from fedmcmc.deploy._frames import JOIN_BYTES, Frame, FrameError, Tag
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._transport import Transport
 
 LOG = logging.getLogger("fedmcmc.deploy")
 POLL_SECONDS = 1.0
 """How long to wait at a time, so that an interrupt is noticed."""
+MOST_PROCESSES = 100
+"""Former processes of a site that the server remembers."""
+PROCESS_LETTERS = 64
 
 
 class SiteError(RuntimeError):
@@ -40,6 +43,11 @@ class Links:
         self.study, self.transport, self.timeout = study, transport, timeout
         self.joined: set[str] = set()
         self.refusals: dict[str, str] = {}
+        # Processes of each site in the order in which they first joined, and sites of which two
+        # were found to run.
+        self._processes: dict[str, list[str]] = {}
+        self._twice: set[str] = set()
+        self._most_bytes = JOIN_BYTES
         # Of the masks; none is lost that a site which calls again still has.
         self.session, self.num_lost = "", 0
         self.beginning: Callable[[str], list[bytes]] = lambda site: []
@@ -51,10 +59,14 @@ class Links:
         tag: Tag,
         read: Callable[[str, bytes], Any],
         *,
+        most_bytes: int = 0,
         may_miss: bool = False,
         masked: bool = False,
     ) -> dict[str, Any]:
         """Send each site its request and return what `read` makes of the answers.
+
+        An answer's body has at most `most_bytes`. A longer message is not taken, nor held in memory
+        where the transport can refuse it; late answers to earlier requests may be as long as those.
 
         A site that joins meanwhile is told how the run began, and gets its request (again). Without
         `may_miss` this waits for all; with it, for those that are connected, for `timeout` seconds
@@ -69,6 +81,9 @@ class Links:
         """
         answers: dict[str, Any] = {}
         num_lost = self.num_lost
+        self._most_bytes = max(self._most_bytes, JOIN_BYTES + most_bytes)
+        for site in self.joined:
+            self.transport.limit(site, self._most_bytes)
         self._take_news()
         for site in requests.keys() & self.joined:
             self.transport.send(site, requests[site])
@@ -127,6 +142,9 @@ class Links:
             LOG.info("%s has left", site)
             return None
         try:
+            most = self._most_bytes if site in self.joined else JOIN_BYTES
+            if len(data) > most:
+                raise FrameError(f"{len(data):,} bytes are more than the expected {most:,}.")
             frame = Frame.parse(data)
         except FrameError as error:
             LOG.warning("%s: a message was not understood: %s", site, error)
@@ -137,7 +155,8 @@ class Links:
         if reason:
             self.joined.discard(site)
             self.refusals[site] = reason
-            self.transport.send(site, Frame("refused", {"reason": reason}).to_bytes())
+            told = {"reason": reason, "process": frame.header.get("process")}
+            self.transport.send(site, Frame("refused", told).to_bytes())
             warnings.warn(f"{site} is not taken: {reason}", RuntimeWarning, stacklevel=2)
             return None
         LOG.info("%s has joined", site)
@@ -146,7 +165,10 @@ class Links:
             self.num_lost += 1
         self.joined.add(site)
         self.refusals.pop(site, None)
-        self.transport.send(site, Frame("welcome", {"study": self.study.digest}).to_bytes())
+        self.transport.limit(site, self._most_bytes)
+        welcome = {"study": self.study.digest, "another_ended": site in self._twice}
+        self._twice.discard(site)
+        self.transport.send(site, Frame("welcome", welcome).to_bytes())
         for message in self.beginning(site):
             self.transport.send(site, message)
         if site in requests:
@@ -157,6 +179,9 @@ class Links:
         """Return why a site that says `header` of itself is not taken; empty if it is."""
         if header.get("site") != site:
             return f"it is registered as {site!r} and calls itself {header.get('site')!r}."
+        process = header.get("process")
+        if not isinstance(process, str) or not 0 < len(process) <= PROCESS_LETTERS:
+            return "it does not say which of its processes it is."
         if header.get("study") != self.study.digest:
             return (
                 f"its study is another one (digest {header.get('study')!r}, the server's is "
@@ -170,4 +195,14 @@ class Links:
                 return f"{name} is {theirs.get(name)} there and {ours[name]} at the server."
         if header.get("kernels") != self.study.kernel_digests:
             return "the study's files make other kernels there: their dependencies differ."
+        *former, last = self._processes.get(site) or [process]
+        if process in former:
+            self._twice.add(site)
+            return (
+                f"a newer process of {site} has joined, so two of them run: this one, the older, "
+                f"ends. Run one process per site, and stop the other one if it is the wrong one."
+            )
+        if process != last:
+            former.append(last)
+        self._processes[site] = [*former[-MOST_PROCESSES:], process]
         return ""

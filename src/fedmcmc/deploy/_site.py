@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,21 @@ from fedmcmc.data import FederatedData, code_rows, values_of
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
 from fedmcmc.deploy._disk import RESERVED, Disk
-from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
+from fedmcmc.deploy._frames import (
+    JOIN_BYTES,
+    PART_BYTES,
+    Frame,
+    FrameError,
+    Refused,
+    Tag,
+    check_step,
+    digest_of,
+    pack,
+    unpack,
+)
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
-from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
+from fedmcmc.deploy._shapes import Report, Shapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
@@ -33,6 +45,10 @@ from fedmcmc.pytrees import trees
 from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
+MOST_BYTES = 2**28
+"""Bytes of the longest message from the server, where the owner says nothing else."""
+BYTES_PER_CHAIN = 64
+"""Room in the header of a message for what it says of each chain."""
 MOST_LETTERS = 64
 """Of what the server calls a run, or asks for, in the site's log."""
 
@@ -91,6 +107,8 @@ class Site:
         study under masks.
     log
         An `AuditLog`, in which every message is before it leaves.
+    most_bytes
+        Length of the longest message that the site accepts from the server.
 
     Raises
     ------
@@ -115,6 +133,7 @@ class Site:
         refused_columns: Sequence[str] = (),
         identity: Any = None,
         log: AuditLog | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         if isinstance(approved, Approval):
             approved.check(study, name)
@@ -125,7 +144,9 @@ class Site:
             )
         if name not in study.sites:
             raise Refused(f"The study {study.name!r} has no site {name!r}.")
-        self.study, self.name = study, name
+        self.study, self.name, self.most_bytes = study, name, most_bytes
+        # The server sees by it whether two processes of a site run.
+        self.process = secrets.token_hex(16)
         self.index = list(study.sites).index(name)
         self.disk, self.most_rounds = Disk(folder), most_rounds
         own = FederatedData.from_clients({name: self._coded(rows)}).rows
@@ -202,6 +223,7 @@ class Site:
         """Return what the site says of itself when it joins."""
         study = self.study
         header = {"site": self.name, "study": study.digest, "software": software()}
+        header["process"] = self.process
         header["kernels"] = study.kernel_digests
         if self._masks is not None:
             header["session"] = self._masks.session
@@ -228,8 +250,16 @@ class Site:
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
+                if frame.header.get("process") != self.process:
+                    return None  # to another process of this site, over whose connection it came
                 raise Refused(str(frame.header.get("reason")))
             if frame.kind == "welcome":
+                if frame.header.get("another_ended") is True:
+                    LOG.warning(
+                        "%s: another, older process of this site ran and was ended by the server. "
+                        "Run one process per site.",
+                        self.name,
+                    )
                 return None
             asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
@@ -302,6 +332,7 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._check_length(shapes, num_chains)
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
@@ -309,6 +340,17 @@ class Site:
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
+
+    def _check_length(self, shapes: Shapes, num_chains: int) -> None:
+        """Raise where broadcasts of a run are longer than this site accepts."""
+        broadcasts = (shapes.first, *(phase.broadcast for phase in shapes.phases))
+        largest = max(map(max_num_bytes, broadcasts))
+        num = num_chains * (PART_BYTES + BYTES_PER_CHAIN + largest) + JOIN_BYTES
+        if num > self.most_bytes:
+            raise Refused(
+                f"The messages of this run have up to {num:,} bytes, and {self.name} accepts at "
+                f"most {self.most_bytes:,}: set most_bytes in [limits] of its site.toml to that."
+            )
 
     def _check_indices(self) -> None:
         """Raise where a column of this site's rows indexes the model outside of an axis."""
@@ -438,6 +480,7 @@ class Site:
             raise _Unready
         if not 0 <= number < len(shapes.phases):
             raise FrameError("A phase that this kernel does not have.")
+        check_step(header, num)
         weights, active = header["weights"], header["active"]
         if not len(weights) == len(active) == num or not any(active):
             raise FrameError("A message does not say of every chain who takes part.")
