@@ -85,12 +85,12 @@ def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterato
     parts = iter(parts)
     for first in parts:
         if len(first) < LENGTH.size:
-            raise TransportError(f"{len(first)} bytes are not the beginning of a message")
+            raise TransportError(f"{len(first)} bytes that do not begin a message")
         (size,) = LENGTH.unpack_from(first)
         most = most_bytes()
         if size > most:
             raise TransportError(
-                f"a message of {size:,} bytes is longer than the expected {most:,}"
+                f"a message of {size:,} bytes, where at most {most:,} are expected"
             )
         pieces, part, missing = [], memoryview(first)[LENGTH.size :], size
         while len(part) == min(missing, CHUNK_BYTES):
@@ -104,10 +104,8 @@ def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterato
                 return
             part = memoryview(following)
         else:
-            raise TransportError(
-                f"a part of a message has {len(part):,} bytes, expected "
-                f"{min(missing, CHUNK_BYTES):,}"
-            )
+            expected = min(missing, CHUNK_BYTES)
+            raise TransportError(f"a part of {len(part):,} bytes, where {expected:,} are expected")
 
 
 @dataclass(frozen=True)
@@ -202,8 +200,9 @@ class _Connection:
     def end(self, *, was_last: bool = False) -> None:
         """Drop what has arrived and send nothing more; `take` returns the end of the last one."""
         with self._lock:
-            self._ended = True
-            self._arrived.clear()
+            if not self._ended:
+                self._ended = True
+                self._arrived.clear()
             if was_last:
                 self._arrived.append(None)
         self.outbox.put(None)
@@ -293,8 +292,8 @@ class GrpcServer:
                 self._arrivals.put(connection)
         except TransportError as error:
             if self._connections.get(name) is connection:
-                LOG.warning("%s: %s; its connection was ended", name, error)
-                connection.refusal = f"{error} of {name}"
+                LOG.warning("%s sent %s; its connection was ended", name, error)
+                connection.refusal = f"{name} sent {error}"
         except Exception as error:  # gRPC ends an iterator so when its stream breaks
             LOG.info("%s: the connection ended (%s)", name, type(error).__name__)
         connection.outbox.put(None)
@@ -403,7 +402,7 @@ def serve_site(
                         outbox.put(answer)
             except TransportError as error:
                 raise Refused(
-                    f"{site.name} has ended its connection to the server at {address}: {error} "
+                    f"{site.name} has ended its connection: the server at {address} sent {error} "
                     "(most_bytes in [limits] of site.toml)."
                 ) from None
             except grpc.RpcError as error:
