@@ -18,6 +18,8 @@ BLOCK = 512
 """Bytes that are added at a time for a checksum."""
 JOIN_BYTES = 2**16
 """Largest message of a site that has not joined, and room for a header in every later one."""
+MOST_MARKS = 16
+"""Rounds of which a server may have a site keep its states; a checkpoint has two."""
 PART_BYTES = 8
 """Bytes that `pack` adds per part of a body."""
 _HEAD = struct.Struct(">4sIIQ")
@@ -139,8 +141,10 @@ def check_step(header: dict[str, Any], num_chains: int) -> None:
             raise FrameError(f"The entry {name!r} of a message is not a list of the right type.")
     if any(len(header[name]) != num_chains for name in ("weights", "active", "counted")):
         raise FrameError("A message does not say of every chain who takes part and what counts.")
-    if not all(0 <= x < 2**31 for name in ("marks", "keep") for x in header[name]):
-        raise FrameError("A round in a message is out of range.")
+    for name in ("marks", "keep"):
+        rounds = header[name]
+        if len(rounds) > MOST_MARKS or not all(0 <= x < 2**31 for x in rounds):
+            raise FrameError(f"The entry {name!r} of a message does not hold a few rounds.")
     if not all(math.isfinite(x) for x in header["weights"]):
         raise FrameError("A weight in a message is not finite.")
     last = header.get("last")
