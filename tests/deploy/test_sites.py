@@ -217,7 +217,7 @@ class Silent:
 
     def __init__(self, local, site, rounds):
         self.local, self.site, self.rounds = local, site, rounds
-        self.send, self.close = local.send, local.close
+        self.send, self.limit, self.close = local.send, local.limit, local.close
 
     def receive(self, timeout):
         news = self.local.receive(timeout)

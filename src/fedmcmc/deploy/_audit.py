@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedmcmc.deploy._private import close_to_others
+
 try:
     import fcntl
 except ImportError:  # pragma: no cover - where there are no such locks
@@ -90,6 +92,7 @@ class AuditLog:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        close_to_others(self.path)
         self._synced = time.monotonic()
         try:
             self._lock()

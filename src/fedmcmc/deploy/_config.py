@@ -18,6 +18,7 @@ from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._limits import LIMITS, Limits
 from fedmcmc.deploy._masks import MASKS, rules_of
+from fedmcmc.deploy._private import private_files
 from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._settings import read_toml
@@ -32,6 +33,8 @@ from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
+OF_SERVER = ("server_name", "server_fingerprint")
+"""What a site's settings may say of the server's certificate."""
 
 
 def run_site(path: str | Path) -> None:
@@ -45,12 +48,13 @@ def run_site(path: str | Path) -> None:
         A TOML file with ``name``, ``study`` (the study's file), ``approval`` (the file that
         ``fedmcmc deploy approve`` writes) or ``approved`` (the digest that the owner has agreed
         to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
-        (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if the server's
-        certificate has another name than its host; ``identity`` (a file) for a study under masks;
-        ``log`` (for the audit log, by default ``audit.log`` beside this file, so that a `folder`
-        that is removed or restored does not lower what it counts); and a table ``limits`` with
-        ``most_numbers``, ``min_rows``, ``min_batch``, ``min_sites``, ``refused_columns``,
-        ``most_bytes`` (see `Limits`).
+        (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_fingerprint`` to accept
+        one certificate of the server alone, which lies as ``server.crt`` beside that of the
+        authority; ``server_name`` if the server's certificate has another name than its host;
+        ``identity`` (a file) for a study under masks; ``log`` (for the audit log, by default
+        ``audit.log`` beside this file, so that a `folder` that is removed or restored does not
+        lower what it counts); and a table ``limits`` with ``most_numbers``, ``min_rows``,
+        ``min_batch``, ``min_sites``, ``refused_columns``, ``most_bytes`` (see `Limits`).
 
     Raises
     ------
@@ -153,7 +157,7 @@ def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, An
         If it is not such.
     """
     wanted, network = ("name", "study", "rows", "folder"), ("server", *KEYS)
-    allowed = ("approved", "approval", "server_name", "identity", "log", "limits", *network)
+    allowed = ("approved", "approval", "identity", "log", "limits", *OF_SERVER, *network)
     given, base = _read(path, (*wanted, *network) if dials else wanted, allowed)
     if ("approved" in given) == ("approval" in given):
         raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
@@ -196,7 +200,8 @@ def run_server(path: str | Path) -> Samples:
     """
     given, base = _read(path, ("study", "address", *KEYS, "sites", "run"), ())
     study, wait_at_port = _waiting(path, given, base)
-    return _run_over(path, study, wait_at_port, given["run"], base)
+    with private_files(Path(path), *_written(given["run"], base)):
+        return _run_over(path, study, wait_at_port, given["run"], base)
 
 
 def connect(path: str | Path) -> Sites:
@@ -254,7 +259,14 @@ def run_over(path: str | Path, transport: Callable[[], Transport]) -> Samples:
         Returns the transport, once the settings have been found to be right.
     """
     given, base = _read(path, ("study", "run"), ("address", *KEYS, "sites"))
-    return _run_over(path, Study.read(base / given["study"]), transport, given["run"], base)
+    with private_files(Path(path), *_written(given["run"], base)):
+        return _run_over(path, Study.read(base / given["study"]), transport, given["run"], base)
+
+
+def _written(what: dict[str, Any], base: Path) -> list[Path]:
+    """Return the paths that a run writes to."""
+    names = ("draws", "report", "checkpoint")
+    return [base / what[name] for name in names if isinstance(what.get(name), str)]
 
 
 def _run_over(
@@ -373,4 +385,4 @@ def _check_names(path: Any, given: Any, wanted: Any, allowed: Any, where: str) -
 
 def _credentials(given: dict[str, Any], base: Path) -> Credentials:
     key, certificate, authority = (base / given[name] for name in KEYS)
-    return Credentials(key, certificate, authority)
+    return Credentials(key, certificate, authority, given.get("server_fingerprint"))

@@ -15,12 +15,14 @@ from fedmcmc.deploy._names import (
 )
 from fedmcmc.deploy._pki import (
     SERVER,
+    SERVER_CERTIFICATE,
     make_authority,
     make_identity,
     make_party,
     public_identity,
     sign_request,
 )
+from fedmcmc.deploy._private import private_folder
 from fedmcmc.deploy._seeds import new_seed
 from fedmcmc.deploy._settings import check_address, read_toml
 from fedmcmc.deploy._sources import is_file, read_source
@@ -103,6 +105,7 @@ def _made(
     hosts: Sequence[str],
     requests: Path | None,
 ) -> dict[str, Party]:
+    private_folder(folder)
     authority = f"{given.get('name')} consortium".encode()[:MAX_BYTES].decode(errors="ignore")
     make_authority(folder / AUTHORITY, authority)
     parties = {
@@ -122,7 +125,10 @@ def _made(
     for name in parties:
         shutil.copytree(folder / STUDY, folder / name / STUDY)
     for name in study.sites:
-        text = _site_toml(name, path.name, server, masked=bool(study.secure))
+        keys = folder / name / "keys"
+        shutil.copyfile(folder / SERVER / "keys" / SERVER_CERTIFICATE, keys / SERVER_CERTIFICATE)
+        pin = parties[SERVER].fingerprint
+        text = _site_toml(name, path.name, server, pin, masked=bool(study.secure))
         (folder / name / "site.toml").write_text(text, encoding="utf-8")
     pins = {name: parties[name].fingerprint for name in study.sites}
     port = server.rpartition(":")[2]
@@ -135,6 +141,7 @@ def _made(
         + _table(_identities(parties)),
         encoding="utf-8",
     )
+    private_folder(folder)
     return parties
 
 
@@ -172,7 +179,7 @@ def _copied(path: Path, text: str, folder: Path) -> Study:
     return study
 
 
-def _site_toml(name: str, study: str, server: str, *, masked: bool) -> str:
+def _site_toml(name: str, study: str, server: str, pin: str, *, masked: bool) -> str:
     keys = {suffix: toml_text(f"keys/{name}.{suffix}") for suffix in ("key", "crt", "identity")}
     identity = f"identity = {keys['identity']}\n" if masked else ""
     return f"""\
@@ -186,6 +193,7 @@ server = {toml_text(server)}
 key = {keys["key"]}
 certificate = {keys["crt"]}
 authority = "keys/ca.crt"
+server_fingerprint = "{pin}"  # of keys/server.crt; no other server is accepted
 {identity}
 [limits]                          # your own, whatever the server asks
 # most_numbers = 1000000          # that leave this site in all, over all runs

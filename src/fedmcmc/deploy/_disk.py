@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmcmc.deploy._frames import digest_of, pack, unpack
+from fedmcmc.deploy._private import private_folder
 from fedmcmc.storage import write_whole
 
 MOST_RUNS = 16
@@ -46,12 +47,11 @@ class Disk:
     Parameters
     ----------
     folder
-        Of the site alone; made if missing.
+        Of the site alone; made if missing, and closed to other users with all that is in it.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = private_folder(folder)
         self._number: tuple[Path, int] | None = None  # of the last state written, and its file
 
     def _of(self, run: str) -> Path:
@@ -68,12 +68,12 @@ class Disk:
         head = PLACE.pack(MARK, number, len(content), zlib.crc32(content))
         room = path.stat().st_size // 2 if path.exists() else 0
         if len(head) + len(content) > room:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             room = -(-(len(head) + len(content) + ROOM) // BLOCK) * BLOCK
             empty = bytes(room)
             of_places = [empty, empty]
             of_places[number % 2] = (head + content).ljust(room, b"\0")
-            write_whole(path, lambda file: file.writelines(of_places))
+            write_whole(path, lambda file: file.writelines(of_places), private=True)
         else:
             file = os.open(path, os.O_WRONLY)
             try:
@@ -171,10 +171,10 @@ class Disk:
             os.close(file)
 
     def _write(self, path: Path, header: dict[str, Any], *parts: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         whole = pack(json.dumps(header).encode(), *parts)
         digest = bytes.fromhex(digest_of(whole))
-        write_whole(path, lambda file: file.writelines((digest, whole)))
+        write_whole(path, lambda file: file.writelines((digest, whole)), private=True)
 
     def _read(self, path: Path, num: int) -> tuple[dict[str, Any], list[bytes]] | None:
         try:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import struct
 import zlib
 from typing import Any, NamedTuple
@@ -9,10 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAGIC = b"fmc2"
-MOST_HEADER_BYTES = 2**24
-"""A header holds words and few numbers; arrays are in the body."""
+MOST_HEADER_BYTES = 2**20
+"""A header holds words and about 60 bytes per chain; arrays are in the body."""
+MOST_DEPTH = 64
+"""Lists and tables within one another in a header; a kernel in words has about twenty."""
 BLOCK = 512
 """Bytes that are added at a time for a checksum."""
+JOIN_BYTES = 2**16
+"""Largest message of a site that has not joined, and room for a header in every later one."""
+MOST_MARKS = 16
+"""Rounds of which a server may have a site keep its states; a checkpoint has two."""
+PART_BYTES = 8
+"""Bytes that `pack` adds per part of a body."""
 _HEAD = struct.Struct(">4sIIQ")
 """Mark, bytes of the header, checksum, bytes of the body."""
 
@@ -46,8 +55,19 @@ class Frame(NamedTuple):
     body: bytes = b""
 
     def to_bytes(self, of_body: int | None = None) -> bytes:
-        """Return the frame as it crosses; `of_body` is the body's checksum, where it is known."""
+        """Return the frame as it crosses; `of_body` is the body's checksum, where it is known.
+
+        Raises
+        ------
+        ValueError
+            If the header is longer than who receives it accepts.
+        """
         header = json.dumps({"kind": self.kind, **self.header}).encode()
+        if len(header) > MOST_HEADER_BYTES:
+            raise ValueError(
+                f"The header of a message of the kind {self.kind!r} has {len(header):,} bytes, at "
+                f"most {MOST_HEADER_BYTES:,} are sent: use fewer chains."
+            )
         of_body = checksum(self.body) if of_body is None else of_body
         head = _HEAD.pack(MAGIC, len(header), zlib.crc32(header, of_body), len(self.body))
         return b"".join((head, header, self.body))
@@ -76,6 +96,8 @@ class Frame(NamedTuple):
             kind = header.pop("kind")
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             raise FrameError("The header of a message is not readable.") from None
+        if _is_deeper(header, MOST_DEPTH):
+            raise FrameError(f"The header of a message has more than {MOST_DEPTH} levels.")
         if not isinstance(kind, str):
             raise FrameError("The header of a message does not say what it is.")
         return cls(kind, header, body)
@@ -94,7 +116,7 @@ class Frame(NamedTuple):
             not isinstance(found, list)
             or len(found) != len(Tag._fields)
             or not isinstance(found[0], str)
-            or not all(type(x) is int for x in found[1:])
+            or not all(type(x) is int and -1 <= x < 2**63 for x in found[1:])
         ):
             raise FrameError(f"A message of the kind {self.kind!r} has no tag.")
         return Tag(*found)
@@ -117,6 +139,53 @@ def printable(text: Any, most: int | None = 500) -> str:
         for char in (text if most is None else text[: most + 1])
     )
     return shown if most is None or len(shown) <= most else f"{shown[:most]}…"
+
+
+def check_step(header: dict[str, Any], num_chains: int) -> None:
+    """Raise unless what the header of a step says of chains and rounds has the expected types.
+
+    Raises
+    ------
+    FrameError
+        Naming the entry.
+    """
+    types: dict[str, Any] = {"weights": (float, int), "active": bool, "counted": bool}
+    types |= {"marks": int, "keep": int}
+    for name, expected in types.items():
+        entries = header.get(name)
+        if not isinstance(entries, list) or not all(
+            isinstance(x, expected) and (expected is bool or not isinstance(x, bool))
+            for x in entries
+        ):
+            raise FrameError(f"The entry {name!r} of a message is not a list of the right type.")
+    if any(len(header[name]) != num_chains for name in ("weights", "active", "counted")):
+        raise FrameError("A message does not say of every chain who takes part and what counts.")
+    for name in ("marks", "keep"):
+        rounds = header[name]
+        if len(rounds) > MOST_MARKS or not all(0 <= x < 2**31 for x in rounds):
+            raise FrameError(f"The entry {name!r} of a message does not hold a few rounds.")
+    if not all(math.isfinite(x) for x in header["weights"]):
+        raise FrameError("A weight in a message is not finite.")
+    last = header.get("last")
+    if last is not None and not (
+        isinstance(last, list) and len(last) == 2 and all(type(x) is int for x in last)
+    ):
+        raise FrameError("The entry 'last' of a message is not a round and a phase.")
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Return whether lists and tables lie within one another more than `most` times."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def checksum(body: bytes) -> int:

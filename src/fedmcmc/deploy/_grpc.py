@@ -2,28 +2,44 @@
 
 Sites dial out; the server waits for them at one port. A site is known by the fingerprint of its
 certificate, which the server has beside its name.
+
+A message crosses in parts of at most 1 MiB, of which the first begins with the length of the whole.
+gRPC takes no longer part and none that is compressed, and the receiver no longer message than it
+expects: it ends the connection before it sets memory aside.
 """
 
 import logging
 import queue
 import random
+import struct
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmcmc._checks import not_installed
-from fedmcmc.deploy._frames import Refused, printable
-from fedmcmc.deploy._pki import fingerprint
+from fedmcmc.deploy._frames import JOIN_BYTES, Refused, printable
+from fedmcmc.deploy._pki import SERVER_CERTIFICATE, fingerprint
+from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._settings import check_address
 from fedmcmc.deploy._site import Site
 
 LOG = logging.getLogger("fedmcmc.deploy")
 METHOD = "/fedmcmc.Study/Join"
+CHUNK_BYTES = 2**20
+"""Bytes of a message that one gRPC message holds, except for the last one of a message."""
+LENGTH = struct.Struct(">Q")
+"""What the first part begins with: bytes of the whole message."""
+IDENTITY_ALONE = 1
+"""gRPC's set of the ways to compress that are enabled: bit 0 is none of them."""
 OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", LENGTH.size + CHUNK_BYTES),
+    ("grpc.max_send_message_length", LENGTH.size + CHUNK_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ALONE),
+    ("grpc.max_concurrent_streams", 8),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -33,25 +49,164 @@ OPTIONS = [
 ]
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 5.0
 """Seconds between attempts to reach the server."""
-WAITING = 64
-"""Messages of a site that may wait at the server, so that none can fill its memory."""
+MOST_WAITING = 3
+"""Messages of a site that may wait at the server: it answers one request at a time."""
+MOST_UNSENT = 16
+"""Messages for a site that may wait at the server; one that is further behind has to join again."""
+WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+"""What gRPC's details of an error hold where a certificate is not accepted."""
+
+
+class TransportError(Exception):
+    """What arrives is not a message in parts, or one that is longer than expected."""
+
+
+def split_message(data: bytes) -> Iterator[bytes]:
+    """Yield the parts in which a message crosses."""
+    yield b"".join((LENGTH.pack(len(data)), memoryview(data)[:CHUNK_BYTES]))
+    for begin in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
+        yield data[begin : begin + CHUNK_BYTES]
+
+
+def join_parts(parts: Iterable[bytes], most_bytes: Callable[[], int]) -> Iterator[bytes]:
+    """Yield whole messages from their parts.
+
+    Parameters
+    ----------
+    parts
+        As they arrive. A message that is cut short by their end is dropped.
+    most_bytes
+        Returns the length of the longest message that is accepted; called once per message.
+
+    Raises
+    ------
+    TransportError
+        If a message is longer, or a part is not one.
+    """
+    parts = iter(parts)
+    for first in parts:
+        if len(first) < LENGTH.size:
+            raise TransportError(f"{len(first)} bytes that do not begin a message")
+        (size,) = LENGTH.unpack_from(first)
+        most = most_bytes()
+        if size > most:
+            raise TransportError(
+                f"a message of {size:,} bytes, where at most {most:,} are expected"
+            )
+        pieces, part, missing = [], memoryview(first)[LENGTH.size :], size
+        while len(part) == min(missing, CHUNK_BYTES):
+            pieces.append(part)
+            missing -= len(part)
+            if not missing:
+                yield b"".join(pieces)
+                break
+            following = next(parts, None)
+            if following is None:
+                return
+            part = memoryview(following)
+        else:
+            expected = min(missing, CHUNK_BYTES)
+            raise TransportError(f"a part of {len(part):,} bytes, where {expected:,} are expected")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Files of a party: its key, its certificate, and that of the consortium's authority."""
+    """Files of a party: its key, its certificate, and that of the consortium's authority.
+
+    With `server_fingerprint`, a site accepts one certificate of the server alone, whatever others
+    the authority has signed: the one with this SHA-256, in the file ``server.crt`` beside
+    `authority`.
+    """
 
     key: str | Path
     certificate: str | Path
     authority: str | Path
+    server_fingerprint: str | None = None
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """Return what is in the files."""
+        """Return key, certificate, and the certificate by which the other party is verified.
+
+        Raises
+        ------
+        ValueError
+            If other users can read the key, or ``server.crt`` has another fingerprint.
+        """
+        check_private(self.key)
+        trusted = Path(self.authority)
+        if self.server_fingerprint is not None:
+            trusted = trusted.with_name(SERVER_CERTIFICATE)
+            if not trusted.exists():
+                raise ValueError(
+                    f"server_fingerprint needs the server's certificate in {trusted}, which is "
+                    "missing: get it from whoever runs the consortium."
+                )
+            pin, actual = _normal(self.server_fingerprint), fingerprint(trusted.read_bytes())
+            if actual != pin:
+                raise ValueError(
+                    f"{trusted} has the fingerprint {actual}, and server_fingerprint is {pin}: put "
+                    "the server's present certificate there, and compare its fingerprint with "
+                    "whoever runs the server before you change the setting."
+                )
         return (
             Path(self.key).read_bytes(),
             Path(self.certificate).read_bytes(),
-            Path(self.authority).read_bytes(),
+            trusted.read_bytes(),
         )
+
+
+class _Connection:
+    """One connection of a site, as the server has it; what waits in both directions is bounded."""
+
+    def __init__(self, name: str, context: Any) -> None:
+        self.name, self.context = name, context
+        self.most_bytes = JOIN_BYTES
+        self.outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.refusal = ""
+        self._arrived: deque[bytes | None] = deque()
+        self._places = threading.Semaphore(MOST_WAITING)
+        self._lock, self._ended = threading.Lock(), False
+
+    def admit(self) -> int:
+        """Return the bytes of the longest message that is accepted, once there is a place for one.
+
+        Raises
+        ------
+        ConnectionError
+            If the connection ends before.
+        """
+        while not self._places.acquire(timeout=1.0):
+            if self._ended:
+                raise ConnectionError
+        return self.most_bytes
+
+    def put(self, data: bytes) -> None:
+        """Add a message that has arrived, unless the connection has ended."""
+        with self._lock:
+            if not self._ended:
+                self._arrived.append(data)
+
+    def take(self) -> bytes | None:
+        """Return the message that arrived first, `None` for the end of the connection.
+
+        Raises
+        ------
+        IndexError
+            If it was dropped.
+        """
+        data = self._arrived.popleft()
+        if data is not None:
+            self._places.release()
+        return data
+
+    def end(self, *, was_last: bool = False) -> None:
+        """Drop what has arrived and send nothing more; `take` returns the end of the last one."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._arrived.clear()
+            if was_last:
+                self._arrived.append(None)
+        self.outbox.put(None)
 
 
 class GrpcServer:
@@ -82,13 +237,14 @@ class GrpcServer:
         self._names = {_normal(pin): name for name, pin in sites.items()}
         if len(self._names) != len(sites):
             raise ValueError("Two sites have the same certificate.")
-        self._inbox: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
-        self._rooms = {name: threading.Semaphore(WAITING) for name in sites}
-        self._outboxes: dict[str, queue.SimpleQueue[bytes | None]] = {}
+        # One entry per message, so that those of all sites come in their order.
+        self._arrivals: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
+        self._connections: dict[str, _Connection] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         # One thread per stream; a site that comes again may for a moment have two.
-        workers = ThreadPoolExecutor(4 * len(sites) + 4, thread_name_prefix="sites")
-        self._server = grpc.server(workers, options=OPTIONS)
+        num_threads = 4 * len(sites) + 4
+        workers = ThreadPoolExecutor(num_threads, thread_name_prefix="sites")
+        self._server = grpc.server(workers, options=OPTIONS, maximum_concurrent_rpcs=num_threads)
         handler = grpc.method_handlers_generic_handler(
             METHOD.split("/")[1],
             {METHOD.split("/")[2]: grpc.stream_stream_rpc_method_handler(self._join)},
@@ -101,7 +257,7 @@ class GrpcServer:
         self.port = self._server.add_secure_port(address, secure)
         self._server.start()
 
-    def _join(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _join(self, parts: Iterator[bytes], context: Any) -> Iterator[bytes]:
         given = context.auth_context().get("x509_pem_cert", [b""])[0]
         name = self._names.get(fingerprint(given) if given else "", "")
         if not name:
@@ -110,64 +266,85 @@ class GrpcServer:
                 self._grpc.StatusCode.PERMISSION_DENIED,
                 "this certificate is not registered for the study",
             )
-        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        connection = _Connection(name, context)
         with self._lock:
-            before, self._outboxes[name] = self._outboxes.get(name), outbox
+            before, self._connections[name] = self._connections.get(name), connection
         if before is not None:
-            before.put(None)
-        if not context.add_callback(lambda: outbox.put(None)) or self._closed.is_set():
-            outbox.put(None)  # it has ended by now
+            before.end()
+        if not context.add_callback(connection.end) or self._closed.is_set():
+            connection.end()  # it has ended by now
         threading.Thread(
-            target=self._read, args=(name, messages, outbox), name=f"from {name}", daemon=True
+            target=self._read, args=(connection, parts), name=f"from {name}", daemon=True
         ).start()
-        while (data := outbox.get()) is not None:
-            yield data
-        self._left(name, outbox)
-
-    def _read(
-        self, name: str, messages: Iterator[bytes], outbox: queue.SimpleQueue[bytes | None]
-    ) -> None:
         try:
-            for data in messages:
-                if self._outboxes.get(name) is not outbox:
+            while (data := connection.outbox.get()) is not None:
+                yield from split_message(data)
+        finally:
+            self._left(connection)
+        if connection.refusal:
+            context.abort(self._grpc.StatusCode.PERMISSION_DENIED, connection.refusal)
+
+    def _read(self, connection: _Connection, parts: Iterator[bytes]) -> None:
+        name = connection.name
+        try:
+            for data in join_parts(parts, connection.admit):
+                if self._connections.get(name) is not connection:
                     return  # it has joined again; what comes here is of its former life
-                while not self._rooms[name].acquire(timeout=1.0):
-                    if self._closed.is_set():
-                        return
-                self._inbox.put((name, data))
+                connection.put(data)
+                self._arrivals.put(connection)
+        except TransportError as error:
+            if self._connections.get(name) is connection:
+                LOG.warning("%s sent %s; its connection was ended", name, error)
+                connection.refusal = f"{name} sent {error}"
         except Exception as error:  # gRPC ends an iterator so when its stream breaks
             LOG.info("%s: the connection ended (%s)", name, type(error).__name__)
-        outbox.put(None)
+        connection.outbox.put(None)
 
-    def _left(self, name: str, outbox: queue.SimpleQueue[bytes | None]) -> None:
+    def _left(self, connection: _Connection) -> None:
         with self._lock:
-            if self._outboxes.get(name) is not outbox:
+            if self._connections.get(connection.name) is not connection:
                 return
-            del self._outboxes[name]
-        self._inbox.put((name, None))
+            del self._connections[connection.name]
+        connection.end(was_last=True)
+        self._arrivals.put(connection)
 
     def send(self, site: str, data: bytes) -> None:
         """Send bytes to a site; where it is not connected they are dropped."""
-        outbox = self._outboxes.get(site)
-        if outbox is not None:
-            outbox.put(data)
+        connection = self._connections.get(site)
+        if connection is None:
+            return
+        if connection.outbox.qsize() >= MOST_UNSENT:
+            LOG.info("%s: %d messages wait for it; it has to join again", site, MOST_UNSENT)
+            connection.context.cancel()
+            self._left(connection)
+            return
+        connection.outbox.put(data)
 
     def receive(self, timeout: float) -> tuple[str, bytes | None] | None:
         """Return who sent what, `None` for the bytes if its connection ended, `None` if nobody."""
-        try:
-            news = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
-        except queue.Empty:
-            return None
-        if news[1] is not None:
-            self._rooms[news[0]].release()
-        return news
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                connection = self._arrivals.get(timeout=max(end - time.monotonic(), 0.0))
+                return connection.name, connection.take()
+            except queue.Empty:
+                return None
+            except IndexError:
+                continue  # of a connection that another one has replaced
+
+    def limit(self, site: str, num_bytes: int) -> None:
+        """Accept messages of at most `num_bytes` over a site's present connection."""
+        connection = self._connections.get(site)
+        if connection is not None:
+            connection.most_bytes = num_bytes
 
     def close(self) -> None:
         """End all connections."""
         self._closed.set()
         with self._lock:
-            for outbox in self._outboxes.values():
-                outbox.put(None)
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.outbox.put(None)
         self._server.stop(grace=1.0).wait()
 
 
@@ -197,7 +374,9 @@ def serve_site(
     Raises
     ------
     Refused
-        If the server does not take this site.
+        If the server does not take this site, or sends a longer message than the site accepts.
+    ValueError
+        If other users can read the site's key, or ``server.crt`` is not the pinned certificate.
     """
     check_address(address, "server")
     grpc = _grpc()
@@ -207,26 +386,41 @@ def serve_site(
     if server_name is not None:
         options.append(("grpc.ssl_target_name_override", server_name))
     stop = threading.Event() if stop is None else stop
-    wait = SHORTEST_WAIT
+    wait, is_warned = SHORTEST_WAIT, False
     while not stop.is_set():
         with grpc.secure_channel(address, secure, options) as channel:
             outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             outbox.put(site.hello())
-            call = channel.stream_stream(METHOD)(iter(outbox.get, None))
+            messages = iter(outbox.get, None)
+            call = channel.stream_stream(METHOD)(
+                part for data in messages for part in split_message(data)
+            )
             watch = threading.Thread(target=_cancel, args=(stop, call), daemon=True)
             watch.start()
             try:
-                for data in call:
-                    wait = SHORTEST_WAIT
+                for data in join_parts(call, lambda: site.limits.most_bytes):
+                    wait, is_warned = SHORTEST_WAIT, False
                     answer = site.answer(data)
                     if answer is not None:
                         outbox.put(answer)
+            except TransportError as error:
+                raise Refused(
+                    f"{site.name} has ended its connection: the server at {address} sent {error} "
+                    "(most_bytes in [limits] of site.toml)."
+                ) from None
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                     raise Refused(
                         f"The server turned {site.name} away: {printable(error.details())}."
                     ) from None
-                if not stop.is_set():
+                if WRONG_CERTIFICATE in (error.details() or "") and not is_warned:
+                    is_warned = True
+                    LOG.warning(
+                        "%s: the server at %s was not accepted and got nothing: its certificate "
+                        "is not %s, or is not valid today. Ask whoever runs the server.",
+                        *(site.name, address, _expected(credentials)),
+                    )
+                elif not stop.is_set():
                     LOG.info("%s: no connection (%s)", site.name, error.code().name)
             finally:
                 outbox.put(None)
@@ -240,6 +434,11 @@ def _cancel(stop: threading.Event, call: Any) -> None:
         if not call.is_active():
             return
     call.cancel()
+
+
+def _expected(credentials: Credentials) -> str:
+    pin = credentials.server_fingerprint
+    return "signed by the authority" if pin is None else f"the pinned one ({_normal(pin)})"
 
 
 def _normal(pin: str) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedmcmc.deploy._frames import Frame, FrameError, Tag, printable
+from fedmcmc.deploy._frames import JOIN_BYTES, Frame, FrameError, Tag, printable
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._transport import Transport
 
@@ -15,6 +15,9 @@ MOST_REASON = 2000
 """Characters of a site's reason that are shown."""
 POLL_SECONDS = 1.0
 """How long to wait at a time, so that an interrupt is noticed."""
+MOST_PROCESSES = 100
+"""Former processes of a site that the server remembers."""
+PROCESS_LETTERS = 64
 
 
 class SiteError(RuntimeError):
@@ -42,6 +45,11 @@ class Links:
         self.study, self.transport, self.timeout = study, transport, timeout
         self.joined: set[str] = set()
         self.refusals: dict[str, str] = {}
+        # Processes of each site in the order in which they first joined, and sites of which two
+        # were found to run.
+        self._processes: dict[str, list[str]] = {}
+        self._twice: set[str] = set()
+        self._most_bytes = JOIN_BYTES
         # Of the masks; none is lost that a site which calls again still has.
         self.session, self.num_lost = "", 0
         self.beginning: Callable[[str], list[bytes]] = lambda site: []
@@ -53,10 +61,14 @@ class Links:
         tag: Tag,
         read: Callable[[str, bytes], Any],
         *,
+        most_bytes: int = 0,
         may_miss: bool = False,
         masked: bool = False,
     ) -> dict[str, Any]:
         """Send each site its request and return what `read` makes of the answers.
+
+        An answer's body has at most `most_bytes`. A longer message is not taken, nor held in memory
+        where the transport can refuse it; late answers to earlier requests may be as long as those.
 
         A site that joins meanwhile is told how the run began, and gets its request (again). Without
         `may_miss` this waits for all; with it, for those that are connected, for `timeout` seconds
@@ -71,6 +83,9 @@ class Links:
         """
         answers: dict[str, Any] = {}
         num_lost = self.num_lost
+        self._most_bytes = max(self._most_bytes, JOIN_BYTES + most_bytes)
+        for site in self.joined:
+            self.transport.limit(site, self._most_bytes)
         self._take_news()
         for site in requests.keys() & self.joined:
             self.transport.send(site, requests[site])
@@ -129,6 +144,9 @@ class Links:
             LOG.info("%s has left", site)
             return None
         try:
+            most = self._most_bytes if site in self.joined else JOIN_BYTES
+            if len(data) > most:
+                raise FrameError(f"{len(data):,} bytes are more than the expected {most:,}.")
             frame = Frame.parse(data)
         except FrameError as error:
             LOG.warning("%s: a message was not understood: %s", site, printable(error))
@@ -139,7 +157,8 @@ class Links:
         if reason:
             self.joined.discard(site)
             self.refusals[site] = reason
-            self.transport.send(site, Frame("refused", {"reason": reason}).to_bytes())
+            told = {"reason": reason, "process": frame.header.get("process")}
+            self.transport.send(site, Frame("refused", told).to_bytes())
             warnings.warn(f"{site} is not taken: {reason}", RuntimeWarning, stacklevel=2)
             return None
         LOG.info("%s has joined", site)
@@ -148,7 +167,10 @@ class Links:
             self.num_lost += 1
         self.joined.add(site)
         self.refusals.pop(site, None)
-        self.transport.send(site, Frame("welcome", {"study": self.study.digest}).to_bytes())
+        self.transport.limit(site, self._most_bytes)
+        welcome = {"study": self.study.digest, "another_ended": site in self._twice}
+        self._twice.discard(site)
+        self.transport.send(site, Frame("welcome", welcome).to_bytes())
         for message in self.beginning(site):
             self.transport.send(site, message)
         if site in requests:
@@ -160,6 +182,9 @@ class Links:
         if header.get("site") != site:
             name = printable(repr(header.get("site")))
             return f"it is registered as {site!r} and calls itself {name}."
+        process = header.get("process")
+        if not isinstance(process, str) or not 0 < len(process) <= PROCESS_LETTERS:
+            return "it does not say which of its processes it is."
         if header.get("study") != self.study.digest:
             digest = printable(repr(header.get("study")))
             return (
@@ -175,4 +200,14 @@ class Links:
                 return f"{name} is {version} there and {ours[name]} at the server."
         if header.get("kernels") != self.study.kernel_digests:
             return "the study's files make other kernels there: their dependencies differ."
+        *former, last = self._processes.get(site) or [process]
+        if process in former:
+            self._twice.add(site)
+            return (
+                f"a newer process of {site} has joined, so two of them run: this one, the older, "
+                f"ends. Run one process per site, and stop the other one if it is the wrong one."
+            )
+        if process != last:
+            former.append(last)
+        self._processes[site] = [*former[-MOST_PROCESSES:], process]
         return ""

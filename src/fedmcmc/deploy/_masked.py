@@ -44,7 +44,7 @@ class MaskedSums:
         requests
             From what is said of the masks to the sites' requests.
         """
-        from fedmcmc.deploy.secure import MaskTag, unmask
+        from fedmcmc.deploy.secure import MaskTag, masked_bytes, unmask
 
         number, num_phases, is_setup = place
         mask_tag = MaskTag.of_phase(tag.round, 0, number, num_phases, setup=is_setup)
@@ -63,7 +63,10 @@ class MaskedSums:
                     "sites": list(range(len(self.names))),
                 }
                 asked = requests(masks)
-                answers = self.links.exchange(asked, "answer", tag, read, masked=True)
+                most = masked_bytes(num_words)
+                answers = self.links.exchange(
+                    asked, "answer", tag, read, most_bytes=most, masked=True
+                )
             except SessionLost:
                 continue
             return unmask(list(answers.values()))

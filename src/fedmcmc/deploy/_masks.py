@@ -16,6 +16,7 @@ from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Grid, Word
 from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
+from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._words import class_names
 from fedmcmc.transforms import check_cohorts
 
@@ -279,13 +280,14 @@ def read_identity(identity: Any) -> Any:
     Raises
     ------
     ValueError
-        If it is none.
+        If it is none, or if other users can read the file.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     found = identity
     if isinstance(identity, str | Path):
+        check_private(identity)
         found = load_pem_private_key(Path(identity).read_bytes(), None)
     if not isinstance(found, Ed25519PrivateKey):
         raise ValueError("identity must be an Ed25519 private key, or the file of one.")

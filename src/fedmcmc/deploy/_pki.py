@@ -17,6 +17,8 @@ from fedmcmc.deploy._names import check_party_name
 DAYS = 365
 """How long certificates are valid."""
 SERVER = "server"
+SERVER_CERTIFICATE = f"{SERVER}.crt"
+"""The server's certificate, beside a site's own and that of the authority."""
 
 
 def make_authority(folder: str | Path, name: str = "fedmcmc consortium") -> None:
@@ -38,7 +40,7 @@ def make_authority(folder: str | Path, name: str = "fedmcmc consortium") -> None
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, _sha256())
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_secret(folder / "ca.key", key)
     (folder / "ca.crt").write_bytes(_pem(certificate))
 
@@ -80,7 +82,7 @@ def make_party(
     authority, folder = Path(authority), Path(folder)
     key = _new_key()
     certificate = _signed(authority, name, key.public_key(), hosts)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_secret(folder / f"{name}.key", key)
     _write_certificate(authority, folder, name, certificate)
     return fingerprint((folder / f"{name}.crt").read_bytes())
@@ -101,7 +103,7 @@ def make_request(folder: str | Path, name: str) -> Path:
     folder, key = Path(folder), _new_key()
     request = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
     request = request.sign(key, _sha256())
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_secret(folder / f"{name}.key", key)
     path = folder / f"{name}.csr"
     path.write_bytes(request.public_bytes(serialization.Encoding.PEM))
@@ -168,7 +170,7 @@ def make_identity(folder: str | Path, name: str) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_secret(Path(folder) / f"{name}.identity", key)
     public = key.public_key()
     pem = public.public_bytes(
@@ -303,7 +305,7 @@ def _pem(certificate: Any) -> bytes:
 
 
 def _write_certificate(authority: Path, folder: Path, name: str, certificate: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / f"{name}.crt").write_bytes(_pem(certificate))
     if folder.resolve() != authority.resolve():
         (folder / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())

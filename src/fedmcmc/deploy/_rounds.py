@@ -20,7 +20,16 @@ from fedmcmc._types import (
     Refined,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
-from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, digest_of, pack, unpack
+from fedmcmc.deploy._frames import (
+    PART_BYTES,
+    Frame,
+    FrameError,
+    Tag,
+    checksum,
+    digest_of,
+    pack,
+    unpack,
+)
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
@@ -35,7 +44,7 @@ from fedmcmc.deploy._programs import (
     taken_in,
 )
 from fedmcmc.deploy._programs import first as first_of_server
-from fedmcmc.deploy._shapes import Shapes
+from fedmcmc.deploy._shapes import Shapes, max_num_bytes
 from fedmcmc.deploy._words import to_words
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import Received
@@ -167,9 +176,12 @@ class Rounds:
         self._ask_all(self._begin, "ready", self._tag(-1))
         self.links.session = ""  # in which rounds never go back
 
-    def _ask_all(self, request: bytes, kind: str, tag: Tag, read: Any = None) -> dict[str, Any]:
+    def _ask_all(
+        self, request: bytes, kind: str, tag: Tag, read: Any = None, most_bytes: int = 0
+    ) -> dict[str, Any]:
         read = read or (lambda site, body: body)
-        return self.links.exchange(dict.fromkeys(self.names, request), kind, tag, read)
+        requests = dict.fromkeys(self.names, request)
+        return self.links.exchange(requests, kind, tag, read, most_bytes=most_bytes)
 
     def set_up(self, positions: ArrayTree, init_keys: Array) -> FederatedState:
         """Return the state before the first round, from sums over all sites where it needs some."""
@@ -187,7 +199,8 @@ class Rounds:
             def read(site: str, data: bytes, like: ArrayTree = like) -> list[ArrayTree]:
                 return [_decoded(part, like) for part in unpack(data, num)]
 
-            answers = self._ask_all(request, "answer", tag, read)
+            most = num * (PART_BYTES + max_num_bytes(like))
+            answers = self._ask_all(request, "answer", tag, read, most)
             codes = tuple(stacked(answers[site]) for site in self.names)
             everyone = _everyone(len(self.names), num)
             totals.append(summed(self.kernel, first, codes, everyone, number=number))
@@ -306,6 +319,8 @@ class Rounds:
             "answer",
             tag,
             lambda site, data: _answers(data, asked[site].on, *self._readers[phase]),
+            most_bytes=len(self.keys)
+            * (2 * PART_BYTES + max_num_bytes(exchange.code) + max_num_bytes(exchange.report)),
             may_miss=self.may_miss,
         )
         heard = set(answers)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._masks import ANEW
+from fedmcmc.deploy._private import open_private
 from fedmcmc.deploy._session import DIGEST_BYTES, Consortium, Session
 from fedmcmc.deploy._sums import MaskTag, mask, masked_frame
 
@@ -234,10 +235,11 @@ class SiteRules:
         )
         body = head + last.words.astype("<u8").tobytes()
         if not self._begun.exists():
-            self._begun.write_text(f"This site has answered under masks: {self._path.name}.\n")
+            with open_private(self._begun) as file:
+                file.write(f"This site has answered under masks: {self._path.name}.\n".encode())
             _sync(self._begun)
         beside = self._path.with_name(self._path.name + ".new")
-        with beside.open("wb") as file:
+        with open_private(beside) as file:
             file.write(body + hashlib.sha256(body).digest())
             file.flush()
             os.fsync(file.fileno())

@@ -58,6 +58,15 @@ class Shapes(NamedTuple):
     shared: ArrayTree  # what all clients draw alike in a round
 
 
+def max_num_bytes(tree: ArrayTree) -> int:
+    """Return a bound of the bytes of a code, report or broadcast as it crosses.
+
+    A number that is compressed takes more bits than an uncompressed one at worst, and fewer than
+    twice as many.
+    """
+    return 2 * trees.num_bytes(tree) + 64
+
+
 def as_sent(leaf: Any) -> Array:
     """Return a number of a position, or of what a question is about, as it is sent: as a float.
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +23,13 @@ from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, num_masked_answers
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._frames import (
+    JOIN_BYTES,
+    PART_BYTES,
     Frame,
     FrameError,
     Refused,
     Tag,
+    check_step,
     digest_of,
     pack,
     printable,
@@ -35,7 +39,7 @@ from fedmcmc.deploy._limits import MOST_BYTES, Limits, Outflow, numbers_per_mess
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
 from fedmcmc.deploy._secret import SiteSecret
-from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
+from fedmcmc.deploy._shapes import Report, Shapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
@@ -48,6 +52,8 @@ from fedmcmc.surrogates import nonfinite_answer
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_REASON = 2000
 """Characters of a reason that are sent or shown."""
+BYTES_PER_CHAIN = 64
+"""Room in the header of a message for what it says of each chain."""
 MOST_LETTERS = 64
 """Of what the server calls a run, or asks for, in the site's log."""
 
@@ -143,6 +149,8 @@ class Site:
         if name not in study.sites:
             raise Refused(f"The study {study.name!r} has no site {name!r}.")
         self.study, self.name = study, name
+        # The server sees by it whether two processes of a site run.
+        self.process = secrets.token_hex(16)
         self.index = list(study.sites).index(name)
         self.disk = Disk(folder)
         own = FederatedData.from_clients({name: self._coded(rows)}).rows
@@ -220,6 +228,7 @@ class Site:
         """Return what the site says of itself when it joins."""
         study = self.study
         header = {"site": self.name, "study": study.digest, "software": software()}
+        header["process"] = self.process
         header["kernels"] = study.kernel_digests
         if self._masks is not None:
             header["session"] = self._masks.session
@@ -246,8 +255,16 @@ class Site:
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
+                if frame.header.get("process") != self.process:
+                    return None  # to another process of this site, over whose connection it came
                 raise Refused(printable(frame.header.get("reason"), MOST_REASON))
             if frame.kind == "welcome":
+                if frame.header.get("another_ended") is True:
+                    LOG.warning(
+                        "%s: another, older process of this site ran and was ended by the server. "
+                        "Run one process per site.",
+                        self.name,
+                    )
                 return None
             asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
@@ -326,6 +343,7 @@ class Site:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self._check_length(shapes, num_chains)
         self.limits.check_run(kernel, self.study, self.name, shapes.first.position)
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
@@ -335,6 +353,18 @@ class Site:
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
+
+    def _check_length(self, shapes: Shapes, num_chains: int) -> None:
+        """Raise where broadcasts of a run are longer than this site accepts."""
+        broadcasts = (shapes.first, *(phase.broadcast for phase in shapes.phases))
+        largest = max(map(max_num_bytes, broadcasts))
+        num = num_chains * (PART_BYTES + BYTES_PER_CHAIN + largest) + JOIN_BYTES
+        most = self.limits.most_bytes
+        if num > most:
+            raise Refused(
+                f"The messages of this run have up to {num:,} bytes, and {self.name} accepts at "
+                f"most {most:,}: set most_bytes in [limits] of its site.toml to that."
+            )
 
     def _check_indices(self) -> None:
         """Raise where a column of this site's rows indexes the model outside of an axis."""
@@ -466,6 +496,7 @@ class Site:
             raise _Unready
         if not 0 <= number < len(shapes.phases):
             raise FrameError("A phase that this kernel does not have.")
+        check_step(header, num)
         weights, active = header["weights"], header["active"]
         if not len(weights) == len(active) == num or not any(active):
             raise FrameError("A message does not say of every chain who takes part.")

@@ -122,6 +122,11 @@ def masked_frame(session: Session, tag: MaskTag, masked: np.ndarray) -> bytes:
     return HEADER.pack(*head) + masked.astype("<u8").tobytes()
 
 
+def masked_bytes(num_words: int) -> int:
+    """Return the bytes of a frame of so many words."""
+    return HEADER.size + WORD_BYTES * num_words
+
+
 def read_masked(data: bytes) -> tuple[bytes, MaskTag, int, np.ndarray]:
     """Return a frame's session, tag, site and masked words.
 
@@ -133,7 +138,7 @@ def read_masked(data: bytes) -> tuple[bytes, MaskTag, int, np.ndarray]:
     if len(data) < HEADER.size:
         raise ValueError(f"A frame of masked words has {HEADER.size} bytes or more.")
     identifier, round_, attempt, exchange, index, size = HEADER.unpack_from(data)
-    if len(data) != HEADER.size + WORD_BYTES * size:
+    if len(data) != masked_bytes(size):
         raise ValueError(f"A frame of {size} masked words does not have {len(data)} bytes.")
     words = np.frombuffer(data, "<u8", offset=HEADER.size).astype(np.uint64)
     assert len(identifier) == DIGEST_BYTES

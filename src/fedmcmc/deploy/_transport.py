@@ -24,6 +24,13 @@ class Transport(Protocol):
         """Return who sent what, `None` for the bytes if its connection ended, `None` if nobody."""
         ...
 
+    def limit(self, site: str, num_bytes: int) -> None:
+        """Accept messages of at most `num_bytes` over a site's present connection.
+
+        A connection starts with `JOIN_BYTES`. A longer message ends it, unread.
+        """
+        ...
+
     def close(self) -> None:
         """End all connections."""
         ...
@@ -97,6 +104,9 @@ class Local:
             return self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
         except queue.Empty:
             return None
+
+    def limit(self, site: str, num_bytes: int) -> None:
+        """Do nothing: messages within a program have been made by the time they are sent."""
 
     def close(self) -> None:
         """End all connections and wait for the threads."""

@@ -13,6 +13,7 @@ from fedmcmc.deploy._session import session_identifier as session_identifier
 from fedmcmc.deploy._session import transcript as transcript
 from fedmcmc.deploy._sums import MaskTag as MaskTag
 from fedmcmc.deploy._sums import mask as mask
+from fedmcmc.deploy._sums import masked_bytes as masked_bytes
 from fedmcmc.deploy._sums import masked_frame as masked_frame
 from fedmcmc.deploy._sums import read_masked as read_masked
 from fedmcmc.deploy._sums import unmask as unmask

@@ -35,10 +35,16 @@ class DamagedFileError(CheckpointError):
     """A file of a checkpoint does not hold what was written to it."""
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Call ``write(file)`` on a new file, which gets its name once it is on the disk."""
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any], *, private: bool = False) -> None:
+    """Call ``write(file)`` on a new file, which gets its name once it is on the disk.
+
+    A `private` file can be read by its owner alone, from the first byte on.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w+b") as file:
+    if private:
+        partial.unlink(missing_ok=True)  # a process that was killed may have left one
+    mode = 0o600 if private else 0o666
+    with open(partial, "w+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,341 @@
+"""What a site or a server sends costs the other one little, whatever it is."""
+
+import json
+import logging
+import re
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmcmc import deploy
+from fedmcmc.deploy import _frames, _grpc
+from fedmcmc.deploy._links import Links
+from tests.contracts.model import KEY
+from tests.support import hostile, studies
+from tests.support.consortium import Threads, credentials, keys, make_keys
+from tests.support.site_runs import POSITION
+
+__all__ = ["keys"]
+MOST_GROWTH = 48 * hostile.MEBI
+CHUNK = _grpc.CHUNK_BYTES
+measured = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="this system does not tell a process its size"
+)
+
+
+@pytest.fixture
+def server(keys):
+    folder, pins = keys
+    made = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5])
+def test_a_message_comes_out_of_its_parts(size):
+    data = bytes(np.random.default_rng(size).bytes(size))
+    parts = list(_grpc.split_message(data))
+    assert max(map(len, parts)) <= _grpc.LENGTH.size + CHUNK
+    assert list(_grpc.join_parts(parts * 2, lambda: size)) == [data, data]
+    assert list(_grpc.join_parts(parts[:-1], lambda: size)) == []  # cut short
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_read", "message"),
+    [
+        ([hostile.length(101)] + 5 * [bytes(50)], 1, "101 bytes, where at most 100 are"),
+        ([hostile.length(2**63)] + 5 * [b""], 1, "where at most 100 are expected"),
+        ([b"1234567"], 1, "7 bytes that do not begin"),
+        ([hostile.length(100) + bytes(60), bytes(40)], 1, "60 bytes, where 100 are"),
+        ([hostile.length(10) + bytes(11)], 1, "11 bytes, where 10 are"),
+        ([hostile.length(100)] + 5 * [b""], 1, "0 bytes, where 100 are"),
+    ],
+)
+def test_parts_that_are_none_end_a_connection_at_once(parts, num_read, message):
+    read = []
+    with pytest.raises(_grpc.TransportError, match=message):
+        list(_grpc.join_parts((read.append(part) or part for part in parts), lambda: 100))
+    assert len(read) == num_read
+
+
+REFUSALS = {
+    "compressed": "UNIMPLEMENTED",
+    "deflated": "UNIMPLEMENTED",
+    "whole": "RESOURCE_EXHAUSTED",
+    "claim": "PERMISSION_DENIED bern sent a message of 1,099,511,627,776 bytes, where",
+    "large": "PERMISSION_DENIED bern sent a message of 65,537 bytes, where at most 65,536",
+    "empty": "PERMISSION_DENIED bern sent a part of 10 bytes, where 65,536 are expected",
+}
+
+
+@measured
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_registered_site_does_not_fill_the_memory_of_the_server(kind, keys, server, caplog):
+    with (
+        hostile.growth() as grown,
+        hostile.process("site", keys[0], server.port, kind) as site,
+    ):
+        told = site.communicate(timeout=60)[0]
+    assert told.startswith(REFUSALS[kind])
+    assert grown[0] < MOST_GROWTH
+    if told.startswith("PERMISSION_DENIED"):
+        assert "bern sent a " in caplog.text and "its connection was ended" in caplog.text
+    assert server.receive(5.0) == ("bern", None)
+
+
+@measured
+def test_few_messages_of_a_site_wait_at_the_server(keys, server):
+    with (
+        hostile.growth() as grown,
+        hostile.process("site", keys[0], server.port, "many"),
+    ):
+        time.sleep(2.0)
+        assert server._arrivals.qsize() == _grpc.MOST_WAITING
+        for _ in range(3 * _grpc.MOST_WAITING):
+            assert server.receive(5.0) == ("bern", bytes(2**16))
+    assert grown[0] < MOST_GROWTH
+
+
+@measured
+def test_a_site_that_reads_nothing_has_to_join_again(keys, server):
+    """Where sites may be missing a run would go on, and what waits for it would grow."""
+    message = bytes(2 * hostile.MEBI)
+    with hostile.growth() as grown, hostile.process("site", keys[0], server.port, "silent"):
+        end = time.monotonic() + 30.0
+        while server._connections.get("bern") is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        for _ in range(200):
+            server.send("bern", message)
+        assert server.receive(5.0) == ("bern", None)
+    assert grown[0] < MOST_GROWTH
+
+
+@measured
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (
+            "claim",
+            r"sent a message of 1,099,511,627,776 bytes, where at most 268,435,456 are expec",
+        ),
+        ("compressed", r"bern: no connection \((INTERNAL|UNIMPLEMENTED)\)"),
+        ("deflated", r"bern: no connection \((INTERNAL|UNIMPLEMENTED)\)"),
+        ("whole", r"bern: no connection \(RESOURCE_EXHAUSTED\)"),
+    ],
+)
+def test_a_server_does_not_fill_the_memory_of_a_site(kind, reason, keys, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    mine = credentials(keys[0], "bern")
+
+    def reasons():
+        return "\n".join((*caplog.messages, *threads.errors.values()))
+
+    with hostile.process("server", keys[0], 0, kind) as server, hostile.growth() as grown:
+        threads, end = Threads(int(server.stdout.readline())), time.monotonic() + 20.0
+        threads.join(studies.study_of(), "bern", tmp_path, mine)
+        while not re.search(reason, reasons()) and time.monotonic() < end:
+            time.sleep(0.01)
+        threads.end()
+    assert re.search(reason, reasons())
+    assert grown[0] < MOST_GROWTH
+
+
+class Limited(deploy.Local):
+    """Notes how long messages are, and how long they may be."""
+
+    def __init__(self):
+        super().__init__()
+        self.limits, self.lengths = {}, {}
+
+    def limit(self, site, num_bytes):
+        self.limits[site] = num_bytes
+
+    def receive(self, timeout):
+        news = super().receive(timeout)
+        if news is not None and news[1] is not None:
+            name, data = news
+            assert len(data) <= self.limits.get(name, _frames.JOIN_BYTES)
+            self.lengths[name] = max(self.lengths.get(name, 0), len(data))
+        return news
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        studies.study_of("compress: lsd_pp, memory: per client"),
+        pytest.param(studies.masked_study("lsd_pp"), marks=pytest.mark.slow),
+        pytest.param(studies.study_of("fed_ep"), marks=pytest.mark.slow),
+    ],
+    ids=["compressed", "masked", "fed_ep"],
+)
+def test_the_server_expects_messages_as_long_as_those_of_the_run(study, tmp_path):
+    local = Limited()
+    studies.join_all(local, study, tmp_path)
+    settings = dict(transport=local, num_rounds=3, num_chains=3, progress=False)
+    deploy.run(study, KEY, "main", POSITION, **settings)
+    for name, num_bytes in local.limits.items():
+        assert local.lengths[name] < num_bytes < _frames.JOIN_BYTES + 4 * local.lengths[name]
+
+
+class Answering(deploy.Local):
+    """Answers each request at once with the same message."""
+
+    message = b""
+
+    def send(self, site, data):
+        if not data:
+            self._inbox.put((site, self.message))
+
+
+def test_a_message_that_is_longer_than_expected_is_not_read(tmp_path, caplog):
+    study, local = studies.study_of(), Answering()
+    links, tag = Links(study, local, timeout=0.2), deploy.Tag("run", 0, 0, 1)
+    header, body = {"tag": list(tag)}, bytes(_frames.JOIN_BYTES + 1000)
+    local.message = deploy.Frame("answer", header, body).to_bytes()
+    links._understood("bern", studies.site_of(study, "bern", tmp_path).hello(), {})
+    for most, answered in ((0, set()), (2000, {"bern"}), (0, {"bern"})):
+        settings = dict(most_bytes=most, may_miss=True)
+        found = links.exchange({"bern": b""}, "answer", tag, lambda *_: 0, **settings)
+        assert found.keys() == answered  # late answers to longer requests may come
+    assert "bern: a message was not understood: 66,599 bytes are more" in caplog.text
+
+
+def test_a_run_with_longer_messages_than_the_owner_accepts_is_declined(tmp_path):
+    study, local = studies.study_of(), deploy.Local()
+    studies.join_all(local, study, tmp_path, most_bytes=66_000)
+    message = (
+        r"The messages of this run have up to 66,\d+ bytes, and \w+ accepts at most 66,000: set"
+    )
+    with pytest.raises(deploy.SiteError, match=message):
+        deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=1, num_chains=5)
+
+
+def framed(header):
+    """Return a frame with some header, whose checksum is right."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    crc = zlib.crc32(text, _frames.checksum(b""))
+    return _frames._HEAD.pack(_frames.MAGIC, len(text), crc, 0) + text
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b'{"kind": "x", "a": "' + bytes(2**20) + b'"}', "do not begin as a message"),
+        (b'{"kind": "x", "a": ' + 70 * b"[" + 70 * b"]" + b"}", "more than 64 levels"),
+        (b'{"kind": "x", "a": ' + 70 * b'{"a":' + b"0" + 70 * b"}" + b"}", "more than 64 levels"),
+        (b'{"kind": "x", "a": ' + 10**5 * b"[" + 10**5 * b"]" + b"}", "not readable"),
+        (b'{"kind": "x", "a": ' + 10**5 * b"1" + b"}", "not readable"),
+    ],
+    ids=["long", "lists", "tables", "very deep", "large number"],
+)
+def test_headers_are_short_and_flat(header, message):
+    with pytest.raises(deploy.FrameError, match=message):
+        deploy.Frame.parse(framed(header))
+
+
+def test_a_header_that_nobody_would_accept_is_not_sent():
+    with pytest.raises(ValueError, match="use fewer chains"):
+        deploy.Frame("step", {"weights": [1.0] * 300_000}).to_bytes()
+
+
+def pinned(folder, name, pin):
+    files = (folder / f"{name}.key", folder / f"{name}.crt", folder / "ca.crt")
+    return deploy.Credentials(*files, server_fingerprint=pin)
+
+
+def colons(pin):
+    """Return a fingerprint as OpenSSL shows it."""
+    return ":".join(pin[i : i + 2].upper() for i in range(0, len(pin), 2))
+
+
+def test_a_site_accepts_the_pinned_certificate_of_the_server_and_no_other(tmp_path, caplog):
+    pins = make_keys(tmp_path, studies.NAMES)
+    other = tmp_path / "other"
+    deploy.make_party(tmp_path, other, "server", hosts=("localhost",))  # of the same authority
+    pin = deploy.fingerprint((tmp_path / "server.crt").read_bytes())
+    mine = pinned(tmp_path, "bern", colons(pin))
+    caplog.set_level(logging.INFO)
+    for folder, is_expected in ((other, False), (tmp_path, True)):
+        server = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
+        threads = Threads(server.port)
+        threads.join(studies.study_of(), "bern", tmp_path / folder.name, mine)
+        news = server.receive(20.0 if is_expected else 2.0)
+        assert (news is not None) == is_expected
+        threads.end()
+        server.close()
+        assert threads.errors == {}
+    refusals = [text for text in caplog.messages if f"not the pinned one ({pin})" in text]
+    assert len(refusals) == 1 and refusals[0].startswith("bern: the server at localhost:")
+
+
+def test_a_pin_is_that_of_the_file_beside_the_authority(tmp_path):
+    make_keys(tmp_path, ["bern"])
+    with pytest.raises(ValueError, match=r"server\.crt has the fingerprint .* is 0000"):
+        pinned(tmp_path, "bern", "0" * 64).read()
+    (tmp_path / "server.crt").unlink()
+    with pytest.raises(ValueError, match=r"needs the server's certificate in .*server\.crt"):
+        pinned(tmp_path, "bern", "0" * 64).read()
+
+
+def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):
+    study, local = studies.study_of(), deploy.Local()
+    links = Links(study, local, timeout=1.0)
+    older, newer = (studies.site_of(study, "bern", tmp_path / text) for text in ("a", "b"))
+
+    def settle():
+        for _ in range(20):  # until messages that cause others have come
+            links._take_news()
+            time.sleep(0.01)
+
+    local.join(older)
+    settle()
+    local.join(newer)  # as after a crash, too, when the old connection is still open
+    settle()
+    assert local.refused == {} and links.joined == {"bern"}
+    local.join(newer)  # the same process connects again
+    settle()
+    assert local.refused == {} and not caplog.records
+    local.join(older)
+    with pytest.warns(RuntimeWarning, match="a newer process of bern has joined"):
+        settle()
+    assert "this one, the older, ends" in local.refused["bern"] and links.joined == set()
+    for _ in range(2):
+        local.join(newer)
+        settle()
+    assert links.joined == {"bern"}
+    ended = [text for text in caplog.messages if "older process of this site ran" in text]
+    assert len(ended) == 1
+    local.close()
+
+
+def test_a_refusal_of_another_process_ends_no_site(tmp_path):
+    site = studies.site_of(studies.study_of(), "bern", tmp_path)
+    told = {"reason": "a newer process has joined", "process": "other"}
+    assert site.answer(deploy.Frame("refused", told).to_bytes()) is None
+    with pytest.raises(deploy.Refused, match="a newer process"):
+        site.answer(deploy.Frame("refused", told | {"process": site.process}).to_bytes())
+
+
+def test_two_processes_of_a_site_over_the_network(keys, server, tmp_path):
+    study = studies.study_of()
+    links = Links(study, server, timeout=1.0)
+    threads = [Threads(server.port) for _ in range(2)]
+    for number, made in enumerate(threads):
+        made.join(study, "bern", tmp_path / str(number), credentials(keys[0], "bern"))
+        end = time.monotonic() + 20.0
+        while len(links._processes.get("bern", ())) <= number:
+            links._take_news()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    with pytest.warns(RuntimeWarning, match="a newer process of bern"):
+        while not threads[0].errors or "bern" not in links.joined:
+            links._take_news()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert "two of them run" in threads[0].errors["bern"] and threads[1].errors == {}
+    for made in threads:
+        made.end()
