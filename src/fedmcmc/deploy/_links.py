@@ -9,14 +9,21 @@ from typing import Any
 from fedmcmc.deploy._frames import Frame, FrameError, Tag
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._transport import Transport
+from fedmcmc.runs import RunHalted
 
 LOG = logging.getLogger("fedmcmc.deploy")
 POLL_SECONDS = 1.0
 """How long to wait at a time, so that an interrupt is noticed."""
 
 
-class SiteError(RuntimeError):
-    """A site declines or cannot do what it was asked; the run ends."""
+class SiteError(RunHalted):
+    """A site declines, or cannot do what the server asks; the run ends.
+
+    Attributes
+    ----------
+    samples
+        The `fedmcmc.Samples` that were kept before; ``None`` before the first round.
+    """
 
 
 class SessionLost(Exception):
@@ -40,6 +47,7 @@ class Links:
         self.study, self.transport, self.timeout = study, transport, timeout
         self.joined: set[str] = set()
         self.refusals: dict[str, str] = {}
+        self.problems: dict[str, str] = {}  # of sites that did not do what was asked last
         # Of the masks; none is lost that a site which calls again still has.
         self.session, self.num_lost = "", 0
         self.beginning: Callable[[str], list[bytes]] = lambda site: []
@@ -58,22 +66,23 @@ class Links:
 
         A site that joins meanwhile is told how the run began, and gets its request (again). Without
         `may_miss` this waits for all; with it, for those that are connected, for `timeout` seconds
-        at most.
+        at most. A site that declines is then missing, and `problems` holds its reason.
 
         Raises
         ------
         SiteError
-            If a site declines.
+            If a site declines, and none may be missing.
         SessionLost
             If this is `masked`, and a site joins meanwhile without the masks' session.
         """
         answers: dict[str, Any] = {}
+        self.problems = {}
         num_lost = self.num_lost
         self._take_news()
         for site in requests.keys() & self.joined:
             self.transport.send(site, requests[site])
         begun, told = time.monotonic(), False
-        while missing := requests.keys() - answers.keys():
+        while missing := requests.keys() - answers.keys() - self.problems.keys():
             if masked and self.num_lost != num_lost:
                 raise SessionLost
             waited = time.monotonic() - begun
@@ -91,13 +100,19 @@ class Links:
             if frame is None or site not in missing or frame.header.get("tag") != list(tag):
                 continue  # late answers are dropped here
             if frame.kind in ("declined", "error"):
-                raise SiteError(f"{site}: {frame.header.get('reason')}")
-            if frame.kind != kind:
+                problem = f"{frame.header.get('reason')}"
+            elif frame.kind != kind:
                 continue
-            try:
-                answers[site] = read(site, frame.body)
-            except FrameError as error:
-                raise SiteError(f"{site} sent an answer that is none: {error}") from None
+            else:
+                try:
+                    answers[site] = read(site, frame.body)
+                    continue
+                except FrameError as error:
+                    problem = f"its answer cannot be read: {error}"
+            where = f" (in round {tag.round})" if tag.round >= 0 else ""
+            if not may_miss:
+                raise SiteError(f"{site}: {problem}{where}")
+            self.problems[site] = f"{problem}{where}"
         if masked and self.num_lost != num_lost:
             raise SessionLost
         return answers
