@@ -1,6 +1,7 @@
 """Sites that send what they should not: the server names them, and keeps the draws before."""
 
 import itertools
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,14 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import deploy, wire
+from fedmcmc import deploy
 from fedmcmc.deploy._frames import pack, unpack
 from fedmcmc.deploy._guard import Guard, norms_of
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.site_runs import POSITION
 
-STUDY = studies.study_of("lsd")
+STUDY = studies.study_of(kernels={"main": f"{studies.HERE}:everyone"}, settings={"step_size": 0.01})
 KEEPS = studies.study_of("compress: lsd_pp, memory: per client")
 
 
@@ -55,15 +56,15 @@ def run(study, local, **settings):
     return deploy.run(study, KEY, "main", POSITION, transport=local, **settings)
 
 
-def sends(value, rounds, *, chain=0, num_chains=1):
-    """Return a lie: in these rounds all numbers of a chain's code are `value`."""
+def sends(value, rounds, *, chain=0, num_chains=1, num_true=0):
+    """Return a lie: in these rounds all but the last numbers of a chain's code are `value`."""
 
     def lie(frame, round_):
         if round_ not in rounds:
             return frame
         parts = unpack(frame.body, 2 * num_chains)
         numbers = np.frombuffer(parts[chain], ">f4").copy()
-        numbers[:] = value
+        numbers[: len(numbers) - num_true] = value
         parts[chain] = numbers.tobytes()
         return frame._replace(body=pack(*parts))
 
@@ -82,8 +83,9 @@ def test_a_message_that_cannot_be_added_names_its_site(value, tmp_path):
         run(STUDY, local, num_chains=2)
     expected = undisturbed(tmp_path, num_chains=2)
     samples = found.value.samples
-    assert samples.num_draws == 7 == samples.totals["rounds"]
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:, :7]), samples.draws, expected.draws)
+    np.testing.assert_array_equal(samples.totals["rounds"], [7, 7])
+    for a, b in zip(*map(jax.tree.leaves, (samples.draws, expected.draws)), strict=True):
+        np.testing.assert_array_equal(a, b[:, :7])
 
 
 @pytest.mark.parametrize(
@@ -103,9 +105,7 @@ def test_a_run_goes_on_without_a_site_that_lies_or_declines(lie, tmp_path):
     local = join(STUDY, tmp_path, {"basel": lie})
     sites = deploy.Sites(STUDY, local, on_missing="leave_out")
     with pytest.warns(RuntimeWarning, match="^basel is left out, now") as warned:
-        samples = sites.sample(
-            KEY, STUDY.kernel("main"), POSITION, num_rounds=12, progress=False
-        )
+        samples = sites.sample(KEY, STUDY.kernel("main"), POSITION, num_rounds=12, progress=False)
     sites.close()
     assert len(warned) == 1
     assert sites.num_missed == {"bern": 0, "basel": 9, "chur": 0}
@@ -126,7 +126,7 @@ def test_a_site_is_left_out_of_the_chain_in_which_it_lies(tmp_path):
 
 
 def test_a_run_that_diverges_at_all_sites_is_no_fault_of_one(tmp_path):
-    study = studies.study_of("lsd", settings={"row": "lsd", "step_size": 1e30})
+    study = studies.study_of(kernels=STUDY.kernels, settings={"step_size": 1e30})
     for on_missing in ("wait", "leave_out"):
         with pytest.raises(fedmcmc.NonFiniteError, match="step size is too large"):
             run(study, join(study, tmp_path / on_missing, {}), on_missing=on_missing)
@@ -142,7 +142,7 @@ def test_a_large_gradient_is_told(tmp_path):
 
 def test_a_limit_of_norms_holds(tmp_path):
     lies = {"basel": sends(1e6, {8})}
-    with pytest.raises(deploy.SiteError, match="^basel: .* above most_norm = 1000") as found:
+    with pytest.raises(deploy.SiteError, match=r"^basel: .* above most_norm = 1000\.0") as found:
         run(STUDY, join(STUDY, tmp_path / "a", lies), most_norm=1e3)
     assert found.value.samples.num_draws == 8
     with pytest.warns(RuntimeWarning, match="^basel is left out.*above most_norm"):
@@ -150,6 +150,35 @@ def test_a_limit_of_norms_holds(tmp_path):
             STUDY, join(STUDY, tmp_path / "b", lies), most_norm=1e3, on_missing="leave_out"
         )
     np.testing.assert_array_equal(samples.info["num_active"][0], 8 * [3] + [2] + 3 * [3])
+
+
+def test_a_term_of_a_sum_before_the_first_round_is_checked(tmp_path):
+    study = studies.study_of("lsd_star")
+
+    def lie(frame, round_):
+        if frame.header["tag"][1] or len(frame.body) != 8 + 12:
+            return frame
+        return frame._replace(body=pack(np.full(3, np.nan, ">f4").tobytes()))
+
+    for on_missing in ("wait", "leave_out"):
+        local = join(study, tmp_path / on_missing, {"chur": lie})
+        with pytest.raises(deploy.SiteError, match="^chur, before the first round: its") as found:
+            run(study, local, on_missing=on_missing)
+        assert found.value.samples is None
+
+
+def test_limits_of_norms_are_refused_where_nobody_could_keep_them():
+    with pytest.raises(ValueError, match="nobody can read under masks: remove most_norm = 3"):
+        deploy.Sites(studies.masked_study("lsd"), deploy.Local(), most_norm=3)
+    for wrong in (0, -1.0, "3", True, np.nan):
+        with pytest.raises(ValueError, match="most_norm must be a number above 0, got"):
+            deploy.Sites(STUDY, deploy.Local(), most_norm=wrong)
+        with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, got"):
+            deploy.Sites(STUDY, deploy.Local(), timeout=wrong)
+    study = studies.study_of("secure_sum: lsd_star")
+    sites = deploy.Sites(study, deploy.Local(), most_norm=3)
+    with pytest.raises(ValueError, match="messages of a secure sum are words: remove most_norm"):
+        sites.sample(KEY, study.kernel("main"), POSITION, num_rounds=2)
 
 
 def test_sites_whose_messages_grow_together_are_not_suspected():
@@ -183,7 +212,7 @@ def test_norms_are_those_of_messages():
 def test_proposals_at_impossible_places_are_no_fault(tmp_path):
     """Chains at a wall: sites send the lowest number there, and the chain turns back."""
     study = studies.study_of("hmc", posterior=f"{studies.HERE}:walled")
-    samples = undisturbed(tmp_path, study, num_rounds=30, most_norm=1e4)
+    samples = undisturbed(tmp_path, study, num_rounds=34, num_burnin=4, most_norm=1e4)
     assert (samples.info["acceptance"] == 0).any() and samples.num_draws == 30
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(samples.draws))
 
@@ -192,10 +221,97 @@ def test_answers_to_questions_may_be_infinite(tmp_path, caplog):
     """What Newton's method asks beyond a wall is answered, and the log names the site."""
     caplog.set_level("INFO", "fedmcmc.deploy")
     study = studies.study_of(asks=deploy.SETUP, kernels={})
-    lies = {"basel": sends(np.nan, {0})}
+    lies = {"basel": sends(np.nan, {0}, num_true=1)}  # and says that it has answered
     sites = deploy.Sites(study, join(study, tmp_path, lies))
     question = fedmcmc.kernels.expansions(study.model, curvature="none")
     content = fedmcmc.kernels.Points(jax.tree.map(lambda x: x[None], POSITION), POSITION)
     value = sites.ask(question, content).value.value
     sites.close()
     assert np.isnan(value).all() and "basel: its message of round 0" in caplog.text
+
+
+def test_answers_that_come_late_twice_or_for_others_change_nothing(tmp_path):
+    """Also those of a site that answers for another one, whose name its connection does not have."""
+    expected = undisturbed(tmp_path)
+    local = join(STUDY, tmp_path, {})
+    put, old = local._inbox.put, []
+
+    def disturb(item):
+        name, data = item
+        put(item)
+        frame = deploy.Frame.parse(data) if data else None
+        if name != "basel" or frame is None or frame.kind != "answer":
+            return
+        wrong = [*old, data]
+        old.append(data)
+        run_, round_, phase, attempt = frame.tag
+        for tag in ([run_, round_, phase + 1, attempt], [run_, round_ + 1, phase, attempt]):
+            wrong.append(frame._replace(header={"tag": tag}, body=bytes(20)).to_bytes())
+        for other in wrong:
+            put(("basel", other))
+
+    local._inbox.put = disturb
+    samples = run(STUDY, local)
+    jax.tree.map(np.testing.assert_array_equal, samples.draws, expected.draws)
+    hello = deploy.Frame.parse(studies.site_of(STUDY, "bern", tmp_path / "x").hello())
+    links = deploy.Sites(STUDY, deploy.Local())._links
+    assert "calls itself 'bern'" in links._objection("chur", hello.header)
+
+
+class Stops(deploy.Site):
+    """A site at whose answer to one phase of one round something happens."""
+
+    def __init__(self, *args, at, then, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.at, self.then = at, then
+
+    def answer(self, data):
+        answer = super().answer(data)
+        frame = deploy.Frame.parse(data)
+        if frame.kind == "step" and (frame.tag.round, frame.tag.phase) == self.at:
+            return self.then(answer)
+        return answer
+
+
+def declines(answer):
+    frame = deploy.Frame.parse(answer)
+    return frame._replace(
+        kind="declined", header={**frame.header, "reason": "it is late"}
+    ).to_bytes()
+
+
+def interrupts(answer):
+    """The server is interrupted while it waits for an answer that other sites have given."""
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("study", "at", "least"),
+    [
+        pytest.param(KEEPS, (7, 0), 7, id="a state of sites"),
+        pytest.param(studies.study_of("compress: fa_hmc, memory"), (7, 1), 5, id="two phases"),
+        pytest.param(STUDY, (7, 0), 7, id="nothing kept", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("then", [declines, interrupts])
+def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, least, then, tmp_path):
+    """Even where the next checkpoint is far; sites that keep a state have that of the round."""
+    expected = undisturbed(tmp_path, study)
+    checkpoint = fedmcmc.Checkpoint(tmp_path / "checkpoint", every_rounds=5000)
+    local, given = deploy.Local(), dict(checkpoint=checkpoint)
+    for name in study.sites:
+        rows, folder = studies.rows_of(name), tmp_path / "sites" / name
+        local.join(Stops(study, name, rows, folder=folder, at=at, then=then))
+    if then is declines:
+        with pytest.raises(deploy.SiteError, match=r"it is late \(in round 7\)$") as found:
+            run(study, local, **given)
+        samples = found.value.samples
+    else:
+        with pytest.warns(fedmcmc.SamplingWarning, match="Interrupted in or after round"):
+            samples = run(study, local, **given)
+    assert least <= samples.num_draws <= 7
+    again = deploy.Local()
+    studies.join_all(again, study, tmp_path / "sites")
+    whole = run(study, again, **given)
+    jax.tree.map(np.testing.assert_array_equal, whole.draws, expected.draws)
+    jax.tree.map(np.testing.assert_array_equal, whole.info, expected.info)

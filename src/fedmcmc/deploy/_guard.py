@@ -86,17 +86,13 @@ class Guard:
             chains = wild[index] | above[index]
             first = int(np.flatnonzero(chains)[0])
             where = f"round {round_} (phase {phase}, chain {first})"
-            text = (
-                f"its message of {where} has the norm {norms[index, first]:.3g}, above most_norm = "
-                f"{self.most_norm:g}."
-            )
+            problem = f"has the norm {norms[index, first]:.3g}, above most_norm = {self.most_norm}."
             if wild[index, first]:
-                text = (
-                    f"its message of {where} holds numbers that are not finite, or too large to be "
-                    f"added. The site's rows or software are at fault, or the step size is too "
-                    f"large for this posterior."
+                problem = (
+                    "holds numbers that are not finite, or too large to be added. The site's rows "
+                    "or software are at fault, or the step size is too large for this posterior."
                 )
-            faults.append(Fault(int(index), chains, text))
+            faults.append(Fault(int(index), chains, f"its message of {where} {problem}"))
         self._compare(np.where(sent & (norms <= LARGEST) & ~above, norms, 0), round_, phase)
         return faults
 
