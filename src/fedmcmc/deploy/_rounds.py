@@ -252,6 +252,11 @@ class Rounds:
         keeps = bool(jax.tree.leaves(self.shapes.client))
         return not keeps or self._reached <= (round_, 0)
 
+    @property
+    def can_always_resume(self) -> bool:
+        """Whether sites have their states of any round that was not finished."""
+        return len(self.shapes.phases) == 1 or not jax.tree.leaves(self.shapes.client)
+
     def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures, Drawn]:
         """Run a round of all chains, and draw once of each."""
         kernel, num_sites = self.kernel, len(self.names)

@@ -34,6 +34,9 @@ from fedmcmc.transforms import faults, is_secured, with_counts
 
 MOST_TRIES = 20
 """Rounds in which a question is asked again because a site was missing."""
+SHORT_SEGMENT = 8
+"""Rounds of a segment at most, where a run that ends in a round goes back to its segment's first:
+each segment costs every site one more file that is written to its disk."""
 
 
 class Sites:
@@ -255,7 +258,6 @@ class Sites:
 class OverSites:
     """Where `fedmcmc.sample` computes a run at real sites; see its executor of one device."""
 
-    longest: int | None = None
     shared = False
     # A checkpoint is written before the run goes on, so that sites keep their states of its round.
     in_place = True
@@ -269,6 +271,8 @@ class OverSites:
         self.shapes = trees.shapes_but_keys(first)
         like = rounds.shapes.client
         num, sites = len(rounds.keys), len(rounds.names)
+        # Sites go back to the beginning of a segment where they have lost that of a round.
+        self.longest = None if rounds.can_always_resume else SHORT_SEGMENT
         clients = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct((num, sites, *s.shape), s.dtype), like
         )
