@@ -18,7 +18,7 @@ from tests.support.site_runs import POSITION
 
 STUDY = studies.study_of(kernels={"main": f"{studies.HERE}:everyone"}, settings={"step_size": 0.01})
 KEEPS = studies.study_of("compress: lsd_pp, memory: per client")
-TWO_PHASES = studies.study_of("fa_hmc")
+PHASES = studies.study_of("sequence")
 
 
 def meddling(site, change):
@@ -282,8 +282,8 @@ def interrupts(frame):
 @pytest.mark.parametrize(
     ("study", "at", "num_draws", "then"),
     [
-        pytest.param(TWO_PHASES, (9, 1), 8, interrupts, id="two phases, interrupted"),
-        pytest.param(TWO_PHASES, (9, 1), 8, declines, marks=pytest.mark.slow, id="two, declined"),
+        pytest.param(PHASES, (9, 1), 8, interrupts, id="phases, interrupted"),
+        pytest.param(PHASES, (9, 1), 8, declines, marks=pytest.mark.slow, id="phases, declined"),
         pytest.param(KEEPS, (9, 0), 9, interrupts, marks=pytest.mark.slow, id="one, interrupted"),
         pytest.param(KEEPS, (9, 0), 9, declines, marks=pytest.mark.slow, id="one, declined"),
         pytest.param(STUDY, (9, 0), 9, declines, id="nothing kept, declined"),

@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 
     Attributes
     ----------
-    index
+    site
         Number of the site.
     chains
         ``[num_chains]`` bool, in which chains.
@@ -35,7 +35,7 @@ class Fault(NamedTuple):
         What is wrong with it.
     """
 
-    index: int
+    site: int
     chains: np.ndarray
     text: str
 
@@ -102,12 +102,12 @@ class Guard:
         largest = norms.max(axis=1)
         known = history.largest > 0
         growth = np.where(known, largest / np.where(known, history.largest, 1), 1)
-        for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)):
+        for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)).tolist():
             others = np.delete(growth, index)
             alike = growth[index] <= MOST_GROWTH * max(1.0, others.max(initial=0.0))
             if alike or index in self._suspected:
                 continue
-            self._suspected.add(int(index))
+            self._suspected.add(index)
             warnings.warn(
                 f"{self.names[index]}: its message of round {round_} (phase {phase}) has the norm "
                 f"{largest[index]:.3g}; the largest of its {history.num[index]} before had "

@@ -332,9 +332,9 @@ class Rounds:
             [asked[s].on if s in heard else np.zeros(len(self.keys), bool) for s in self.names]
         )
         for fault in self._faults(codes, sent, number, phase):
-            self._miss(self.names[fault.index], fault.text)
-            active = active & ~((ids == fault.index) & fault.chains)
-            codes[fault.index] = _without(fault.chains, codes[fault.index])
+            self._miss(self.names[fault.site], fault.text)
+            active = active & ~((ids == fault.site) & fault.chains)
+            codes[fault.site] = _without(fault.chains, codes[fault.site])
         moved, (memories, counted) = taken_in(
             self.kernel,
             self.keys,
@@ -364,7 +364,7 @@ class Rounds:
         """Raise if a site's term of a sum before the first round cannot be added."""
         sent = np.ones((len(self.names), len(self.keys)), bool)
         for fault in self._faults(codes, sent, 0, number):
-            raise SiteError(f"{self.names[fault.index]}, before the first round: {fault.text}")
+            raise SiteError(f"{self.names[fault.site]}, before the first round: {fault.text}")
 
     def _faults(
         self, codes: Sequence[ArrayTree], sent: np.ndarray, number: int, phase: int
@@ -373,7 +373,7 @@ class Rounds:
         if not self.answers_may_be_infinite:
             return faults
         for fault in faults:
-            LOG.info("%s: %s", self.names[fault.index], fault.text)
+            LOG.info("%s: %s", self.names[fault.site], fault.text)
         return []
 
     def _miss(self, site: str, problem: str | None) -> None:
