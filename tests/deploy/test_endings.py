@@ -258,13 +258,17 @@ def four(**secure):
     )
 
 
-def test_the_site_whose_owner_runs_the_server_counts_as_colluding():
+def test_an_operator_counts_as_one_more_that_colludes():
+    some = ({}, dict(operator="zug"), dict(operator="bern"), dict(colluding=1))
+    found = [four(**secure).consortium.colluding for secure in some]
+    np.testing.assert_array_equal(found, [0, 1, 1, 1])
+
+
+def test_a_study_names_an_operator_only_among_enough_sites():
     message = "bern runs the server .* of 3 sites 2 are left .* and 3 are needed"
     with pytest.raises(ValueError, match=message):
         studies.masked_study("lsd", secure=dict(operator="bern"))
     assert studies.masked_study("lsd").consortium.colluding == 0
-    assert four().consortium.colluding == 0
-    assert four(operator="bern").consortium.colluding == 1
     with pytest.raises(ValueError, match="of 4 sites 2 are left"):
         four(operator="bern", colluding=1)
     for wrong in ("genf", 3, ["bern"]):
