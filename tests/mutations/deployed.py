@@ -4,7 +4,12 @@ LEFT_OUT = (
     "deploy/test_sites.py::test_a_site_that_does_not_answer_is_left_out_as_by_a_fault[dg_sgld]"
 )
 JOINS = "deploy/test_sites.py::test_a_site_joins_again_in_the_middle_and_is_asked_again"
-INTERRUPTED = "deploy/test_rounds.py::test_a_run_that_was_interrupted_goes_on"
+FAILED = "deploy/test_rounds.py::test_a_run_whose_server_fails_goes_on"
+LEAVES_OUT = (
+    "deploy/test_lying_sites.py::"
+    "test_a_run_goes_on_without_a_site_that_lies_or_declines[not finite]"
+)
+OPERATOR = "deploy/test_endings.py::test_an_operator_counts_as_one_more_that_colludes"
 WRONG = "deploy/test_sites.py::test_what_a_site_sends_wrongly_does_not_change_a_run"
 SIMULATED = (
     "deploy/test_rounds.py::test_sites_draw_what_a_simulation_does"
@@ -52,7 +57,7 @@ MUTATIONS = {
         "deploy/_site.py",
         "run.state = run.pending = self._states(run, marked)",
         "self._read_state(run)",
-        INTERRUPTED,
+        FAILED,
     ),
     "an answer of an earlier phase is taken": (
         "deploy/_links.py",
@@ -192,6 +197,18 @@ MUTATIONS = {
         "value=jnp.where(impossible, -jnp.inf, total.value)",
         "value=jnp.where(impossible, 0.0, total.value)",
         NO_WORDS,
+    ),
+    "a site that is left out of a chain counts there": (
+        "deploy/_rounds.py",
+        "active = active & ~((ids == fault.site) & fault.chains)",
+        "active = active & True",
+        LEAVES_OUT,
+    ),
+    "the operator's site does not count as colluding": (
+        MASKS,
+        'return colluding + ("operator" in secure)',
+        "return colluding",
+        OPERATOR,
     ),
     "questions are rounded to a coarser grid": (
         MASKS,

@@ -125,3 +125,18 @@ def join_all(local, study, folder, **changes):
     for site in sites.values():
         local.join(site)
     return sites
+
+
+def everyone(posterior, settings):
+    """Return a kernel whose sites all take part, and keep nothing."""
+    return fedmcmc.lsd(posterior, step_size=settings["step_size"])
+
+
+def walled(settings):
+    """Return a model whose likelihood is zero beyond a wall."""
+
+    def loglikelihood(position, rows):
+        value = POSTERIOR.loglikelihood_fn(position, rows)
+        return jnp.where(position["a"] > 0, value, -jnp.inf)
+
+    return POSTERIOR._replace(loglikelihood_fn=loglikelihood)

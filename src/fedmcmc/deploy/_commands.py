@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +14,14 @@ from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import verify_log
 from fedmcmc.deploy._config import leave_study, site_settings
 from fedmcmc.deploy._consortium import AUTHORITY, make_consortium
+from fedmcmc.deploy._endings import Interrupted
 from fedmcmc.deploy._frames import Refused, printable
 from fedmcmc.deploy._links import SiteError
 from fedmcmc.deploy._names import toml_key
 from fedmcmc.deploy._pki import make_identity, make_request, sign_request
 from fedmcmc.deploy._sources import search_path
 from fedmcmc.deploy._study import Study
+from fedmcmc.runs import NonFiniteError
 
 
 def isolate_process(script: str, *, is_module: bool) -> None:
@@ -134,10 +137,13 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(run: Callable[[], Any]) -> int:
-    """Run something; return 1 where it says what is wrong, 0 otherwise."""
+    """Run something; return 1 where it says what is wrong, 130 if interrupted, 0 otherwise."""
     try:
         found = run()
-    except (Refused, SiteError, ValueError, OSError) as error:
+    except KeyboardInterrupt as error:
+        print(_printable_lines(f"Interrupted. {error}"), file=sys.stderr)
+        return error.status if isinstance(error, Interrupted) else 128 + signal.SIGINT
+    except (Refused, SiteError, NonFiniteError, ValueError, OSError) as error:
         print(_printable_lines(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return found if isinstance(found, int) else 0

@@ -14,9 +14,17 @@ from fedmcmc._types import ArrayTree
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import check_keys
+from fedmcmc.deploy._endings import (
+    Interrupted,
+    check_run,
+    noting_signals,
+    write_draws,
+    write_partial_draws,
+)
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._limits import LIMITS, Limits
+from fedmcmc.deploy._links import SiteError
 from fedmcmc.deploy._masks import MASKS, rules_of
 from fedmcmc.deploy._private import private_files
 from fedmcmc.deploy._seeds import key_of_seed
@@ -26,10 +34,10 @@ from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
 from fedmcmc.fitting import fit
-from fedmcmc.pytrees import named_leaves
 from fedmcmc.records import Samples
 from fedmcmc.reports import can_draw
-from fedmcmc.storage import Checkpoint, owned, write_whole
+from fedmcmc.runs import NonFiniteError
+from fedmcmc.storage import Checkpoint, owned
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
@@ -184,7 +192,8 @@ def run_server(path: str | Path) -> Samples:
         write), and for kernels ``num_rounds``, and if wanted ``position``
         (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
         ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
-        ``on_missing``, ``timeout``, ``progress``, ``report`` (an HTML file to write).
+        ``on_missing``, ``timeout``, ``most_norm``, ``progress``, ``report`` (an HTML file to
+        write).
 
     Returns
     -------
@@ -194,7 +203,13 @@ def run_server(path: str | Path) -> Samples:
     Raises
     ------
     Refused, SiteError
-        If a site or the study declines.
+        If a site or the study declines, or a site's message cannot be added. As with the two that
+        follow, the draws that were kept before are written, and a checkpoint of the last round that
+        was finished: the same call goes on from there.
+    NonFiniteError
+        If a chain turns non-finite.
+    KeyboardInterrupt
+        After Ctrl-C or SIGTERM.
     ValueError
         If the file is not such.
     """
@@ -211,7 +226,7 @@ def connect(path: str | Path) -> Sites:
     ----------
     path
         A TOML file as that of `run_server`; of its table ``run``, which may be missing,
-        ``on_missing`` and ``timeout`` count.
+        ``on_missing``, ``timeout`` and ``most_norm`` count.
 
     Returns
     -------
@@ -232,8 +247,15 @@ def _waiting(
     path: str | Path, given: dict[str, Any], base: Path
 ) -> tuple[Study, Callable[[], GrpcServer]]:
     """Return a server's study, and what waits for its sites at a port."""
-    study = Study.read(base / given["study"])
-    if set(given["sites"]) != set(study.sites):
+    for name in ("study", "address", *KEYS):
+        if not isinstance(given[name], str):
+            raise ValueError(f"{path}: {name} must be a text, got {given[name]!r}.")
+    study, pins = Study.read(base / given["study"]), given["sites"]
+    if not isinstance(pins, dict) or not all(isinstance(pin, str) for pin in pins.values()):
+        raise ValueError(
+            f"{path}: sites must be a table of fingerprints by the names of sites, got {pins!r}."
+        )
+    if set(pins) != set(study.sites):
         raise ValueError(f"{path}: sites must have a fingerprint for each of {list(study.sites)}.")
 
     def wait_at_port() -> GrpcServer:
@@ -245,7 +267,7 @@ def _waiting(
 
 
 def _patience(what: dict[str, Any]) -> dict[str, Any]:
-    return {name: what[name] for name in ("on_missing", "timeout") if name in what}
+    return {name: what[name] for name in ("on_missing", "timeout", "most_norm") if name in what}
 
 
 def run_over(path: str | Path, transport: Callable[[], Transport]) -> Samples:
@@ -278,18 +300,37 @@ def _run_over(
 ) -> Samples:
     fits = what.get("kernel") == "fit"
     counts = ("num_burnin", "thinning", "num_chains", "checkpoint", "every_rounds")
-    more = ("position", "on_missing", "timeout", "progress", "report")
+    more = ("position", "on_missing", "timeout", "most_norm", "progress", "report")
     wanted = ("kernel", "seed", "draws") if fits else ("kernel", "seed", "draws", "num_rounds")
     _check_names(path, what, wanted, more if fits else (*more, *counts), "run")
+    check_run(path, what, base)
     if "report" in what:
         can_draw()  # rather than to say so after the run
-    sites = Sites(study, transport(), **_patience(what))
-    try:
-        samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
-    finally:
-        sites.close()
-    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
-    write_whole(base / what["draws"], lambda file: np.savez(file, allow_pickle=False, **arrays))
+    if not fits:
+        study.kernel(what["kernel"])  # likewise
+    if "position" in what or not fits:
+        _position(study, what)
+    draws = base / what["draws"]
+    # Draws of a run within a fit are in the fit's own coordinates.
+    checkpoint = base / what["checkpoint"] if "checkpoint" in what else None
+    with noting_signals() as signals:
+        sites = Sites(study, transport(), **_patience(what))
+        try:
+            samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
+        except (SiteError, NonFiniteError) as error:
+            text = write_partial_draws(None if fits else error.samples, draws, checkpoint)
+            error.args = (f"{error} {text}", *error.args[1:])
+            LOG.error("%s", error)
+            raise
+        except KeyboardInterrupt:
+            text = write_partial_draws(None, draws, checkpoint)
+            raise Interrupted(signals[0] if signals else signal.SIGINT, text) from None
+        finally:
+            sites.close()
+        if signals:
+            text = write_partial_draws(samples, draws, checkpoint)
+            raise Interrupted(signals[0], text)
+    write_draws(samples, draws)
     if "report" in what and not fits:
         samples.report(base / what["report"])
     return samples
@@ -322,16 +363,32 @@ def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
 def _position(study: Study, what: dict[str, Any]) -> ArrayTree:
     if "position" in what:
         given = what["position"]
-        return study.found(given) if isinstance(given, str) else _numbers(given)
+        if not isinstance(given, str):
+            return _numbers(given)
+        found = study.found(given)
+        return found if callable(found) else _numbers_of(found, given)
     if study.model.init_fn is None:
         raise ValueError("Give run.position: this model does not say where to start (init_fn).")
     return study.model.init_fn
 
 
-def _numbers(tree: Any) -> ArrayTree:
+def _numbers_of(tree: ArrayTree, where: str) -> ArrayTree:
+    for leaf in jax.tree.leaves(tree):
+        if np.asarray(leaf).dtype.kind not in "biuf":
+            raise ValueError(f"run.position: {where} must hold numbers, got {leaf!r}.")
+    return tree
+
+
+def _numbers(tree: Any, name: str = "run.position") -> ArrayTree:
     if isinstance(tree, dict):
-        return {name: _numbers(part) for name, part in tree.items()}
-    return np.asarray(tree, float)
+        return {key: _numbers(part, f"{name}.{key}") for key, part in tree.items()}
+    try:
+        return np.asarray(tree, float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a number or a list of numbers, got {tree!r}; or give the text "
+            f"'file.py:name' of a position in the study's files."
+        ) from None
 
 
 def _rows(path: Path) -> ArrayTree:

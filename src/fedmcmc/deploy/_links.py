@@ -9,6 +9,7 @@ from typing import Any
 from fedmcmc.deploy._frames import JOIN_BYTES, Frame, FrameError, Tag, printable
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._transport import Transport
+from fedmcmc.runs import RunHalted
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_REASON = 2000
@@ -20,8 +21,14 @@ MOST_PROCESSES = 100
 PROCESS_LETTERS = 64
 
 
-class SiteError(RuntimeError):
-    """A site declines or cannot do what it was asked; the run ends."""
+class SiteError(RunHalted):
+    """A site declines, or cannot do what the server asks; the run ends.
+
+    Attributes
+    ----------
+    samples
+        The `fedmcmc.Samples` that were kept before; ``None`` before the first round.
+    """
 
 
 class SessionLost(Exception):
@@ -50,6 +57,7 @@ class Links:
         self._processes: dict[str, list[str]] = {}
         self._twice: set[str] = set()
         self._most_bytes = JOIN_BYTES
+        self.problems: dict[str, str] = {}  # of sites that did not do what was asked last
         # Of the masks; none is lost that a site which calls again still has.
         self.session, self.num_lost = "", 0
         self.beginning: Callable[[str], list[bytes]] = lambda site: []
@@ -72,16 +80,17 @@ class Links:
 
         A site that joins meanwhile is told how the run began, and gets its request (again). Without
         `may_miss` this waits for all; with it, for those that are connected, for `timeout` seconds
-        at most.
+        at most. A site that declines is then missing, and `problems` holds its reason.
 
         Raises
         ------
         SiteError
-            If a site declines.
+            If a site declines, and none may be missing.
         SessionLost
             If this is `masked`, and a site joins meanwhile without the masks' session.
         """
         answers: dict[str, Any] = {}
+        self.problems = {}
         num_lost = self.num_lost
         self._most_bytes = max(self._most_bytes, JOIN_BYTES + most_bytes)
         for site in self.joined:
@@ -90,7 +99,7 @@ class Links:
         for site in requests.keys() & self.joined:
             self.transport.send(site, requests[site])
         begun, told = time.monotonic(), False
-        while missing := requests.keys() - answers.keys():
+        while missing := requests.keys() - answers.keys() - self.problems.keys():
             if masked and self.num_lost != num_lost:
                 raise SessionLost
             waited = time.monotonic() - begun
@@ -108,13 +117,19 @@ class Links:
             if frame is None or site not in missing or frame.header.get("tag") != list(tag):
                 continue  # late answers are dropped here
             if frame.kind in ("declined", "error"):
-                raise SiteError(f"{site}: {printable(frame.header.get('reason'), MOST_REASON)}")
-            if frame.kind != kind:
+                problem = printable(frame.header.get("reason"), MOST_REASON)
+            elif frame.kind != kind:
                 continue
-            try:
-                answers[site] = read(site, frame.body)
-            except FrameError as error:
-                raise SiteError(f"{site} sent an answer that is none: {printable(error)}") from None
+            else:
+                try:
+                    answers[site] = read(site, frame.body)
+                    continue
+                except FrameError as error:
+                    problem = f"its answer cannot be read: {printable(error)}"
+            where = f" (in round {tag.round})" if tag.round >= 0 else ""
+            if not may_miss:
+                raise SiteError(f"{site}: {problem}{where}")
+            self.problems[site] = f"{problem}{where}"
         if masked and self.num_lost != num_lost:
             raise SessionLost
         return answers

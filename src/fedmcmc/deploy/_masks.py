@@ -18,12 +18,12 @@ from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
 from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._words import class_names
-from fedmcmc.transforms import check_cohorts
+from fedmcmc.transforms import FEWEST_SITES, check_cohorts
 
 KEY_DIGITS = 64
 WANTED = {"identities", "rounds"}
 COUNTS = {"answers", "minimum", "colluding"}
-ALLOWED = WANTED | COUNTS | {"resolution", "most"}
+ALLOWED = WANTED | COUNTS | {"operator", "resolution", "most"}
 RESOLUTION, MOST = 2.0**-22, 2.0**30
 """Of what the server asks, where a study does not say: log likelihoods up to 1e9, to 1e-7."""
 SUMS = (
@@ -86,9 +86,36 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
                 f"Allowed are {', '.join(SUMS)}; fedmcmc.whiten(surrogates=False) and "
                 "fedmcmc.fit need no other."
             )
+    check_operator(secure, sites)
     grid = grid_of(secure)
     if asks:
         grid.check(len(sites))
+
+
+def check_operator(secure: Mapping[str, Any], sites: Mapping[str, int]) -> None:
+    """Raise `ValueError` unless ``operator``, if given, is a site, and enough others are left."""
+    if "operator" not in secure:
+        return
+    operator = secure["operator"]
+    if not isinstance(operator, str) or operator not in sites:
+        raise ValueError(
+            f"secure.operator must be the site whose owner runs the server, one of "
+            f"{', '.join(sites)}; got {operator!r}. Without operator, nobody's owner does."
+        )
+    num = len(sites) - num_colluding(secure)
+    if num < FEWEST_SITES:
+        raise ValueError(
+            f"The owner of {operator} runs the server (secure.operator), so that {operator} counts "
+            f"as one site that tells the server all it knows: of {len(sites)} sites {num} are left "
+            f"among which a message is hidden, and {FEWEST_SITES} are needed. Add sites, or have "
+            f"somebody else run the server."
+        )
+
+
+def num_colluding(secure: Mapping[str, Any]) -> int:
+    """Return how many sites may tell the server all they know, the operator's among them."""
+    colluding: int = secure.get("colluding", 0)
+    return colluding + ("operator" in secure)
 
 
 def grid_of(secure: Mapping[str, Any]) -> Grid:

@@ -1,6 +1,7 @@
 """Rounds over sites: what the server computes, and the messages of each phase."""
 
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +31,8 @@ from fedmcmc.deploy._frames import (
     pack,
     unpack,
 )
-from fedmcmc.deploy._links import Links, SiteError
+from fedmcmc.deploy._guard import Fault, Guard
+from fedmcmc.deploy._links import LOG, Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
 from fedmcmc.deploy._programs import (
@@ -116,6 +118,11 @@ class Rounds:
         Another one in each process of the server.
     may_miss
         Whether a round goes on without sites that do not answer.
+    guard
+        Checks of single messages.
+    answers_may_be_infinite
+        Whether what the guard finds is logged and no fault, as for questions about places where a
+        log likelihood is minus infinity.
     """
 
     def __init__(
@@ -127,14 +134,19 @@ class Rounds:
         name: str,
         attempt: int,
         *,
+        guard: Guard,
         may_miss: bool = False,
+        answers_may_be_infinite: bool = False,
     ) -> None:
+        self.guard, self.answers_may_be_infinite = guard, answers_may_be_infinite
         self.links, self.kernel, self.keys, self.shapes = links, kernel, keys, shapes
         self.name, self.attempt, self.may_miss = name, attempt, may_miss
         self.names = list(links.study.sites)
         self.marks: dict[str, list[int]] = {site: [] for site in self.names}
         self.kept: list[int] = []
         self.num_missed = dict.fromkeys(self.names, 0)
+        self._warned: set[str] = set()
+        self._reached = (-1, 0)  # round and phase of the last request
         self.masked = MaskedSums(links) if links.study.secure else None
         digest = np.frombuffer(bytes.fromhex(name), np.uint8)
         self._run = jnp.asarray(np.tile(digest, (len(keys), 1)))
@@ -202,6 +214,7 @@ class Rounds:
             most = num * (PART_BYTES + max_num_bytes(like))
             answers = self._ask_all(request, "answer", tag, read, most)
             codes = tuple(stacked(answers[site]) for site in self.names)
+            self._check_setup(codes, number)
             everyone = _everyone(len(self.names), num)
             totals.append(summed(self.kernel, first, codes, everyone, number=number))
         study = self.links.study
@@ -260,6 +273,19 @@ class Rounds:
         self.links.beginning = lambda site: [self._begin, requests[site]]
         self.links.exchange(requests, "ready", tag, lambda site, body: None)
 
+    def can_resume(self, round_: int) -> bool:
+        """Return whether sites have their states of a round that was not finished.
+
+        They keep the state before their last answer.
+        """
+        keeps = bool(jax.tree.leaves(self.shapes.client))
+        return not keeps or self._reached <= (round_, 0)
+
+    @property
+    def can_always_resume(self) -> bool:
+        """Whether sites have their states of any round that was not finished."""
+        return len(self.shapes.phases) == 1 or not jax.tree.leaves(self.shapes.client)
+
     def round(self, state: FederatedState, number: int) -> tuple[FederatedState, Figures, Drawn]:
         """Run a round of all chains, and draw once of each."""
         kernel, num_sites = self.kernel, len(self.names)
@@ -271,6 +297,7 @@ class Rounds:
         last, counted = np.array(state.clients.last), np.array(state.clients.counted)
         bits = np.zeros((2, len(self.keys)))
         for phase in range(len(self.shapes.phases)):
+            self._reached = number, phase
             everyone = kernel.participation.cohort_size is None
             places = [
                 _Place(active[i], weight[i]) if everyone else _Place.of(i, ids, weight, active)
@@ -325,19 +352,27 @@ class Rounds:
         )
         heard = set(answers)
         for site in requests.keys() - heard:
-            self.num_missed[site] += 1
+            self._miss(site, self.links.problems.get(site))
             active = active & (ids != self.names.index(site))
         if len(answers) < len(self.names):
             silent = [self._readers[phase][1]] * len(self.keys)
             answers |= {site: silent for site in self.names if site not in answers}
-        codes, told = zip(*(stacked(answers[site]) for site in self.names), strict=True)
+        both = [stacked(answers[site]) for site in self.names]
+        codes, told = [code for code, _ in both], [report for _, report in both]
+        sent = np.stack(
+            [asked[s].on if s in heard else np.zeros(len(self.keys), bool) for s in self.names]
+        )
+        for fault in self._faults(codes, sent, number, phase):
+            self._miss(self.names[fault.site], fault.text)
+            active = active & ~((ids == fault.site) & fault.chains)
+            codes[fault.site] = _without(fault.chains, codes[fault.site])
         moved, (memories, counted) = taken_in(
             self.kernel,
             self.keys,
             state.broadcast,
             state.server,
             at_server.memories[0],
-            codes,
+            tuple(codes),
             cohort._replace(active=active),
             number=phase,
             waits=self.shapes.waits and phase == len(self.shapes.phases) - 1,
@@ -355,6 +390,38 @@ class Rounds:
         if not trees.is_empty(report.usable):
             lost = (taken & ~report.usable).sum(axis=0)
         return _Heard(moved, memories, taken, bits, norm, lost, heard)
+
+    def _check_setup(self, codes: Sequence[ArrayTree], number: int) -> None:
+        """Raise if a site's term of a sum before the first round cannot be added."""
+        sent = np.ones((len(self.names), len(self.keys)), bool)
+        for fault in self._faults(codes, sent, 0, number):
+            raise SiteError(f"{self.names[fault.site]}, before the first round: {fault.text}")
+
+    def _faults(
+        self, codes: Sequence[ArrayTree], sent: np.ndarray, number: int, phase: int
+    ) -> list[Fault]:
+        faults = self.guard.check(codes, sent, number, phase)
+        if not self.answers_may_be_infinite:
+            return faults
+        for fault in faults:
+            LOG.info("%s: %s", self.names[fault.site], fault.text)
+        return []
+
+    def _miss(self, site: str, problem: str | None) -> None:
+        """Count a site that is left out of a round; raise if none may be.
+
+        A site that is not connected has no `problem`.
+        """
+        if problem is not None and not self.may_miss:
+            raise SiteError(f"{site}: {problem}")
+        self.num_missed[site] += 1
+        if problem is not None and site not in self._warned:
+            self._warned.add(site)
+            warnings.warn(
+                f"{site} is left out, now and wherever this happens again: {problem}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _hear_sum(
         self,
@@ -493,6 +560,15 @@ def _decoded(data: bytes, like: ArrayTree) -> ArrayTree:
         return wire.decode(data, like)
     except ValueError as error:
         raise FrameError(str(error)) from None
+
+
+def _without(chains: np.ndarray, code: ArrayTree) -> ArrayTree:
+    """Return a code with zeros in some chains."""
+
+    def zeroed(leaf: Any) -> np.ndarray:
+        return np.where(chains.reshape(-1, *(1,) * (leaf.ndim - 1)), np.zeros((), leaf.dtype), leaf)
+
+    return jax.tree.map(zeroed, code)
 
 
 def _zeros(like: ArrayTree) -> ArrayTree:

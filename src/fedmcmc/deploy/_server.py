@@ -2,7 +2,7 @@
 
 import json
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ from fedmcmc._types import (
     as_functions,
 )
 from fedmcmc.deploy._frames import digest_of
-from fedmcmc.deploy._links import Links
-from fedmcmc.deploy._rounds import AtServer, Figures, Rounds
+from fedmcmc.deploy._guard import Guard
+from fedmcmc.deploy._links import Links, SiteError
+from fedmcmc.deploy._rounds import AtServer, Drawn, Figures, Rounds
 from fedmcmc.deploy._shapes import as_sent, shapes_of_run
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -29,10 +30,13 @@ from fedmcmc.random import as_key, init_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Arrangement, Program, RoundRecord, Segment, take_in
 from fedmcmc.runs import Sum, Work, check_fits_sum, sample, start_positions
-from fedmcmc.transforms import faults, with_counts
+from fedmcmc.transforms import faults, is_secured, with_counts
 
 MOST_TRIES = 20
 """Rounds in which a question is asked again because a site was missing."""
+SHORT_SEGMENT = 8
+"""Rounds of a segment at most, where a run that ends in a round goes back to its segment's first:
+each segment costs every site one more file that is written to its disk."""
 
 
 class Sites:
@@ -52,9 +56,15 @@ class Sites:
         What a round does where a site does not answer within `timeout` seconds. ``"wait"`` waits
         for it, so that draws are those of the kernel. ``"leave_out"`` goes on without its message,
         as with ``fedmcmc.faults(kernel, drop=..., rescale=False)``; for sites that are not
-        connected it does not wait.
+        connected it does not wait. It also leaves out a site that declines, or whose message
+        cannot be added, and warns once per site. Before the first round all sites are needed.
     timeout
         Seconds.
+    most_norm
+        Largest norm of a message, by default no limit. With ``"wait"`` a run ends at a larger one,
+        with ``"leave_out"`` it goes on without that message. Messages with numbers that are not
+        finite are never added. If a site's messages grow a thousandfold and no other site's do, the
+        run warns. Under masks none of this can be checked.
 
     Attributes
     ----------
@@ -71,19 +81,27 @@ class Sites:
         *,
         on_missing: Literal["wait", "leave_out"] = "wait",
         timeout: float = 60.0,
+        most_norm: float | None = None,
     ) -> None:
         if on_missing not in ("wait", "leave_out"):
             raise ValueError(f"on_missing must be 'wait' or 'leave_out', got {on_missing!r}.")
-        if not timeout > 0:
+        if not _is_above_zero(timeout):
             raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
+        if most_norm is not None and not _is_above_zero(most_norm):
+            raise ValueError(f"most_norm must be a number above 0, got {most_norm!r}.")
         if study.secure:
+            if most_norm is not None:
+                raise ValueError(
+                    f"most_norm limits the message of a single site, which nobody can read under "
+                    f"masks: remove most_norm = {most_norm!r}."
+                )
             if on_missing != "wait":
                 raise ValueError(
                     "Under masks a round without one site is void: its message and the others' "
                     "masks are in no sum. on_missing must be 'wait'."
                 )
             study.consortium  # noqa: B018  # raises where sums over these sites hide nothing
-        self.study, self.on_missing = study, on_missing
+        self.study, self.on_missing, self.most_norm = study, on_missing, most_norm
         self._links = Links(study, transport, timeout)
         self._asked = 0
         self.num_missed: dict[str, int] = {}
@@ -121,7 +139,7 @@ class Sites:
         kernel: FederatedKernel = self.own(as_functions(question))
         content = jax.tree.map(as_sent, content)
         keys, like = jax.random.key(0)[None], trees.shapes_of(content)
-        rounds = self._rounds(kernel, keys, like, f"question {self._asked}")
+        rounds = self._rounds(kernel, keys, like, f"question {self._asked}", is_question=True)
         self._asked += 1
         rounds.begin()
         positions = jax.tree.map(lambda leaf: leaf[None], content)
@@ -135,9 +153,10 @@ class Sites:
             check_fits_sum(question, state.server)
             if answered.whole:
                 return Sum(answered.value, tries, up, down)
+        missed = ", ".join(f"{site} {num}" for site, num in rounds.num_missed.items() if num)
         raise RuntimeError(
             f"In none of {MOST_TRIES} rounds did all {len(self.study.sites)} sites answer; a sum "
-            "without one of them would be that of another posterior."
+            f"without one of them would be that of another posterior. Rounds missed: {missed}."
         )
 
     def own(self, kernel: FederatedKernel) -> FederatedKernel:
@@ -160,6 +179,11 @@ class Sites:
         first round is summed.
         """
         kernel = self.own(kernel)
+        if self.most_norm is not None and is_secured(kernel):
+            raise ValueError(
+                "most_norm limits numbers, and the messages of a secure sum are words: remove "
+                f"most_norm = {self.most_norm!r}."
+            )
         if state is not None:
             state = with_counts(kernel, state)
         if self.on_missing == "leave_out":
@@ -199,7 +223,15 @@ class Sites:
         program = Program(kernel, self.study.hollow, Arrangement(clients_at_a_time=1))
         return OverSites(rounds, program, first, state is not None), first, self.study.digest
 
-    def _rounds(self, kernel: FederatedKernel, keys: Array, like: ArrayTree, start: str) -> Rounds:
+    def _rounds(
+        self,
+        kernel: FederatedKernel,
+        keys: Array,
+        like: ArrayTree,
+        start: str,
+        *,
+        is_question: bool = False,
+    ) -> Rounds:
         shapes = shapes_of_run(kernel, self.study, like)
         words, numbers = self.study.words_of(kernel)
         position, _ = to_words(shapes.first.position, self.study.functions)
@@ -210,17 +242,26 @@ class Sites:
             np.asarray(jax.random.key_data(keys)).tobytes(),
             start.encode(),
         )
-        may_miss = self.on_missing == "leave_out"
-        return Rounds(self._links, kernel, keys, shapes, name, time.time_ns(), may_miss=may_miss)
+        return Rounds(
+            self._links,
+            kernel,
+            keys,
+            shapes,
+            name,
+            time.time_ns(),
+            guard=Guard(self.labels, None if is_question else self.most_norm),
+            may_miss=self.on_missing == "leave_out",
+            answers_may_be_infinite=is_question,
+        )
 
 
 class OverSites:
     """Where `fedmcmc.sample` computes a run at real sites; see its executor of one device."""
 
-    longest: int | None = None
     shared = False
     # A checkpoint is written before the run goes on, so that sites keep their states of its round.
     in_place = True
+    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(
         self, rounds: Rounds, program: Program, first: FederatedState, goes_on: bool
@@ -230,6 +271,8 @@ class OverSites:
         self.shapes = trees.shapes_but_keys(first)
         like = rounds.shapes.client
         num, sites = len(rounds.keys), len(rounds.names)
+        # Sites go back to the beginning of a segment where they have lost that of a round.
+        self.longest = None if rounds.can_always_resume else SHORT_SEGMENT
         clients = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct((num, sites, *s.shape), s.dtype), like
         )
@@ -274,53 +317,67 @@ class OverSites:
         self._at = None  # until all of them are done
         # A run that is interrupted goes on from the beginning of a segment.
         self.rounds.mark(at, [*self._saved, at])
-        num, plan = len(self.keys), segment.plan
-        keep_from, thinning = int(plan.keep_from), int(plan.thinning)
-        first_bad, bits = np.full(num, -1), np.zeros((2, num))
-        kept: list[RoundRecord] = []
-        accumulator_states = segment.accumulator_states
-
-        def segment_so_far(state: FederatedState) -> Segment:
-            records = RoundRecord((), {})
-            if kept:
-                records = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *kept)
-            words = np.stack([bits // 2**32, bits % 2**32]).astype(np.uint32)  # [2, 2, num]
-            of_chains: Any = np.moveaxis(words, -1, 0)
-            bad: Any = first_bad
-            state = jax.tree.map(jnp.asarray, state)
-            return Segment(state, records, of_chains, bad, accumulator_states)
-
-        for number in range(at, stop):
-            before = state
-            state, figures, (draw, finite) = self.rounds.round(state, number)
-            if not finite.all():
-                self._good = (at, number), segment_so_far(before)
-                first_bad = np.where(finite, -1, number)
-                return segment_so_far(state)
-            bits = bits + np.stack([figures.bits_up, figures.bits_down])
-            ahead = number - keep_from
-            if ahead < 0 or (ahead + 1) % thinning:
-                continue
-            record = self._record(draw, figures, number)
-            if segment.capacity:
-                kept.append(record)
-            if accumulator_states:
-                accumulator_states = _taken_in(
-                    segment.accumulators,
-                    self.keys,
-                    number,
-                    ahead // thinning,
-                    record,
-                    accumulator_states,
-                )
+        num = len(self.keys)
+        done = _Done(at, state, np.zeros((2, num)), (), segment.accumulator_states)
+        self.finished_rounds = None
+        try:
+            for number in range(at, stop):
+                state, figures, drawn = self.rounds.round(done.state, number)
+                if not drawn.finite.all():
+                    self._good = (at, number), done.to_segment(np.full(num, -1))
+                    first_bad = np.where(drawn.finite, -1, number)
+                    return done._replace(state=state).to_segment(first_bad)
+                done = self._after(done, segment, state, figures, drawn)
+        except (SiteError, KeyboardInterrupt):
+            if self.rounds.can_resume(done.round):
+                self.finished_rounds = done.round, done.to_segment(np.full(num, -1))
+            raise
         self._at = stop
-        return segment_so_far(state)
+        return done.to_segment(np.full(num, -1))
+
+    def _after(
+        self, done: "_Done", work: Work, state: FederatedState, figures: Figures, drawn: Drawn
+    ) -> "_Done":
+        """Return what the rounds of a segment gave, with one more of them."""
+        number, plan = done.round, work.plan
+        bits = done.bits + np.stack([figures.bits_up, figures.bits_down])
+        done = done._replace(round=number + 1, state=state, bits=bits)
+        ahead, thinning = number - int(plan.keep_from), int(plan.thinning)
+        if ahead < 0 or (ahead + 1) % thinning:
+            return done
+        record = self._record(drawn.draw, figures, number)
+        if work.capacity:
+            done = done._replace(records=(*done.records, record))
+        if done.accumulator_states:
+            given = (work.accumulators, self.keys, number, ahead // thinning, record)
+            done = done._replace(accumulator_states=_taken_in(*given, done.accumulator_states))
+        return done
 
     def _record(self, draw: ArrayTree, figures: Figures, number: int) -> RoundRecord:
         like = self._records
         info = figures.named(like.info, number)
         cast: Any = {name: info[name].astype(like.info[name].dtype) for name in like.info}
         return RoundRecord(jax.tree.map(np.asarray, draw), cast)
+
+
+class _Done(NamedTuple):
+    """What the finished rounds of a segment gave."""
+
+    round: int  # the next one
+    state: FederatedState
+    bits: np.ndarray  # [2, num_chains], up and down
+    records: tuple[RoundRecord, ...]
+    accumulator_states: dict[str, ArrayTree]
+
+    def to_segment(self, first_bad: Any) -> Segment:
+        """Return them as `fedmcmc.rounds.run_segment` does."""
+        records = RoundRecord((), {})
+        if self.records:
+            records = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *self.records)
+        words = np.stack([self.bits // 2**32, self.bits % 2**32]).astype(np.uint32)
+        of_chains: Any = np.moveaxis(words, -1, 0)  # [num_chains, 2, 2]
+        state = jax.tree.map(jnp.asarray, self.state)
+        return Segment(state, records, of_chains, first_bad, self.accumulator_states)
 
 
 @jax.jit
@@ -334,6 +391,10 @@ def _taken_in(
     return jax.vmap(one)(keys, record, states)
 
 
+def _is_above_zero(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and number > 0
+
+
 def run(
     study: Study,
     rng_key: Array,
@@ -343,6 +404,7 @@ def run(
     transport: Transport,
     on_missing: Literal["wait", "leave_out"] = "wait",
     timeout: float = 60.0,
+    most_norm: float | None = None,
     **settings: Any,
 ) -> Samples:
     """Run a kernel of a study at its sites, and end their connections.
@@ -358,7 +420,7 @@ def run(
         One of the study's kernels, or its name.
     position
         Where chains start, as in `fedmcmc.sample`.
-    transport, on_missing, timeout
+    transport, on_missing, timeout, most_norm
         As of `Sites`.
     **settings
         The arguments of `fedmcmc.sample`: `num_rounds`, `num_burnin`, `thinning`, `num_chains`,
@@ -374,9 +436,9 @@ def run(
     Refused
         If the kernel is none that the study allows.
     SiteError
-        If a site declines.
+        If a site declines or its message cannot be added; the draws before are in its `samples`.
     """
-    sites = Sites(study, transport, on_missing=on_missing, timeout=timeout)
+    sites = Sites(study, transport, on_missing=on_missing, timeout=timeout, most_norm=most_norm)
     try:
         own = study.kernel(kernel) if isinstance(kernel, str) else kernel
         return sample(as_key(rng_key), own, sites, position, **settings)

@@ -27,8 +27,8 @@ except ImportError as error:
     raise not_installed("fedmcmc.deploy needs cryptography", "deploy") from error
 
 from fedmcmc.deploy._frames import Refused
+from fedmcmc.transforms import FEWEST_SITES
 
-FEWEST_SITES = 3
 NONCE_BYTES, KEY_BYTES, SIGNATURE_BYTES, DIGEST_BYTES = 16, 32, 64, 32
 HELLO_BYTES = 4 + NONCE_BYTES + KEY_BYTES + SIGNATURE_BYTES
 

@@ -427,7 +427,7 @@ class Site:
         if marked is not None:
             run.state = run.pending = self._states(run, marked)  # with what was counted then
             run.answered = tuple(frame.header["last"] or (-1, -1))
-        elif self._read_state(run, name) is None or run.answered[0] >= round_:
+        elif self._read_state(run, name) is None or run.answered > (round_, 0):
             raise Refused(
                 f"{self.name} has no state of round {round_} of this run, from which the server "
                 "goes on: its folder is not that of the run."

@@ -17,7 +17,7 @@ from fedmcmc._types import ArrayTree, Client, FederatedKernel, Federation, Poste
 from fedmcmc.data import FederatedData, Levels
 from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
-from fedmcmc.deploy._masks import check_alike, check_settings, grid_of
+from fedmcmc.deploy._masks import check_alike, check_settings, grid_of, num_colluding
 from fedmcmc.deploy._names import check_printable, check_site_names
 from fedmcmc.deploy._settings import check_names, read_toml
 from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
@@ -76,7 +76,8 @@ class Study:
         name (`deploy.make_identity`); ``rounds``, which a run may have at most; and if wanted
         ``answers``, to different questions, which a site gives at most in all runs; ``minimum``,
         the sites that must be there; ``colluding``, the sites that may tell the server all they
-        know; ``resolution`` and ``most``, as of `fedmcmc.secure_sum`, of what `asks` allows. All
+        know; ``operator``, the site whose owner runs the server, which counts as one more of them;
+        ``resolution`` and ``most``, as of `fedmcmc.secure_sum`, of what `asks` allows. All
         kernels of the study must then be secure sums over all sites.
     folder
         Where files are looked for; each party has its own. Files lie within it, also where
@@ -238,7 +239,7 @@ class Study:
             transcript("fedmcmc/study/1", bytes.fromhex(self.digest), known),
             tuple(bytes.fromhex(self.secure["identities"][site]) for site in self.sites),
             self.secure.get("minimum", 1),
-            self.secure.get("colluding", 0),
+            num_colluding(self.secure),
         )
 
     @property

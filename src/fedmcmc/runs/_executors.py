@@ -62,6 +62,18 @@ class Work:
         )
 
 
+class RunHalted(RuntimeError):
+    """An executor cannot go on with a run.
+
+    Attributes
+    ----------
+    samples
+        The `fedmcmc.Samples` that were kept before; ``None`` before the first round.
+    """
+
+    samples: Any = None
+
+
 class OneDevice:
     """All rows and states lie on the device that JAX takes by itself.
 
@@ -84,10 +96,14 @@ class OneDevice:
         and the first one writes.
     in_place
         Whether a gathered state changes while the run goes on.
+    finished_rounds
+        Where `run` ended with an exception: the first round that is not finished, and the segment
+        of the rounds before it; ``None`` if the run goes on from the beginning of the segment.
     """
 
     longest: int | None = None
     shared = in_place = False
+    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(self, program: Program, keys: Array, state: FederatedState) -> None:
         self.plain = self.program = program
@@ -124,6 +140,7 @@ class MeshDevices:
 
     longest: int | None = None
     in_place = False
+    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(self, placed: Placed, plain: Program, keys: Array, state: FederatedState) -> None:
         layout = placed.arrangement.layout
@@ -215,6 +232,7 @@ class StoredClients:
 
     shared = False
     in_place = True
+    finished_rounds: tuple[int, Segment] | None = None
 
     def __init__(
         self, program: Program, keys: Array, state: FederatedState, store: HostStore
@@ -318,6 +336,7 @@ class Executor(Protocol):
     longest: int | None
     shared: bool
     in_place: bool
+    finished_rounds: tuple[int, Segment] | None
 
     def run(self, segment: Work, state: Any, at: int, stop: int) -> Segment:
         """Run rounds ``[at, stop)`` from a state that was laid out."""

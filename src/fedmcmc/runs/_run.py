@@ -29,7 +29,7 @@ from fedmcmc.rounds import (
     Segment,
     first_accumulator_states,
 )
-from fedmcmc.runs._executors import Executor, Work
+from fedmcmc.runs._executors import Executor, RunHalted, Work
 from fedmcmc.runs._growth import start_of
 from fedmcmc.runs._pace import pace_of
 from fedmcmc.runs._watch import (
@@ -137,6 +137,10 @@ class Run:
             all_are_here = True
         except NonFiniteError:
             all_are_here = True
+            raise
+        except RunHalted as error:
+            reason = f"not judged: the run ended in round {self.progress.round}"
+            error.samples = replace(self.samples(), not_judged=reason, warnings=(str(error),))
             raise
         except KeyboardInterrupt:
             if shared or self.settings.hands_on_interrupts:
@@ -321,7 +325,13 @@ class Run:
             capacity,
             self.canonical,
         )
-        segment = self.executor.run(work, self.progress.state, at, stop)
+        try:
+            segment = self.executor.run(work, self.progress.state, at, stop)
+        except BaseException:
+            if self.executor.finished_rounds is not None:
+                round_, segment = self.executor.finished_rounds
+                self._take(segment, at, round_)
+            raise
         first_bad = self.executor.to_host(segment.first_bad)
         if (first_bad >= 0).any():
             round_ = int(first_bad[first_bad >= 0].min())

@@ -7,6 +7,7 @@ it wraps around them, and nothing that runs them.
 from fedmcmc.transforms._augment import augment as augment
 from fedmcmc.transforms._compressed import compress as compress
 from fedmcmc.transforms._faulty import faults as faults
+from fedmcmc.transforms._secure import FEWEST_SITES as FEWEST_SITES
 from fedmcmc.transforms._secure import Counts as Counts
 from fedmcmc.transforms._secure import Secured as Secured
 from fedmcmc.transforms._secure import Words as Words

@@ -1,0 +1,175 @@
+"""What the server checks of single messages before it adds them: finite, and not suddenly large."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedmcmc._types import ArrayTree, Exact
+from fedmcmc.compression import Quantized, WithExact
+from fedmcmc.kernels import BELOW
+
+LARGEST = 1e35
+"""Largest norm of a message. Sums of float32 numbers beyond it could overflow; what kernels send
+for a log likelihood of minus infinity (-1e30) is far below it."""
+MOST_GROWTH = 1_000.0
+"""Growth of a site's messages beyond which the server warns. Gradients grow in proportion to the
+distance from the mode, so that a chain would have to jump a thousand times as far as it ever was;
+and then the messages of all sites grow alike."""
+NUM_FIRST = 5
+"""Messages of a site in a phase before its growth is judged: memories and step sizes settle."""
+
+
+class Fault(NamedTuple):
+    """Message that the server cannot add.
+
+    Attributes
+    ----------
+    site
+        Number of the site.
+    chains
+        ``[num_chains]`` bool, in which chains.
+    text
+        What is wrong with it.
+    """
+
+    site: int
+    chains: np.ndarray
+    text: str
+
+
+class Guard:
+    """Checks of the messages of one run, which the server reads one by one.
+
+    Parameters
+    ----------
+    names
+        The sites.
+    most_norm
+        Largest norm of a message, or ``None`` for no limit of the server's own.
+    """
+
+    def __init__(self, names: Sequence[str], most_norm: float | None) -> None:
+        self.names, self.most_norm = names, most_norm
+        self._history: dict[int, _History] = {}
+        self._suspected: set[int] = set()
+
+    def check(
+        self, codes: Sequence[ArrayTree], sent: np.ndarray, round_: int, phase: int
+    ) -> list[Fault]:
+        """Return the messages of a phase that cannot be added, and warn of those that grew.
+
+        If the messages of several sites are not finite and no other site's is, the chain has left
+        the places where the model is finite. No site is at fault then, and the run ends as a
+        simulated one.
+
+        Parameters
+        ----------
+        codes
+            One per site, leaves ``[num_chains, ...]``.
+        sent
+            ``[num_sites, num_chains]`` bool, who sent a message.
+        round_, phase
+            Where, for messages.
+        """
+        norms = np.stack([norms_of(code, sent.shape[1]) for code in codes])
+        wild = sent & ~(norms <= LARGEST)
+        together = (wild.sum(axis=0) > 1) & (wild == sent).all(axis=0)
+        wild &= ~together
+        above = np.zeros_like(wild)
+        if self.most_norm is not None:
+            above = sent & ~(norms <= self.most_norm)
+        faults = []
+        for index in np.flatnonzero((wild | above).any(axis=1)):
+            chains = wild[index] | above[index]
+            first = int(np.flatnonzero(chains)[0])
+            where = f"round {round_} (phase {phase}, chain {first})"
+            problem = f"has the norm {norms[index, first]:.3g}, above most_norm = {self.most_norm}."
+            if wild[index, first]:
+                problem = (
+                    "holds numbers that are not finite, or too large to be added. The site's rows "
+                    "or software are at fault, or the step size is too large for this posterior."
+                )
+            faults.append(Fault(int(index), chains, f"its message of {where} {problem}"))
+        self._compare(np.where(sent & (norms <= LARGEST) & ~above, norms, 0), round_, phase)
+        return faults
+
+    def _compare(self, norms: np.ndarray, round_: int, phase: int) -> None:
+        """Warn once per site if a message is much larger than all that it sent before."""
+        history = self._history.setdefault(phase, _History.new(len(self.names)))
+        largest = norms.max(axis=1)
+        known = history.largest > 0
+        growth = np.where(known, largest / np.where(known, history.largest, 1), 1)
+        for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)).tolist():
+            others = np.delete(growth, index)
+            alike = growth[index] <= MOST_GROWTH * max(1.0, others.max(initial=0.0))
+            if alike or index in self._suspected:
+                continue
+            self._suspected.add(index)
+            warnings.warn(
+                f"{self.names[index]}: its message of round {round_} (phase {phase}) has the norm "
+                f"{largest[index]:.3g}; the largest of its {history.num[index]} before had "
+                f"{history.largest[index]:.3g}, and no other site's grew alike. Ask the site: its "
+                f"rows or software may have changed, and draws from here on may be wrong. "
+                f"most_norm= sets a limit.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._history[phase] = history.after(largest)
+
+
+class _History(NamedTuple):
+    """What the sites sent in a phase so far, ``[num_sites]`` each."""
+
+    largest: np.ndarray
+    num: np.ndarray
+
+    @classmethod
+    def new(cls, num_sites: int) -> "_History":
+        return cls(np.zeros(num_sites), np.zeros(num_sites, int))
+
+    def after(self, largest: np.ndarray) -> "_History":
+        return _History(np.maximum(self.largest, largest), self.num + (largest > 0))
+
+
+def norms_of(code: ArrayTree, num_chains: int) -> np.ndarray:
+    """Return the norm of a code of each chain, ``[num_chains]``; NaN if a number is not finite.
+
+    A quantized vector counts with its norm times its levels. Parts that kernels mark as exact count
+    without the numbers that stand for minus infinity. Words of a secure sum count as zero.
+    """
+    with np.errstate(all="ignore"):
+        norms: np.ndarray = np.sqrt(_squares(code, num_chains))
+    return norms
+
+
+def _squares(code: ArrayTree, num: int, *, exact: bool = False) -> np.ndarray:
+    total = np.zeros(num)
+    for node in jax.tree.leaves(code, is_leaf=lambda x: isinstance(x, _KINDS)):
+        if isinstance(node, WithExact):
+            total += _squares(node.code, num) + _squares(node.exact, num, exact=True)
+        elif isinstance(node, Exact):
+            total += _squares(node.value, num, exact=True)
+        elif isinstance(node, Quantized):
+            levels = sum(_square(leaf, num) for leaf in jax.tree.leaves(node.levels))
+            total += _squares(node.norm, num) * levels
+        elif _is_float(node):
+            total += _square(np.where(node <= BELOW, 0, node) if exact else node, num)
+    return total
+
+
+_KINDS = (WithExact, Exact, Quantized)
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(np.issubdtype(leaf.dtype, np.floating)) or leaf.dtype.kind == "V"
+
+
+def _square(leaf: Any, num: int) -> np.ndarray:
+    flat = np.asarray(leaf).reshape(num, -1)
+    if flat.dtype.kind == "V":  # bfloat16, which NumPy does not add
+        flat = flat.astype(np.float32)
+    square: np.ndarray = np.einsum("ij,ij->i", flat, flat, dtype=np.float64, casting="safe")
+    return square

@@ -1,0 +1,278 @@
+"""How the server's command ends: what it leaves, its exit status, and settings that it refuses."""
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from fedmcmc import deploy
+from fedmcmc.deploy._commands import _status
+from fedmcmc.deploy._config import run_over
+from tests.contracts.model import KEY
+from tests.deploy.test_lying_sites import meddling
+from tests.support import studies
+from tests.support.commands import NAMES, SETTINGS, Consortium
+
+NUM_ROUNDS, AT = 16, 9
+RUN = dict(kernel="main", seed=3, draws="draws.npz", position="model.py:start", progress=False)
+RUN |= dict(checkpoint="checkpoint", every_rounds=5000, num_rounds=NUM_ROUNDS, num_chains=2)
+
+
+def ends(clinics, then=None):
+    """Run the server's command with sites in threads; return its exit status.
+
+    In one round `then` maps their answers.
+    """
+    local = deploy.Local()
+
+    def change(asked, frame):
+        return then(frame) if asked.kind == "step" and asked.tag.round == AT else frame
+
+    for name in NAMES:
+        site = clinics._site(name, clinics.folder / name)
+        local.join(site if then is None else meddling(site, change))
+    return _status(lambda: run_over(clinics.folder / "server.toml", lambda: local))
+
+
+def stored(path):
+    with np.load(path) as arrays:
+        return arrays["theta"]
+
+
+def raises(number):
+    return lambda frame: signal.raise_signal(number)
+
+
+def declines(frame):
+    header = {**frame.header, "reason": "its owner allows no more"}
+    return frame._replace(kind="declined", header=header)
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "text"),
+    [
+        (raises(signal.SIGINT), 130, "Interrupted. The 9 draws per chain"),
+        pytest.param(
+            raises(signal.SIGTERM), 143, "Interrupted. The 9 draws", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            declines,
+            1,
+            r"SiteError: (bern|basel|chur): its owner allows no more \(in round 9\) The 9 draws",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Interrupted in or after:fedmcmc.SamplingWarning")
+def test_a_server_that_is_stopped_keeps_its_rounds_and_goes_on(
+    then, status, text, tmp_path, capsys
+):
+    clinics, draws = Consortium(tmp_path, run=RUN), tmp_path / "draws.npz"
+    assert ends(clinics, then) == status
+    told = capsys.readouterr().err
+    assert re.search(text, told), told
+    assert f"are in {draws}" in told and "is of round 9: start again" in told
+    first = stored(draws)
+    assert first.shape == (2, AT, 2)
+    assert ends(clinics) == 0
+    whole = stored(draws)
+    np.testing.assert_array_equal(whole[:, :AT], first)
+    shutil.rmtree(tmp_path / "checkpoint")
+    assert ends(clinics) == 0  # the same run in peace
+    np.testing.assert_array_equal(whole, stored(draws))
+
+
+class Waiting(deploy.Local):
+    """A transport whose program is interrupted while it waits for a site."""
+
+    def receive(self, timeout):
+        news = super().receive(0.01)
+        if news is None:
+            signal.raise_signal(signal.SIGINT)
+        return news
+
+
+def test_a_server_that_kept_no_draw_writes_no_file(tmp_path, capsys):
+    clinics, draws = Consortium(tmp_path, run=RUN), tmp_path / "draws.npz"
+    before = signal.getsignal(signal.SIGINT)
+    assert _status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert f"No draw was kept, and {draws} was not written" in capsys.readouterr().err
+    draws.write_bytes(b"notes")
+    assert _status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
+    assert draws.read_bytes() == b"notes" and clinics.round == 0
+
+
+def test_draws_of_a_longer_run_stay_where_a_run_ends_early(tmp_path, capsys, caplog):
+    run = {name: value for name, value in RUN.items() if "checkpoint" not in name}
+    del run["every_rounds"]
+    clinics, draws = Consortium(tmp_path, run=run), tmp_path / "draws.npz"
+    np.savez(draws, theta=np.ones((2, 50, 2)))
+    assert ends(clinics, declines) == 1
+    partial = tmp_path / "draws.partial.npz"
+    told = capsys.readouterr().err
+    assert f"are in {partial}. {draws} stays as it was, with 50 draws per chain" in told
+    assert stored(draws).shape == (2, 50, 2) and stored(partial).shape == (2, AT, 2)
+    assert ends(clinics) == 0
+    assert "held 50 draws per chain of an earlier run, and holds 16 now" in caplog.text
+    assert stored(draws).shape == (2, NUM_ROUNDS, 2)
+
+
+@pytest.mark.slow
+def test_a_server_whose_chain_is_not_finite_keeps_the_draws_before(tmp_path, capsys):
+    clinics = Consortium(tmp_path, run=RUN | dict(num_chains=1))
+    path = tmp_path / "study.toml"
+    path.write_text(path.read_text().replace("step_size = 0.01", "step_size = 1e30"))
+    clinics.study = deploy.Study.read(path)
+    assert ends(clinics) == 1
+    told = capsys.readouterr().err
+    assert "NonFiniteError: Chain 0 turned non-finite in round" in told
+    num = int(re.search(r"The (\d+) draws per chain that were kept", told)[1])
+    assert stored(tmp_path / "draws.npz").shape == (1, num, 2) and num > 0
+
+
+@pytest.mark.slow
+def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
+    run = RUN | SETTINGS | dict(num_rounds=4000, thinning=10)
+    clinics, draws = Consortium(tmp_path, run=run), tmp_path / "draws.npz"
+    try:
+        with clinics.in_threads(NAMES):
+            for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+                clinics.start("server")
+                process = clinics.processes["server"]
+                wait_for("bern has joined", clinics, 1 + (number == signal.SIGTERM))
+                wait_for_rounds(process)
+                process.send_signal(number)
+                assert process.wait(timeout=120) == status, clinics.log("server")[-3000:]
+                assert clinics.round > 0 and stored(draws).shape[1] == clinics.round // 10
+            clinics.start("server")
+            assert clinics.processes["server"].wait(timeout=300) == 0
+    finally:
+        clinics.end()
+    assert stored(draws).shape == (2, 400, 2)
+
+
+def wait_for(text, clinics, times):
+    for _ in range(1200):
+        if clinics.log("server").count(text) >= times:
+            return
+        time.sleep(0.1)
+    raise AssertionError(clinics.log("server")[-3000:])
+
+
+def wait_for_rounds(process):
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=12)
+
+
+WRONG = [
+    ("num_rounds", "20", "run.num_rounds must be a whole number of at least 1, got '20'"),
+    ("num_rounds", 0, "run.num_rounds must be a whole number of at least 1, got 0"),
+    ("num_rounds", True, "run.num_rounds must be a whole number of at least 1, got True"),
+    ("num_chains", -1, "run.num_chains must be a whole number of at least 1, got -1"),
+    ("num_chains", 2.0, "run.num_chains must be a whole number of at least 1, got 2.0"),
+    ("num_burnin", -1, "run.num_burnin must be a whole number of at least 0, got -1"),
+    ("thinning", 0, "run.thinning must be a whole number of at least 1, got 0"),
+    ("every_rounds", 0, "run.every_rounds must be a whole number of at least 1, got 0"),
+    ("timeout", "60", "run.timeout must be a number above 0, got '60'"),
+    ("timeout", True, "run.timeout must be a number above 0, got True"),
+    ("most_norm", 0, "run.most_norm must be a number above 0, got 0"),
+    ("on_missing", "leave", "run.on_missing must be 'wait' or 'leave_out', got 'leave'"),
+    ("progress", "no", "run.progress must be true or false, got 'no'"),
+    ("kernel", 3, "run.kernel must be a text, got 3"),
+    ("kernel", "other", "has no kernel 'other', only ['main']"),
+    ("draws", 3, "run.draws must be a text, got 3"),
+    ("draws", "none/draws.npz", "run.draws must be a file in a folder that exists ("),
+    ("draws", "keys", "run.draws must be a file, and no folder, got 'keys'"),
+    ("report", True, "run.report must be a text, got True"),
+    ("report", "none/run.html", "run.report must be a file in a folder that exists ("),
+    ("checkpoint", 3, "run.checkpoint must be a text, got 3"),
+    ("position", "zero", "have no zero"),
+    ("position", "model.py:nowhere", "have no model.py:nowhere"),
+    ("position", ["a", 1], "run.position must be a number or a list of numbers, got ['a', 1]"),
+    ("position", {"a": {"b": "c"}}, "run.position.a.b must be a number or a list of numbers"),
+]
+
+
+def test_settings_of_a_run_are_checked_before_sites_are_waited_for(tmp_path):
+    clinics = Consortium(tmp_path)
+    text = (tmp_path / "server.toml").read_text().partition("[run]")[0]
+
+    def transport():
+        raise AssertionError("waits for sites")
+
+    def refused(given):
+        def line(name, value):
+            if isinstance(value, dict):
+                return f"{name} = {{ a = {{ b = 'c' }} }}"
+            return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
+
+        lines = "\n".join(line(name, value) for name, value in given.items())
+        (tmp_path / "server.toml").write_text(f"{text}[run]\n{lines}\n")
+        with pytest.raises(ValueError) as found:
+            run_over(tmp_path / "server.toml", transport)
+        return str(found.value)
+
+    for name, value, message in WRONG:
+        assert message in refused(RUN | {name: value}), (name, value)
+    run = {name: value for name, value in RUN.items() if name != "checkpoint"}
+    assert "run.every_rounds says how often a checkpoint is written" in refused(run)
+    assert clinics.round == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (r"study = .*", "study = 3", "server.toml: study must be a text, got 3"),
+        (r"key = .*", "key = ['a']", r"server.toml: key must be a text, got \['a'\]"),
+        (r"\[sites\](.|\n)*\[run\]", "sites = ['bern']\n[run]", "sites must be a table of finger"),
+        (r"bern = .*", "bern = 3", "sites must be a table of fingerprints"),
+    ],
+    ids=["study", "key", "sites", "fingerprint"],
+)
+def test_settings_of_a_server_are_checked(old, new, message, tmp_path):
+    Consortium(tmp_path)
+    path = tmp_path / "server.toml"
+    path.write_text(re.sub(old, new, path.read_text(), count=1))
+    with pytest.raises(ValueError, match=message):
+        deploy.run_server(path)
+
+
+def test_text_is_no_position():
+    study = studies.study_of()
+    with pytest.raises(TypeError, match="position must hold numbers, got the text 'zero'"):
+        deploy.run(study, KEY, "main", "zero", transport=deploy.Local(), num_rounds=2)
+
+
+def four(**secure):
+    names = (*NAMES, "zug")
+    identities = {name: studies.public_key(name) for name in names}
+    return studies.masked_study(
+        "lsd",
+        secure=dict(identities=identities) | secure,
+        sites=dict(zip(names, (5, 1, 4, 2), strict=True)),
+    )
+
+
+def test_an_operator_counts_as_one_more_that_colludes():
+    some = ({}, dict(operator="zug"), dict(operator="bern"), dict(colluding=1))
+    found = [four(**secure).consortium.colluding for secure in some]
+    np.testing.assert_array_equal(found, [0, 1, 1, 1])
+
+
+def test_a_study_names_an_operator_only_among_enough_sites():
+    message = "bern runs the server .* of 3 sites 2 are left .* and 3 are needed"
+    with pytest.raises(ValueError, match=message):
+        studies.masked_study("lsd", secure=dict(operator="bern"))
+    assert studies.masked_study("lsd").consortium.colluding == 0
+    with pytest.raises(ValueError, match="of 4 sites 2 are left"):
+        four(operator="bern", colluding=1)
+    for wrong in ("genf", 3, ["bern"]):
+        with pytest.raises(ValueError, match=r"secure.operator must be the site .*; got "):
+            four(operator=wrong)
+    digests = {four().digest, four(operator="bern").digest, four(operator="zug").digest}
+    assert len(digests) == 3
