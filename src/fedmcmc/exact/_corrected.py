@@ -185,7 +185,7 @@ class Corrected(WithFunctions):
         if isinstance(fn, Absent):
             return self.computed("constrained", fn)
         if fn is self.constrain_fn:  # compiled once for all results of a posterior
-            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, 1))
+            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, num_axes=1))
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(self.draws))
 
     def _mean(self, leaf: np.ndarray) -> np.ndarray:

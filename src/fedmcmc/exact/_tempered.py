@@ -15,7 +15,15 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import Absent, ArrayTree, Posterior, WithFunctions, as_functions, mapped
+from fedmcmc._types import (
+    Absent,
+    ArrayTree,
+    Posterior,
+    WithFunctions,
+    as_functions,
+    compiled,
+    mapped,
+)
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import Target, first_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
@@ -97,7 +105,7 @@ class Tempered(WithFunctions):
         if isinstance(self.constrain_fn, Absent):
             return self.computed("constrained", self.constrain_fn)
         given = jax.tree.map(jnp.asarray, self.draws)
-        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), given, 1))
+        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), given, num_axes=1))
 
 
 @in_single_precision
@@ -341,7 +349,7 @@ class _Path:
             )
 
 
-@jax.jit
+@compiled
 def _priors(posterior: Posterior, points: ArrayTree, centre: ArrayTree) -> tuple[Array, Array]:
     at_centre = posterior.logprior_fn(centre)
     return jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points), at_centre

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.fitting._lockstep import lockstep
 from fedmcmc.fitting._symmetries import MOST_IMAGES, Images, candidate_symmetries
 from fedmcmc.gaussian import Mixture
@@ -317,7 +317,7 @@ def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None
     return jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
 
 
-@jax.jit
+@compiled
 def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, not_installed
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, GroupLabels, group_name
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Here, Refresh, independence
@@ -242,7 +242,7 @@ def late_round(groups: Groups, refresh: Refresh, position: ArrayTree, begin: Arr
     return Here(position, begin, refresh.init(groups, position), jnp.int32(2**31 - 1))
 
 
-@jax.jit
+@compiled
 @in_single_precision
 def _drawn(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, rng_key: Array, refresh: Refresh

@@ -22,6 +22,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.dynamics import (
@@ -379,7 +380,7 @@ class _Probe:
         return self.loglikelihood_fn.terms(position, client)
 
 
-@jax.jit
+@compiled
 def _called(fn: Any, *arguments: ArrayTree) -> Any:
     return fn(*arguments)
 

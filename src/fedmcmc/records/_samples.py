@@ -164,7 +164,7 @@ class Samples(WithFunctions):
         if isinstance(self.constrain_fn, Absent):
             return self.computed("constrained", self.constrain_fn)
         given = jax.tree.map(np.asarray, draws)
-        found = mapped(as_functions(self.constrain_fn), given, self._num_axes())
+        found = mapped(as_functions(self.constrain_fn), given, num_axes=self._num_axes())
         return jax.tree.map(np.asarray, found)
 
     @property

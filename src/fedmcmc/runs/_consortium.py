@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Federation, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Federation,
+    as_functions,
+    compiled,
+)
 from fedmcmc.data import FederatedData, constructor_of
 from fedmcmc.kernels import Question
 from fedmcmc.random import as_key
@@ -205,7 +212,7 @@ def as_consortium(data: Any) -> Consortium:
     )
 
 
-@jax.jit
+@compiled
 def _round(
     kernel: FederatedKernel,
     data: FederatedData,

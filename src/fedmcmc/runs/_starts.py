@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, combined, is_first, place
@@ -120,7 +120,7 @@ def _mapped(
 
 
 # One program: operation by operation, some starts took longer to compile than the rounds.
-_together = jax.jit(_mapped)
+_together = compiled(_mapped)
 
 
 def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import is_key, named_leaves, num_bytes, trees
 from fedmcmc.rounds import (
@@ -300,7 +300,7 @@ def _run_part(
         state, at = segment.state, stop
 
 
-@partial(jax.jit, static_argnames=("axes", "block", "capacity", "canonical"))
+@compiled(static_argnames=("axes", "block", "capacity", "canonical"))
 def _run_points(
     program: Program,
     keys: Array,
