@@ -13,3 +13,4 @@ from fedmcmc.pytrees._precision import in_single_precision as in_single_precisio
 from fedmcmc.pytrees._trees import is_key as is_key
 from fedmcmc.pytrees._trees import named_leaves as named_leaves
 from fedmcmc.pytrees._trees import num_bytes as num_bytes
+from fedmcmc.pytrees._trees import variables as variables

@@ -238,6 +238,34 @@ def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
     return named
 
 
+def variables(named: dict[str, Any]) -> dict[str, Any]:
+    """Return values by names that ArviZ and xarray take for variables: "/" becomes ".".
+
+    A model in NumPyro's `scope` has sites such as ``"hospital/effect"``; a ``DataTree`` takes "/"
+    for a path. Everything that hands draws to ArviZ or Zarr calls this function.
+
+    Raises
+    ------
+    ValueError
+        If two names become one.
+
+    Examples
+    --------
+    >>> variables({"hospital/effect": 1, "scale": 2})
+    {'hospital.effect': 1, 'scale': 2}
+    """
+    renamed: dict[str, Any] = {}
+    for name, value in named.items():
+        new = name.replace("/", ".")
+        if new in renamed:
+            raise ValueError(
+                f"Two parameters would both be named {new!r} in ArviZ, which takes no '/' in names "
+                f"(of {', '.join(named)}): rename one of them."
+            )
+        renamed[new] = value
+    return renamed
+
+
 def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -> list[str]:
     """Return a name for each number of the raveled tree.
 

@@ -285,7 +285,7 @@ def _fit(
 
 
 def _regularized_inverse(
-    covariance: Array, num: Array, shrinkage: Array | None
+    covariance: Array, num: Array, shrinkage: float | Array | None
 ) -> tuple[Array, Array]:
     """Invert a covariance of `num` samples, regularized if it is singular; return the amount."""
     scale, values, vectors = checks.scaled_eigen(covariance)
