@@ -31,6 +31,7 @@ from fedmcmc.rounds import (
 )
 from fedmcmc.runs._executors import Executor, Work
 from fedmcmc.runs._growth import start_of
+from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._pace import pace_of
 from fedmcmc.runs._watch import (
     NonFiniteError,
@@ -124,7 +125,7 @@ class Run:
         resume = own and checkpoint is not None and checkpoint.exists
         return ZarrRecorder(Path(path), shapes, len(self.keys), resume=resume, replace=own)
 
-    def go(self, bar: Any) -> Samples:
+    def go(self, bar: Any, interrupts: Interrupts) -> Samples:
         """Run all rounds and return what was kept."""
         shared, end = self.executor.shared, self.first + self.settings.num_rounds
         self._resume(end)
@@ -133,7 +134,8 @@ class Run:
         # Other processes may be elsewhere after an error, and would be waited for for ever.
         all_are_here = not shared
         try:
-            self._advance(end, bar)
+            with interrupts.allowed():
+                self._advance(end, bar, interrupts)
             all_are_here = True
         except NonFiniteError:
             all_are_here = True
@@ -243,7 +245,7 @@ class Run:
     def _round_of(self, num_draws: int) -> int:
         return self.keep_from + num_draws * self.settings.thinning
 
-    def _advance(self, end: int, bar: Any) -> None:
+    def _advance(self, end: int, bar: Any, interrupts: Interrupts) -> None:
         """Run rounds up to `end`."""
         until, saver = self.settings.until, self.saver
         budget = BUFFER_BYTES // max(num_bytes(self.recorder.shapes) * len(self.keys), 1)
@@ -256,6 +258,7 @@ class Run:
         length = self.pace.block
         asked = 0 if until is None else self._next_check(until, end)
         while self.progress.round < end and not self.progress.stopped.get("reached"):
+            interrupts.check()
             at = self.progress.round
             stop = min(self.pace.end_of(at, length), end)
             if capacity:

@@ -25,6 +25,7 @@ from fedmcmc.random import final_key
 from fedmcmc.records import Samples
 from fedmcmc.runs._approximations import counted_again, fields, restless
 from fedmcmc.runs._growth import Start, growth
+from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._unjudged import why_not_judged
 from fedmcmc.transforms import counts_of
 
@@ -166,6 +167,7 @@ def finished(
     *,
     start: Start,
     positions: bool,
+    interrupts: Interrupts,
     hands_on_interrupts: bool,
 ) -> Samples:
     """Return samples with draws of a last approximation, and a diagnosis of their draws.
@@ -189,9 +191,10 @@ def finished(
         if not positions:
             return replace(samples, warnings=messages)
         weighed = isinstance(data, FederatedData) and not silenced()
-        samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
-        draws = samples.draws if samples.final_draws is None else samples.final_draws
-        found = judge(draws, kernel, data, approximation)
+        with interrupts.allowed():
+            samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
+            draws = samples.draws if samples.final_draws is None else samples.final_draws
+            found = judge(draws, kernel, data, approximation)
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:
