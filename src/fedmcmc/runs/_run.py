@@ -102,6 +102,7 @@ class Run:
             self.pace = self.pace._replace(longest=min(self.pace.longest, executor.longest))
         self.recorder = self._recorder(shapes)
         self.saver: Saver | None = None
+        self.messages = settings.warnings
         broadcast = executor.to_host(state.broadcast)
         self.first, self.start = int(broadcast.round[0]), start_of(self.kernel, broadcast)
         self.keep_from = self.first + settings.num_burnin
@@ -162,7 +163,7 @@ class Run:
     def _finished(self, *, interrupted: bool) -> Samples:
         """Return what was kept, and warn of what a user might not see in it."""
         until, progress = self.settings.until, self.progress
-        messages = self.settings.warnings
+        messages = self.messages
         if interrupted:
             messages += warn(
                 f"Interrupted in or after round {progress.round}; returning what was kept before. "
@@ -219,10 +220,28 @@ class Run:
                 f"The checkpoint in {checkpoint.directory} is at round {saved.round}, behind the "
                 f"{end} rounds that are asked for. {checkpoint.advice}"
             )
+        self._warn_of_resuming(self.saver, saved.round, end)
         self.progress = saved._replace(
             state=executor.lay_out(saved.state),
             accumulator_states=executor.lay_out_chains(saved.accumulator_states),
         )
+
+    def _warn_of_resuming(self, saver: Saver, round_: int, end: int) -> None:
+        """Warn where what follows, or what is returned, is not that of an uninterrupted run."""
+        if round_ < end and (changed := saver.changed_versions):
+            self.messages += warn(
+                f"The checkpoint in {saver.directory} was written with {changed}: draws from round "
+                f"{round_} on may differ from those of an uninterrupted run.",
+                depth=6,
+            )
+        for lost in saver.lost:
+            first, last = self._round_of(lost.first), self._round_of(lost.last) - 1
+            self.messages += warn(
+                f"{lost.damage} The draws of rounds {first} to {last} are lost, and the run "
+                f"continues without them: put back a copy of that file, or delete "
+                f"{saver.directory} to run all rounds again.",
+                depth=6,
+            )
 
     def _save(self, *, at_end: bool) -> None:
         """Write a checkpoint of where the run is; before its end, while it goes on."""
