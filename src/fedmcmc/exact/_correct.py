@@ -166,7 +166,7 @@ def correct(
     if not 0 <= tail < 1 or not degrees > 0:
         raise ValueError(f"tail must lie in [0, 1) and degrees be positive, got {tail}, {degrees}.")
     proposal, middle = first_proposal(approximation, tail, degrees)
-    centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
+    centre = middle if centre is None else trees.as_floats(centre, "centre")
     if trees.num_elements(centre) != proposal.means.shape[1]:
         raise ValueError(
             f"The approximation has {proposal.means.shape[1]} dimensions, and centre "

@@ -183,7 +183,7 @@ def tempered(
     if num_seeds < 2 or length < 2:
         raise ValueError(f"num_seeds and length must be 2 at least, got {num_seeds} and {length}.")
     proposal, middle = first_proposal(approximation, 0.2, 5.0)
-    centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
+    centre = middle if centre is None else trees.as_floats(centre, "centre")
     if trees.num_elements(centre) != proposal.means.shape[1]:
         raise ValueError(
             f"The approximation has {proposal.means.shape[1]} dimensions, and centre "

@@ -301,7 +301,7 @@ def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None
     """Return places to start from, leaves ``[num, *event]``, the likeliest to be good first."""
     keys = jax.random.split(rng_key, NUM_CANDIDATES - 1)
     if position is not None:
-        first = jax.tree.map(trees.as_float, position)
+        first = trees.as_floats(position, "position")
         flat = trees.ravel(first)
         moved = jax.vmap(lambda key: flat + 2 * jax.random.normal(key, flat.shape, flat.dtype))
         others = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, first), first))(moved(keys))

@@ -118,7 +118,7 @@ class _First(NamedTuple):
 def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
     """Return what a client says of its groups' first latents."""
     groups = groups_of(kernel.local, client)
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     first, population = kernel.first_locals(groups, position), kernel.population
     sums = sums_of(population, groups, first.latents, origin_of(population, position))
     num = jnp.sum(groups.present).astype(jnp.result_type(float))

@@ -75,7 +75,7 @@ class LatentKernel(FederatedKernel):
             If model, position, refresh and federation do not fit together.
         """
         self.participation.check(federation.num_clients)
-        position = jax.tree.map(trees.as_float, position)
+        position = trees.as_floats(position, "position")
         check_latent_model(self.posterior, position, federation)
         self.refresh.check(self.local, position, federation.rows)
         return position

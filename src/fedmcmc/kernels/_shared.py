@@ -114,7 +114,7 @@ class EstimatorKernel(FederatedKernel):
                 "mean: use full participation."
             )
         self.participation.check(federation.num_clients)
-        position = jax.tree.map(trees.as_float, position)
+        position = trees.as_floats(position, "position")
         check_model(self.posterior, position, federation)
         estimator.check(position, federation)
         reference = first_reference(estimator, position)

@@ -33,6 +33,34 @@ def as_float(leaf: Any) -> Array:
     return array.astype(jnp.result_type(float))
 
 
+def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
+    """Return a tree of a user's numbers with `as_float` of every leaf.
+
+    Raises
+    ------
+    TypeError
+        If a leaf is text or something else that is no real number.
+
+    Examples
+    --------
+    >>> as_floats({"scale": "big"}, "position")
+    Traceback (most recent call last):
+    TypeError: position['scale'] must be a number or an array of numbers, got 'big' (str).
+    """
+
+    def one(path: Any, leaf: Any) -> Array:
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if not (jnp.issubdtype(dtype, np.bool) or jnp.issubdtype(dtype, jnp.number)):
+            place = name + jax.tree_util.keystr(path)
+            raise TypeError(
+                f"{place} must be a number or an array of numbers, got {repr(leaf)[:80]} "
+                f"({type(leaf).__name__})."
+            )
+        return as_float(leaf)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
 def strong(leaf: Any) -> Any:
     """Return an array whose type is not weak; NumPy arrays as they are."""
     return leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf, jnp.result_type(leaf))

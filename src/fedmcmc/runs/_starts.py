@@ -129,12 +129,14 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
         raise ValueError("Give a position to start from, or the state of an earlier run.")
     position_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
     if callable(position):
-        positions = jax.vmap(position)(position_keys)
+        positions = jax.vmap(lambda key: trees.as_floats(position(key), "position(rng_key)"))(
+            position_keys
+        )
     else:
         positions = jax.tree.map(
-            lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
+            lambda x: jnp.broadcast_to(x, (len(keys), *jnp.shape(x))),
+            trees.as_floats(position, "position"),
         )
-    positions = jax.tree.map(trees.as_float, positions)
     if not bool(trees.all_finite(positions)):
         raise ValueError("The start position holds NaN or infinite values.")
     return init_keys, positions

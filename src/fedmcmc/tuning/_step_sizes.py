@@ -80,7 +80,7 @@ def estimate_smoothness(
             f"estimate_smoothness needs a FederatedData, got {type(data).__name__}. Of clients who "
             "keep their rows, surrogates.taylor(posterior, data, position) gives the curvatures."
         )
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if shares.shape != (data.num_clients,):
         raise ValueError(
