@@ -1,5 +1,7 @@
 """What a run returns: draws, info, totals, ArviZ trees and what works on them."""
 
+import dataclasses
+
 import arviz_plots
 import arviz_stats
 import jax
@@ -9,6 +11,8 @@ import pytest
 import xarray
 
 import fedmcmc
+from fedmcmc.records import ZarrRecorder
+from fedmcmc.rounds import RoundRecord
 
 SIZES = (5, 3, 1)
 
@@ -109,6 +113,49 @@ def test_names_of_leaves():
     tree = {"layer": [{"w": 1}, {"w": 2}], "b": 3}
     assert named_leaves(tree) == {"layer.0.w": 1, "layer.1.w": 2, "b": 3}
     assert named_leaves(np.ones(2)).keys() == {"theta"}
+
+
+@pytest.fixture(scope="module")
+def scoped():
+    """Draws of parameters whose names hold "/", as of sites in NumPyro's `scope`."""
+    data = fedmcmc.FederatedData.from_clients([np.ones(3), np.zeros(2)])
+    posterior = fedmcmc.Posterior(
+        lambda p: -0.5 * (p["site/mean"] ** 2 + p["site/$x"] ** 2),
+        lambda p, x: -0.5 * (x - p["site/mean"]) ** 2,
+    )
+    return fedmcmc.sample(
+        jax.random.key(0),
+        fedmcmc.lsd(posterior, step_size=0.1),
+        data,
+        {"site/mean": 0.0, "site/$x": 0.0},
+        num_rounds=100,
+        num_chains=2,
+        progress=False,
+    )
+
+
+def test_names_with_slashes_have_points_in_arviz(scoped, tmp_path):
+    tree = scoped.to_datatree(dims={"site.mean": []})
+    assert set(tree.posterior.data_vars) == {"site.mean", "site.$x"}
+    np.testing.assert_array_equal(tree.posterior["site.mean"], scoped.draws["site/mean"])
+    assert list(arviz_stats.summary(tree).index) == ["site.$x", "site.mean"]
+    tree.to_netcdf(tmp_path / "draws.nc")
+    page = scoped.report(tmp_path / "report.html").read_text()
+    assert "site/mean" in page and "site.mean" in page  # the table and the figures
+
+
+def test_two_names_that_become_one_are_an_error(scoped):
+    draws = scoped.draws | {"site": {"mean": scoped.draws["site/mean"]}}
+    with pytest.raises(ValueError, match=r"both be named 'site\.mean' in ArviZ.*rename one"):
+        dataclasses.replace(scoped, draws=draws).to_datatree()
+
+
+def test_names_with_slashes_in_a_store(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    shape = {"site/mean": jax.ShapeDtypeStruct((), np.float32)}
+    shapes = RoundRecord(shape, {}, ())
+    ZarrRecorder(tmp_path / "draws.zarr", shapes, 2, resume=False, replace=False)
+    assert list(zarr.open_group(tmp_path / "draws.zarr")["posterior"]) == ["site.mean"]
 
 
 def test_a_pooled_reference_sends_nothing():

@@ -263,7 +263,17 @@ def test_numbers_that_cannot_change(build):
         ),
         (
             lambda: fedmcmc.FederatedData.from_arrays(np.ones(3), np.array([0, -1, 1])),
-            r"must lie in \[0, 2\)",
+            "client_ids must be 0 or larger, got -1 in row 1",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_arrays(np.ones(2), np.array([-1, -1])),
+            "client_ids must be 0 or larger, got -1 in row 0",
+        ),
+        (
+            lambda: fedmcmc.FederatedData.from_arrays(
+                np.ones(3), np.array([0, 1, 5]), num_clients=2
+            ),
+            "client_ids must be smaller than num_clients=2, got 5 in row 2",
         ),
         (
             lambda: fedmcmc.FederatedData.from_clients([{"id": np.array([2**40, 5])}]),
@@ -354,6 +364,45 @@ def test_a_state_must_fit_like_a_fresh_start():
         (lambda: run(fsgld(), data=[np.ones(2)]), "data must be a FederatedData"),
         (lambda: fsgld([surrogates()]), "surrogates must be one fedmcmc.Gaussian"),
         (lambda: fsgld(step_size="1e-3"), "step_size must be a scalar number .*, got .1e-3"),
+        (
+            lambda: fedmcmc.sample(jax.random.key(0), lsd(), DATA, "origin", num_rounds=1),
+            r"^position must be a number or an array of numbers, got 'origin' \(str\)",
+        ),
+        (
+            lambda: fedmcmc.sample(
+                jax.random.key(0), lsd(), DATA, {"scale": np.array(["1"])}, num_rounds=1
+            ),
+            r"^position\['scale'\] must be a number or an array of numbers, got array",
+        ),
+        (
+            lambda: fedmcmc.sample(
+                jax.random.key(0), lsd(), DATA, lambda key: "origin", num_rounds=1
+            ),
+            r"^position\(rng_key\) must be a number or an array of numbers, got 'origin'",
+        ),
+        (
+            lambda: fedmcmc.fit(
+                POSTERIOR, DATA, rng_key=jax.random.key(0), position="origin", progress=False
+            ),
+            "^position must be a number or an array of numbers, got 'origin'",
+        ),
+        (lambda: fedmcmc.whiten(POSTERIOR, DATA, "origin"), "^position must be a number"),
+        (
+            lambda: fedmcmc.tune(None, POSTERIOR, DATA, surrogates()),
+            "kernel_fn must be a function that takes step_size= .*, got NoneType",
+        ),
+        (
+            lambda: fedmcmc.tune(lsd(), POSTERIOR, DATA, surrogates()),
+            "kernel_fn must be a function that takes step_size= .*, got Langevin",
+        ),
+        (
+            lambda: fedmcmc.tune(lsd, None, DATA, surrogates()),
+            "posterior must be a fedmcmc.Posterior, got NoneType",
+        ),
+        (
+            lambda: fedmcmc.tune(lsd, POSTERIOR, None, surrogates()),
+            "data must be a fedmcmc.FederatedData or a consortium of clients, got NoneType",
+        ),
     ],
 )
 def test_types(call, message):

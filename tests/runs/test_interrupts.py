@@ -1,6 +1,7 @@
 """Ctrl-C at the worst time: while a segment's draws and states are being recorded."""
 
 import pickle
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,11 @@ from fedmcmc.diagnostics import StopDecision
 from fedmcmc.records import MemoryRecorder, ZarrRecorder
 from fedmcmc.records import _recorders as recorders
 from fedmcmc.runs import _executors as executors
+from fedmcmc.runs import _run as run_module
+from fedmcmc.runs import _sample as sample_module
+from fedmcmc.runs import _watch as watch
+from fedmcmc.runs._pace import Pace
+from fedmcmc.runs._run import Run
 from fedmcmc.storage import Saver
 from tests.storage.small_run import kernel, numbers, run
 from tests.support import killed_run
@@ -147,3 +153,117 @@ def test_while_clients_states_are_written_to_a_store(tmp_path, monkeypatch):
         for got, expected in ((cut, run_stored(num)), (run_stored(21, checkpoint), whole)):
             assert_same(numbers(got), numbers(expected))
             jax.tree.map(np.testing.assert_array_equal, got.state.clients, expected.state.clients)
+
+
+@pytest.fixture(scope="module")
+def compiled_kernel():
+    """One kernel for all tests, which then compile once."""
+    return kernel()
+
+
+def interrupting(call, *, before, num_signals):
+    """Return `call` with an interrupt of the operating system before or after its first call."""
+    signaled = []
+
+    def signal_once():
+        if not signaled:
+            signaled.append(None)
+            for _ in range(num_signals):
+                signal.raise_signal(signal.SIGINT)
+
+    def interrupted(*args, **kwargs):
+        if before:
+            signal_once()
+        result = call(*args, **kwargs)
+        signal_once()
+        return result
+
+    return interrupted
+
+
+AFTER_THE_ROUNDS = [
+    (Run, "_finished"),
+    (Run, "samples"),
+    (MemoryRecorder, "all"),
+    (executors.OneDevice, "gather"),
+    (Saver, "close"),
+    (run_module, "warn_lost"),
+    (sample_module, "finished"),
+    (watch, "warn_stuck"),
+    (watch, "restless"),
+    (watch, "warn_grown"),
+    (watch, "judge"),
+    (sample_module, "with_reason"),
+    (sample_module, "missing_target"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*draws:fedmcmc.SamplingWarning")
+@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("where", "name"), AFTER_THE_ROUNDS, ids=lambda x: getattr(x, "__name__", x)
+)
+def test_a_signal_behind_the_rounds_costs_no_draw(
+    where, name, before, num_signals, compiled_kernel, tmp_path, monkeypatch
+):
+    """Draws of a whole run are returned, wherever Ctrl-C comes."""
+    call = interrupting(getattr(where, name), before=before, num_signals=num_signals)
+    monkeypatch.setattr(where, name, call)
+    with pytest.warns(RuntimeWarning, match="Interrupted|could not be judged"):
+        cut = run(None, 60, chosen=compiled_kernel, checkpoint=fedmcmc.Checkpoint(tmp_path))
+    assert cut.num_draws == cut.totals["rounds"][0] == 60
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("name", ["_segment", "_take"])
+def test_a_signal_between_segments_keeps_the_rounds_before(
+    name, before, num_signals, compiled_kernel, monkeypatch
+):
+    monkeypatch.setattr(run_module, "pace_of", lambda block: Pace(10, 10))
+    whole, calls = run(None, 60, chosen=compiled_kernel), []
+    method = getattr(Run, name)
+
+    def third(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 3:
+            return interrupting(method, before=before, num_signals=num_signals)(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(Run, name, third)
+    with pytest.warns(RuntimeWarning, match="Interrupted"):
+        cut = run(None, 60, chosen=compiled_kernel)
+    assert cut.num_draws in (20, 30)
+    np.testing.assert_array_equal(cut.draws, whole.draws[:, : cut.num_draws])
+
+
+def test_a_signal_while_a_resumable_run_ends_ends_the_program(
+    compiled_kernel, tmp_path, monkeypatch
+):
+    call = interrupting(Run._finished, before=True, num_signals=1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "_finished", call)
+        with fedmcmc.resumable(tmp_path):
+            run(None, 60, chosen=compiled_kernel)
+    assert fedmcmc.Checkpoint(tmp_path / "0001").exists
+
+
+def test_a_user_who_insists_is_not_held_back(compiled_kernel, monkeypatch):
+    call = interrupting(Run._finished, before=True, num_signals=3)
+    monkeypatch.setattr(Run, "_finished", call)
+    with pytest.raises(KeyboardInterrupt):
+        run(None, 60, chosen=compiled_kernel)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_the_users_stays(compiled_kernel, monkeypatch):
+    calls = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+    try:
+        call = interrupting(Run._finished, before=True, num_signals=1)
+        monkeypatch.setattr(Run, "_finished", call)
+        assert run(None, 60, chosen=compiled_kernel).num_draws == 60 and calls == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 import fedmcmc
@@ -158,3 +159,74 @@ def test_two_checkpoints_are_kept_and_no_more(folder):
     assert [record["round"] for record in records] == [90, 80]
     named = {part[0] for record in records for part in [record["state"], *record["draws"]]}
     assert {path.name for path in folder.glob("*.npz")} == named
+
+
+@pytest.mark.parametrize("damage", fast_and_slow([truncated, removed], [removed]))
+def test_damage_to_early_draws_costs_these_alone(damage, tmp_path):
+    """Both checkpoints name the part, so none can be used whole."""
+    for num_rounds in (30, 50, 60):
+        run(tmp_path, num_rounds)
+    whole = run(None, 90)
+    early = tmp_path / json.loads((tmp_path / RUN).read_text())["draws"][1][0]
+    copy = early.read_bytes()
+    damage(early)
+    lost = f"{early} .*draws of rounds 30 to 49 are lost.*put back a copy.*delete {tmp_path} "
+    for num_rounds in (90, 90, 95):  # resumed, read back, and resumed from its own checkpoint
+        with pytest.warns(RuntimeWarning, match=lost):
+            again = run(tmp_path, num_rounds)
+        kept = [*range(30), *range(50, num_rounds)]
+        np.testing.assert_array_equal(again.info["round"][0], kept)
+        np.testing.assert_array_equal(again.draws[:, :70], np.delete(whole.draws, slice(30, 50), 1))
+        assert "rounds 30 to 49 are lost" in again.warnings[0]
+        np.testing.assert_array_equal(again.totals["rounds"], num_rounds)
+    early.write_bytes(copy)
+    assert_same(numbers(run(tmp_path, 95)), numbers(run(None, 95)))
+
+
+def test_lost_draws_are_named_by_their_rounds(tmp_path):
+    settings = dict(num_burnin=10, thinning=5)
+    for num_rounds in (35, 60, 70):
+        run(tmp_path, num_rounds, **settings)
+    removed(tmp_path / json.loads((tmp_path / RUN).read_text())["draws"][1][0])
+    with pytest.warns(RuntimeWarning, match="rounds 35 to 59 are lost"):
+        again = run(tmp_path, 80, **settings)
+    np.testing.assert_array_equal(again.info["round"][0], [14, 19, 24, 29, 34, 64, 69, 74, 79])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "holds no record of fedmcmc"),
+        ("[]", "holds no record of fedmcmc"),
+        ('"text"', "holds no record of fedmcmc"),
+        ('{"format": 2}', "has no checksum"),
+    ],
+)
+def test_a_manifest_that_holds_something_else_is_damaged(content, reason, folder, whole):
+    (folder / RUN).write_text(content)
+    with pytest.warns(RuntimeWarning, match=f"{RUN} is damaged .it {reason}.*of round 30"):
+        assert_same(numbers(run(folder, 90)), whole)
+
+
+def test_a_manifest_without_some_entries_is_damaged(folder):
+    for name in (RUN, BEFORE):
+        record = read_record(folder / name)
+        del record["draws"], record["state"]
+        write_record(folder / name, record)
+    with pytest.raises(
+        fedmcmc.CheckpointError, match=rf"lacks draws, state.*copy.*delete {folder} to start anew"
+    ):
+        run(folder, 90)
+
+
+def test_a_checkpoint_of_other_versions_warns(folder, whole):
+    record = read_record(folder / RUN)
+    now = record["versions"]["jax"]
+    record["versions"]["jax"] = "0.4.1"
+    write_record(folder / RUN, record)
+    told = f"in {folder} was written with jax 0.4.1, now {now}: draws from round 60 on may differ"
+    with pytest.warns(RuntimeWarning, match=told):
+        again = run(folder, 90)
+    assert "jax 0.4.1" in again.warnings[0]
+    assert_same(numbers(again), whole)
+    run(folder, 90)  # written by this version, and no warning

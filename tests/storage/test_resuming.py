@@ -10,6 +10,10 @@ import pytest
 
 import fedmcmc
 from fedmcmc.diagnostics import StopDecision
+from fedmcmc.kernels import Points, evaluations
+from fedmcmc.runs import SimulatedConsortium
+from fedmcmc.runs import _consortium as consortium_module
+from fedmcmc.storage import _answers as answers_module
 from tests.support import killed_run
 from tests.support.killed_run import assert_same
 from tests.support.kills import Cut
@@ -158,3 +162,110 @@ def test_bad_settings(tmp_path):
         pass
     with pytest.raises(TypeError, match="every_round"), fedmcmc.resumable(tmp_path, every_round=3):
         pass
+
+
+class Rounds:
+    """Rounds in which clients answer: counted, and interrupted after some of them."""
+
+    def __init__(self, monkeypatch):
+        self.call, self.trace = consortium_module._round, consortium_module._round.trace
+        self.num, self.most = 0, None
+        monkeypatch.setattr(consortium_module, "_round", self)
+
+    def __call__(self, *args):
+        if self.num == self.most:
+            raise KeyboardInterrupt
+        self.num += 1
+        return self.call(*args)
+
+
+def fitted(posterior, data=None):
+    return fedmcmc.fit(
+        posterior,
+        killed_run.data() if data is None else data,
+        rng_key=jax.random.key(0),
+        position=jnp.zeros(3),
+        num_draws=200,
+        progress=False,
+    )
+
+
+def test_a_fit_that_was_interrupted_asks_only_the_rest(tmp_path, monkeypatch):
+    rounds, folder = Rounds(monkeypatch), tmp_path / "c"
+    whole = fitted(killed_run.posterior())
+    num_rounds = rounds.num
+    assert num_rounds > 4
+    for _ in range(2):
+        rounds.num, rounds.most = 0, 2
+        with pytest.raises(KeyboardInterrupt), fedmcmc.resumable(folder):
+            fitted(killed_run.posterior())  # with functions of its own, as another process has
+    rounds.num, rounds.most = 0, None
+    with fedmcmc.resumable(folder):
+        again = fitted(killed_run.posterior())
+    assert rounds.num == num_rounds - 4
+    np.testing.assert_array_equal(again.samples.draws, whole.samples.draws)
+    assert again.report.rounds == whole.report.rounds
+    assert again.log_evidence == whole.log_evidence
+
+
+def test_answers_are_those_of_the_same_model_and_rows(tmp_path, monkeypatch):
+    rounds = Rounds(monkeypatch)
+    question = evaluations(killed_run.posterior())
+    other = killed_run.posterior()._replace(
+        loglikelihood_fn=lambda theta, x: -0.3 * jnp.sum((x - theta) ** 2, axis=-1)
+    )
+    moved = fedmcmc.FederatedData.from_clients([np.ones((n, 3), np.float32) for n in range(4, 10)])
+    points = Points(jnp.ones((1, 3)), jnp.zeros(3))
+
+    def asked(question, data, points=points):
+        return SimulatedConsortium(data).ask(question, points)
+
+    def all_asked():
+        answers = [
+            asked(question, killed_run.data()),
+            asked(evaluations(other), killed_run.data()),
+            asked(question, moved),
+            asked(question, killed_run.data(), points._replace(centre=jnp.ones(3))),
+        ]
+        return [float(answer.value.value[0]) for answer in answers]
+
+    expected = all_asked()
+    assert len(set(expected)) == 4
+    for num in (4, 0):
+        rounds.num = 0
+        with fedmcmc.resumable(tmp_path / "c"):
+            assert all_asked() == expected
+        assert rounds.num == num
+
+
+def test_a_damaged_answer_is_asked_again(tmp_path, monkeypatch):
+    rounds = Rounds(monkeypatch)
+    points = Points(jnp.ones((1, 3)), jnp.zeros(3))
+
+    def asked():
+        with fedmcmc.resumable(tmp_path):
+            consortium = SimulatedConsortium(killed_run.data())
+            asked = consortium.ask(evaluations(killed_run.posterior()), points)
+            return float(asked.value.value[0])
+
+    expected = asked()
+    for kind in ("npz", "json"):
+        (path,) = (tmp_path / "answers").glob(f"*.{kind}")
+        path.write_bytes(path.read_bytes()[:-9])
+        rounds.num = 0
+        assert (asked(), rounds.num) == (expected, 1)
+        assert (asked(), rounds.num) == (expected, 1)
+
+
+def test_answers_on_a_full_disk_cost_nothing_but_time(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(answers_module, "write_part", full)
+    points = Points(jnp.ones((1, 3)), jnp.zeros(3))
+    with (
+        fedmcmc.resumable(tmp_path),
+        pytest.warns(RuntimeWarning, match="No space left.*it asks again"),
+    ):
+        consortium = SimulatedConsortium(killed_run.data())
+        consortium.ask(evaluations(killed_run.posterior()), points)

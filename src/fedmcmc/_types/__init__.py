@@ -8,6 +8,7 @@ Values lie in one file, base classes of kernels' parts in another, phases and ke
 This room imports no other.
 """
 
+from fedmcmc._types._compiled import compiled as compiled
 from fedmcmc._types._describing import Described as Described
 from fedmcmc._types._describing import described as described
 from fedmcmc._types._describing import undefined as undefined

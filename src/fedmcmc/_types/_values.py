@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, is_dataclass
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax import Array
 from jax.tree_util import Partial, register_static
 
+from fedmcmc._types._compiled import compiled
 from fedmcmc._types._html import html_table
 from fedmcmc._types._pickling import refuse_unstorable
 from fedmcmc._types._register import register_dataclass
@@ -566,8 +566,8 @@ def as_functions(tree: ArrayTree) -> ArrayTree:
     return jax.tree.map(wrap, tree)
 
 
-@partial(jax.jit, static_argnames="num_axes")
-def mapped(fn: Any, tree: ArrayTree, num_axes: int) -> ArrayTree:
+@compiled(static_argnames=("num_axes",))
+def mapped(fn: Any, tree: ArrayTree, *, num_axes: int) -> ArrayTree:
     """Return `fn` of every element along the first `num_axes` axes of a tree's leaves.
 
     Pass what `as_functions` returns, so that calls with one function share a compilation.

@@ -16,7 +16,7 @@ from jax import Array
 from scipy.special import gammaincc
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.criticism._draws import equal_draws, one_of
 from fedmcmc.criticism._others import Outcomes, redrawn
 from fedmcmc.criticism._rows import check_resample
@@ -224,7 +224,7 @@ def _counted() -> Iterator[list[Any]]:
             warnings.warn_explicit(x.message, x.category, x.filename, x.lineno)
 
 
-@jax.jit
+@compiled
 def _with_outcomes(
     posterior: Posterior, data: FederatedData, rng_key: Array, position: ArrayTree
 ) -> FederatedData:

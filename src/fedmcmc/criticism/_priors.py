@@ -1,6 +1,5 @@
 """The prior as a Gaussian: its second-order expansion at a position."""
 
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
@@ -20,7 +19,7 @@ def expanded_prior(posterior: Posterior, position: ArrayTree) -> Gaussian:
     ValueError
         If the log prior has no finite gradient and curvature there.
     """
-    flat, unravel = ravel_pytree(jax.tree.map(trees.as_float, position))
+    flat, unravel = ravel_pytree(trees.as_floats(position, "position"))
     gradient, precision = Target(posterior, jnp.ones(()), unravel).expand_prior(flat, True)
     if not bool(jnp.isfinite(gradient).all() & jnp.isfinite(precision).all()):
         raise ValueError(

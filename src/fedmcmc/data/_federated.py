@@ -251,13 +251,14 @@ class FederatedData:
                 f"client_ids must be one integer or one name per row, shape ({num_rows},), got "
                 f"shape {ids.shape} and dtype {ids.dtype}."
             )
-        if ids.min() < 0:
-            raise ValueError(f"client_ids must not be negative, got {ids.min()}.")
         count = int(ids.max()) + 1 if num_clients is None else num_clients
-        if ids.max() >= count:
-            raise ValueError(
-                f"client_ids must lie in [0, {count}), got [{ids.min()}, {ids.max()}]."
-            )
+        for is_wrong, expected in (
+            (ids < 0, "0 or larger"),
+            (ids >= count, f"smaller than num_clients={count}"),
+        ):
+            if is_wrong.any():
+                row = int(is_wrong.argmax())
+                raise ValueError(f"client_ids must be {expected}, got {ids[row]} in row {row}.")
         order = np.argsort(ids, kind="stable")
         rows = jax.tree.map(lambda leaf: gathered(np.asarray(leaf), order), tree)
         sizes = np.bincount(ids, minlength=count)

@@ -5,7 +5,6 @@ For draws of a density ``p`` with gradients ``g = grad log p``, ``E g = 0`` and 
 ``x`` turns a violation into errors of mean and sds: for a Gaussian posterior exactly.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.gradients import Terms, fold_terms, row_size
 from fedmcmc.pytrees import trees
@@ -197,7 +196,7 @@ def raveled(draws: ArrayTree, total: int) -> np.ndarray:
     return np.concatenate(columns, 1)
 
 
-@partial(jax.jit, static_argnames="together")
+@compiled(static_argnames=("together",))
 def _values_and_gradients(
     posterior: Posterior, data: FederatedData, positions: ArrayTree, *, together: int
 ) -> tuple[Array, Array]:

@@ -5,15 +5,13 @@ narrower than a skewed posterior fits well where its draws are. Here points are 
 of its mean and covariance whose tails reach further, and weighted by the posterior's density.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from scipy.special import logsumexp
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.diagnostics._moments import NUM_GROUPS, Moments, raveled, taken_together
 from fedmcmc.diagnostics._psis import psis, threshold
@@ -90,7 +88,7 @@ def check_by_weights(
         ]
     )
     like = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), draws)
-    points, values = _points_and_values(
+    drawn = _points_and_values(
         as_functions(posterior),
         data.pooled(groups=True),
         jax.random.key(0) if rng_key is None else rng_key,
@@ -99,7 +97,7 @@ def check_by_weights(
         num=num,
         together=taken_together(data),
     )
-    points, values = np.asarray(points, np.float64), np.array(values, np.float64)
+    points, values = np.asarray(drawn[0], np.float64), np.array(drawn[1], np.float64)
     values[~np.isfinite(values)] = -np.inf  # what overflows far outside gets no weight
     if np.isneginf(values).mean() > 0.5:
         return None
@@ -108,7 +106,7 @@ def check_by_weights(
     return _compare((points - mean) / sd, values - density, gaussian - density, total)
 
 
-@partial(jax.jit, static_argnames=("num", "together"))
+@compiled(static_argnames=("num", "together"))
 def _points_and_values(
     posterior: Posterior,
     data: FederatedData,

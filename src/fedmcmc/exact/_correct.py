@@ -6,7 +6,6 @@ Marin, Mira and Robert (2012), weights of all rounds; Paananen et al. (2021), mo
 
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.diagnostics import (
     MonteCarloErrors,
     SamplingWarning,
@@ -167,7 +166,7 @@ def correct(
     if not 0 <= tail < 1 or not degrees > 0:
         raise ValueError(f"tail must lie in [0, 1) and degrees be positive, got {tail}, {degrees}.")
     proposal, middle = first_proposal(approximation, tail, degrees)
-    centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
+    centre = middle if centre is None else trees.as_floats(centre, "centre")
     if trees.num_elements(centre) != proposal.means.shape[1]:
         raise ValueError(
             f"The approximation has {proposal.means.shape[1]} dimensions, and centre "
@@ -300,7 +299,7 @@ class Target:
         value = np.array(answer.value, np.float64)
         if isinstance(content, Dithered):
             num_clients = self.consortium.federation.num_clients
-            added = np.asarray(_dithers(content, jnp.arange(num_clients), num), np.float64)
+            added = np.asarray(_dithers(content, jnp.arange(num_clients), num=num), np.float64)
             value -= float(content.step) * added
         value[value < BELOW] = -np.inf
         log_target = value + np.asarray(prior, np.float64)
@@ -349,8 +348,8 @@ class Target:
         return jax.tree.map(np.asarray, positions)
 
 
-@partial(jax.jit, static_argnames="num")
-def _dithers(asked: Dithered, clients: Array, num: int) -> Array:
+@compiled(static_argnames=("num",))
+def _dithers(asked: Dithered, clients: Array, *, num: int) -> Array:
     """Return what all clients together added to their values, in units of the step, ``[num]``."""
 
     def plus(total: Array, client: Array) -> tuple[Array, None]:
@@ -360,7 +359,7 @@ def _dithers(asked: Dithered, clients: Array, num: int) -> Array:
     return jax.lax.scan(plus, nothing, clients)[0]
 
 
-@jax.jit
+@compiled
 def _drawn(recipe: Recipe, posterior: Posterior) -> tuple[ArrayTree, Array, Array, Array]:
     """Return points as positions and raveled, the prior's log density relative to the center."""
     points = recipe.draw()

@@ -12,7 +12,7 @@ from fedmcmc._checks import not_installed
 from fedmcmc._types import Absent, ArrayTree, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import Verdict
 from fedmcmc.gaussian import Mixture
-from fedmcmc.pytrees import named_leaves
+from fedmcmc.pytrees import named_leaves, variables
 from fedmcmc.random import as_key
 
 Fn = Callable[[ArrayTree], ArrayTree]
@@ -149,6 +149,7 @@ class Corrected(WithFunctions):
     def to_datatree(self, *, constrained: bool = True, **kwargs: Any) -> Any:
         """Return resampled draws as an ArviZ ``DataTree``, as many as there are draws, one chain.
 
+        Names of variables are those of `fedmcmc.Samples.to_datatree`.
         ``sample_stats["log_weight"]`` holds the weight of each before resampling.
 
         Raises
@@ -162,7 +163,7 @@ class Corrected(WithFunctions):
             raise not_installed("to_datatree needs arviz-base", "arviz") from error
         index = self._chosen(jax.random.key(0), None, True)
         draws = self.constrained if constrained else self.draws
-        posterior = named_leaves(jax.tree.map(lambda leaf: leaf[index][None], draws))
+        posterior = variables(named_leaves(jax.tree.map(lambda leaf: leaf[index][None], draws)))
         weights = {"log_weight": self.log_weights[index][None]}
         return from_dict({"posterior": posterior, "sample_stats": weights}, **kwargs)
 
@@ -185,7 +186,7 @@ class Corrected(WithFunctions):
         if isinstance(fn, Absent):
             return self.computed("constrained", fn)
         if fn is self.constrain_fn:  # compiled once for all results of a posterior
-            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, 1))
+            return jax.tree.map(np.asarray, mapped(as_functions(fn), self.draws, num_axes=1))
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(fn))(self.draws))
 
     def _mean(self, leaf: np.ndarray) -> np.ndarray:

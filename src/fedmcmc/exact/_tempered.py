@@ -15,7 +15,15 @@ from jax import Array
 from scipy.special import logsumexp
 
 from fedmcmc._checks import expect, positive_integer
-from fedmcmc._types import Absent, ArrayTree, Posterior, WithFunctions, as_functions, mapped
+from fedmcmc._types import (
+    Absent,
+    ArrayTree,
+    Posterior,
+    WithFunctions,
+    as_functions,
+    compiled,
+    mapped,
+)
 from fedmcmc.diagnostics import SamplingWarning
 from fedmcmc.exact._correct import Target, first_proposal
 from fedmcmc.gaussian import Gaussian, Mixture
@@ -97,7 +105,7 @@ class Tempered(WithFunctions):
         if isinstance(self.constrain_fn, Absent):
             return self.computed("constrained", self.constrain_fn)
         given = jax.tree.map(jnp.asarray, self.draws)
-        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), given, 1))
+        return jax.tree.map(np.asarray, mapped(as_functions(self.constrain_fn), given, num_axes=1))
 
 
 @in_single_precision
@@ -175,7 +183,7 @@ def tempered(
     if num_seeds < 2 or length < 2:
         raise ValueError(f"num_seeds and length must be 2 at least, got {num_seeds} and {length}.")
     proposal, middle = first_proposal(approximation, 0.2, 5.0)
-    centre = middle if centre is None else jax.tree.map(trees.as_float, centre)
+    centre = middle if centre is None else trees.as_floats(centre, "centre")
     if trees.num_elements(centre) != proposal.means.shape[1]:
         raise ValueError(
             f"The approximation has {proposal.means.shape[1]} dimensions, and centre "
@@ -341,7 +349,7 @@ class _Path:
             )
 
 
-@jax.jit
+@compiled
 def _priors(posterior: Posterior, points: ArrayTree, centre: ArrayTree) -> tuple[Array, Array]:
     at_centre = posterior.logprior_fn(centre)
     return jax.vmap(lambda point: posterior.logprior_fn(point) - at_centre)(points), at_centre

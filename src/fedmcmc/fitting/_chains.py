@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedState, Posterior
+from fedmcmc._types import ArrayTree, FederatedState, Posterior, compiled
 from fedmcmc.diagnostics import (
     DiagnosisWarning,
     MonteCarloErrors,
@@ -113,7 +113,7 @@ def run_chains(
     )
     federation = consortium.federation
 
-    @jax.jit
+    @compiled
     def started(kernel: Any, positions: ArrayTree, round_: Array) -> FederatedState:
         """Return chains before their first trajectories, with the random numbers of a round."""
 

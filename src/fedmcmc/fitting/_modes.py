@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.fitting._lockstep import lockstep
 from fedmcmc.fitting._symmetries import MOST_IMAGES, Images, candidate_symmetries
 from fedmcmc.gaussian import Mixture
@@ -301,7 +301,7 @@ def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None
     """Return places to start from, leaves ``[num, *event]``, the likeliest to be good first."""
     keys = jax.random.split(rng_key, NUM_CANDIDATES - 1)
     if position is not None:
-        first = jax.tree.map(trees.as_float, position)
+        first = trees.as_floats(position, "position")
         flat = trees.ravel(first)
         moved = jax.vmap(lambda key: flat + 2 * jax.random.normal(key, flat.shape, flat.dtype))
         others = jax.vmap(lambda x: trees.cast_like(trees.unravel(x, first), first))(moved(keys))
@@ -317,7 +317,7 @@ def _candidates(rng_key: Array, posterior: Posterior, position: ArrayTree | None
     return jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
 
 
-@jax.jit
+@compiled
 def log_priors(posterior: Posterior, positions: ArrayTree) -> Array:
     return jax.vmap(posterior.logprior_fn)(positions)
 

@@ -83,7 +83,7 @@ def check_precision(
         Measured error, and a message if it is too large.
     """
     posterior, ledger = as_functions(posterior), Ledger(consortium)
-    centre = jax.tree.map(trees.as_float, centre)
+    centre = trees.as_floats(centre, "centre")
     covariance = np.asarray(covariance, np.float64)
     noise = _scatter(posterior, ledger, centre, _steps(covariance, LENGTHS))
     if noise > max_noise:

@@ -9,14 +9,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc._types import ArrayTree, Posterior, as_functions, compiled
 from fedmcmc.pytrees import named_leaves
 
 MOST_IMAGES = 24
@@ -170,7 +169,7 @@ class Images:
             self.names = list(named_leaves(position))
             self.values = dict(zip(self.names, map(np.asarray, leaves), strict=True))
         else:
-            constrained = _constrained(posterior.constrain_fn, position)
+            constrained = _constrained(as_functions(posterior.constrain_fn), position)
             self.values = {name: np.asarray(constrained[name], np.float64) for name in position}
 
     def flat(self, images: list[Values]) -> np.ndarray:
@@ -183,7 +182,7 @@ class Images:
         if self.unconstrain is not None:
             dtype = jnp.result_type(float)
             given = jax.tree.map(lambda leaf: leaf.astype(dtype), stacked)
-            positions = _unconstrained(self.unconstrain, self.position, given)
+            positions = _unconstrained(as_functions(self.unconstrain), self.position, given)
         else:
             positions = jax.tree.unflatten(self.treedef, [stacked[name] for name in self.names])
         leaves = [
@@ -205,12 +204,12 @@ class Images:
         return found[1:], len(found) <= MOST_IMAGES
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled
 def _constrained(fn: Callable[..., Any], position: ArrayTree) -> ArrayTree:
     return fn(position)
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled
 def _unconstrained(fn: Callable[..., Any], position: ArrayTree, values: ArrayTree) -> ArrayTree:
     return jax.vmap(lambda own: fn(position, own))(values)
 

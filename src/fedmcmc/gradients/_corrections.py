@@ -371,7 +371,7 @@ def fixed_point(
     >>> estimator = fixed_point(fedmcmc.minibatch(10), jnp.zeros(3))
     """
     _check_inner(estimator, "fixed_point")
-    return FixedPoint(estimator, jax.tree.map(trees.as_float, centre), bool(centred))
+    return FixedPoint(estimator, trees.as_floats(centre, "centre"), bool(centred))
 
 
 @register_dataclass

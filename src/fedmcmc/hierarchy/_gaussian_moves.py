@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Local, register_dataclass
+from fedmcmc._types import ArrayTree, Client, Local, compiled, register_dataclass
 from fedmcmc.hierarchy._latents import (
     Groups,
     cholesky,
@@ -24,7 +24,7 @@ from fedmcmc.hierarchy._latents import (
     solve_upper,
 )
 from fedmcmc.hierarchy._refresh import Here, Moved, Refresh, per_group
-from fedmcmc.pytrees import now, schedules, trees
+from fedmcmc.pytrees import schedules, trees
 
 _MADE_UP = 8
 """Rows that a server makes up to look at a model."""
@@ -140,7 +140,7 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
         some, place = made_up_rows(rows, _MADE_UP, rng), jax.tree.map(at, position)
     dtype = jax.eval_shape(trees.ravel, local.like.tree).dtype
     latents = rng.normal(size=(2, 1, trees.num_elements(local.like.tree))).astype(dtype)
-    first, other = now(_curvatures, local, place, some, latents)
+    first, other = _curvatures.now(local, place, some, latents)
     if not (np.isfinite(first).all() and np.isfinite(other).all()):
         return
     unit = np.maximum(np.abs(first), np.abs(other)).max()
@@ -152,8 +152,8 @@ def _check_quadratic(local: Local, position: ArrayTree, rows: ArrayTree) -> None
         )
 
 
-@jax.jit
-def _curvatures(local: Local, position: ArrayTree, rows: ArrayTree, latents: Array) -> Array:
+@compiled
+def _curvatures(local: Local, position: ArrayTree, rows: ArrayTree, latents: Any) -> Any:
     """Return the curvature of a group that has all `rows`, at each of the `latents`."""
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     groups = groups_of(local, Client(rows, zero, zero + _MADE_UP, zero, one, one, _MADE_UP))

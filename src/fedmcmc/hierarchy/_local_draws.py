@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import expect, not_installed
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, GroupLabels, group_name
 from fedmcmc.hierarchy._latents import Groups, groups_of
 from fedmcmc.hierarchy._refresh import Here, Refresh, independence
-from fedmcmc.pytrees import in_single_precision, named_leaves, trees
+from fedmcmc.pytrees import in_single_precision, named_leaves, trees, variables
 from fedmcmc.random import as_key
 
 TRIES = 20
@@ -82,7 +82,7 @@ class LocalDraws(NamedTuple):
         """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain``, ``draw``, ``group``.
 
         The coordinate of a group is its client's label, followed by the group's own label if the
-        data have groups.
+        data have groups. Names of variables are those of `fedmcmc.Samples.to_datatree`.
 
         Raises
         ------
@@ -98,7 +98,8 @@ class LocalDraws(NamedTuple):
             + ("" if self.group_labels is None else f", group {self.group_labels[client][group]}")
             for client, group in np.argwhere(self.mask)
         ]
-        leaves = {name: leaf[:, :, self.mask] for name, leaf in named_leaves(self.draws).items()}
+        draws = variables(named_leaves(self.draws))
+        leaves = {name: leaf[:, :, self.mask] for name, leaf in draws.items()}
         dims = {name: ["group"] for name in leaves}
         return from_dict({"posterior": leaves}, dims=dims, coords={"group": names})
 
@@ -242,7 +243,7 @@ def late_round(groups: Groups, refresh: Refresh, position: ArrayTree, begin: Arr
     return Here(position, begin, refresh.init(groups, position), jnp.int32(2**31 - 1))
 
 
-@jax.jit
+@compiled
 @in_single_precision
 def _drawn(
     posterior: Posterior, data: FederatedData, draws: ArrayTree, rng_key: Array, refresh: Refresh

@@ -16,6 +16,7 @@ from fedmcmc._types import (
     Local,
     Posterior,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.data import FederatedData
@@ -157,7 +158,7 @@ def failed_searches(
     return int(failed.sum()), int(made.sum())
 
 
-@jax.jit
+@compiled
 @in_single_precision
 def _failures(local: Local, data: FederatedData, draws: ArrayTree) -> tuple[Array, Array]:
     def of_client(client: Client, position: ArrayTree) -> tuple[Array, Array]:
@@ -185,7 +186,7 @@ def _evenly(draws: ArrayTree, num: int) -> ArrayTree:
     )
 
 
-@jax.jit
+@compiled
 def _differences(terms: MarginalTerms, data: FederatedData, draws: ArrayTree) -> Array:
     finer = replace(terms, nodes=terms.nodes + MORE_NODES)
 

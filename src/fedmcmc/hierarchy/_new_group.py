@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.hierarchy._latents import groups_of, made_up_rows
 from fedmcmc.hierarchy._local_draws import (
     TOGETHER,
@@ -85,7 +85,7 @@ def new_group(
     return in_chains(_drawn(as_functions(posterior), rows, flat, as_key(rng_key), refresh), lead)
 
 
-@jax.jit
+@compiled
 @in_single_precision
 def _drawn(
     posterior: Posterior, rows: ArrayTree, draws: ArrayTree, rng_key: Array, refresh: Refresh

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import not_installed
-from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.hierarchy._latents import Groups, groups_of, modes_and_factors, solve_upper
 from fedmcmc.hierarchy._local_draws import (
@@ -108,7 +108,7 @@ class _Flat:
         return hash(_Flat)
 
 
-@jax.jit
+@compiled
 def _peaked(local: Local, data: FederatedData, position: ArrayTree) -> Array:
     """Return for which groups the rows' log likelihood has a peak, ``[num_clients, G]`` bool."""
 

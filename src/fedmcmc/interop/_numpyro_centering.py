@@ -89,7 +89,7 @@ def centering(posterior: Posterior, data: Any, position: ArrayTree) -> dict[str,
     sites: Any = {} if local is None else local.like.tree
     named = isinstance(sites, dict)
     shifted = [name for name in sites if name.endswith(DECENTERED)] if named else []
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     if not shifted or (len(shifted) == len(sites) and not _is_standard(local, position)):
         raise ValueError(
             "centering looks at local sites of a location and a scale, written as standard "

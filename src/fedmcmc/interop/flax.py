@@ -6,12 +6,11 @@ Flax is an optional dependency (the extra ``flax``), imported when it is used.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree, Posterior, Static, as_functions
+from fedmcmc._types import ArrayTree, Posterior, Static, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.interop._flax_densities import (
     LIKELIHOODS,
@@ -224,7 +223,7 @@ def _predict(
     return LIKELIHOODS[name.value].mean(setup.value.real_outputs(position, batch))
 
 
-@jax.jit
+@compiled
 def _init(setup: Static[tuple[Network, Shapes]], rng_key: Array) -> ArrayTree:
     network, shapes = setup.value
     return network.init(rng_key, shapes)

@@ -118,7 +118,7 @@ class AdjustedKernel(FederatedKernel):
                 f"{type(self).__name__} needs every client's log likelihood in every round: it has "
                 f"no cohorts, and its messages are not weighted."
             )
-        position = jax.tree.map(trees.as_float, position)
+        position = trees.as_floats(position, "position")
         if not trees.same_shapes(position, centre):
             raise ValueError(
                 f"The center must be shaped as the position, {jax.tree.map(jnp.shape, position)}, "
@@ -220,7 +220,7 @@ def as_centre(centre: Any, name: str) -> ArrayTree:
         dtype = jnp.result_type(leaf)
         if not isinstance(leaf, float) and not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"{name} must hold floats, as positions do; got {dtype}.")
-    return jax.tree.map(trees.as_float, centre)
+    return trees.as_floats(centre, "centre")
 
 
 def probability(log_ratio: Array) -> Array:

@@ -33,6 +33,7 @@ from fedmcmc._types import (
     Static,
     StepInfo,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.compression import Identity
@@ -113,11 +114,11 @@ class _First(NamedTuple):
     along: ArrayTree  # what is known of parameters that latents go along with, by kind of walk
 
 
-@jax.jit  # a start computes it outside of any program, which takes longer operation by operation
+@compiled  # a start computes it outside of any program, which takes longer operation by operation
 def _first_sums(kernel: Any, position: ArrayTree, client: Client) -> _First:
     """Return what a client says of its groups' first latents."""
     groups = groups_of(kernel.local, client)
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     first, population = kernel.first_locals(groups, position), kernel.population
     sums = sums_of(population, groups, first.latents, origin_of(population, position))
     num = jnp.sum(groups.present).astype(jnp.result_type(float))

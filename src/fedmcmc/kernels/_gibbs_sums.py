@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Federation, LatentSums, Local, Population, Posterior
+from fedmcmc._types import ArrayTree, Federation, LatentSums, Local, Population, Posterior, compiled
 from fedmcmc.hierarchy import Groups, made_up_rows
-from fedmcmc.pytrees import now, trees
+from fedmcmc.pytrees import trees
 
 ROUNDINGS = 8
 """By so many roundings of its largest value a running sum may be wrong."""
@@ -197,7 +197,7 @@ def check_population(
         lambda leaf: rng.normal(size=(num, *leaf.shape)).astype(leaf.dtype), local.like.tree
     )
     first, other = (jax.tree.map(near, position) for _ in range(2))
-    slope, priors, densities = now(_made_up_densities, local, first, other, latents, made_up)
+    slope, priors, densities = _made_up_densities.now(local, first, other, latents, made_up)
     flat = np.array(slope)
     names = trees.element_names(position)
     flat[rows_at] = 0
@@ -216,7 +216,7 @@ def check_population(
         )
 
 
-@jax.jit
+@compiled
 def _made_up_densities(
     local: Local, first: ArrayTree, other: ArrayTree, latents: ArrayTree, rows: ArrayTree
 ) -> tuple[Array, Array, Array]:

@@ -205,7 +205,7 @@ def langevin(
             participation,
             schedules.number(step_size, "step_size", minimum=0.0, strict=True),
             schedules.number(temperature, "temperature", minimum=0.0),
-            () if centre is None else jax.tree.map(trees.as_float, centre),
+            () if centre is None else trees.as_floats(centre, "centre"),
             preconditioner,
             Metric.of(metric),
             prior == "split",

@@ -17,6 +17,7 @@ from fedmcmc._types import (
     Local,
     Participation,
     Posterior,
+    compiled,
 )
 from fedmcmc.hierarchy import (
     Groups,
@@ -74,7 +75,7 @@ class LatentKernel(FederatedKernel):
             If model, position, refresh and federation do not fit together.
         """
         self.participation.check(federation.num_clients)
-        position = jax.tree.map(trees.as_float, position)
+        position = trees.as_floats(position, "position")
         check_latent_model(self.posterior, position, federation)
         self.refresh.check(self.local, position, federation.rows)
         return position
@@ -94,7 +95,7 @@ class LatentKernel(FederatedKernel):
         return self.refresh.move(groups, draws, here)
 
 
-@jax.jit  # a start computes it outside of any program, which takes longer operation by operation
+@compiled  # a start computes it outside of any program, which takes longer operation by operation
 def _first_locals(kernel: LatentKernel, position: ArrayTree, client: Client) -> Locals:
     return kernel.first_locals(latents_of(kernel.local, client), position)
 

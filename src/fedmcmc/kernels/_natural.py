@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -157,7 +156,7 @@ class Natural(FederatedKernel):
         totals: tuple[ArrayTree, ...],
     ) -> tuple[Broadcast, _Server]:
         self.participation.check(federation.num_clients)
-        position = jax.tree.map(trees.as_float, position)
+        position = trees.as_floats(position, "position")
         check = check_model if self.posterior.local is None else check_latent_model
         check(self.posterior, position, federation)
         self.inference.check(self.posterior, position, federation, self.structure)

@@ -22,6 +22,7 @@ from fedmcmc._types import (
     Posterior,
     StepInfo,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.dynamics import (
@@ -113,7 +114,7 @@ class EstimatorKernel(FederatedKernel):
                 "mean: use full participation."
             )
         self.participation.check(federation.num_clients)
-        position = jax.tree.map(trees.as_float, position)
+        position = trees.as_floats(position, "position")
         check_model(self.posterior, position, federation)
         estimator.check(position, federation)
         reference = first_reference(estimator, position)
@@ -379,7 +380,7 @@ class _Probe:
         return self.loglikelihood_fn.terms(position, client)
 
 
-@jax.jit
+@compiled
 def _called(fn: Any, *arguments: ArrayTree) -> Any:
     return fn(*arguments)
 

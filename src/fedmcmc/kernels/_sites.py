@@ -1,7 +1,6 @@
 """Gaussian sites of clients: what a client keeps, and how an optimizer moves it."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from fedmcmc._types import (
     Phase,
     Posterior,
     StepInfo,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.gaussian import Gaussian
@@ -107,7 +107,7 @@ class FirstSites(Phase):
         return jax.eval_shape(lambda x: Gaussian.uniform(x, self.structure), position)
 
 
-@partial(jax.jit, static_argnames="dense")  # a run starts before anything else is compiled
+@compiled(static_argnames=("dense",))  # a run starts before anything else is compiled
 def _expansion(
     posterior: Posterior, position: ArrayTree, client: Client, *, dense: bool
 ) -> Gaussian:

@@ -33,6 +33,34 @@ def as_float(leaf: Any) -> Array:
     return array.astype(jnp.result_type(float))
 
 
+def as_floats(tree: ArrayTree, name: str) -> ArrayTree:
+    """Return a tree of a user's numbers with `as_float` of every leaf.
+
+    Raises
+    ------
+    TypeError
+        If a leaf is text or something else that is no real number.
+
+    Examples
+    --------
+    >>> as_floats({"scale": "big"}, "position")
+    Traceback (most recent call last):
+    TypeError: position['scale'] must be a number or an array of numbers, got 'big' (str).
+    """
+
+    def one(path: Any, leaf: Any) -> Array:
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if not (jnp.issubdtype(dtype, np.bool) or jnp.issubdtype(dtype, jnp.number)):
+            place = name + jax.tree_util.keystr(path)
+            raise TypeError(
+                f"{place} must be a number or an array of numbers, got {repr(leaf)[:80]} "
+                f"({type(leaf).__name__})."
+            )
+        return as_float(leaf)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
 def strong(leaf: Any) -> Any:
     """Return an array whose type is not weak; NumPy arrays as they are."""
     return leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf, jnp.result_type(leaf))
@@ -236,6 +264,34 @@ def named_leaves(tree: ArrayTree, default: str = "theta") -> dict[str, Any]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         named[jax.tree_util.keystr(path, simple=True, separator=".") or default] = leaf
     return named
+
+
+def variables(named: dict[str, Any]) -> dict[str, Any]:
+    """Return values by names that ArviZ and xarray take for variables: "/" becomes ".".
+
+    A model in NumPyro's `scope` has sites such as ``"hospital/effect"``; a ``DataTree`` takes "/"
+    for a path. Everything that hands draws to ArviZ or Zarr calls this function.
+
+    Raises
+    ------
+    ValueError
+        If two names become one.
+
+    Examples
+    --------
+    >>> variables({"hospital/effect": 1, "scale": 2})
+    {'hospital.effect': 1, 'scale': 2}
+    """
+    renamed: dict[str, Any] = {}
+    for name, value in named.items():
+        new = name.replace("/", ".")
+        if new in renamed:
+            raise ValueError(
+                f"Two parameters would both be named {new!r} in ArviZ, which takes no '/' in names "
+                f"(of {', '.join(named)}): rename one of them."
+            )
+        renamed[new] = value
+    return renamed
 
 
 def element_names(tree: ArrayTree, places: Sequence[np.ndarray] | None = None) -> list[str]:

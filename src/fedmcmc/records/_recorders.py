@@ -10,7 +10,7 @@ import numpy as np
 from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.placement import agreed
-from fedmcmc.pytrees import named_leaves, num_bytes
+from fedmcmc.pytrees import named_leaves, num_bytes, variables
 from fedmcmc.rounds import RoundRecord
 
 CHUNK_BYTES = 2**22
@@ -192,7 +192,8 @@ def _arrays(shapes: RoundRecord, array: Any) -> RoundRecord:
     """Return ``array(group, name, shape)`` of each leaf of what a round keeps."""
 
     def group(kind: str, tree: ArrayTree) -> ArrayTree:
-        leaves = [array(kind, name, leaf) for name, leaf in named_leaves(tree).items()]
+        named = variables(named_leaves(tree))
+        leaves = [array(kind, name, leaf) for name, leaf in named.items()]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
     return RoundRecord(

@@ -12,7 +12,7 @@ from fedmcmc._checks import not_installed
 from fedmcmc._types import Absent, ArrayTree, FederatedState, WithFunctions, as_functions, mapped
 from fedmcmc.diagnostics import Diagnosis
 from fedmcmc.placement import Placement
-from fedmcmc.pytrees import named_leaves, trees
+from fedmcmc.pytrees import named_leaves, trees, variables
 from fedmcmc.reports import Page, RunFacts, run_page, table_of
 
 ONE_DEVICE = Placement()
@@ -164,7 +164,7 @@ class Samples(WithFunctions):
         if isinstance(self.constrain_fn, Absent):
             return self.computed("constrained", self.constrain_fn)
         given = jax.tree.map(np.asarray, draws)
-        found = mapped(as_functions(self.constrain_fn), given, self._num_axes())
+        found = mapped(as_functions(self.constrain_fn), given, num_axes=self._num_axes())
         return jax.tree.map(np.asarray, found)
 
     @property
@@ -225,6 +225,9 @@ class Samples(WithFunctions):
     def to_datatree(self, *, constrained: bool = True, **kwargs: Any) -> Any:
         """Return the draws as an ArviZ ``DataTree`` with dimensions ``chain`` and ``draw``.
 
+        Variables are named as parameters are, with "." for "/", which a ``DataTree`` does not take
+        (``"hospital/effect"`` in NumPyro's `scope` is ``"hospital.effect"``).
+
         Parameters
         ----------
         constrained
@@ -246,12 +249,11 @@ class Samples(WithFunctions):
         info = {name: np.asarray(values) for name, values in self.info.items()}
         # Draws of the last approximation belong to no round.
         stats = "rounds" if last else "sample_stats"
-        groups = {"posterior": named_leaves(self.constrained if constrained else draws)}
+        posterior = named_leaves(self.constrained if constrained else draws)
         if self.local is not None:
             latents = self.constrained_local if constrained else self.local
-            groups["posterior"] |= named_leaves(jax.tree.map(np.asarray, latents), "latent")
-        groups[stats] = info
-        return from_dict(groups, **kwargs)
+            posterior |= named_leaves(jax.tree.map(np.asarray, latents), "latent")
+        return from_dict({"posterior": variables(posterior), stats: info}, **kwargs)
 
     def report(self, path: str | Path) -> Path:
         """Write one self-contained HTML page, for readers who have not seen the code.

@@ -11,6 +11,7 @@ from fedmcmc._checks import not_installed
 from fedmcmc._types import ArrayTree
 from fedmcmc.diagnostics import Mixing
 from fedmcmc.diagnostics import mixing as _mixing_of
+from fedmcmc.pytrees import variables
 from fedmcmc.reports._draws import Shown, judged, shown
 
 MOST_TRACED, MOST_CHAINS, MOST_POINTS = 8, 8, 1600
@@ -216,7 +217,7 @@ def _by_arviz(name: str, found: Shown, chosen: np.ndarray, **settings: Any) -> s
     from arviz_base import from_dict
 
     # A dollar sign would begin a formula.
-    columns = {found.names[i].replace("$", r"\$"): found.values[..., i] for i in chosen}
+    columns = variables({found.names[i].replace("$", r"\$"): found.values[..., i] for i in chosen})
     finite = {name: np.where(np.isfinite(x), x, np.nan) for name, x in columns.items()}
     # Whatever a user's matplotlib shows figures in, this one is only written.
     with warnings.catch_warnings(), plt.ioff():

@@ -23,6 +23,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.data import FederatedData
@@ -176,13 +177,13 @@ class Program:
 
 
 # Never run: traced for their shapes, and jit remembers the trace.
-@jax.jit
+@compiled
 def _prepare_first(program: Program, keys: Array, state: FederatedState) -> ArrayTree:
     broadcast = jax.tree.map(lambda leaf: leaf[0], state.broadcast)
     return program.prepare(keys[0], broadcast, broadcast.round)
 
 
-@jax.jit
+@compiled
 def _run_first(program: Program, keys: Array, state: FederatedState) -> RoundRecord:
     key, first = keys[0], jax.tree.map(lambda leaf: leaf[0], state)
     prepared = program.prepare(key, first.broadcast, first.broadcast.round)
@@ -310,7 +311,7 @@ def run_rounds(
     return segment.state, Records(records.draw, records.info, segment.first_bad, segment.bits)
 
 
-@partial(jax.jit, static_argnames=("block", "capacity", "canonical"))
+@compiled(static_argnames=("block", "capacity", "canonical"))
 def run_segment(
     program: Program,
     keys: Array,

@@ -6,6 +6,7 @@ code serves a simulation and clients at real sites.
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -13,13 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Federation, as_functions
+from fedmcmc._types import (
+    ArrayTree,
+    FederatedKernel,
+    FederatedState,
+    Federation,
+    as_functions,
+    compiled,
+)
 from fedmcmc.data import FederatedData, constructor_of
 from fedmcmc.kernels import Question
 from fedmcmc.random import as_key
 from fedmcmc.records import Samples
 from fedmcmc.rounds import Arrangement, initialize, prepare_round, run_round
 from fedmcmc.runs._sample import sample
+from fedmcmc.storage import Answer, answers_of_program, digest_of_call, digest_of_rows
 from fedmcmc.transforms import counts_of, with_counts
 
 CLIENTS_AT_A_TIME = 16
@@ -121,6 +130,12 @@ class SimulatedConsortium:
             kernel = as_functions(self._transform(kernel))
         key, arrangement = self._rng_key, self._arrangement
         state = initialize(kernel, key, content, self.data, arrangement)
+        answers, digest = answers_of_program(), ""
+        if answers is not None:
+            digest, like = self._digest(kernel, state)
+            if (kept := answers.read(digest, like)) is not None:
+                self._num_rounds += kept.numbers["rounds"]
+                return Sum(jax.tree.map(jnp.asarray, kept.value), **kept.numbers)
         up = down = 0.0
         for tries in range(1, MOST_TRIES + 1):
             number = jnp.asarray(self._num_rounds, jnp.int32)
@@ -130,11 +145,24 @@ class SimulatedConsortium:
             up, down = up + float(bits[0]), down + float(bits[1])
             check_fits_sum(question, state.server)
             if answered.whole:
-                return Sum(answered.value, tries, up, down)
+                numbers: dict[str, Any] = {"rounds": tries, "bits_up": up, "bits_down": down}
+                if answers is not None:
+                    answers.write(digest, Answer(answered.value, numbers))
+                return Sum(answered.value, **numbers)
         raise RuntimeError(
             f"In none of {MOST_TRIES} rounds did all {self.data.num_clients} clients answer; a sum "
             f"without one of them would be that of another posterior."
         )
+
+    def _digest(self, kernel: FederatedKernel, state: FederatedState) -> tuple[str, ArrayTree]:
+        """Return a digest of a question before its first round, and the shapes of its answer."""
+        traced = _round.trace(kernel, self.data, self._arrangement, state, self._rng_key)
+        parts = (kernel, state, self._num_rounds, self._rng_key, self._digest_of_rows)
+        return digest_of_call(traced.jaxpr, *parts), traced.out_info[1].value
+
+    @cached_property
+    def _digest_of_rows(self) -> str:
+        return digest_of_rows(self.data)
 
     def sample(self, rng_key: Array, kernel: FederatedKernel, *args: Any, **kwargs: Any) -> Samples:
         """Run a kernel on these clients: `fedmcmc.sample` with their rows."""
@@ -205,7 +233,7 @@ def as_consortium(data: Any) -> Consortium:
     )
 
 
-@jax.jit
+@compiled
 def _round(
     kernel: FederatedKernel,
     data: FederatedData,

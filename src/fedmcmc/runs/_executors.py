@@ -7,7 +7,6 @@ of a placement.
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, Participation, compiled
 from fedmcmc.placement import HostStore, Placed, on_host, on_words, put, read, several, write
 from fedmcmc.pytrees import trees
 from fedmcmc.random import cohort_key
@@ -377,7 +376,7 @@ class Elsewhere(Protocol):
         ...
 
 
-@partial(jax.jit, static_argnames=("num_rounds", "num_clients"))
+@compiled(static_argnames=("num_rounds", "num_clients"))
 def _cohorts_of(
     participation: Participation, keys: Array, at: Array, *, num_rounds: int, num_clients: int
 ) -> Array:

@@ -31,6 +31,7 @@ from fedmcmc.rounds import (
 )
 from fedmcmc.runs._executors import Executor, RunHalted, Work
 from fedmcmc.runs._growth import start_of
+from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._pace import pace_of
 from fedmcmc.runs._watch import (
     NonFiniteError,
@@ -101,6 +102,7 @@ class Run:
             self.pace = self.pace._replace(longest=min(self.pace.longest, executor.longest))
         self.recorder = self._recorder(shapes)
         self.saver: Saver | None = None
+        self.messages = settings.warnings
         broadcast = executor.to_host(state.broadcast)
         self.first, self.start = int(broadcast.round[0]), start_of(self.kernel, broadcast)
         self.keep_from = self.first + settings.num_burnin
@@ -124,7 +126,7 @@ class Run:
         resume = own and checkpoint is not None and checkpoint.exists
         return ZarrRecorder(Path(path), shapes, len(self.keys), resume=resume, replace=own)
 
-    def go(self, bar: Any) -> Samples:
+    def go(self, bar: Any, interrupts: Interrupts) -> Samples:
         """Run all rounds and return what was kept."""
         shared, end = self.executor.shared, self.first + self.settings.num_rounds
         self._resume(end)
@@ -133,7 +135,8 @@ class Run:
         # Other processes may be elsewhere after an error, and would be waited for for ever.
         all_are_here = not shared
         try:
-            self._advance(end, bar)
+            with interrupts.allowed():
+                self._advance(end, bar, interrupts)
             all_are_here = True
         except NonFiniteError:
             all_are_here = True
@@ -164,7 +167,7 @@ class Run:
     def _finished(self, *, interrupted: bool) -> Samples:
         """Return what was kept, and warn of what a user might not see in it."""
         until, progress = self.settings.until, self.progress
-        messages = self.settings.warnings
+        messages = self.messages
         if interrupted:
             messages += warn(
                 f"Interrupted in or after round {progress.round}; returning what was kept before. "
@@ -221,10 +224,28 @@ class Run:
                 f"The checkpoint in {checkpoint.directory} is at round {saved.round}, behind the "
                 f"{end} rounds that are asked for. {checkpoint.advice}"
             )
+        self._warn_of_resuming(self.saver, saved.round, end)
         self.progress = saved._replace(
             state=executor.lay_out(saved.state),
             accumulator_states=executor.lay_out_chains(saved.accumulator_states),
         )
+
+    def _warn_of_resuming(self, saver: Saver, round_: int, end: int) -> None:
+        """Warn where what follows, or what is returned, is not that of an uninterrupted run."""
+        if round_ < end and (changed := saver.changed_versions):
+            self.messages += warn(
+                f"The checkpoint in {saver.directory} was written with {changed}: draws from round "
+                f"{round_} on may differ from those of an uninterrupted run.",
+                depth=6,
+            )
+        for lost in saver.lost:
+            first, last = self._round_of(lost.first), self._round_of(lost.last) - 1
+            self.messages += warn(
+                f"{lost.damage} The draws of rounds {first} to {last} are lost, and the run "
+                f"continues without them: put back a copy of that file, or delete "
+                f"{saver.directory} to run all rounds again.",
+                depth=6,
+            )
 
     def _save(self, *, at_end: bool) -> None:
         """Write a checkpoint of where the run is; before its end, while it goes on."""
@@ -247,7 +268,7 @@ class Run:
     def _round_of(self, num_draws: int) -> int:
         return self.keep_from + num_draws * self.settings.thinning
 
-    def _advance(self, end: int, bar: Any) -> None:
+    def _advance(self, end: int, bar: Any, interrupts: Interrupts) -> None:
         """Run rounds up to `end`."""
         until, saver = self.settings.until, self.saver
         budget = BUFFER_BYTES // max(num_bytes(self.recorder.shapes) * len(self.keys), 1)
@@ -260,6 +281,7 @@ class Run:
         length = self.pace.block
         asked = 0 if until is None else self._next_check(until, end)
         while self.progress.round < end and not self.progress.stopped.get("reached"):
+            interrupts.check()
             at = self.progress.round
             stop = min(self.pace.end_of(at, length), end)
             if capacity:

@@ -21,6 +21,7 @@ from fedmcmc.random import as_key
 from fedmcmc.records import Record, Samples
 from fedmcmc.rounds import Collect, RoundInfo
 from fedmcmc.runs._executors import Elsewhere
+from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._run import Run, Settings
 from fedmcmc.runs._starts import begin, check_counts, check_data
 from fedmcmc.runs._unjudged import missing_target, with_reason
@@ -188,7 +189,7 @@ def sample(
     if until is not None and (record.draws_to is not None or not record.keep_draws):
         raise ValueError("until= needs the draws in memory: remove draws_to= or keep_draws=False.")
     # Before anything on a disk is touched.
-    with owned(checkpoint):
+    with Interrupts() as interrupts, owned(checkpoint):
         replaces_files = (
             checkpoint is not None
             and is_first()
@@ -240,23 +241,29 @@ def sample(
         where = str(run.chosen_placement())
         bar = tqdm(total=most, unit="round", desc=where, disable=not progress)
         with bar, without_resumable():
-            samples = run.go(bar)
-    if samples.local is not None and isinstance(data, FederatedData):
-        samples = replace(samples, local_mask=data.group_mask)
-    samples = finished(
-        samples,
-        kernel,
-        keys,
-        data,
-        start=run.start,
-        positions=collect is None,
-        hands_on_interrupts=settings.hands_on_interrupts,
-    )
-    samples = with_reason(samples, kernel, positions=collect is None)
-    if collect is None and (missing := missing_target(samples.draws, kernel)):
-        told = warn(missing, depth=3, category=DiagnosisWarning)
-        samples = replace(samples, warnings=samples.warnings + told)
-    return samples
+            samples = run.go(bar, interrupts)
+        if samples.local is not None and isinstance(data, FederatedData):
+            samples = replace(samples, local_mask=data.group_mask)
+        samples = finished(
+            samples,
+            kernel,
+            keys,
+            data,
+            start=run.start,
+            positions=collect is None,
+            interrupts=interrupts,
+            hands_on_interrupts=settings.hands_on_interrupts,
+        )
+        samples = with_reason(samples, kernel, positions=collect is None)
+        if collect is None and (missing := missing_target(samples.draws, kernel)):
+            told = warn(missing, depth=3, category=DiagnosisWarning)
+            samples = replace(samples, warnings=samples.warnings + told)
+        if interrupts.num_held:
+            if settings.hands_on_interrupts or executor.shared:
+                raise KeyboardInterrupt
+            told = warn("Interrupted while the run ended; returning all that was kept.", depth=3)
+            samples = replace(samples, warnings=samples.warnings + told)
+        return samples
 
 
 def _who_and_what(kernel: FederatedKernel, data: Any) -> dict[str, str]:

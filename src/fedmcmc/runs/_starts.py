@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import ClientLoader, FederatedData, constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.placement import Placement, combined, is_first, place
@@ -120,7 +120,7 @@ def _mapped(
 
 
 # One program: operation by operation, some starts took longer to compile than the rounds.
-_together = jax.jit(_mapped)
+_together = compiled(_mapped)
 
 
 def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]:
@@ -132,12 +132,14 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
             raise TypeError(f"position must hold numbers, got the text {leaf!r}.")
     position_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
     if callable(position):
-        positions = jax.vmap(position)(position_keys)
+        positions = jax.vmap(lambda key: trees.as_floats(position(key), "position(rng_key)"))(
+            position_keys
+        )
     else:
         positions = jax.tree.map(
-            lambda x: jnp.broadcast_to(jnp.asarray(x), (len(keys), *jnp.shape(x))), position
+            lambda x: jnp.broadcast_to(x, (len(keys), *jnp.shape(x))),
+            trees.as_floats(position, "position"),
         )
-    positions = jax.tree.map(trees.as_float, positions)
     if not bool(trees.all_finite(positions)):
         raise ValueError("The start position holds NaN or infinite values.")
     return init_keys, positions

@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, Broadcast, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import FederatedData, group_name, labels_of
 from fedmcmc.diagnostics import (
     Diagnosis,
@@ -26,6 +25,7 @@ from fedmcmc.random import final_key
 from fedmcmc.records import Samples
 from fedmcmc.runs._approximations import counted_again, fields, restless
 from fedmcmc.runs._growth import Start, growth
+from fedmcmc.runs._interrupts import Interrupts
 from fedmcmc.runs._unjudged import why_not_judged
 from fedmcmc.transforms import counts_of
 
@@ -93,13 +93,13 @@ def with_final_draws(
     num = max(samples.num_draws, min(FINAL_DRAWS, FINAL_BYTES // max(one, 1)))
     judged = min(JUDGED_DRAWS // samples.num_chains, JUDGED_BYTES // max(one, 1))
     state = samples.state._replace(clients=())
-    drawn = _draw(kernel, keys, state, max(num, judged) if weighed else num)
+    drawn = _draw(kernel, keys, state, num=max(num, judged) if weighed else num)
     drawn = jax.tree.map(np.asarray, drawn)
     return replace(samples, final_draws=jax.tree.map(lambda x: x[:, :num], drawn)), drawn
 
 
-@partial(jax.jit, static_argnames="num")
-def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, num: int) -> ArrayTree:
+@compiled(static_argnames=("num",))
+def _draw(kernel: FederatedKernel, keys: Array, state: FederatedState, *, num: int) -> ArrayTree:
     def one(key: Array, index: Array, chain: FederatedState) -> ArrayTree:
         position = kernel.draw(jax.random.fold_in(final_key(key), index), chain)
         return position if kernel.position_fn is None else kernel.position_fn(position)
@@ -167,6 +167,7 @@ def finished(
     *,
     start: Start,
     positions: bool,
+    interrupts: Interrupts,
     hands_on_interrupts: bool,
 ) -> Samples:
     """Return samples with draws of a last approximation, and a diagnosis of their draws.
@@ -190,9 +191,10 @@ def finished(
         if not positions:
             return replace(samples, warnings=messages)
         weighed = isinstance(data, FederatedData) and not silenced()
-        samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
-        draws = samples.draws if samples.final_draws is None else samples.final_draws
-        found = judge(draws, kernel, data, approximation)
+        with interrupts.allowed():
+            samples, approximation = with_final_draws(samples, kernel, keys, weighed=weighed)
+            draws = samples.draws if samples.final_draws is None else samples.final_draws
+            found = judge(draws, kernel, data, approximation)
     except Warning:
         raise  # as the user's filters ask for
     except (Exception, KeyboardInterrupt) as error:

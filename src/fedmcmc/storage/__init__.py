@@ -2,12 +2,14 @@
 
 A checkpoint is a manifest and the parts that it names, in a directory with one owner at a time.
 `_checkpoints` holds the user's objects, `Checkpoint` for one run and `resumable` for programs of
-many calls; `_saving` writes a checkpoint and reads it again, `_files` its files; `_owner` locks the
-directory; `_identity` computes the identity of a run. The room imports data, rounds, streaming,
-placement and records, and no run.
+many calls; `_answers` keeps answers to questions; `_saving` writes a checkpoint and reads it again,
+`_files` its files; `_owner` locks the directory; `_identity` computes the identity of a run. The
+room imports data, rounds, streaming, placement and records, and no run.
 """
 
+from fedmcmc.storage._answers import Answer as Answer
 from fedmcmc.storage._checkpoints import Checkpoint as Checkpoint
+from fedmcmc.storage._checkpoints import answers_of_program as answers_of_program
 from fedmcmc.storage._checkpoints import checkpoint_of_call as checkpoint_of_call
 from fedmcmc.storage._checkpoints import ending_programs as ending_programs
 from fedmcmc.storage._checkpoints import hands_on_interrupts as hands_on_interrupts
@@ -17,6 +19,7 @@ from fedmcmc.storage._files import CheckpointError as CheckpointError
 from fedmcmc.storage._files import versions as versions
 from fedmcmc.storage._files import write_whole as write_whole
 from fedmcmc.storage._identity import describe as describe
+from fedmcmc.storage._identity import digest_of_call as digest_of_call
 from fedmcmc.storage._identity import digest_of_rows as digest_of_rows
 from fedmcmc.storage._identity import fingerprint as fingerprint
 from fedmcmc.storage._owner import owned as owned

@@ -6,9 +6,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from fedmcmc._checks import positive_integer
+from fedmcmc.storage._answers import Answers
 from fedmcmc.storage._files import (
     BEFORE,
     RUN,
@@ -140,8 +141,14 @@ class _OfCall(Checkpoint):
         )
 
 
-_CALLS: ContextVar[Iterator[Checkpoint] | None] = ContextVar("fedmcmc_resumable", default=None)
-"""The checkpoints of the next calls in `resumable`."""
+class _Program(NamedTuple):
+    """What a program in `resumable` keeps."""
+
+    checkpoints: Iterator[Checkpoint]  # of the next calls of `sample`
+    answers: Answers
+
+
+_PROGRAM: ContextVar[_Program | None] = ContextVar("fedmcmc_resumable", default=None)
 _ENDING: ContextVar[bool] = ContextVar("fedmcmc_ending_programs", default=False)
 
 
@@ -161,13 +168,18 @@ def resumable(
     every_rounds: int | None = None,
     every_seconds: float | None = None,
 ) -> Iterator[None]:
-    """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint of its own.
+    """Give every call of `fedmcmc.sample` in a ``with`` block a checkpoint, and keep answers.
 
     If the program is killed, start it again with the same command. Finished calls are then read
     back from ``directory/0001``, ``directory/0002``, ...; the call that was killed goes on from
     its checkpoint; later calls start. Each returns what it would have returned in an uninterrupted
     program, to the last bit. The calls must come in the same order: a call that finds the
     checkpoint of another one is refused.
+
+    The sums of clients' answers to questions, which `fedmcmc.fit`, `fedmcmc.correct` and others
+    ask, are kept in ``directory/answers``. An interrupted fit therefore asks only what it had not
+    asked, and its chains are calls of `sample`. An answer is read back only for the same question,
+    model, rows and versions of software. Consortia of real sites do not use this directory.
 
     Three kinds of calls get no checkpoint here and are not counted: those with a `checkpoint` of
     their own, those made within another call (by a rule of `until`), and those in other threads.
@@ -215,14 +227,22 @@ def resumable(
     """
     first = _OfCall(directory, every_rounds, every_seconds)
     calls = (replace(first, directory=Path(directory) / f"{call:04d}") for call in count(1))
-    with _having(_CALLS, calls):
+    with _having(_PROGRAM, _Program(calls, Answers(Path(directory) / "answers"))):
         yield
 
 
 def checkpoint_of_call(checkpoint: Checkpoint | None) -> Checkpoint | None:
     """Return the `checkpoint` argument of a call, or else the one of its place in `resumable`."""
-    calls = _CALLS.get()
-    return next(calls) if checkpoint is None and calls is not None else checkpoint
+    program = _PROGRAM.get()
+    if checkpoint is None and program is not None:
+        return next(program.checkpoints)
+    return checkpoint
+
+
+def answers_of_program() -> Answers | None:
+    """Return the answers that the program in `resumable` keeps, ``None`` outside of one."""
+    program = _PROGRAM.get()
+    return None if program is None else program.answers
 
 
 def without_resumable() -> AbstractContextManager[None]:
@@ -231,7 +251,7 @@ def without_resumable() -> AbstractContextManager[None]:
     Nested calls of `sample` get no checkpoint, because their number depends on where the run was
     interrupted.
     """
-    return _having(_CALLS, None)
+    return _having(_PROGRAM, None)
 
 
 def ending_programs() -> AbstractContextManager[None]:

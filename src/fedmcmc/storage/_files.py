@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -86,14 +86,18 @@ def read_record(path: Path) -> dict[str, Any]:
         raise DamagedFileError(f"{path} cannot be read ({error.strerror}).") from error
     except ValueError as error:  # no JSON, or no text
         raise DamagedFileError(f"{path} is damaged ({error}).") from error
-    checksum = record.pop(CHECKSUM, None) if isinstance(record, dict) else None
+    if not isinstance(record, dict) or "format" not in record:
+        raise DamagedFileError(f"{path} is damaged (it holds no record of fedmcmc).")
+    checksum = record.pop(CHECKSUM, None)
     if checksum is not None and checksum != _checksum_of_record(record):
         raise DamagedFileError(f"{path} is damaged (its checksum is not that of what it holds).")
-    if checksum is None or record.pop("format") != FORMAT:
+    if record.pop("format") != FORMAT:
         raise CheckpointError(
             f"{path} was written by another version of fedmcmc, in a format that this version does "
             f"not read: finish the run with that version, or delete {path.parent} to start anew."
         )
+    if checksum is None:
+        raise DamagedFileError(f"{path} is damaged (it has no checksum).")
     return record
 
 
@@ -213,6 +217,8 @@ class Manifest:
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         record = read_record(path)
+        if missing := [field.name for field in fields(cls) if field.name not in record]:
+            raise DamagedFileError(f"{path} is damaged (it lacks {', '.join(missing)}).")
         draws = tuple(Part(*part) for part in record.pop("draws"))
         return cls(draws=draws, state=Part(*record.pop("state")), **record)
 

@@ -22,6 +22,7 @@ from fedmcmc.data import FederatedData
 from fedmcmc.placement import combined
 from fedmcmc.pytrees import is_key, schedules
 from fedmcmc.rounds import Accumulators, Program
+from fedmcmc.storage._files import versions
 from fedmcmc.streaming import Accumulator
 
 SCHEDULED_ROUNDS = 64
@@ -130,6 +131,18 @@ def digest_of_rows(data: FederatedData, clients: np.ndarray | None = None) -> st
         rows = _digest(data.client_rows(int(client)))
         words[client] = np.frombuffer(bytes.fromhex(rows), np.uint32)
     return _digest((combined(words), np.asarray(data.size)))
+
+
+def digest_of_call(jaxpr: Any, *others: ArrayTree) -> str:
+    """Return the digest of a traced call: its program, its arguments, and versions of software.
+
+    `others` are the arguments, with digests in place of large ones.
+    """
+    arrays = jax.tree.map(
+        lambda x: np.frombuffer(x.encode(), np.uint8) if isinstance(x, str) else x, others
+    )
+    parts = (_digest_of_program(jaxpr), _digest(arrays), *versions().values())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def _digest_of_accumulator(accumulator: Accumulator, state: ArrayTree, draw: ArrayTree) -> str:

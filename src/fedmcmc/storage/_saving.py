@@ -39,6 +39,14 @@ class Progress(NamedTuple):
     stopped: dict[str, Any]
 
 
+class LostDraws(NamedTuple):
+    """Draws of a part that is damaged: per chain those with numbers ``[first, last)``."""
+
+    first: int
+    last: int
+    damage: str
+
+
 class Saver:
     """Writes and reads the checkpoints of one run.
 
@@ -65,6 +73,7 @@ class Saver:
         self.manifest: Manifest | None = None  # the last that is known to be on the disk
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[Manifest] | None = None
+        self.lost: tuple[LostDraws, ...] = ()
         self.last_round, self.last_time = -1, time.monotonic()
         self.num_skipped = 0
         seconds = checkpoint.every_seconds
@@ -74,7 +83,9 @@ class Saver:
         """Return where the run was; ``None`` without a checkpoint.
 
         `like` is the state and those of the accumulators, in structure and types. Where a file of
-        the last checkpoint is damaged, the run goes on from the one before, with a warning.
+        the last checkpoint is damaged, the run goes on from the one before, with a warning. Where
+        that cannot be used either, and the damage is to draws alone, the run goes on without these
+        draws, which are then in `lost`.
 
         Raises
         ------
@@ -83,28 +94,30 @@ class Saver:
         """
         if not self.checkpoint.exists:
             return None
-        try:
-            progress = self._read(RUN, recorder, like)
-            self.last_round = progress.round
-            return progress
-        except DamagedFileError as error:
-            damage = error
-        try:
-            progress = self._read(BEFORE, recorder, like)
-        except DamagedFileError as second:
+        damages = []
+        for name, may_lose in ((RUN, False), (BEFORE, False), (RUN, True), (BEFORE, True)):
+            try:
+                progress = self._read(name, recorder, like, may_lose=may_lose)
+                break
+            except DamagedFileError as error:
+                damages.append(error)
+        else:
             raise CheckpointError(
-                f"{damage} The checkpoint before cannot be used either: {second} Put back a copy "
-                f"of these files, or delete {self.directory} to start anew."
-            ) from second
-        warnings.warn(
-            f"{damage} The run goes on from the checkpoint before, of round {progress.round}; "
-            "later rounds are computed again.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+                f"{damages[0]} The checkpoint before cannot be used either: {damages[1]} Put back "
+                f"a copy of these files, or delete {self.directory} to start anew."
+            ) from damages[1]
+        if name == RUN:
+            self.last_round = progress.round
+        else:
+            warnings.warn(
+                f"{damages[0]} The run goes on from the checkpoint before, of round "
+                f"{progress.round}; later rounds are computed again.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
         return progress
 
-    def _read(self, name: str, recorder: Recorder, like: ArrayTree) -> Progress:
+    def _read(self, name: str, recorder: Recorder, like: ArrayTree, *, may_lose: bool) -> Progress:
         path = self.directory / name
         manifest = Manifest.read(path)
         different = differences(manifest.identity, self.identity)
@@ -122,14 +135,30 @@ class Saver:
                 f"{path} is damaged (it says round {manifest.round}, the state in "
                 f"{manifest.state.name} is of round {', '.join(map(str, rounds))})."
             )
-        parts = [
-            read_part(self.directory, part, self.run, recorder.shapes) for part in manifest.draws
-        ]
+        parts, lost, num = [], [], manifest.num_stored
+        for part in manifest.draws:
+            try:
+                parts.append(read_part(self.directory, part, self.run, recorder.shapes))
+            except DamagedFileError as error:
+                if not may_lose or manifest.num_stored:  # a store has no gaps
+                    raise
+                lost.append(LostDraws(num, num + part.num_draws, str(error)))
+            num += part.num_draws
         draws = Draws(manifest.num_stored, tuple(parts))
         recorder.check(draws)
-        self.manifest = manifest
+        self.manifest, self.lost = manifest, tuple(lost)
         totals = {name: np.asarray(x, np.int64) for name, x in manifest.totals.items()}
         return Progress(manifest.round, state, accumulator_states, totals, draws, manifest.stopped)
+
+    @property
+    def num_lost(self) -> int:
+        """Draws per chain that are lost."""
+        return sum(draws.last - draws.first for draws in self.lost)
+
+    @property
+    def changed_versions(self) -> str:
+        """Which versions of software are others than those that wrote the checkpoint, if any."""
+        return "" if self.manifest is None else changed_versions(self.manifest)
 
     def stop_before(self, at: int) -> int | None:
         """Return the next round after which a checkpoint is due, if rounds decide."""
@@ -190,7 +219,8 @@ class Saver:
         parts: tuple[Part, ...] = ()
         if before is not None and before.num_stored == draws.num_stored:
             parts = before.draws
-        num_saved = draws.num_stored + sum(part.num_draws for part in parts)
+        # A damaged part stays in the manifest: a copy of it can still be put back.
+        num_saved = draws.num_stored + sum(part.num_draws for part in parts) - self.num_lost
         if draws.num_draws > num_saved:
             parts += (part("draws", draws.after(num_saved), draws.num_draws - num_saved),)
         manifest = Manifest(
@@ -198,7 +228,7 @@ class Saver:
             versions=versions(),
             first=self.first,
             round=progress.round,
-            num_draws=draws.num_draws,
+            num_draws=draws.num_draws + self.num_lost,
             draws=parts,
             state=part("state", (progress.state, progress.accumulator_states)),
             totals={name: total.tolist() for name, total in progress.totals.items()},

@@ -6,7 +6,7 @@ import jax
 from jax import Array
 from jax.tree_util import Partial
 
-from fedmcmc._types import ArrayTree
+from fedmcmc._types import ArrayTree, compiled
 from fedmcmc.data import FederatedData, fold
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.pytrees import trees
@@ -76,11 +76,11 @@ def analytic(
     remedies = (
         "taylor(posterior, data, centre) needs no proper likelihood, nor does check='ignore'."
     )
-    checks.complain(check, "analytic", describe, measured, data, remedies)
+    checks.complain(check, "analytic", describe, (*measured,), data, remedies)
     return with_labels(fitted, data)
 
 
-@jax.jit
+@compiled
 def _fit(
     statistics_fn: Callable[..., ArrayTree],
     gaussian_fn: Callable[..., Gaussian],

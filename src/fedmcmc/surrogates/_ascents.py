@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from jax import Array
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
-from fedmcmc._types import ArrayTree, Posterior
+from fedmcmc._types import ArrayTree, Posterior, compiled
 from fedmcmc.gradients import minus_hessian
 from fedmcmc.kernels import Expanded, Points, expansions
 from fedmcmc.pytrees import trees
@@ -57,9 +56,9 @@ class Ledger:
         self.up, self.down = self.up + bits_up, self.down + bits_down
 
 
-@partial(jax.jit, static_argnames=("structure",))
+@compiled(static_argnames=("structure",))
 def expanded_prior(
-    posterior: Posterior, points: ArrayTree, centre: ArrayTree, structure: str
+    posterior: Posterior, points: ArrayTree, centre: ArrayTree, *, structure: str
 ) -> tuple[Array, Array, ArrayTree]:
     """Return the log prior relative to the center, gradients and minus Hessians."""
     at_centre = posterior.logprior_fn(centre)
@@ -142,7 +141,7 @@ class Objective:
             jnp.asarray(points, trees.ravel(self.centre).dtype)
         )
         answer: Expanded = self.ledger.ask(self.question, Points(at, self.centre))
-        prior = expanded_prior(self.posterior, at, self.centre, self.structure)
+        prior = expanded_prior(self.posterior, at, self.centre, structure=self.structure)
         value = -(np.asarray(prior[0], np.float64) + np.asarray(answer.value, np.float64))
         value = value + self.at_centre
         gradient = -(np.asarray(prior[1], np.float64) + np.asarray(answer.gradient, np.float64))

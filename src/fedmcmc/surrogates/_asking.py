@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Federation, as_functions
+from fedmcmc._types import ArrayTree, Federation, as_functions, compiled
 from fedmcmc.data import FederatedData, labels_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_gaussian
@@ -87,7 +87,7 @@ def summing(data: Any) -> Consortium:
     return PooledRows(data) if isinstance(data, FederatedData) else as_consortium(data)
 
 
-@jax.jit
+@compiled
 def _of_all_rows(question: Question, data: FederatedData, content: ArrayTree) -> ArrayTree:
     return question.answer(content, data.pooled(groups=True).client(0))
 
@@ -107,7 +107,7 @@ def answers(question: Separate, data: Any, content: ArrayTree, *, rows_cost: int
     return as_consortium(data).ask(question, content).value.value
 
 
-@partial(jax.jit, static_argnames="cost")
+@compiled(static_argnames=("cost",))
 def _computed(question: Separate, data: FederatedData, content: ArrayTree, *, cost: int) -> Any:
     @in_single_precision
     def one(index: Array) -> ArrayTree:

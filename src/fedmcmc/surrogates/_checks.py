@@ -59,7 +59,7 @@ def start_position(rng_key: Array, posterior: Posterior, position: ArrayTree) ->
                 "This posterior has no init_fn that would say where to start: pass position=."
             )
         position = posterior.init_fn(rng_key)
-    return jax.tree.map(trees.as_float, position)
+    return trees.as_floats(position, "position")
 
 
 def fraction(prior_fraction: Any) -> Any:

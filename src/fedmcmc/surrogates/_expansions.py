@@ -85,7 +85,7 @@ def taylor(
     ([4.0, 8.0], [4.0, 0.0])
     """
     checks.choices(check, structure)
-    centre = jax.tree.map(trees.as_float, centre)
+    centre = trees.as_floats(centre, "centre")
     federation = federation_of(data)
     question = CommonExpansions(
         checks.densities(posterior), structure, num_clients=federation.num_clients
@@ -326,7 +326,7 @@ def mode(
     0.5
     """
     max_steps = checks.integer("max_steps", max_steps, 1)
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     flat = trees.ravel(position)
     by_newton = flat.shape[0] <= NEWTON_DIMENSIONS
     ledger = Ledger(summing(data))

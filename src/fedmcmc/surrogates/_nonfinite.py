@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Client, Local, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData, values_of
 from fedmcmc.gradients import row_size
 from fedmcmc.kernels import BELOW, Evaluations, Expansions, Points
@@ -196,7 +196,7 @@ def _num_used(positions: ArrayTree) -> int:
     return min(MAX_POSITIONS, jax.tree.leaves(positions)[0].shape[0])
 
 
-@jax.jit
+@compiled
 def _flags(posterior: Posterior, positions: ArrayTree, rows: ArrayTree) -> Array:
     """Return for each row whether value, or derivatives, are finite nowhere, ``[num_rows]``."""
     local = _local_of(posterior)

@@ -1,6 +1,5 @@
 """Surrogates with the moments of local Langevin samples."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Posterior
+from fedmcmc._types import ArrayTree, Broadcast, Client, GradientEstimator, Posterior, compiled
 from fedmcmc.data import CHUNK_ROWS, FederatedData
 from fedmcmc.dynamics import overdamped_langevin
 from fedmcmc.gaussian import Gaussian
@@ -229,7 +228,7 @@ def _add_samples(moments: Moments, samples: Array, is_kept: Array) -> Moments:
     )
 
 
-@partial(jax.jit, static_argnames=("chain", "structure"))
+@compiled(static_argnames=("chain", "structure"))
 def _fit(
     posterior: Posterior,
     estimator: GradientEstimator,
@@ -238,7 +237,7 @@ def _fit(
     rng_key: Array,
     step_size: Array,
     prior_fraction: Array | None,
-    shrinkage: Array | None,
+    shrinkage: float | Array | None,
     *,
     chain: Chain,
     structure: str,
@@ -286,7 +285,7 @@ def _fit(
 
 
 def _regularized_inverse(
-    covariance: Array, num: Array, shrinkage: Array | None
+    covariance: Array, num: Array, shrinkage: float | Array | None
 ) -> tuple[Array, Array]:
     """Invert a covariance of `num` samples, regularized if it is singular; return the amount."""
     scale, values, vectors = checks.scaled_eigen(covariance)

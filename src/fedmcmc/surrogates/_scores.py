@@ -49,7 +49,7 @@ def score_covariance(posterior: Posterior, data: Any, position: ArrayTree) -> Ar
     >>> surrogates.score_covariance(posterior, data, jnp.array(0.0)).ravel().tolist()
     [1.0, 0.0]
     """
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     question = ScoreCovariances(
         checks.densities(posterior), num_clients=federation_of(data).num_clients
     )

@@ -18,6 +18,7 @@ from fedmcmc._types import (
     Federation,
     Posterior,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.gaussian import Gaussian
@@ -400,7 +401,7 @@ class Falls(Question):
         check_model(self.posterior, content[0], federation)
 
 
-@jax.jit
+@compiled
 def _falls_of_prior(posterior: Posterior, affine: _Affine) -> Array:
     @jax.jit
     def falls(affine: _Affine) -> Array:
@@ -432,7 +433,7 @@ def _least_curvatures(
     """Return the least curvature of any direction `PROBE` sds from the mode, ``[2, d]``."""
     points, centre = _probes(affine), affine.unravel(affine.center)
     asked = consortium.ask(expansions(posterior), Points(points, centre)).value
-    of_prior = expanded_prior(posterior, points, centre, "dense")[2]
+    of_prior = expanded_prior(posterior, points, centre, structure="dense")[2]
     precision = symmetric(np.asarray(asked.curvature, np.float64), size)
     factor = np.asarray(affine.factor, np.float64)
     whitened = factor.T @ (precision + np.asarray(of_prior, np.float64)) @ factor

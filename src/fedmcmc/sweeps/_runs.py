@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import FederatedData
-from fedmcmc.pytrees import is_key, named_leaves, num_bytes, trees
+from fedmcmc.pytrees import is_key, named_leaves, num_bytes, trees, variables
 from fedmcmc.rounds import (
     PREPARED_BYTES,
     TOGETHER,
@@ -154,7 +154,7 @@ class Results:
             if not all(name in info for info in reports):
                 # Kernels differ in what they report (lost clients): NaN where they do not.
                 self.info[name] = np.full_like(leaf, np.nan, _type_with_nan(leaf))
-        taken = [*named_leaves(self.draws), *self.info, *TOTALS]
+        taken = [*variables(named_leaves(self.draws)), *self.info, *TOTALS]
         for name in {*grid, "seed", "chain", "draw"}.intersection(taken):
             raise ValueError(
                 f"{name} names both a coordinate (a setting of the grid, seed, chain or draw) and "
@@ -219,7 +219,7 @@ class Results:
             leaf = leaf.reshape(*sizes, *leaf.shape[1:])
             kept[name] = (*dims[: leaf.ndim], *event), leaf
 
-        for name, leaf in (named_leaves(draws) | self.info).items():
+        for name, leaf in (variables(named_leaves(draws)) | self.info).items():
             add(name, leaf, there)
         totals = (self.first_bad, self.num_rounds, self.bits[..., 0], self.bits[..., 1])
         for name, leaf in zip(TOTALS, totals, strict=True):
@@ -300,7 +300,7 @@ def _run_part(
         state, at = segment.state, stop
 
 
-@partial(jax.jit, static_argnames=("axes", "block", "capacity", "canonical"))
+@compiled(static_argnames=("axes", "block", "capacity", "canonical"))
 def _run_points(
     program: Program,
     keys: Array,

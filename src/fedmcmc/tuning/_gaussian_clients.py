@@ -28,6 +28,7 @@ from fedmcmc._types import (
     Posterior,
     Shapes,
     as_functions,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.data import FederatedData
@@ -307,7 +308,7 @@ def _mode(
     return unravel(x), prior
 
 
-@jax.jit
+@compiled
 def _expand(posterior: Posterior, like: ArrayTree, x: Array) -> tuple[Array, Array]:
     """Return the natural parameters of the prior's expansion to second order at `x`."""
 

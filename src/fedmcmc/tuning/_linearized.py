@@ -19,6 +19,7 @@ from fedmcmc._types import (
     FederatedKernel,
     FederatedState,
     Participation,
+    compiled,
     register_dataclass,
 )
 from fedmcmc.compression import Compressor
@@ -285,5 +286,5 @@ def run_from(
     return position, (position, kept, info.bits_up + info.bits_down)
 
 
-_after = jax.jit(run_from)
-_jacobians = jax.jit(jax.jacrev(run_from, argnums=(0, 1), has_aux=True))
+_after = compiled(run_from)
+_jacobians = compiled(jax.jacrev(run_from, argnums=(0, 1), has_aux=True))

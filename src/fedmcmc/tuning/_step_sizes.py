@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedmcmc._checks import positive_integer
-from fedmcmc._types import ArrayTree, Client, Posterior, as_functions
+from fedmcmc._types import ArrayTree, Client, Posterior, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.gradients import client_gradient, over_weight
 from fedmcmc.pytrees import trees
@@ -81,7 +80,7 @@ def estimate_smoothness(
             f"estimate_smoothness needs a FederatedData, got {type(data).__name__}. Of clients who "
             "keep their rows, surrogates.taylor(posterior, data, position) gives the curvatures."
         )
-    position = jax.tree.map(trees.as_float, position)
+    position = trees.as_floats(position, "position")
     shares = data.share if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if shares.shape != (data.num_clients,):
         raise ValueError(
@@ -93,7 +92,7 @@ def estimate_smoothness(
     return Smoothness(float(jnp.max(largest)), float(smallest))
 
 
-@partial(jax.jit, static_argnames="num_steps")
+@compiled(static_argnames=("num_steps",))
 def _curvatures(
     rng_key: Array,
     posterior: Posterior,

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from jax import Array
 
+from fedmcmc._checks import expect
 from fedmcmc._types import ArrayTree, FederatedKernel, Posterior
+from fedmcmc.data import constructor_of
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.tuning._gaussian_clients import largest_curvature
 from fedmcmc.tuning._metropolis import mala_rounds_per_draw
@@ -165,6 +167,17 @@ def tune(
     >>> round(found.settings["step_size"], 3)  # 2 * (1 - 1 / 1.02**2): sds two percent too wide
     0.078
     """
+    if isinstance(kernel_fn, FederatedKernel) or not callable(kernel_fn):
+        raise TypeError(
+            f"kernel_fn must be a function that takes step_size= and returns a kernel, got "
+            f"{type(kernel_fn).__name__}."
+        )
+    expect(posterior, Posterior, "posterior")
+    if not hasattr(data, "federation"):
+        raise TypeError(
+            f"data must be a fedmcmc.FederatedData or a consortium of clients, got "
+            f"{type(data).__name__}. {constructor_of(data)}"
+        )
     if objective not in OBJECTIVES:
         raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}.")
     latency = 0.0 if latency is None else latency

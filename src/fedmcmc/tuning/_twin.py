@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState
+from fedmcmc._types import ArrayTree, FederatedKernel, FederatedState, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.pytrees import schedules, trees
 from fedmcmc.rounds import PREPARED_BYTES, run_rounds
@@ -140,7 +140,7 @@ def _ran_away(size: int) -> Simulated:
     return Simulated(nan, matrix, nan, nan, matrix, float("inf"), nan, float("nan"), 0.0, 0)
 
 
-@jax.jit
+@compiled
 def _begin(
     kernel: FederatedKernel,
     data: FederatedData,
@@ -160,7 +160,7 @@ def _begin(
     return states
 
 
-@jax.jit
+@compiled
 def _segment(
     kernel: FederatedKernel, data: FederatedData, keys: Array, states: FederatedState
 ) -> tuple[FederatedState, Array, Array]:

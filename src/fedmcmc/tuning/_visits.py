@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from fedmcmc._checks import in_quotes
-from fedmcmc._types import Cohort, FederatedKernel, as_functions
+from fedmcmc._types import Cohort, FederatedKernel, as_functions, compiled
 from fedmcmc.data import FederatedData
 from fedmcmc.gaussian import Gaussian
 from fedmcmc.gradients import as_surrogates
@@ -166,7 +166,7 @@ def not_looked_at(kernel: FederatedKernel, data: Any) -> bool:
     return bool(nodes_of(kernel, Relay)) and not isinstance(data, FederatedData)
 
 
-@jax.jit
+@compiled
 def _ends(begun: Begun, clients: Array, weights: Array, points: Array) -> Array:
     """Return where visits of each client that begin at its points end, ``[num, points, d]``."""
     still = trees.zeros_like(normals_of(begun.draws))

@@ -1,0 +1,97 @@
+"""Compiled programs of functions whose arguments hold a user's functions."""
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+import jax
+import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_PROGRAMS = 64
+"""Programs that a process keeps; a call of `fit` or `sample` takes about eight."""
+_PROGRAMS: OrderedDict[Hashable, Any] = OrderedDict()
+"""The programs, by function and structure of arguments, the least recently used first."""
+_LOCK = threading.Lock()
+
+
+class _Call(NamedTuple):
+    """A program and the leaves that it takes."""
+
+    program: Any
+    leaves: list[Any]
+
+
+class Compiled(Generic[P, T]):
+    """Function that is compiled by `jax.jit`, once for each structure and shapes of its arguments.
+
+    The structure of the arguments holds the user's functions. The caches of `jax.jit` keep
+    thousands of structures and the programs compiled for them, so a process that makes new
+    functions for each run would grow without end. Here each structure has its own program, which
+    takes the leaves alone. Program and functions are freed after `MAX_PROGRAMS` newer ones.
+    """
+
+    def __init__(self, fn: Callable[P, T], static_argnames: Sequence[str] = ()) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._static_argnames = fn, tuple(static_argnames)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function."""
+        call = self._call(args, kwargs)
+        result: T = call.program(call.leaves)
+        return result
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Return the trace, as the method of what `jax.jit` returns does."""
+        call = self._call(args, kwargs)
+        return call.program.trace(call.leaves)
+
+    def now(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result in NumPy, computed now though the caller may be traced.
+
+        Arguments hold no tracer. Under `jax.ensure_compile_time_eval` each operation would be a
+        program of its own, which takes ten times as long to compile.
+        """
+        call = self._call(args, kwargs)
+        result = call.program.lower(call.leaves).compile()(call.leaves)
+        numbers: T = jax.tree.map(np.asarray, result)
+        return numbers
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        static = {name: kwargs[name] for name in self._static_argnames if name in kwargs}
+        arrays = {name: x for name, x in kwargs.items() if name not in static}
+        leaves, structure = jax.tree.flatten((args, arrays))
+        key = (self, structure, *static.items())
+        with _LOCK:
+            program = _PROGRAMS.pop(key, None) or self._program(structure, static)
+            _PROGRAMS[key] = program
+            while len(_PROGRAMS) > MAX_PROGRAMS:
+                _PROGRAMS.popitem(last=False)
+        return _Call(program, leaves)
+
+    def _program(self, structure: Any, static: dict[str, Any]) -> Any:
+        def program(leaves: list[Any]) -> T:
+            args, kwargs = jax.tree.unflatten(structure, leaves)
+            return self._fn(*args, **kwargs, **static)
+
+        program.__name__ = program.__qualname__ = self._fn.__name__
+        return jax.jit(program)
+
+
+@overload
+def compiled(fn: Callable[P, T]) -> Compiled[P, T]: ...
+
+
+@overload
+def compiled(*, static_argnames: Sequence[str]) -> Callable[[Callable[P, T]], Compiled[P, T]]: ...
+
+
+def compiled(fn: Any = None, *, static_argnames: Sequence[str] = ()) -> Any:
+    """Return `fn` compiled, see `Compiled`; static arguments are passed by their names."""
+    if fn is None:
+        return functools.partial(Compiled, static_argnames=static_argnames)
+    return Compiled(fn)
