@@ -149,7 +149,12 @@ def _approve(given: argparse.Namespace) -> int:
         return 1
     limits = settings.get("limits", {})
     told = messages_told(
-        study, name, server=settings.get("server"), most_rounds=limits.get("most_rounds")
+        study,
+        name,
+        server=settings.get("server"),
+        most_numbers=limits.get("most_numbers"),
+        min_batch=limits.get("min_batch"),
+        refused_columns=limits.get("refused_columns", ()),
     )
     print(told + "\n")
     if not (given.yes or _agrees(f"Does {name} approve this study?")):

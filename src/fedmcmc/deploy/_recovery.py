@@ -1,0 +1,48 @@
+"""How many messages are enough to compute the rows from which they were computed."""
+
+import math
+
+ROWS_PER_PARAMETER = 3
+"""With fewer rows per parameter, a few messages can be enough to compute all rows."""
+FEWEST_ROWS = 20
+"""Smallest number of rows, of a site or of a minibatch, that calls for no warning."""
+
+
+def messages_to_recover(num_rows: int, numbers_per_row: int, numbers_per_message: int) -> int:
+    """Return the number of messages from which on all rows can be computed.
+
+    Each number in a message is an equation in the numbers of the rows. With as many independent
+    equations as unknowns, only separate solutions are left. The count is not exact: binary
+    columns and columns of ones need fewer messages, and messages that are not independent, such as
+    those of a linear regression, never determine all rows.
+
+    Parameters
+    ----------
+    num_rows
+        Number of rows over which each message is a sum: those of a site, of all sites under masks,
+        or of a minibatch whose rows are known.
+    numbers_per_row, numbers_per_message
+        Numbers in a row, and in a message.
+
+    Returns
+    -------
+    int
+        At least 1.
+
+    Examples
+    --------
+    >>> messages_to_recover(413, numbers_per_row=6, numbers_per_message=5)
+    496
+    """
+    return math.ceil(num_rows * numbers_per_row / numbers_per_message)
+
+
+def default_min_rows(num_parameters: int) -> int:
+    """Return the number of rows, of a site or of a minibatch, below which an owner is warned.
+
+    Examples
+    --------
+    >>> default_min_rows(5), default_min_rows(10)
+    (20, 30)
+    """
+    return max(FEWEST_ROWS, ROWS_PER_PARAMETER * num_parameters)
