@@ -12,7 +12,7 @@ from fedmcmc import random, rounds
 from fedmcmc.deploy._recovery import default_min_rows, messages_to_recover
 
 NUM_STARTS = 20
-FEW_MESSAGES = 40
+FEW_MESSAGES = 20
 """What the text calls tens of messages, for one row."""
 
 
@@ -41,7 +41,7 @@ def solutions(positions, messages, shape):
     """Return all sets of rows that agree with the messages, from random starts."""
     generator = np.random.default_rng(1)
     for _ in range(NUM_STARTS):
-        found = least_squares(
+        fit = least_squares(
             lambda x: (gradients(x.reshape(shape), positions) - messages).ravel(),
             generator.normal(size=shape).ravel(),
             xtol=1e-15,
@@ -49,8 +49,8 @@ def solutions(positions, messages, shape):
             gtol=1e-15,
             max_nfev=200,
         )
-        if np.abs(found.fun).max() < 1e-9:
-            yield found.x.reshape(shape)
+        if np.abs(fit.fun).max() < 1e-9:
+            yield fit.x.reshape(shape)
 
 
 def is_recovered(rows, solution):
@@ -65,13 +65,13 @@ def test_all_rows_follow_from_as_many_messages_as_the_count_says_and_not_from_fe
     enough = messages_to_recover(num_rows, dimension + 1, dimension)  # with the outcome
     positions = generator.normal(0, 3, (enough, dimension))
     messages = gradients(rows, positions)
-    found = list(solutions(positions, messages, shape))
-    assert len(found) >= NUM_STARTS // 4 and all(is_recovered(rows, x) for x in found)
+    solved = list(solutions(positions, messages, shape))
+    assert len(solved) >= NUM_STARTS // 4 and all(is_recovered(rows, x) for x in solved)
 
     # The outcome is binary: without it, `num_rows` messages are as many equations as unknowns.
     few = num_rows - 1
-    found = list(solutions(positions[:few], messages[:few], shape))
-    assert len(found) >= NUM_STARTS // 2 and not any(is_recovered(rows, x) for x in found)
+    solved = list(solutions(positions[:few], messages[:few], shape))
+    assert len(solved) >= NUM_STARTS // 2 and not any(is_recovered(rows, x) for x in solved)
 
 
 @pytest.fixture
@@ -101,31 +101,35 @@ def site():
     return x, lambda position: np.asarray(message(jnp.asarray(position, jnp.float32)), float)
 
 
-def test_a_server_that_chooses_positions_computes_a_row_from_tens_of_messages(site):
-    """Nothing prevents it: the text for owners and docs/threats.md say so, with this number.
+@pytest.mark.parametrize("is_unusual, most_messages", [(True, 10), (False, FEW_MESSAGES)])
+def test_a_server_that_chooses_positions_computes_a_row_from_tens_of_messages(
+    is_unusual, most_messages, site
+):
+    """Nothing prevents it: the text for owners and docs/threats.md say so, with these numbers.
 
     At a large multiple of a position the model is certain of each outcome. As the position turns,
-    the gradient jumps by a row where the model changes its mind about that row.
+    the gradient jumps by a row where the model changes its mind about that row. Rows whose second
+    covariate is unusual change first; to find another, follow the half that holds more rows.
     """
     x, message = site
-    asked = []
 
     def ask(angle):
-        asked.append(angle)
         return message(1e8 * np.array([np.cos(angle), np.sin(angle), 0, 0, 0]))
 
-    low, high = 0.0, np.pi / 2
-    at_low, at_high = ask(low), ask(high)
-    for _ in range(FEW_MESSAGES):
-        jump = at_high - at_low
-        if abs(abs(jump[0]) - 1) < 1e-3:  # the intercept counts the rows in between
-            break
-        middle = (low + high) / 2
-        at_middle = ask(middle)
-        if abs(at_middle[0] - at_low[0]) > 0.5:
-            high, at_high = middle, at_middle
+    def num_rows(low, high):
+        return round(abs(high[0] - low[0]))  # that change in between: the intercept counts them
+
+    angles = np.array([0.0, np.pi / 2])
+    low, high = (ask(angle) for angle in angles)
+    num_messages = 2
+    while num_rows(low, high) > 1:
+        middle = ask(angles.mean())
+        num_messages += 1
+        first, second = num_rows(low, middle), num_rows(middle, high)
+        if first > (0 if is_unusual else second):
+            angles[1], high = angles.mean(), middle
         else:
-            low, at_low = middle, at_middle
-    assert len(asked) <= FEW_MESSAGES
-    row = jump / jump[0]
+            angles[0], low = angles.mean(), middle
+    assert num_messages <= most_messages
+    row = (high - low) / (high - low)[0]
     assert np.abs(x - row).max(1).min() < 1e-3

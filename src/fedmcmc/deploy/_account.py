@@ -396,8 +396,9 @@ def _recovery(
     return lines + _item(
         "Single rows take far fewer messages if the server is dishonest. The gradient of a "
         "regression changes by one row where the position crosses that row, so a server that "
-        "chooses positions on purpose needs only tens of messages for one row. Nothing here "
-        "prevents that: approve only if you trust whoever runs the server not to do it."
+        "chooses positions on purpose needs only tens of messages for one row, and fewer than ten "
+        "for a row with unusual values. Nothing here prevents that: approve only if you trust "
+        "whoever runs the server not to do it."
     )
 
 
@@ -457,9 +458,9 @@ def _warnings(
         )
         if smallest is not None and smallest < (fewest if min_batch is None else min_batch):
             warnings.append(
-                f"A kernel uses minibatches of {smallest:,}, and this site allows no fewer rows "
-                f"than {fewest if min_batch is None else min_batch:,} (limits.min_batch): it will "
-                "decline."
+                f"A kernel uses minibatches of size {smallest:,}. This site allows no fewer than "
+                f"{fewest if min_batch is None else min_batch:,} rows (limits.min_batch), so it "
+                "will decline."
             )
         if min_batch is not None and min_batch < fewest:
             warnings.append(
