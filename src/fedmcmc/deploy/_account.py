@@ -66,7 +66,7 @@ ANSWERS = {
     "ScoreCovariances": "how much the gradients of single rows vary, as a matrix. One answer per "
     "site, no sum over the sites",
     "Svrg": "no question of its own: allows questions in which gradients of minibatches are "
-    "corrected by those of all rows",
+    "corrected by gradients of all rows",
     "WithoutClient": "the values of the parameters without the rows of this site, and how certain "
     "they are. One answer per site, no sum over the sites",
 }

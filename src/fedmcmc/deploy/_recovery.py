@@ -13,14 +13,14 @@ def messages_to_recover(num_rows: int, numbers_per_row: int, numbers_per_message
 
     Each number in a message is an equation in the numbers of the rows. With as many independent
     equations as unknowns, only separate solutions are left. The count is not exact: binary
-    columns and columns of ones need fewer messages, and messages that are not independent, such as
-    those of a linear regression, never determine all rows.
+    columns and columns of ones need fewer messages, and messages that are not independent, as in a
+    linear regression, never determine all rows.
 
     Parameters
     ----------
     num_rows
-        Number of rows over which each message is a sum: those of a site, of all sites under masks,
-        or of a minibatch whose rows are known.
+        Number of rows over which each message is a sum: all rows of a site, under masks of all
+        sites, or the rows of a minibatch that is known.
     numbers_per_row, numbers_per_message
         Numbers in a row, and in a message.
 
