@@ -22,7 +22,8 @@ def kit(tmp_path):
     path = tmp_path / "bern.toml"
     lines = path.read_text().splitlines()
     lines = ['approval = "approval.json"' if "approved" in line else line for line in lines]
-    path.write_text("\n".join([*lines, "[limits]", "most_numbers = 1000"]))
+    lines = [line.replace("min_rows = 1", "most_numbers = 1000, min_rows = 1") for line in lines]
+    path.write_text("\n".join(lines))
     return tmp_path
 
 
@@ -49,7 +50,7 @@ def test_an_owner_is_shown_what_it_approves(kit, capsys):
         "Expansions: the log likelihood, its gradient and its curvature",
         "The 5 rows of this site hold 5 x 2 = 10 numbers.",
         "This site has 5 rows, and the model 2 parameters. With fewer than 20 rows",
-        "A kernel uses minibatches of size 2.",
+        "limits.min_batch",
         "Natural: the messages add up to the estimates",
     ):
         assert text in told, text
@@ -131,9 +132,11 @@ def test_where_all_draws_are_known_the_rows_of_a_minibatch_are_what_is_computed(
     assert "noise and minibatches hide nothing" in text
 
 
-def test_names_cannot_hide_lines_of_the_text(tmp_path):
+def test_names_cannot_hide_lines_of_the_text():
     """Escape sequences, line breaks and marks that turn the direction of text are shown as such."""
-    study = studies.study_of("lsd", settings={"row": "lsd", "a\x1b[2K\nb\u202e": 1})
+    study = studies.study_of("lsd")
+    settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1}
+    object.__setattr__(study, "settings", settings)  # a study does not take such a name
     text = deploy.files_told(study, "bern")
     assert all(line.isprintable() for line in text.splitlines())
     assert "    a\\x1b[2K\\nb\\u202e = 1" in text.splitlines()
@@ -161,7 +164,8 @@ def test_an_owner_may_read_it_all_and_not_approve(kit, monkeypatch):
 def site_of(kit):
     approval = deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    return deploy.Site(study, "bern", rows_of("bern"), folder=kit / "bern", approved=approval)
+    given = dict(folder=kit / "bern", approved=approval, min_rows=1, min_batch=1)
+    return deploy.Site(study, "bern", rows_of("bern"), **given)
 
 
 @pytest.mark.parametrize(
