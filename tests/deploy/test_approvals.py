@@ -107,13 +107,14 @@ def test_under_masks_the_rows_of_all_sites_are_what_can_be_computed():
 
 
 def test_an_owner_is_warned():
-    study = studies.study_of("lsd", asks=("AllBut", "OwnExpansions"))
+    study = studies.study_of("lsd", asks=("AllBut", "Minibatch", "OwnExpansions"))
     text = text_of(study, min_batch=1, refused_columns=["x", "postcode"])
     for warning in (
         "limits.most_numbers is not set",
         "limits.min_batch = 1 is below the default of 20",
         "'postcode', which is no column of this study. Compare the spelling with 'x'.",
         "AllBut in asks lets the server subtract two sums",
+        "Minibatch in asks: the server chooses the size of minibatches",
         "OwnExpansions in asks: each site answers for itself alone.",
     ):
         assert warning in text.partition("Before you approve")[2], warning

@@ -23,10 +23,12 @@ WIDTH = 92
 ANSWERS = {
     "AllBut": "another question of this list, without the rows of one site. Subtracted from the "
     "answers with these rows, it gives the server the answer of that site alone",
+    "Augmented": "no question of its own: allows minibatches whose rows are transformed at random",
     "Averaging": "how far the site's own copy of the chain moved, times the weight of the site",
     "CommonExpansions": "the values of the parameters that the rows of this site alone suggest, "
     "and how certain they are, near a position that the server chooses. One answer per site, no "
     "sum over the sites",
+    "Conducive": "no question of its own: allows gradients corrected by a summary of the rows",
     "Consensus": "the difference between the site's own chain and the chain of the server",
     "EnsembleKernel": "a model trained on the rows of this site, times the weight of the site, and "
     "the squares of its numbers",
@@ -38,6 +40,7 @@ ANSWERS = {
     "Falls": "by how much the log likelihood falls between the best fit and positions around it",
     "FederatedGibbs": "sums over the random effects of this site, their changes, and the log "
     "likelihood and its gradient at positions that the server proposes",
+    "FixedPoint": "no question of its own: allows gradients minus gradients at a fixed position",
     "GaussianMetropolis": "log likelihoods at positions that the server proposes",
     "HamiltonianMonteCarlo": "the log likelihood and its gradient at positions of the chain",
     "JointLangevin": "the gradient of the log likelihood of the rows together with the random "
@@ -52,6 +55,7 @@ ANSWERS = {
     "Natural": "the change of a summary of the rows of this site: the values of the parameters "
     "that they suggest, and how certain they are. Added up, the changes are that summary. No other "
     "kind of message reveals more",
+    "Noisy": "no question of its own: allows gradients to which the site adds noise",
     "OwnExpansions": "the values of the parameters that the rows of this site alone suggest, and "
     "how certain they are. One answer per site, no sum over the sites",
     "PseudoGradients": "how far the model moved when it was trained on the rows of this site, and "
@@ -63,6 +67,7 @@ ANSWERS = {
     "Relay": "how far the site moved the chain, in rounds in which the chain is at this site",
     "Replication": "summaries of the rows of this site, and of outcomes drawn from the model in "
     "their place",
+    "Scaffold": "no question of its own: allows gradients corrected by gradients of all sites",
     "ScoreCovariances": "how much the gradients of single rows vary, as a matrix. One answer per "
     "site, no sum over the sites",
     "Svrg": "no question of its own: allows questions in which gradients of minibatches are "
@@ -71,6 +76,8 @@ ANSWERS = {
     "they are. One answer per site, no sum over the sites",
 }
 """What a site sends, by the class of the kernel; docs/privacy.md says what each reveals."""
+BATCH_ESTIMATORS = ("Augmented", "Epochs", "Minibatch")
+"""Classes in `Study.asks` with which questions may be about minibatches."""
 SINGLE_ANSWERS = ("CommonExpansions", "OwnExpansions", "ScoreCovariances", "WithoutClient")
 """Questions that each site answers for itself alone."""
 
@@ -474,6 +481,12 @@ def _warnings(
                 f"limits.refused_columns names {name!r}, which is no column of this study. Compare "
                 f"the spelling with {', '.join(map(repr, columns))}."
             )
+    batches = [name for name in BATCH_ESTIMATORS if name in classes]
+    if batches:
+        warnings.append(
+            f"{', '.join(batches)} in asks: the server chooses the size of minibatches in its own "
+            "questions, down to limits.min_batch rows."
+        )
     if "AllBut" in classes:
         warnings.append(
             "AllBut in asks lets the server subtract two sums, whose difference is the answer of "
