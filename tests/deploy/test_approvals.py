@@ -112,7 +112,8 @@ def test_an_owner_is_warned():
     for warning in (
         "limits.most_numbers is not set",
         "limits.min_batch = 1 is below the default of 20",
-        "'postcode', which is no column of this study. Compare the spelling with 'x'.",
+        "'postcode', which is no column of this study, so the site does not decline.",
+        "Check the spelling: the columns are 'x'.",
         "AllBut in asks lets the server subtract two sums",
         "Minibatch in asks: the server chooses the size of minibatches",
         "OwnExpansions in asks: each site answers for itself alone.",

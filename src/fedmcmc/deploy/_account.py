@@ -478,8 +478,9 @@ def _warnings(
     for name in refused_columns:
         if name not in columns:
             warnings.append(
-                f"limits.refused_columns names {name!r}, which is no column of this study. Compare "
-                f"the spelling with {', '.join(map(repr, columns))}."
+                f"limits.refused_columns names {name!r}, which is no column of this study, so the "
+                f"site does not decline. Check the spelling: the columns are "
+                f"{', '.join(map(repr, columns))}."
             )
     batches = [name for name in BATCH_ESTIMATORS if name in classes]
     if batches:
