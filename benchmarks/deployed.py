@@ -103,6 +103,7 @@ def serve(folder, name, num_sites, echo_port, *ports):
             {"y": np.ones(8, np.float32)},
             folder=folder / name / kind,
             identity=folder / "keys" / f"{name}.identity",
+            min_rows=8,
         )
         given = (site, f"localhost:{port}", credentials(folder, name))
         threads.append(threading.Thread(target=deploy.serve_site, args=given, daemon=True))

@@ -25,7 +25,7 @@ from fedmcmc import deploy
 from fedmcmc.__main__ import main as fedmcmc_command
 
 folder = Path(tempfile.mkdtemp())
-sizes = {"bern": 60, "basel": 30, "chur": 12}
+sizes = {"bern": 60, "basel": 30, "chur": 24}
 
 # %% [markdown]
 # ## The study
@@ -113,7 +113,7 @@ processes = []
 try:
     for name in sizes:
         with (folder / f"{name}.log").open("wb") as log:
-            site = [sys.executable, "-m", "fedmcmc.site", str(kits / name / "site.toml")]
+            site = [sys.executable, "-P", "-m", "fedmcmc.site", str(kits / name / "site.toml")]
             env = {**os.environ, "JAX_PLATFORMS": "cpu"}
             processes.append(subprocess.Popen(site, stdout=log, stderr=log, env=env))
     sites = deploy.connect(kits / "server" / "server.toml")

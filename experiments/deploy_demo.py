@@ -30,8 +30,14 @@ from fedmcmc import deploy
 from fedmcmc.__main__ import main as fedmcmc_command
 
 STUDY = Path(__file__).parent / "deployed_trial"
-ASKS = (*deploy.FIT, "CommonExpansions", "Relay")
+ASKS = (*deploy.FIT, "CommonExpansions", "Relay", "Conducive")
 """For `fedmcmc.fit`, for the mode and the hospitals' expansions there, and for FSGLD with these."""
+PYTHONPATH = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
+"""Where processes find the module of the demo's own server."""
+FEW_ROWS = 50
+"""Rows below which a hospital has to allow it that few rows take part; this is a demo."""
 PATIENCE_SECONDS = 900.0  # machines are busy
 
 
@@ -61,10 +67,10 @@ class Processes:
         """Start the process of a party, which writes to ``NAME.log``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, str(self.folder / name / settings)],
+                [sys.executable, "-P", "-m", module, str(self.folder / name / settings)],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "JAX_PLATFORMS": "cpu"},
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": PYTHONPATH},
             )
 
     def start_site(self, name: str) -> None:
@@ -124,6 +130,7 @@ def make_study(config: Config, data: fedmcmc.FederatedData, names: list[str]) ->
 name = "indomethacin"
 posterior = "model.py:posterior"
 asks = {json.dumps(ASKS)}
+reproducible = true               # to compare with a simulation: all keys are public
 
 [sites]
 {sites}
@@ -141,6 +148,10 @@ def make_kits(study: Path, data: fedmcmc.FederatedData, names: list[str], folder
     deploy.make_consortium(study, folder, f"localhost:{free_port()}")
     for index, name in enumerate(names):
         np.savez(folder / name / "rows.npz", **jax.tree.map(np.asarray, data.client_rows(index)))
+        if data.sizes[index] < FEW_ROWS:
+            # Its owner would not: few messages tell all of its rows.
+            path = folder / name / "site.toml"
+            path.write_text(path.read_text().replace("# min_rows = 20", "min_rows = 1"))
         settings = ["--settings", str(folder / name / "site.toml")]
         with (folder / f"{name}.approved.txt").open("w") as file, printed_to(file):
             if fedmcmc_command(["deploy", "approve", "--yes", *settings]):
@@ -293,7 +304,7 @@ def main(arguments: list[str]) -> None:
     )
     print("in peace, to the last bit. What left each hospital:")
     for name in names:
-        found = deploy.verify_log(folder / name / "state" / "audit.log")
+        found = deploy.verify_log(folder / name / "audit.log")
         print(f"  {name}: {found.num_answers:,} messages, {found.num_bytes:,} bytes")
     print(f"What was approved, settings, logs and draws are in {folder}/.")
     say("the end")
@@ -303,7 +314,7 @@ def kill_one(
     config: Config, processes: Processes, name: str, chains: dict[str, Any], say: Any
 ) -> np.ndarray:
     """Run the first rounds again, in which a hospital is killed and started again."""
-    log = processes.folder / name / "state" / "audit.log"
+    log = processes.folder / name / "audit.log"
     before = log.stat().st_size
     finish = begin_server(processes, "killed", num_rounds=config.killed_rounds, **chains)
     processes.wait(lambda: last_round(log, before) > config.killed_rounds // 3, "A third of it")

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 import jax
 
-from fedmcmc.deploy import add_commands
+from fedmcmc.deploy import add_commands, isolate_process
 from fedmcmc.placement import Placement
 from fedmcmc.storage import versions
 
@@ -28,10 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shown = ", ".join(f"{name} {number}" for name, number in versions().items())
     parser.add_argument("--version", action="version", version=shown)
     parser.set_defaults(run=lambda given: print(about()) or 0)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     text = "keys, approvals and logs of real sites; see docs/deploy.md"
     add_commands(commands.add_parser("deploy", help=text, description=text))
     given = parser.parse_args(arguments)
+    if given.command == "deploy" and arguments is None:
+        isolate_process("fedmcmc deploy", is_module=__name__ == "__main__")
     status: int = given.run(given)
     return status
 

@@ -1,4 +1,4 @@
-"""The command of a server: ``python -m fedmcmc.server server.toml``; see docs/deploy.md."""
+"""The command of a server: ``fedmcmc-server server.toml``; see docs/deploy.md."""
 
 import sys
 
@@ -6,7 +6,7 @@ from fedmcmc.deploy import command, run_server
 
 __all__ = ["main"]
 
-main = command("fedmcmc.server", __doc__, run_server)
+main = command("fedmcmc-server", __doc__, run_server, is_module=__name__ == "__main__")
 
 if __name__ == "__main__":
     sys.exit(main())

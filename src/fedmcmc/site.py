@@ -1,4 +1,4 @@
-"""The command of a site: ``python -m fedmcmc.site site.toml``; see docs/deploy.md."""
+"""The command of a site: ``fedmcmc-site site.toml``; see docs/deploy.md."""
 
 import sys
 
@@ -6,7 +6,7 @@ from fedmcmc.deploy import command, run_site
 
 __all__ = ["main"]
 
-main = command("fedmcmc.site", __doc__, run_site)
+main = command("fedmcmc-site", __doc__, run_site, is_module=__name__ == "__main__")
 
 if __name__ == "__main__":
     sys.exit(main())

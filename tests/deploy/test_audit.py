@@ -133,8 +133,7 @@ def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
             sent.append((entry, answer))
 
     for name, log in logs.items():
-        folder = tmp_path / name
-        site = deploy.Site(study, name, studies.rows_of(name), folder=folder, log=log)
+        site = studies.site_of(study, name, tmp_path, log=log)
         hello = site.hello() if name == "bern" else hello
         local.join(site, heard=heard if name == "bern" else None)
     deploy.run(study, KEY, "main", POSITION, transport=local, num_rounds=8, progress=False)
@@ -156,7 +155,7 @@ def test_all_that_leaves_a_site_is_in_its_log_before(tmp_path):
 def test_a_site_tells_nothing_that_it_cannot_log(tmp_path):
     log = deploy.AuditLog(tmp_path / "audit.log")
     study = studies.study_of("lsd")
-    site = deploy.Site(study, "bern", studies.rows_of("bern"), folder=tmp_path / "b", log=log)
+    site = studies.site_of(study, "bern", tmp_path, log=log)
     log.close()
     with pytest.raises(OSError):
         site.answer(b"anything")

@@ -42,7 +42,7 @@ def study_in(folder, text=STUDY):
 
 
 def site(study, folder, rows, name="A"):
-    return deploy.Site(study, name, rows, folder=folder / name)
+    return deploy.Site(study, name, rows, folder=folder / name, min_rows=1)
 
 
 def arms(*values):
@@ -123,7 +123,12 @@ def test_levels_are_part_of_what_an_owner_approves(tmp_path):
         ("levels =", "level =", "column 'arm' of rows must hold dtype.*level, which is unknown.*"
          "Is levels meant"),
         ('y = { dtype', 'y = { type', "column 'y' of rows .*holds type, which is unknown"),
-        ('"float32"', '"float33"', "column 'y' of rows"),
+        ('"float32"', '"flot32"', "column 'y' of rows has the dtype 'flot32'.*Is float32 meant"),
+        ('"float32"', '"str"', "column 'y' of rows has the dtype 'str', which is unknown"),
+        ('"float32"', '"float32", shape = [-1]', r"column 'y' of rows has the shape \[-1\]"),
+        ('"float32"', '"float32", shape = 3', "column 'y' of rows has the shape 3, which must be"),
+        ("[sites]", "[sites", r"study.toml is not a valid TOML file: .*line 5"),
+        ('A = 3', 'A = "3"', "of at least 1, got '3' for 'A'"),
         ("[sites]", "[site]", "must hold .*holds site, which is unknown. Is sites meant"),
         ("asks =", "ask =", "holds ask, which is unknown. Is asks meant"),
         ('"placebo", ', '"drug", ', "must differ, got 'drug' twice"),
@@ -152,9 +157,9 @@ def test_integers_of_a_study_are_wide(tmp_path):
 def test_unknown_keys_of_a_site_are_refused(tmp_path):
     (tmp_path / "site.toml").write_text(
         'name = "A"\nstudy = "study.toml"\nrows = "A.npz"\nfolder = "A"\napproval = "a.json"\n'
-        "limits = { most_round = 3 }\n"
+        "limits = { most_number = 3 }\n"
     )
-    with pytest.raises(ValueError, match=r"limits.*most_round, which is unknown. Is most_rounds"):
+    with pytest.raises(ValueError, match=r"limits.*most_number, which is unknown. Is most_numbers"):
         deploy._config.site_settings(tmp_path / "site.toml", dials=False)
 
 
@@ -168,3 +173,15 @@ def test_rows_of_a_site_are_read_from_arrays_alone(tmp_path):
     (tmp_path / "rows.csv").write_text("arm,y\na,1\n")
     with pytest.raises(ValueError, match=r"rows.csv is no .npz file.*numpy.savez"):
         read(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("address", ["hub", "hub:99999", "hub:-1", ":80", 7443])
+def test_an_address_has_a_host_and_a_port(address, tmp_path):
+    study_in(tmp_path)
+    message = f"'host:port' with a port of at most 65535, got {address!r}"
+    with pytest.raises(ValueError, match=f"server must be {message}"):
+        deploy.make_consortium(tmp_path / "study.toml", tmp_path / "made", address)
+    with pytest.raises(ValueError, match=f"address must be {message}"):
+        deploy.GrpcServer(address, None, {})
+    with pytest.raises(ValueError, match=f"server must be {message}"):
+        deploy.serve_site(None, address, None)

@@ -50,7 +50,7 @@ def run_killing(clinics, victims, longest, seed):
 
 
 def check_draws(clinics):
-    deploy.verify_log(clinics.folder / "bern" / "audit.log")  # of all its processes
+    deploy.verify_log(clinics.folder / "bern.audit.log")  # of all its processes
     expected = clinics.undisturbed()
     with np.load(clinics.folder / "draws.npz") as stored:
         np.testing.assert_array_equal(stored["theta"], expected.draws)

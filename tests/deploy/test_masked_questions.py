@@ -4,7 +4,6 @@ import dataclasses
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -239,15 +238,6 @@ def test_a_study_may_not_ask_what_tells_single_answers(name):
 def test_surrogates_are_refused_by_name(sites):
     with pytest.raises(deploy.Refused, match="'CommonExpansions' is none that the study"):
         surrogates.taylor(MODEL, sites, POSITION)
-
-
-def test_a_kernel_that_weighs_sites_apart_is_refused_by_the_sites(sites):
-    """A server could give all but one a weight of zero."""
-    weights = jnp.array([1.0, 0.0, 0.0])
-    estimator = fedmcmc.noisy(fedmcmc.full_gradient(), 1.0, weighted=True, weights=weights)
-    kernel = fedmcmc.langevin(MODEL, estimator, step_size=0.1)
-    with pytest.raises(deploy.SiteError, match=r"differ from site to site \(PerClient\)"):
-        sites.sample(KEY, kernel, POSITION, num_rounds=1, progress=False)
 
 
 def test_the_grid_is_the_studys(sites):

@@ -1,5 +1,6 @@
 """Rounds under masks: the draws of a simulated secure sum, and nothing else leaves a site."""
 
+import contextlib
 import platform
 import struct
 import subprocess
@@ -218,19 +219,25 @@ def test_a_run_under_masks_goes_on_from_its_checkpoint(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, samples.draws, whole.draws)
 
 
+def run_logged(study, folder, log, num_rounds=1):
+    """Run a study whose site bern has an audit log."""
+    local = deploy.Local()
+    for name in study.sites:
+        local.join(studies.site_of(study, name, folder, log=log if name == "bern" else None))
+    settings = dict(num_rounds=num_rounds, progress=False)
+    deploy.run(study, KEY, "main", POSITION, transport=local, **settings)
+
+
 def test_a_site_whose_folder_is_gone_does_not_begin_anew(tmp_path):
     """Its log, elsewhere, says that it has answered."""
-    settings = dict(num_rounds=1, progress=False)
 
     def opened(folder, study=STATEFUL):
-        log = deploy.AuditLog(tmp_path / "bern.log")
-        return studies.site_of(study, "bern", folder, log=log)
+        with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
+            return studies.site_of(study, "bern", folder, log=log)
 
-    local = deploy.Local()
-    studies.join_all(local, STATEFUL, tmp_path)
-    local.leave("bern")
-    local.join(opened(tmp_path))
-    deploy.run(STATEFUL, KEY, "main", POSITION, transport=local, **settings)
+    log = deploy.AuditLog(tmp_path / "bern.log")
+    run_logged(STATEFUL, tmp_path, log)
+    log.close()
     opened(tmp_path)  # as it was
     with pytest.raises(deploy.Refused, match="By its log bern has answered under masks"):
         opened(tmp_path / "another")
@@ -394,7 +401,7 @@ def test_studies_whose_sums_would_hide_nothing_are_refused(tmp_path):
     with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
         deploy.Sites(study, deploy.Local())
     with pytest.raises(ValueError, match="over 2 sites is refused: at least 3"):
-        studies.site_of(study, "bern", tmp_path)
+        studies.site_of(study, "bern", tmp_path, min_sites=2)
     with pytest.raises(ValueError, match="on_missing must be 'wait'"):
         deploy.Sites(STATEFUL, deploy.Local(), on_missing="leave_out")
     three = {name: studies.public_key(name) for name in studies.NAMES}

@@ -79,7 +79,7 @@ def test_sites_over_nvflare_draw_what_those_in_threads_do(tmp_path, monkeypatch)
     np.testing.assert_array_equal(draws[60], clinics.undisturbed().draws)
     np.testing.assert_array_equal(draws[30], draws[60][:, :15])
     # The second job has not computed the first rounds again.
-    entries = map(json.loads, (tmp_path / "bern" / "audit.log").read_text().splitlines())
+    entries = map(json.loads, (tmp_path / "bern.audit.log").read_text().splitlines())
     rounds = [entry["round"] for entry in entries if entry["what"] == "answer"]
     assert rounds == sorted(set(rounds)) and rounds[-1] > 50
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import fedmcmc
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
+from fedmcmc._types import PerClient
+from fedmcmc.deploy._links import Links
 from fedmcmc.deploy._words import to_words
 from fedmcmc.deploy.secure import SiteRules
 from tests.contracts.model import KEY
@@ -82,8 +85,7 @@ def test_a_log_has_all_bytes_that_left_before_they_do(tmp_path):
         counts[1].append(left)
 
     for name in study.sites:
-        given = dict(folder=tmp_path / name) | ({"log": log} if name == "bern" else {})
-        site = deploy.Site(study, name, studies.rows_of(name), **given)
+        site = studies.site_of(study, name, tmp_path, log=log if name == "bern" else None)
         left += len(site.hello()) if name == "bern" else 0
         local.join(site, heard=heard if name == "bern" else None)
     settings = dict(transport=local, num_rounds=3, progress=False)
@@ -103,7 +105,8 @@ def kit(tmp_path):
 def opened(kit, approved=None):
     approved = approved or deploy.Approval.read(kit / "approval.json")
     study = deploy.Study.read(kit / "study.toml")
-    deploy.Site(study, "bern", rows_of("bern"), folder=kit / "bern", approved=approved)
+    given = dict(folder=kit / "bern", approved=approved, min_rows=1, min_batch=1)
+    deploy.Site(study, "bern", rows_of("bern"), **given)
 
 
 def test_a_site_takes_the_study_that_was_approved_and_no_other(kit, monkeypatch):
@@ -145,6 +148,50 @@ def test_a_study_runs_once_its_owner_has_said_so(kit, monkeypatch):
     np.testing.assert_array_equal(counts, [1, 0, 0, 1, 1, 0])
 
 
+def test_a_source_runs_as_it_was_hashed(tmp_path):
+    (tmp_path / "model.py").write_text("NUMBER = 1")
+    study = studies.study_of(posterior="model.py:NUMBER", kernels={}, folder=tmp_path)
+    digests = [study.digest]
+    (tmp_path / "model.py").write_text("NUMBER = 2")
+    again = dataclasses.replace(study)
+    digests.append(again.digest)
+    found = [study.found("model.py:NUMBER"), again.found("model.py:NUMBER"), len({*digests})]
+    np.testing.assert_array_equal(found, [1, 2, 2])
+
+
+def test_a_package_is_not_taken_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "fedmcmc_test_received.py").write_text("NUMBER = 1")
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for place in ("fedmcmc_test_received:NUMBER", "fedmcmc:lsd", "subprocess:run"):
+        study = studies.study_of(posterior=place, kernels={})
+        for entry in ("", str(tmp_path)):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "path", [entry, *sys.path])
+                found.append(taken(study.to_dict))
+    np.testing.assert_array_equal(found, [0, 0, 1, 1, 0, 0])
+
+
+def shown(reason):
+    """Return what a server raises where a site declines with a reason."""
+    tag, transport = deploy.Tag("run", 0, 0, 0), deploy.Local()
+    news = [("bern", deploy.Frame("declined", {"tag": list(tag), "reason": reason}).to_bytes())]
+    transport.send = lambda site, data: None
+    transport.receive = lambda timeout: news.pop() if timeout and news else None
+    links = Links(MASKED, transport, 1.0)
+    links.joined.add("bern")
+    with pytest.raises(deploy.SiteError) as caught:
+        links.exchange({"bern": b""}, "answer", tag, lambda site, body: body)
+    return str(caught.value)
+
+
+def test_a_reason_has_printable_characters_alone():
+    """How many others each message has."""
+    messages = [shown(reason) for reason in ("no", "\x1b[2K", "\u202e", "\n")]
+    counts = [sum(not char.isprintable() for char in message) for message in messages]
+    np.testing.assert_array_equal(counts, [0, 0, 0, 0])
+
+
 SINGLES = (
     *("AllBut", "CommonExpansions", "LeaveOneOut", "OwnExpansions", "Relay", "Replication"),
     *("ScoreCovariances", "WithoutClient"),
@@ -157,12 +204,11 @@ def test_a_study_under_masks_may_ask_for_sums_alone():
 
 
 def test_a_site_under_masks_takes_kernels_that_treat_sites_alike():
-    model, weights = MASKED.model, jnp.array([1.0, 0.0, 0.0])
+    kernel = fedmcmc.lsd(MASKED.model, step_size=0.1)
     found = []
-    for weighed in ({}, {"weighted": True}, {"weighted": True, "weights": weights}):
-        estimator = fedmcmc.noisy(fedmcmc.full_gradient(), 1.0, **weighed)
-        kernel = fedmcmc.langevin(model, estimator, step_size=0.1)
-        told = to_words(fedmcmc._types.as_functions(kernel), MASKED.functions)
+    for step_size in (0.2, [0.2, 0.0], PerClient(jnp.array([1.0, 0.0, 0.0]))):
+        changed = dataclasses.replace(kernel, step_size=step_size)
+        told = to_words(fedmcmc._types.as_functions(changed), MASKED.functions)
         found.append(taken(MASKED.kernel_of, *told))
     np.testing.assert_array_equal(found, [1, 1, 0])
 

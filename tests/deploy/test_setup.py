@@ -21,8 +21,8 @@ from tests.support import studies
 from tests.support.lanes import fast_and_slow
 from tests.support.site_runs import POSITION, close
 
-ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay")
-STUDY = studies.study_of(asks=ASKS, kernels={})
+ASKS = (*deploy.SETUP, "Evaluations", "LeaveOneOut", "Langevin", "Relay", "Conducive")
+STUDY = studies.study_of(asks=ASKS, kernels={}, reproducible=True)
 MODEL = STUDY.model
 CENTER = {"a": jnp.array(0.4), "b": {"c": jnp.array([0.9, 0.7])}}
 SIMULATED = SimulatedConsortium(DATA)
@@ -38,7 +38,7 @@ def heard():
 def sites(tmp_path_factory, heard):
     folder, local = tmp_path_factory.mktemp("sites"), deploy.Local()
     for name, answers in heard.items():
-        site = deploy.Site(STUDY, name, studies.rows_of(name), folder=folder / name)
+        site = studies.site_of(STUDY, name, folder)
         local.join(site, heard=lambda asked, answer, to=answers: to.append(answer))
     found = deploy.Sites(STUDY, local)
     assert isinstance(found, Consortium)
@@ -240,8 +240,7 @@ def test_sites_calibrate_a_fit_on_outcomes_that_they_draw(tmp_path):
         study = studies.study_of(posterior=f"{studies.HERE}:with_outcomes", asks=asks, kernels={})
         local = deploy.Local()
         for name in study.sites:
-            folder = tmp_path / asks[-1] / name
-            local.join(deploy.Site(study, name, studies.rows_of(name), folder=folder))
+            local.join(studies.site_of(study, name, tmp_path / asks[-1]))
         return deploy.Sites(study, local), study.model
 
     sites, model = sites_of("Evaluations", "Redrawn")

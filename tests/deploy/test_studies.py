@@ -156,7 +156,11 @@ def test_the_model_of_a_study_that_was_not_approved_is_not_run(tmp_path):
     ("changes", "message"),
     [
         (dict(sites={}), "mapping of names"),
-        (dict(sites={"bern": 0}), "mapping of names"),
+        (dict(sites=["bern", "basel"]), r"mapping of names.*got \['bern', 'basel'\]"),
+        (dict(sites={"bern": 0}), "of at least 1, got 0 for 'bern'"),
+        (dict(sites={"bern": True}), "of at least 1, got True for 'bern'"),
+        (dict(name=3), "name of a study must be text, got 3"),
+        (dict(rows={"x": jax.ShapeDtypeStruct((-1,), "f4")}), r"'x' of rows has a negative .*-1"),
         (dict(rows={}), "one row"),
         (dict(posterior="tests.support.studies"), "names nothing"),
     ],

@@ -21,6 +21,6 @@ def test_hospitals_as_processes_draw_what_the_simulation_does(tmp_path, capsys):
     assert len(apart) == 8 and max(apart) < 1e-4, told
     assert "UM was killed and came back: all 50 draws of each chain are those of" in told
     folder = tmp_path / "demo" / "consortium"
-    log = folder / "UM" / "state" / "audit.log"
+    log = folder / "UM" / "audit.log"
     assert deploy.verify_log(log).num_answers > 300
     assert "for the owner of the site 'UM'" in (folder / "UM.approved.txt").read_text()

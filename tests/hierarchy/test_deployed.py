@@ -76,12 +76,13 @@ def test_draws_and_fits_are_those_of_the_simulation(tmp_path):
         kernels={"main": f"{HERE}:kernel"},
         settings={},
         asks=deploy.FIT,
+        reproducible=True,
     )
 
     def join():
         local = deploy.Local()
         for name, rows in zip(NAMES, own, strict=True):
-            local.join(deploy.Site(study, name, rows, folder=tmp_path / name))
+            local.join(deploy.Site(study, name, rows, folder=tmp_path / name, min_rows=1))
         return local
 
     key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
@@ -111,10 +112,11 @@ def test_sites_keep_effects_and_draws_are_those_of_the_simulation(tmp_path, name
         rows=ROWS,
         kernels={"main": f"{HERE}:{name}"},
         settings={},
+        reproducible=True,
     )
     local, sites = deploy.Local(), []
     for site, own_rows in zip(NAMES, rows, strict=True):
-        sites.append(deploy.Site(study, site, own_rows, folder=tmp_path / site))
+        sites.append(deploy.Site(study, site, own_rows, folder=tmp_path / site, min_rows=1))
         local.join(sites[-1])
     assert sites[0].state is None
     key, start = jax.random.key(0), {"slope": 0.1, "tau": -0.2}
@@ -157,7 +159,7 @@ def test_no_message_of_marginal_holds_an_effect(tmp_path):
     )
     local, heard = deploy.Local(), {name: [] for name in NAMES}
     for (name, pairs), own_rows in zip(heard.items(), rows, strict=True):
-        site = deploy.Site(study, name, own_rows, folder=tmp_path / name)
+        site = deploy.Site(study, name, own_rows, folder=tmp_path / name, min_rows=1)
         local.join(site, heard=lambda *pair, pairs=pairs: pairs.append(pair))
     start = {"slope": 0.1, "tau": -0.2}
     samples = deploy.run(

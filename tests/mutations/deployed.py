@@ -23,6 +23,10 @@ ZERO = f"{QUESTIONS}a_density_of_zero_is_one_in_a_secure_sum"
 WALL = f"{QUESTIONS}a_chain_turns_back_at_a_wall_in_a_secure_sum[mala]"
 NO_WORDS = f"{QUESTIONS}a_search_does_not_end_where_numbers_have_no_words[-inf]"
 ANSWER = "deploy/test_masked_questions.py::test_an_answer_has_the_bits_of_a_simulated_secure_sum"
+SECRETS = "deploy/test_secrets.py::test_"
+DEPEND = f"{SECRETS}keys_of_clients_depend_on_all_that_a_step_depends_on"
+SECRET, CHACHA = "deploy/_secret.py", "random/_chacha.py"
+STREAMS = "random/test_chacha.py::test_split_and_folded_keys_are_of_other_streams"
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {
@@ -113,9 +117,27 @@ MUTATIONS = {
     ),
     "a study's digest leaves its files out": (
         "deploy/_study.py",
-        '"files": {where: self._hash(where) for where in self.sources},',
-        '"files": {where: "" for where in self.sources},',
+        '"files": {name: source.digest for name, source in self._sources.items()},',
+        '"files": dict.fromkeys(self._sources, ""),',
         APPROVED,
+    ),
+    "a study's file is read again when it runs": (
+        "deploy/_sources.py",
+        "compile(self.source.data, ",
+        "compile(self.source.path.read_bytes(), ",
+        f"{REFUSALS}a_source_runs_as_it_was_hashed",
+    ),
+    "a package is taken from the working directory": (
+        "deploy/_sources.py",
+        "if os.path.isabs(entry) and os.path.realpath(entry) not in left_out",
+        "if entry or left_out",
+        f"{REFUSALS}a_package_is_not_taken_from_the_working_directory",
+    ),
+    "a site's reason reaches the terminal as it is": (
+        "deploy/_links.py",
+        "printable(frame.header.get('reason'), MOST_REASON)",
+        "frame.header.get('reason')",
+        f"{REFUSALS}a_reason_has_printable_characters_alone",
     ),
     "a study's files run before their owner has read them": (
         "deploy/_commands.py",
@@ -176,5 +198,36 @@ MUTATIONS = {
         "RESOLUTION, MOST = 2.0**-22,",
         "RESOLUTION, MOST = 2.0**-12,",
         ANSWER,
+    ),
+    "a client draws the same in all rounds": (
+        "deploy/_site.py",
+        'place = f"{tag.round} {tag.phase}"',
+        'place = f"{tag.phase}"',
+        DEPEND,
+    ),
+    "all chains draw the same": (SECRET, "str(chain).encode()", 'b""', DEPEND),
+    "a client's draws do not depend on what it keeps": (
+        "deploy/_site.py",
+        "wire.encode(chain_of(run.state, c)))",
+        'b"")',
+        DEPEND,
+    ),
+    "a site's keys do not depend on its secret": (
+        SECRET,
+        "hmac.digest(self._secret,",
+        'hmac.digest(b"",',
+        f"{SECRETS}a_secret_is_made_once_and_for_its_owner_alone",
+    ),
+    "the server sends its keys": (
+        "deploy/_rounds.py",
+        "        parts = [numbers]\n        if study.reproducible:\n",
+        "        parts = [numbers]\n        if True:\n",
+        f"{SECRETS}a_site_cannot_compute_totals[False]",
+    ),
+    "split keys are of the stream of bits": (
+        CHACHA,
+        "_words(key, _SPLIT, 0,",
+        "_words(key, _BITS, 0,",
+        STREAMS,
     ),
 }

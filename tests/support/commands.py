@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,6 +108,8 @@ study = "study.toml"
 approved = "{self.study.digest}"
 rows = "{name}.npz"
 folder = "{name}"
+log = "{name}.audit.log"
+limits = {{ min_rows = 1, min_batch = 1 }}
 server = "localhost:{self.port}"
 {f'identity = "keys/{name}.identity"' if masked else ""}
 {self._keys(name)}
@@ -140,7 +143,7 @@ address = "127.0.0.1:{self.port}"
         command = "server" if name == "server" else "site"
         log = (self.folder / f"{name}.log").open("ab")
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", f"fedmcmc.{command}", str(self.folder / f"{name}.toml")],
+            [sys.executable, "-P", "-m", f"fedmcmc.{command}", str(self.folder / f"{name}.toml")],
             stdout=log,
             stderr=log,
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -174,7 +177,8 @@ address = "127.0.0.1:{self.port}"
 
     def _site(self, name, folder):
         identity = self.folder / "keys" / f"{name}.identity" if self.study.secure else None
-        return deploy.Site(self.study, name, rows_of(name), folder=folder, identity=identity)
+        given = dict(folder=folder, identity=identity, min_rows=1, min_batch=1)
+        return deploy.Site(self.study, name, rows_of(name), **given)
 
     @contextmanager
     def in_threads(self, names):
@@ -196,9 +200,11 @@ address = "127.0.0.1:{self.port}"
                 assert not thread.is_alive()
 
     def undisturbed(self):
-        """Return the samples of the same run with its sites in threads."""
+        """Return the samples of the same run with its sites, of the same secrets, in threads."""
         local = deploy.Local()
         for name in NAMES:
+            (self.folder / "local" / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.folder / name / "secret", self.folder / "local" / name)
             local.join(self._site(name, self.folder / "local" / name))
         return deploy.run(
             self.study,

@@ -2,13 +2,20 @@
 
 import sys
 import tempfile
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedmcmc
 from fedmcmc import deploy
+from fedmcmc.deploy._shapes import shapes_of_run
+from fedmcmc.deploy._site import Site
+from fedmcmc.pytrees import trees
 from tests.contracts.model import DATA, KEY, POSITIONS
 from tests.support import studies
 
@@ -29,14 +36,35 @@ def at_sites(study, folder, *, kernel="main", position=POSITION, **settings):
     return deploy.run(study, KEY, kernel, position, transport=local, **settings)
 
 
+def clients_draw(study):
+    """Return whether clients draw numbers that no other client draws."""
+    shapes = shapes_of_run(study.kernel("main"), study, trees.shapes_of(POSITION))
+    return bool(jax.tree.leaves([phase.private for phase in shapes.phases]))
+
+
+@contextmanager
+def public_keys(num_chains):
+    """Have sites draw from the chains' keys, although their study is not reproducible."""
+    keys = jax.vmap(lambda c: jax.random.fold_in(KEY, c))(jnp.arange(num_chains))
+    with mock.patch.object(Site, "_keys", lambda *_: keys):
+        yield
+
+
 def run_both(row, folder, compare=close, **settings):
     """Compare draws, figures, totals and the server's broadcast; return the run at sites.
 
-    `row` is one of the table, or a study.
+    `row` is one of the table, or a study. Where clients draw numbers of their own, they draw them
+    from the simulation's keys: the study is reproducible, or, as it has masks, its sites are
+    changed. Where they do not, their draws are those of the simulation without that.
     """
     study = studies.study_of(row) if isinstance(row, str) else row
-    settings = dict(num_rounds=6, progress=False) | settings
-    samples = at_sites(study, folder, **settings)
+    settings, same_keys = dict(num_rounds=6, progress=False) | settings, nullcontext()
+    if clients_draw(study):
+        same_keys = public_keys(settings.get("num_chains", 1))
+        if not study.secure:
+            study, same_keys = replace(study, reproducible=True), nullcontext()
+    with same_keys:
+        samples = at_sites(study, folder, **settings)
     simulated = fedmcmc.sample(
         KEY, study.kernel("main"), DATA, POSITION, placement=ONE_BY_ONE, **settings
     )

@@ -15,6 +15,8 @@ from tests.contracts.tables import KERNELS
 
 NAMES = ("bern", "basel", "chur")
 HERE = "tests.support.studies"
+FEW_ROWS = dict(min_rows=1, min_batch=1)
+"""Limits of sites whose rows are few, as in these tests."""
 
 
 def posterior(settings):
@@ -77,8 +79,17 @@ def straight(settings):
     )
 
 
+def plain_kernel(posterior, settings):
+    return fedmcmc.lsd(posterior, step_size=2.0**-5, batch_size=settings.get("batch_size"))
+
+
 def straight_kernel(posterior, settings):
-    return fedmcmc.secure_sum(fedmcmc.lsd(posterior, step_size=2.0**-5))
+    return fedmcmc.secure_sum(plain_kernel(posterior, settings))
+
+
+def local_kernel(posterior, settings):
+    """Clients take steps of their own, with noise whose correlation the settings say."""
+    return fedmcmc.fa_ld(posterior, step_size=0.01, num_local_steps=2, rho=settings["rho"])
 
 
 def masked_study(row, settings=(), secure=(), **changes):
@@ -88,8 +99,17 @@ def masked_study(row, settings=(), secure=(), **changes):
     return study_of(settings=settings, secure=asked | dict(secure), **changes)
 
 
+def give_secret(folder, name):
+    """Write a site's secret, the same in every test, unless its folder has one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "secret").exists():
+        (folder / "secret").write_bytes(hashlib.sha256(f"secret of {name}".encode()).digest())
+
+
 def site_of(study, name, folder, **changes):
-    given = dict(rows=rows_of(name), folder=folder / name)
+    """Return a site whose secret depends on its name alone: other folders, the same draws."""
+    given = dict(rows=rows_of(name), folder=folder / name) | FEW_ROWS
+    give_secret(folder / name, name)
     if study.secure:
         given["identity"] = identity_of(name)
     return deploy.Site(study, name, **(given | changes))

@@ -251,8 +251,10 @@ class FederatedData:
                 f"client_ids must be one integer or one name per row, shape ({num_rows},), got "
                 f"shape {ids.shape} and dtype {ids.dtype}."
             )
+        if ids.min() < 0:
+            raise ValueError(f"client_ids must not be negative, got {ids.min()}.")
         count = int(ids.max()) + 1 if num_clients is None else num_clients
-        if ids.min() < 0 or ids.max() >= count:
+        if ids.max() >= count:
             raise ValueError(
                 f"client_ids must lie in [0, {count}), got [{ids.min()}, {ids.max()}]."
             )

@@ -15,6 +15,7 @@ from fedmcmc.deploy._audit import LogError as LogError
 from fedmcmc.deploy._audit import verify_log as verify_log
 from fedmcmc.deploy._commands import add_commands as add_commands
 from fedmcmc.deploy._commands import command as command
+from fedmcmc.deploy._commands import isolate_process as isolate_process
 from fedmcmc.deploy._config import connect as connect
 from fedmcmc.deploy._config import run_server as run_server
 from fedmcmc.deploy._config import run_site as run_site
@@ -27,6 +28,7 @@ from fedmcmc.deploy._frames import Tag as Tag
 from fedmcmc.deploy._grpc import Credentials as Credentials
 from fedmcmc.deploy._grpc import GrpcServer as GrpcServer
 from fedmcmc.deploy._grpc import serve_site as serve_site
+from fedmcmc.deploy._limits import Limits as Limits
 from fedmcmc.deploy._links import SiteError as SiteError
 from fedmcmc.deploy._masks import SUMS as SUMS
 from fedmcmc.deploy._pki import fingerprint as fingerprint

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, printable
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.storage import write_whole
 
@@ -85,9 +85,9 @@ class Approval:
         if study.digest == self.digest and software() == self.software:
             return
         raise Refused(
-            f"{site} has approved the study {self.study.get('name')!r} at {self.time}, and not "
-            f"this one. What is another: {'; '.join(self.differences(study))}. Read it, and "
-            "approve it anew by fedmcmc deploy approve."
+            f"{site} has approved the study {self.study.get('name')!r} at {printable(self.time)}, "
+            f"and not this one. What is another: {'; '.join(self.differences(study))}. Read it, "
+            "and approve it anew by fedmcmc deploy approve."
         )
 
     def differences(self, study: Study) -> list[str]:
@@ -121,7 +121,7 @@ def _compared(old: Any, new: Any, where: str) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for name in [*old, *(name for name in new if name not in old)]:
-            path = where + name
+            path = where + printable(name)
             if isinstance(old.get(name), dict):
                 path = f"{path}." if where else NAMES[name]
             found += _compared(old.get(name, ABSENT), new.get(name, ABSENT), path)
@@ -137,4 +137,4 @@ def _compared(old: Any, new: Any, where: str) -> list[str]:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return f"{text[:16]}…" if len(text) == 64 else text
+    return f"{text[:16]}…" if len(text) == 64 else printable(text)

@@ -14,6 +14,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - where there are no such locks
+    fcntl = None  # type: ignore[assignment]
+
 FIRST = "0" * 64
 """What the first line has in the place of the hash of the line before."""
 SYNC_SECONDS = 1.0
@@ -59,10 +64,16 @@ class AuditLog:
     path
         A file; made if missing.
 
+    Attributes
+    ----------
+    num_numbers
+        Numbers that have left the site in all, which each line carries; when a log is opened, what
+        its last line says.
+
     Raises
     ------
     LogError
-        If its last whole line is none of a log.
+        If its last whole line is none of a log, or another site or process writes to it.
 
     Examples
     --------
@@ -81,15 +92,28 @@ class AuditLog:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._synced = time.monotonic()
         try:
-            self._last, torn = self._end()
+            self._lock()
+            self._last, self.num_numbers, torn = self._end()
         except BaseException:
             os.close(self._file)
             raise
         if torn:
             self.write("repaired", removed=len(torn), digest=hashlib.sha256(torn).hexdigest())
 
-    def _end(self) -> tuple[str, bytes]:
-        """Return the hash of the last whole line and what was behind it, which is removed."""
+    def _lock(self) -> None:
+        """Keep others from writing to the file until it is closed."""
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LogError(
+                f"Another site or process writes to {self.path}. Each site needs an audit log of "
+                f'its own: set log = "FILE" in the settings of one of them.'
+            ) from None
+
+    def _end(self) -> tuple[str, int, bytes]:
+        """Return the hash and the count of the last whole line, and what is behind it, removed."""
         size = os.fstat(self._file).st_size
         begin = max(size - 2 * MOST_LINE_BYTES, 0)
         os.lseek(self._file, begin, os.SEEK_SET)
@@ -103,19 +127,21 @@ class AuditLog:
             os.ftruncate(self._file, size - len(torn))
             os.fsync(self._file)
         if not newline:
-            return FIRST, torn
-        found = _hash_of(whole.rpartition(b"\n")[2])
+            return FIRST, 0, torn
+        line = whole.rpartition(b"\n")[2]
+        found = _hash_of(line)
         if found is None:
             raise LogError(
                 f"The last line of {self.path} is not one that a site wrote. Keep the file, find "
                 "out who changed it, and name another one in the site's settings."
             )
-        return found, torn
+        return found, int(json.loads(line).get("numbers", 0)), torn
 
     def write(self, what: str, **entry: Any) -> None:
-        """Add a line: the time, what happened, and what more there is to say."""
+        """Add a line: the time, what happened, what more there is to say, and `num_numbers`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        fields = {"time": now, "what": what, **entry, "previous": self._last}
+        fields = {"time": now, "what": what, **entry, "numbers": self.num_numbers}
+        fields["previous"] = self._last
         body = json.dumps(fields)
         self._last = hashlib.sha256(body.encode()).hexdigest()
         # One write, which a kill leaves whole or cut short.
@@ -180,8 +206,8 @@ def verify_log(path: str | Path, *, holds: str | None = None) -> Verified:
     return Verified(number, last, num_answers, num_bytes)
 
 
-def took_part_in_masks(path: str | Path, study: str) -> bool:
-    """Return whether a log says that its site was in a session of masks of a study.
+def num_masked_answers(path: str | Path, study: str) -> int | None:
+    """Return how many answers under masks a log says that its site gave in a study.
 
     Parameters
     ----------
@@ -189,11 +215,16 @@ def took_part_in_masks(path: str | Path, study: str) -> bool:
         Of an `AuditLog`.
     study
         The study's digest.
+
+    Returns
+    -------
+    int or None
+        ``None`` where the site was in no session of the study.
     """
-    current = None
+    current, found = None, None
     with Path(path).open("rb") as file:
         for line in file:
-            if b'"started"' not in line and b'"seal"' not in line:
+            if b'"started"' not in line and b'"answers": ' not in line:
                 continue
             try:
                 entry = json.loads(line)
@@ -201,9 +232,9 @@ def took_part_in_masks(path: str | Path, study: str) -> bool:
                 continue  # which verifying finds
             if entry.get("what") == "started":
                 current = entry.get("study")
-            elif entry.get("asked") == "seal" and current == study:
-                return True
-    return False
+            if current == study and "answers" in entry:
+                found = max(found or 0, int(entry["answers"]))
+    return found
 
 
 def _hash_of(line: bytes) -> str | None:

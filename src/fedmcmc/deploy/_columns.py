@@ -1,6 +1,5 @@
 """Columns of a study: types, shapes and levels, as its file declares them."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,15 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree
 from fedmcmc.data import Levels, check_levels, widened_dtype
+from fedmcmc.deploy._settings import hint
 
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
+DTYPES = (
+    *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32"),
+)
+"""Usual types of a column, for the message about one that is unknown."""
 
 
 def check_keys(given: Any, wanted: Collection[str], allowed: Collection[str], where: str) -> None:
@@ -30,9 +35,7 @@ def check_keys(given: Any, wanted: Collection[str], allowed: Collection[str], wh
     keys = f"{where} must hold {', '.join(sorted(wanted)) or 'nothing'} and may hold {may}"
     for name in given:
         if name not in known:
-            similar = difflib.get_close_matches(str(name), known, 1)
-            hint = f" Is {similar[0]} meant?" if similar else ""
-            raise ValueError(f"{keys}; it holds {name}, which is unknown.{hint}")
+            raise ValueError(f"{keys}; it holds {name}, which is unknown.{hint(name, known)}")
     for name in wanted:
         if name not in given:
             raise ValueError(f"{keys}; it holds no {name}, only {', '.join(sorted(given))}.")
@@ -57,17 +60,47 @@ def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Leve
         check_keys(part, () if "levels" in part else ("dtype",), KEYS, where)
         if "levels" in part:
             levels[name] = part["levels"]
-        try:
-            shape = tuple(part.get("shape", ()))
-            return jax.ShapeDtypeStruct(shape, np.dtype(part.get("dtype", "int32")))
-        except TypeError as error:
-            raise ValueError(f"{where}: {error}.") from None
+        dtype, shape = part.get("dtype", "int32"), part.get("shape", [])
+        if not _is_numeric(dtype):
+            raise ValueError(
+                f"{where} has the dtype {dtype!r}, which is unknown.{hint(dtype, DTYPES)} Known "
+                f"are {', '.join(DTYPES)}."
+            )
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(
+                f"{where} has the shape {shape!r}, which must be a list of whole numbers of at "
+                f"least 0, such as [3]."
+            )
+        return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
 
     return read(tree, ""), levels
 
 
+def _is_numeric(dtype: Any) -> bool:
+    """Return whether this is the name of a type of numbers."""
+    try:
+        return isinstance(dtype, str) and np.dtype(dtype).kind in "fiub"
+    except TypeError:
+        return False
+
+
+def column_names(rows: ArrayTree) -> list[str]:
+    """Return the names of the columns of rows, with dots where they are nested."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(rows)]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+
+
 def wide_shapes(rows: ArrayTree) -> ArrayTree:
-    """Return shapes of rows with the types that a site's rows have, no integer below 32 bits."""
+    """Return shapes of rows with the types that a site's rows have, no integer below 32 bits.
+
+    Raises
+    ------
+    ValueError
+        If a shape has a negative length.
+    """
+    for name, leaf in zip(column_names(rows), jax.tree.leaves(rows), strict=True):
+        if any(length < 0 for length in leaf.shape):
+            raise ValueError(f"Column {name!r} of rows has a negative length: {leaf.shape}.")
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, widened_dtype(leaf.dtype)), rows
     )
@@ -81,10 +114,7 @@ def checked_levels(levels: Mapping[str, Any], rows: ArrayTree) -> dict[str, Leve
     ValueError
         If they are no lists of texts, or no levels of a column of integers.
     """
-    columns = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(rows)
-    }
+    columns = dict(zip(column_names(rows), jax.tree.leaves(rows), strict=True))
     for name in levels:
         if not name or name not in columns:
             raise ValueError(

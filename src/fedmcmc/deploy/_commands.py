@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,31 +13,70 @@ from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import verify_log
 from fedmcmc.deploy._config import leave_study, site_settings
 from fedmcmc.deploy._consortium import AUTHORITY, make_consortium
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, printable
 from fedmcmc.deploy._links import SiteError
+from fedmcmc.deploy._names import toml_key
 from fedmcmc.deploy._pki import make_identity, make_request, sign_request
+from fedmcmc.deploy._sources import search_path
 from fedmcmc.deploy._study import Study
 
 
-def command(module: str, about: str | None, run: Callable[[str], Any]) -> Callable[..., int]:
-    """Return the main function of a module that runs something as a settings file says.
+def isolate_process(script: str, *, is_module: bool) -> None:
+    """Import nothing more from the working directory, and let no other user read new files.
+
+    A study's author may have put modules into the folder that a command is started in.
 
     Parameters
     ----------
-    module
-        Its name.
+    script
+        Command that does the same without ``python -m``.
+    is_module
+        Whether ``python -m`` started this process. It then has imported modules from the working
+        directory already, unless Python was started with ``-P``.
+
+    Raises
+    ------
+    SystemExit
+        If it was started so without ``-P``.
+    """
+    if is_module and not sys.flags.safe_path:
+        sys.exit(
+            "Python's -m imports modules from the working directory, where a study's author may "
+            f"have put some: run {script}, or start Python with -P."
+        )
+    os.umask(0o077)
+    sys.path[:] = search_path()
+
+
+def command(
+    script: str, about: str | None, run: Callable[[str], Any], *, is_module: bool
+) -> Callable[..., int]:
+    """Return the main function of a command that runs something as a settings file says.
+
+    Without arguments it takes those of the process, which it isolates (`isolate_process`).
+
+    Parameters
+    ----------
+    script
+        Name of the command.
     about
-        Its docstring.
+        Description of the command.
     run
-        Takes the path of a TOML file.
+        Function of the path of a TOML file.
+    is_module
+        Whether ``python -m`` has started the command.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
         """Run what a settings file says; return the exit status."""
-        parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+        parser = argparse.ArgumentParser(prog=script, description=about)
         parser.add_argument("settings", help="a TOML file; see docs/deploy.md")
         given = parser.parse_args(arguments)
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        if arguments is None:
+            isolate_process(script, is_module=is_module)
+        handler = logging.StreamHandler()
+        handler.setFormatter(_PrintableFormatter("%(asctime)s %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         logging.getLogger("jax").setLevel(logging.WARNING)
         return _status(lambda: run(given.settings))
 
@@ -98,9 +138,24 @@ def _status(run: Callable[[], Any]) -> int:
     try:
         found = run()
     except (Refused, SiteError, ValueError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(_printable_lines(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return found if isinstance(found, int) else 0
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Formatter of a log that escapes what is not printable, also in tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _printable_lines(super().format(record))
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(printable(line, None) for line in text.split("\n"))
+
+
+def _show(text: str) -> None:
+    print(_printable_lines(text))
 
 
 def _init(given: argparse.Namespace) -> None:
@@ -109,25 +164,25 @@ def _init(given: argparse.Namespace) -> None:
         given.study, folder, given.server, hosts=given.host, requests=given.requests
     )
     width = max(map(len, parties))
-    print(f"Each party gets its own folder in {folder}/, on a channel that its owner trusts:")
+    _show(f"Each party gets its own folder in {folder}/, on a channel that its owner trusts:")
     for name, party in parties.items():
-        print(f"  {name:{width}}  certificate {party.fingerprint}")
-    print(f"{folder / AUTHORITY}/ca.key stays here: who has it can be any party.")
+        _show(f"  {name:{width}}  certificate {party.fingerprint}")
+    _show(f"{folder / AUTHORITY}/ca.key stays here: who has it can be any party.")
 
 
 def _request(given: argparse.Namespace) -> None:
     path = make_request(given.folder, given.name)
-    print(f"{path.with_suffix('.key')} stays here. To whoever runs the consortium go:")
-    print(f"  {path}")
+    _show(f"{path.with_suffix('.key')} stays here. To whoever runs the consortium go:")
+    _show(f"  {path}")
     if given.name != "server":
         identity = make_identity(given.folder, given.name)
-        print(f"  {path.with_name(given.name + '.identity.pub')}  ({identity})")
+        _show(f"  {path.with_name(given.name + '.identity.pub')}  ({identity})")
 
 
 def _sign(given: argparse.Namespace) -> None:
     path = Path(given.request)
     pin = sign_request(given.authority, path, path.parent, path.stem, hosts=given.host)
-    print(f"{path.with_suffix('.crt')}, for the server's settings: {path.stem} = {pin!r}")
+    _show(f"{path.with_suffix('.crt')}, for the server's settings: {toml_key(path.stem)} = {pin!r}")
 
 
 def _approve(given: argparse.Namespace) -> int:
@@ -141,9 +196,9 @@ def _approve(given: argparse.Namespace) -> int:
     before = base / settings["approval"]
     if before.exists():
         last = Approval.read(before)
-        print(f"{name} has approved {last.digest} at {last.time}. What is another now:")
-        print("\n".join(f"  {text}" for text in last.differences(study) or ["nothing"]) + "\n")
-    print(files_told(study, name) + "\n")
+        _show(f"{name} has approved {last.digest} at {last.time}. What is another now:")
+        _show("\n".join(f"  {text}" for text in last.differences(study) or ["nothing"]) + "\n")
+    _show(files_told(study, name) + "\n")
     # What leaves is known once the files have run, so an owner is asked before that, too.
     if not (given.yes or _agrees("Have you read the files, and may they run here?")):
         return 1
@@ -156,27 +211,27 @@ def _approve(given: argparse.Namespace) -> int:
         min_batch=limits.get("min_batch"),
         refused_columns=limits.get("refused_columns", ()),
     )
-    print(told + "\n")
+    _show(told + "\n")
     if not (given.yes or _agrees(f"Does {name} approve this study?")):
         return 1
     Approval.of(study, name).save(before)
-    print(f"{before} says that {name} approves {study.digest}.")
+    _show(f"{before} says that {name} approves {study.digest}.")
     if (base / settings["study"]).resolve() != path.resolve():
-        print(f"{given.settings} still says study = {settings['study']!r}, which is another file.")
+        _show(f"{given.settings} still says study = {settings['study']!r}, which is another file.")
     return 0
 
 
 def _leave(given: argparse.Namespace) -> int:
     settings, base = site_settings(given.settings, dials=False)
     name = settings["name"]
-    print(
+    _show(
         f"{name} then answers nothing more in this study, also after a restart, and the study is "
         "over for all: the others need a new one without it."
     )
     if not (given.yes or _agrees(f"Does {name} leave for good?")):
         return 1
     leave_study(settings, base)
-    print(f"{name} has left.")
+    _show(f"{name} has left.")
     return 0
 
 
@@ -187,13 +242,13 @@ def _agrees(question: str) -> bool:
         answer = ""
     if answer.strip().lower() == "yes":
         return True
-    print("Nothing was done.")
+    _show("Nothing was done.")
     return False
 
 
 def _verify(given: argparse.Namespace) -> None:
     found = verify_log(given.log, holds=given.holds)
-    print(
+    _show(
         f"{given.log}: {found.num_lines:,} lines follow one another. {found.num_answers:,} "
         f"messages of {found.num_bytes:,} bytes left. The last hash, to be noted down elsewhere:"
         f"\n{found.last}"

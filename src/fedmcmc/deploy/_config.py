@@ -3,13 +3,11 @@
 import logging
 import signal
 import threading
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
@@ -18,8 +16,11 @@ from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
+from fedmcmc.deploy._limits import LIMITS, Limits
 from fedmcmc.deploy._masks import MASKS, rules_of
+from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
+from fedmcmc.deploy._settings import read_toml
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -31,7 +32,6 @@ from fedmcmc.storage import Checkpoint, owned, write_whole
 
 LOG = logging.getLogger("fedmcmc.deploy")
 KEYS = ("key", "certificate", "authority")
-LIMITS = ("most_rounds", "min_rows", "min_sites", "refused_columns")
 
 
 def run_site(path: str | Path) -> None:
@@ -47,8 +47,10 @@ def run_site(path: str | Path) -> None:
         to), ``rows`` (an ``.npz`` file), ``folder`` (for the site's state), ``server``
         (``"host:port"``), ``key``, ``certificate``, ``authority``; ``server_name`` if the server's
         certificate has another name than its host; ``identity`` (a file) for a study under masks;
-        ``log`` (for the audit log, by default ``audit.log`` in `folder`); and a table ``limits``
-        with ``most_rounds``, ``min_rows``, ``min_sites``, ``refused_columns``.
+        ``log`` (for the audit log, by default ``audit.log`` beside this file, so that a `folder`
+        that is removed or restored does not lower what it counts); and a table ``limits`` with
+        ``most_numbers``, ``min_rows``, ``min_batch``, ``min_sites``, ``refused_columns``,
+        ``most_bytes`` (see `Limits`).
 
     Raises
     ------
@@ -126,7 +128,7 @@ def _log_of(given: dict[str, Any], base: Path) -> Iterator[AuditLog]:
     """Open a site's log, for this process alone."""
     folder = base / given["folder"]
     with owned(Checkpoint(folder)):
-        log = AuditLog(base / given["log"] if "log" in given else folder / "audit.log")
+        log = AuditLog(base / given.get("log", "audit.log"))
         try:
             yield log
         finally:
@@ -155,7 +157,12 @@ def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, An
     given, base = _read(path, (*wanted, *network) if dials else wanted, allowed)
     if ("approved" in given) == ("approval" in given):
         raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
-    _check_names(path, given.get("limits", {}), (), LIMITS, "limits")
+    limits = given.get("limits", {})
+    _check_names(path, limits, (), LIMITS, "limits")
+    try:
+        Limits(**limits)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return given, base
 
 
@@ -167,8 +174,10 @@ def run_server(path: str | Path) -> Samples:
     path
         A TOML file with ``study``, ``address`` (``"host:port"`` to wait at), ``key``,
         ``certificate``, ``authority``, a table ``sites`` of certificates' fingerprints by name, and
-        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed``, ``draws`` (an
-        ``.npz`` file to write), and for kernels ``num_rounds``, and if wanted ``position``
+        a table ``run``: ``kernel`` (a name of the study's, or ``"fit"``), ``seed`` (text of 32
+        hexadecimal digits, as by ``secrets.token_hex(16)``, or an integer, which makes the key
+        ``jax.random.key(seed)`` and which a search can find), ``draws`` (an ``.npz`` file to
+        write), and for kernels ``num_rounds``, and if wanted ``position``
         (numbers, or of the study's files ``"file.py:name"``; by default the model's ``init_fn``),
         ``num_burnin``, ``thinning``, ``num_chains``, ``checkpoint`` (a folder), ``every_rounds``,
         ``on_missing``, ``timeout``, ``progress``, ``report`` (an HTML file to write).
@@ -280,7 +289,7 @@ def _sampled(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
     settings = {name: what[name] for name in names if name in what}
     if "checkpoint" in what:
         settings["checkpoint"] = Checkpoint(base / what["checkpoint"], what.get("every_rounds"))
-    key = jax.random.key(what["seed"])
+    key = key_of_seed(what["seed"])
     return sites.sample(key, study.kernel(what["kernel"]), _position(study, what), **settings)
 
 
@@ -288,7 +297,7 @@ def _fitted(sites: Sites, what: dict[str, Any], base: Path) -> Samples:
     fitted = fit(
         sites.study.model,
         sites,
-        rng_key=jax.random.key(what["seed"]),
+        rng_key=key_of_seed(what["seed"]),
         position=_position(sites.study, what) if "position" in what else None,
         progress=what.get("progress", True),
     )
@@ -353,8 +362,7 @@ def _rows(path: Path) -> ArrayTree:
 
 
 def _read(path: str | Path, wanted: Any, allowed: Any) -> tuple[dict[str, Any], Path]:
-    with Path(path).open("rb") as file:
-        given = tomllib.load(file)
+    given = read_toml(path)
     _check_names(path, given, wanted, allowed, "the file")
     return given, Path(path).parent
 

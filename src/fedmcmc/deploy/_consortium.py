@@ -1,12 +1,18 @@
 """A folder per party with all that it needs: keys, certificates, the study, settings."""
 
-import secrets
 import shutil
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedmcmc.deploy._names import (
+    MAX_BYTES,
+    check_party_name,
+    check_site_names,
+    fold,
+    toml_key,
+    toml_text,
+)
 from fedmcmc.deploy._pki import (
     SERVER,
     make_authority,
@@ -15,6 +21,9 @@ from fedmcmc.deploy._pki import (
     public_identity,
     sign_request,
 )
+from fedmcmc.deploy._seeds import new_seed
+from fedmcmc.deploy._settings import check_address, read_toml
+from fedmcmc.deploy._sources import is_file, read_source
 from fedmcmc.deploy._study import Study
 
 AUTHORITY = "authority"
@@ -64,26 +73,18 @@ def make_consortium(
     FileExistsError
         If `folder` holds anything.
     ValueError
-        If the file is no study, its files lie outside of its folder, a site's name is another
-        folder's, or `server` has no port.
+        If the file is no study, its files lie outside of its folder, a site's name cannot be that
+        of a folder and a certificate, or `server` has no port.
     """
     path, folder = Path(study), Path(folder)
-    with path.open("rb") as file:
-        given = tomllib.load(file)
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"server must be 'host:port', got {server!r}.")
+    given = read_toml(path)
+    host, _ = check_address(server, "server")
     names = list(given.get("sites", {}))
-    reserved = {SERVER, AUTHORITY, STUDY} & {*names}
-    if reserved:
-        raise ValueError(f"No site can be called {', '.join(sorted(reserved))}.")
-    strange = [
-        name
-        for name in names
-        if Path(name).name != name or name.startswith(".") or {*name} & {*'"\\'}
-    ]
-    if strange:
-        raise ValueError(f"Names of sites become names of folders, which {strange} cannot be.")
+    for name in names:
+        check_party_name(name)
+        if fold(name) in (SERVER, AUTHORITY, STUDY, PARTIES):
+            raise ValueError(f"No site can be called {name}: the consortium has a folder for it.")
+    check_site_names(names)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: new keys would undo those that are in it.")
     try:
@@ -102,7 +103,8 @@ def _made(
     hosts: Sequence[str],
     requests: Path | None,
 ) -> dict[str, Party]:
-    make_authority(folder / AUTHORITY, f"{given.get('name')} consortium")
+    authority = f"{given.get('name')} consortium".encode()[:MAX_BYTES].decode(errors="ignore")
+    make_authority(folder / AUTHORITY, authority)
     parties = {
         name: _keys(
             folder / AUTHORITY,
@@ -113,7 +115,7 @@ def _made(
         )
         for name in (SERVER, *given.get("sites", {}))
     }
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if "secure" in given and "identities" not in given["secure"]:
         text += "\n[secure.identities]\n" + _table(_identities(parties))
     study = _copied(path, text, folder / STUDY)
@@ -121,15 +123,17 @@ def _made(
         shutil.copytree(folder / STUDY, folder / name / STUDY)
     for name in study.sites:
         text = _site_toml(name, path.name, server, masked=bool(study.secure))
-        (folder / name / "site.toml").write_text(text)
+        (folder / name / "site.toml").write_text(text, encoding="utf-8")
     pins = {name: parties[name].fingerprint for name in study.sites}
     port = server.rpartition(":")[2]
-    (folder / SERVER / "server.toml").write_text(_server_toml(study, path.name, port, pins))
+    text = _server_toml(study, path.name, port, pins)
+    (folder / SERVER / "server.toml").write_text(text, encoding="utf-8")
     (folder / PARTIES).write_text(
         "# Public: compare these by telephone.\n[fingerprints]\n"
         + _table({name: party.fingerprint for name, party in parties.items()})
         + "\n[identities]\n"
-        + _table(_identities(parties))
+        + _table(_identities(parties)),
+        encoding="utf-8",
     )
     return parties
 
@@ -158,36 +162,35 @@ def _keys(
 def _copied(path: Path, text: str, folder: Path) -> Study:
     """Write a study and the files that it names to a folder; return it."""
     folder.mkdir(parents=True)
-    (folder / path.name).write_text(text)
+    (folder / path.name).write_text(text, encoding="utf-8")
     study = Study.read(folder / path.name)
-    for source in study.sources:
-        if not source.endswith(".py"):
-            continue
-        if Path(source).is_absolute() or ".." in Path(source).parts:
-            raise ValueError(f"{source} of the study {study.name!r} lies outside of its folder.")
+    for source in filter(is_file, study.sources):
+        data = read_source(study.name, path.parent, source).data
         (folder / source).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path.parent / source, folder / source)
+        (folder / source).write_bytes(data)
     _ = study.digest  # raises where a package is missing
     return study
 
 
 def _site_toml(name: str, study: str, server: str, *, masked: bool) -> str:
-    identity = f'identity = "keys/{name}.identity"\n' if masked else ""
+    keys = {suffix: toml_text(f"keys/{name}.{suffix}") for suffix in ("key", "crt", "identity")}
+    identity = f"identity = {keys['identity']}\n" if masked else ""
     return f"""\
 # Settings of the site {name}. Paths are relative to this file's folder.
-name = "{name}"
-study = "study/{study}"
+name = {toml_text(name)}
+study = {toml_text(f"study/{study}")}
 approval = "approval.json"        # fedmcmc deploy approve writes it
 rows = "rows.npz"                 # yours: arrays by column, np.savez("rows.npz", x=..., y=...)
 folder = "state"                  # on a disk that stays
-server = "{server}"
-key = "keys/{name}.key"
-certificate = "keys/{name}.crt"
+server = {toml_text(server)}
+key = {keys["key"]}
+certificate = {keys["crt"]}
 authority = "keys/ca.crt"
 {identity}
 [limits]                          # your own, whatever the server asks
-# most_rounds = 20000             # in all, over all runs
-# min_rows = 20
+# most_numbers = 1000000          # that leave this site in all, over all runs
+# min_rows = 20                   # as by default, which also wants 3 rows per parameter
+# min_batch = 20                  # of a minibatch, likewise
 min_sites = 3
 # refused_columns = ["postcode"]
 """
@@ -196,9 +199,11 @@ min_sites = 3
 def _server_toml(study: Study, name: str, port: str, pins: dict[str, str]) -> str:
     kernel = next(iter(study.kernels), "fit")
     run = "" if kernel == "fit" else _RUN
+    noise = "the noise of server and sites" if study.reproducible else "the server's noise"
+    knows = f"who knows it can compute {noise}"
     return f"""\
 # Settings of the server. Paths are relative to this file's folder.
-study = "study/{name}"
+study = {toml_text(f"study/{name}")}
 address = "0.0.0.0:{port}"
 key = "keys/server.key"
 certificate = "keys/server.crt"
@@ -207,8 +212,8 @@ authority = "keys/ca.crt"
 [sites]                           # fingerprints of certificates; without its own, nobody gets in
 {_table(pins)}
 [run]
-kernel = "{kernel}"
-seed = {secrets.randbits(31)}                 # who knows it knows the noise of all sites
+kernel = {toml_text(kernel)}
+seed = "{new_seed()}"   # secret: {knows}
 draws = "draws.npz"
 {run}"""
 
@@ -223,9 +228,4 @@ every_rounds = 100
 
 
 def _table(entries: dict[str, str]) -> str:
-    return "".join(f'{_quoted(name)} = "{entry}"\n' for name, entry in entries.items())
-
-
-def _quoted(name: str) -> str:
-    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if bare else f'"{name}"'
+    return "".join(f"{toml_key(name)} = {toml_text(entry)}\n" for name, entry in entries.items())

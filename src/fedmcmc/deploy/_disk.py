@@ -21,8 +21,10 @@ MOST_RUNS = 16
 """Runs whose states are kept, so that a call may go on with each."""
 MARKED = "mark-" + 12 * "[0-9]"
 """Names of states of earlier rounds; while one is written it has another name."""
-RESERVED = 100
-"""Rounds of which the count is written ahead, so that not every round waits for the disk."""
+NUMBERS = "numbers"
+"""The file with the count of numbers that have left the site."""
+COUNT = struct.Struct(">Q32sI")
+"""That count, a digest of the last answer that it holds, and a checksum."""
 MARK = b"fmcstate"
 PLACE = struct.Struct(">8sQQI")
 """Mark, number, bytes and checksum of what is in a place."""
@@ -133,14 +135,40 @@ class Disk:
             shutil.rmtree(path, ignore_errors=True)
 
     @property
-    def reserved(self) -> int:
-        """How many rounds were answered, rounded up to what was written ahead."""
-        found = self._read(self.folder / "rounds", 0)
-        return 0 if found is None else int(found[0]["reserved"])
+    def num_numbers(self) -> tuple[int, bytes]:
+        """How many numbers have left the site, and a digest of the last answer.
 
-    def reserve(self, num: int) -> None:
-        """Write down that up to `num` rounds are answered."""
-        self._write(self.folder / "rounds", {"reserved": num})
+        Raises
+        ------
+        OSError
+            If the file is damaged.
+        """
+        path = self.folder / NUMBERS
+        if not path.exists():
+            return 0, b""
+        data = path.read_bytes()
+        if len(data) == COUNT.size:
+            total, digest, expected = COUNT.unpack(data)
+            if zlib.crc32(data[:-4]) == expected:
+                return total, digest
+        raise OSError(
+            f"{path} is damaged: it does not hold the count of numbers that left the site. Remove "
+            f"it if the site has an audit log, whose count then holds."
+        )
+
+    def count_numbers(self, total: int, digest: bytes) -> None:
+        """Write how many numbers have left the site, and a digest of the last answer.
+
+        One short write, which a kill leaves whole; nothing waits for the disk.
+        """
+        data = COUNT.pack(total, digest, 0)[:-4]
+        path = self.folder / NUMBERS
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            if os.pwrite(file, data + zlib.crc32(data).to_bytes(4, "big"), 0) != COUNT.size:
+                raise OSError(f"{path} could not be written to its end: the disk may be full.")
+        finally:
+            os.close(file)
 
     def _write(self, path: Path, header: dict[str, Any], *parts: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

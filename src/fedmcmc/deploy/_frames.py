@@ -100,6 +100,25 @@ class Frame(NamedTuple):
         return Tag(*found)
 
 
+def printable(text: Any, most: int | None = 500) -> str:
+    r"""Return text of another party as one line that a log or a terminal can show.
+
+    Control characters, line breaks, terminal escapes and invisible characters (`str.isprintable`)
+    are escaped, and text of more than `most` characters is cut.
+
+    Examples
+    --------
+    >>> printable("row 3" + chr(27) + "[2K")
+    'row 3\\x1b[2K'
+    """
+    text = str(text)
+    shown = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in (text if most is None else text[: most + 1])
+    )
+    return shown if most is None or len(shown) <= most else f"{shown[:most]}…"
+
+
 def checksum(body: bytes) -> int:
     """Return the checksum of a body: of its blocks added without carry, and of what is left.
 

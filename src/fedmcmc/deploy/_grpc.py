@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmcmc._checks import not_installed
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, printable
 from fedmcmc.deploy._pki import fingerprint
+from fedmcmc.deploy._settings import check_address
 from fedmcmc.deploy._site import Site
 
 LOG = logging.getLogger("fedmcmc.deploy")
@@ -73,6 +74,7 @@ class GrpcServer:
     """
 
     def __init__(self, address: str, credentials: Credentials, sites: Mapping[str, str]) -> None:
+        check_address(address, "address")
         grpc = _grpc()
         from concurrent.futures import ThreadPoolExecutor
 
@@ -197,6 +199,7 @@ def serve_site(
     Refused
         If the server does not take this site.
     """
+    check_address(address, "server")
     grpc = _grpc()
     key, certificate, authority = credentials.read()
     secure = grpc.ssl_channel_credentials(authority, key, certificate)
@@ -221,7 +224,7 @@ def serve_site(
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                     raise Refused(
-                        f"The server turned {site.name} away: {error.details()}."
+                        f"The server turned {site.name} away: {printable(error.details())}."
                     ) from None
                 if not stop.is_set():
                     LOG.info("%s: no connection (%s)", site.name, error.code().name)

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedmcmc.deploy._frames import Frame, FrameError, Tag
+from fedmcmc.deploy._frames import Frame, FrameError, Tag, printable
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._transport import Transport
 
 LOG = logging.getLogger("fedmcmc.deploy")
+MOST_REASON = 2000
+"""Characters of a site's reason that are shown."""
 POLL_SECONDS = 1.0
 """How long to wait at a time, so that an interrupt is noticed."""
 
@@ -91,13 +93,13 @@ class Links:
             if frame is None or site not in missing or frame.header.get("tag") != list(tag):
                 continue  # late answers are dropped here
             if frame.kind in ("declined", "error"):
-                raise SiteError(f"{site}: {frame.header.get('reason')}")
+                raise SiteError(f"{site}: {printable(frame.header.get('reason'), MOST_REASON)}")
             if frame.kind != kind:
                 continue
             try:
                 answers[site] = read(site, frame.body)
             except FrameError as error:
-                raise SiteError(f"{site} sent an answer that is none: {error}") from None
+                raise SiteError(f"{site} sent an answer that is none: {printable(error)}") from None
         if masked and self.num_lost != num_lost:
             raise SessionLost
         return answers
@@ -129,7 +131,7 @@ class Links:
         try:
             frame = Frame.parse(data)
         except FrameError as error:
-            LOG.warning("%s: a message was not understood: %s", site, error)
+            LOG.warning("%s: a message was not understood: %s", site, printable(error))
             return None
         if frame.kind != "hello":
             return frame if site in self.joined else None
@@ -156,10 +158,12 @@ class Links:
     def _objection(self, site: str, header: dict[str, Any]) -> str:
         """Return why a site that says `header` of itself is not taken; empty if it is."""
         if header.get("site") != site:
-            return f"it is registered as {site!r} and calls itself {header.get('site')!r}."
+            name = printable(repr(header.get("site")))
+            return f"it is registered as {site!r} and calls itself {name}."
         if header.get("study") != self.study.digest:
+            digest = printable(repr(header.get("study")))
             return (
-                f"its study is another one (digest {header.get('study')!r}, the server's is "
+                f"its study is another one (digest {digest}, the server's is "
                 f"{self.study.digest!r}): compare settings, sizes, columns and files."
             )
         theirs, ours = header.get("software"), software()
@@ -167,7 +171,8 @@ class Links:
             return "it does not say which software it runs."
         for name in ours:
             if theirs.get(name) != ours[name]:
-                return f"{name} is {theirs.get(name)} there and {ours[name]} at the server."
+                version = printable(theirs.get(name))
+                return f"{name} is {version} there and {ours[name]} at the server."
         if header.get("kernels") != self.study.kernel_digests:
             return "the study's files make other kernels there: their dependencies differ."
         return ""

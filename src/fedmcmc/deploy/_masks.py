@@ -5,7 +5,7 @@ nothing else of its rows, and only in answer to what its rules allow.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Grid, Word
 from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import FrameError, Refused, unpack
+from fedmcmc.deploy._words import class_names
 from fedmcmc.transforms import check_cohorts
 
 KEY_DIGITS = 64
@@ -105,23 +106,13 @@ def check_alike(words: Any) -> None:
 
     With a weight of zero for all others, one message would be the sum.
     """
-    found = _classes(words) & (APART | SINGLES.keys())
+    found = class_names(words) & (APART | SINGLES.keys())
     if found:
         raise Refused(
             f"The server's kernel holds numbers that differ from site to site "
             f"({', '.join(sorted(found))}), which could make one message stand out of a sum. Under "
             "masks such a kernel must be in the study's files."
         )
-
-
-def _classes(words: Any) -> set[str]:
-    """Return the names of all classes that words name."""
-    if isinstance(words, list):
-        return set().union(*map(_classes, words))
-    if not isinstance(words, dict):
-        return set()
-    own = {str(words["class"]).rpartition(":")[2]} if "class" in words else set()
-    return own.union(*map(_classes, words.values()))
 
 
 def _is_key(text: Any) -> bool:
@@ -198,9 +189,9 @@ class SiteMasks:
         self._session: Any = None
 
     @property
-    def is_new(self) -> bool:
-        """Whether the site knows of no session of the study."""
-        return bool(self._rules.is_new)
+    def num_answers(self) -> int | None:
+        """Answers to different questions so far, ``None`` before the study's first session."""
+        return None if self._rules.is_new else int(self._rules.num_answers)
 
     @property
     def session(self) -> str:
@@ -238,7 +229,12 @@ class SiteMasks:
         return b""
 
     def answer(
-        self, asked: Mapping[str, Any], place: Any, question: bytes, kept: bytes, words: np.ndarray
+        self,
+        asked: Mapping[str, Any],
+        place: Any,
+        question: bytes,
+        kept: bytes,
+        compute: Callable[[], np.ndarray],
     ) -> bytes:
         """Return a site's words under masks, as `SiteRules.answer` allows it.
 
@@ -253,8 +249,8 @@ class SiteMasks:
             different things, nobody can add up the answers.
         kept
             A digest of what the answer depends on besides, which this site alone knows.
-        words
-            ``[num_words]`` uint64.
+        compute
+            Returns the words ``[num_words]`` uint64; called where the question is a new one.
         """
         from fedmcmc.deploy.secure import MaskTag, transcript
 
@@ -268,7 +264,7 @@ class SiteMasks:
         tag = MaskTag.of_phase(round_, attempt, number, num_phases, setup=is_setup)
         session = self._session.bound_to(question)
         own = transcript("fedmcmc/query/1", question, kept)
-        return self._rules.answer(session, tag, sites, own, lambda: words)
+        return self._rules.answer(session, tag, sites, own, compute)
 
 
 def num_words(code: ArrayTree) -> int:

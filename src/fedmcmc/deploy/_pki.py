@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmcmc._checks import not_installed
+from fedmcmc.deploy._names import check_party_name
 
 DAYS = 365
 """How long certificates are valid."""
@@ -72,7 +73,10 @@ def make_party(
     ------
     FileExistsError
         If the party has a certificate in `folder`.
+    ValueError
+        If `name` cannot be that of a file or a certificate.
     """
+    check_party_name(name)
     authority, folder = Path(authority), Path(folder)
     key = _new_key()
     certificate = _signed(authority, name, key.public_key(), hosts)
@@ -89,7 +93,10 @@ def make_request(folder: str | Path, name: str) -> Path:
     ------
     FileExistsError
         If the party has a key in `folder`.
+    ValueError
+        If `name` cannot be that of a file or a certificate.
     """
+    check_party_name(name)
     x509, _, serialization = _cryptography()
     folder, key = Path(folder), _new_key()
     request = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
@@ -270,13 +277,11 @@ def _signed(authority: Path, name: str, public_key: Any, hosts: Sequence[str]) -
     root = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
     root_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
     usage = x509.oid.ExtendedKeyUsageOID
-    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts or (name,)])
-    return (
+    certificate = (
         _unsigned(_name(name), public_key)
         .issuer_name(root.subject)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        .add_extension(alternatives, critical=False)
         .add_extension(
             x509.ExtendedKeyUsage([usage.SERVER_AUTH if hosts else usage.CLIENT_AUTH]),
             critical=False,
@@ -284,8 +289,11 @@ def _signed(authority: Path, name: str, public_key: Any, hosts: Sequence[str]) -
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False
         )
-        .sign(root_key, _sha256())
     )
+    if hosts:  # a site is known by its fingerprint, whatever letters its name has
+        alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        certificate = certificate.add_extension(alternatives, critical=False)
+    return certificate.sign(root_key, _sha256())
 
 
 def _pem(certificate: Any) -> bytes:

@@ -23,8 +23,9 @@ from fedmcmc._types import (
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
-from fedmcmc.random import draw_key
+from fedmcmc.random import draw_key, shared_key
 from fedmcmc.rounds import (
+    ClientKeys,
     Received,
     client_step,
     cohort_of,
@@ -82,7 +83,7 @@ def first_states(kernel: FederatedKernel, client: Client, broadcasts: Broadcast)
 def steps(
     kernel: FederatedKernel,
     client: Client,
-    keys: Array,
+    keys: Array | ClientKeys,
     broadcasts: Broadcast,
     states: ArrayTree,
     weights: Array,
@@ -91,12 +92,19 @@ def steps(
     number: int,
     setup: bool,
 ) -> tuple[ArrayTree, ArrayTree, Report]:
-    """Return codes, states and reports of all chains; where not active, the state as it was."""
+    """Return codes, states and reports of all chains; where not active, the state as it was.
+
+    `keys` are those of the chains, or of the client in this phase of this round.
+    """
     phase = kernel.setup[number] if setup else kernel.phases[number]
     broadcasts, round_ = one_round(broadcasts)
 
     def one(
-        key: Array, broadcast: Broadcast, state: ArrayTree, weight: Array, on: Array
+        key: Array | ClientKeys,
+        broadcast: Broadcast,
+        state: ArrayTree,
+        weight: Array,
+        on: Array,
     ) -> tuple[ArrayTree, ArrayTree, Report]:
         broadcast = broadcast._replace(round=round_)
         own = replace(client, weight=weight)
@@ -175,6 +183,12 @@ def first(
         one, init_keys, positions, totals
     )
     return firsts
+
+
+@jax.jit
+def shared_words(keys: Array, number: Any) -> Array:
+    """Return the keys of what all clients draw alike in a round, as words ``[num_chains, ...]``."""
+    return jax.random.key_data(jax.vmap(lambda key: shared_key(key, number))(keys))
 
 
 @partial(jax.jit, static_argnames="num_clients")

@@ -20,11 +20,20 @@ from fedmcmc._types import (
     Refined,
 )
 from fedmcmc.compression import WORD_BITS, limbs_of_host
-from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, pack, unpack
+from fedmcmc.deploy._frames import Frame, FrameError, Tag, checksum, digest_of, pack, unpack
 from fedmcmc.deploy._links import Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
-from fedmcmc.deploy._programs import Moved, chain_of, cohorts, moved, stacked, summed, taken_in
+from fedmcmc.deploy._programs import (
+    Moved,
+    chain_of,
+    cohorts,
+    moved,
+    shared_words,
+    stacked,
+    summed,
+    taken_in,
+)
 from fedmcmc.deploy._programs import first as first_of_server
 from fedmcmc.deploy._shapes import Shapes
 from fedmcmc.deploy._words import to_words
@@ -120,6 +129,8 @@ class Rounds:
         self.masked = MaskedSums(links) if links.study.secure else None
         digest = np.frombuffer(bytes.fromhex(name), np.uint8)
         self._run = jnp.asarray(np.tile(digest, (len(keys), 1)))
+        # What else sites draw is from their own secrets, or from the keys that `begin` sends.
+        self._sends_shared = bool(jax.tree.leaves(shapes.shared)) and not links.study.reproducible
         # Of each phase: what reads code and report of one chain, and both of who says nothing.
         self._readers = [
             ((wire.reader(x.code), wire.reader(x.report)), _zeros((x.code, x.report)))
@@ -135,15 +146,20 @@ class Rounds:
         study = self.links.study
         words, numbers = study.words_of(self.kernel)
         position, _ = to_words(self.shapes.first.position, study.functions)
+        words_of_keys = wire.encode(jax.random.key_data(self.keys))
         header = {
             "tag": list(self._tag(-1)),
             "kernel": words,
             "position": position,
             "chains": len(self.keys),
             "generator": str(jax.random.key_impl(self.keys)),
+            # Runs with other keys are other questions, so that sites draw independently in them.
+            "keys": digest_of(words_of_keys),
         }
-        keys = wire.encode(jax.random.key_data(self.keys))
-        return Frame("begin", header, pack(numbers, keys)).to_bytes()
+        parts = [numbers]
+        if study.reproducible:
+            parts.append(words_of_keys)
+        return Frame("begin", header, pack(*parts)).to_bytes()
 
     def begin(self) -> None:
         """Tell all sites which run this is, and wait for them."""
@@ -370,6 +386,7 @@ class Rounds:
         masks: dict[str, Any] | None = None,
     ) -> dict[str, bytes]:
         bodies: dict[bytes, tuple[bytes, int]] = {}  # with checksums, by the chains of a site
+        shared: Any = np.asarray(shared_words(self.keys, tag.round)) if self._sends_shared else None
         requests = {}
         for site, place in asked.items():
             header = {
@@ -385,7 +402,10 @@ class Rounds:
             chains = place.on.tobytes()
             if chains not in bodies:
                 on = np.flatnonzero(place.on).tolist()
-                body = pack(*(wire.encode(chain_of(broadcast, c)) for c in on))
+                parts = [wire.encode(chain_of(broadcast, c)) for c in on]
+                if shared is not None:
+                    parts.append(wire.encode(shared[on]))
+                body = pack(*parts)
                 bodies[chains] = body, checksum(body)
             requests[site] = Frame("step", header, bodies[chains][0]).to_bytes(bodies[chains][1])
         return requests

@@ -352,7 +352,8 @@ def run(
     study
         What the parties agreed on.
     rng_key
-        Key of the run. Who knows it knows all clients' noise.
+        Key of the run, which stays at the server unless the study is `reproducible`. Who knows it
+        knows the server's noise, so it should be a `random.secret_key`.
     kernel
         One of the study's kernels, or its name.
     position

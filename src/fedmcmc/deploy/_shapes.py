@@ -12,6 +12,7 @@ from fedmcmc.deploy._masks import check_kernel
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
 from fedmcmc.rounds import (
+    client_draws_like,
     client_step,
     code_like,
     cohort_of,
@@ -41,6 +42,7 @@ class Exchange(NamedTuple):
     broadcast: Broadcast
     code: ArrayTree
     report: Report
+    private: ArrayTree  # what the client draws alone
 
 
 class Shapes(NamedTuple):
@@ -53,6 +55,7 @@ class Shapes(NamedTuple):
     client: ArrayTree  # what a client keeps
     memories: tuple[ArrayTree, ...]  # the server's copies, one entry per phase
     waits: bool  # whether messages of the last phase may be late
+    shared: ArrayTree  # what all clients draw alike in a round
 
 
 def as_sent(leaf: Any) -> Array:
@@ -108,7 +111,8 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
             state,
             client,
         )
-        phases.append(Exchange(broadcast, code, Report.of(info)))
+        private, shared = client_draws_like(kernel, number, broadcast, client)
+        phases.append(Exchange(broadcast, code, Report.of(info), private))
         memories.append(
             jax.eval_shape(
                 lambda b, number=number: first_memories(kernel, number, b, federation.num_clients),
@@ -124,4 +128,4 @@ def shapes_of_run(kernel: FederatedKernel, study: Study, position: ArrayTree) ->
     if study.secure:
         codes = (*setup, *(phase.code for phase in phases))
         check_kernel(kernel, codes, waits=waits)
-    return Shapes(first, setup, tuple(phases), server, kept, tuple(memories), waits)
+    return Shapes(first, setup, tuple(phases), server, kept, tuple(memories), waits, shared)

@@ -19,20 +19,35 @@ from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
 from fedmcmc.data import FederatedData, code_rows, values_of
 from fedmcmc.deploy._approval import Approval
-from fedmcmc.deploy._audit import AuditLog, took_part_in_masks
-from fedmcmc.deploy._disk import RESERVED, Disk
-from fedmcmc.deploy._frames import Frame, FrameError, Refused, Tag, digest_of, pack, unpack
+from fedmcmc.deploy._audit import AuditLog, num_masked_answers
+from fedmcmc.deploy._disk import Disk
+from fedmcmc.deploy._frames import (
+    Frame,
+    FrameError,
+    Refused,
+    Tag,
+    digest_of,
+    pack,
+    printable,
+    unpack,
+)
+from fedmcmc.deploy._limits import MOST_BYTES, Limits, Outflow, numbers_per_message
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
+from fedmcmc.deploy._secret import SiteSecret
 from fedmcmc.deploy._shapes import Report, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
 from fedmcmc.kernels import Evaluations, Expansions
 from fedmcmc.pytrees import trees
+from fedmcmc.random import generator_named
+from fedmcmc.rounds import ClientKeys
 from fedmcmc.surrogates import nonfinite_answer
 
 LOG = logging.getLogger("fedmcmc.deploy")
+MOST_REASON = 2000
+"""Characters of a reason that are sent or shown."""
 MOST_LETTERS = 64
 """Of what the server calls a run, or asks for, in the site's log."""
 
@@ -44,7 +59,9 @@ class _Run:
     name: str
     attempt: int
     kernel: FederatedKernel
-    keys: Array  # [num_chains]
+    num_chains: int
+    generator: Any  # of the server's keys
+    keys: Array | None  # [num_chains], of a study that is reproducible
     shapes: Shapes
     readers: list[Callable[[bytes], ArrayTree]]  # of broadcasts, one per phase
     told: str  # a digest of all this, as the server told it
@@ -78,14 +95,8 @@ class Site:
     approved
         What the site's owner has agreed to, an `Approval` or a study's digest; nothing of a study's
         files is run unless they are those.
-    most_rounds
-        Rounds that the site answers in all, over all runs of the study.
-    min_rows
-        Rows below which the site takes no part.
-    min_sites
-        Sites below which it takes no part.
-    refused_columns
-        Columns that it does not let be used.
+    most_numbers, min_rows, min_batch, min_sites, refused_columns, most_bytes
+        Limits that the site's owner sets, as `Limits` describes them.
     identity
         The site's Ed25519 private key, or the file that holds it (`deploy.make_identity`), for a
         study under masks.
@@ -97,8 +108,9 @@ class Site:
     Refused
         If the study is another than approved, or asks for what the site does not give.
     ValueError
-        If rows are not those of the study, if a text column has no levels in the study or a value
-        is none of them, or if the identity is not the one that the study names.
+        If a limit is out of range, if rows are not those of the study, if a text column has no
+        levels in the study or a value is none of them, or if the identity is not the one that the
+        study names.
     """
 
     def __init__(
@@ -109,13 +121,18 @@ class Site:
         *,
         folder: str | Path,
         approved: Approval | str | None = None,
-        most_rounds: int | None = None,
-        min_rows: int = 1,
-        min_sites: int = 1,
+        most_numbers: int | None = None,
+        min_rows: int | None = None,
+        min_batch: int | None = None,
+        min_sites: int | None = None,
         refused_columns: Sequence[str] = (),
+        most_bytes: int = MOST_BYTES,
         identity: Any = None,
         log: AuditLog | None = None,
     ) -> None:
+        self.limits = Limits(
+            most_numbers, min_rows, min_batch, min_sites, refused_columns, most_bytes
+        )
         if isinstance(approved, Approval):
             approved.check(study, name)
         elif approved is not None and study.digest != approved:
@@ -127,12 +144,12 @@ class Site:
             raise Refused(f"The study {study.name!r} has no site {name!r}.")
         self.study, self.name = study, name
         self.index = list(study.sites).index(name)
-        self.disk, self.most_rounds = Disk(folder), most_rounds
+        self.disk = Disk(folder)
         own = FederatedData.from_clients({name: self._coded(rows)}).rows
-        self._check(own, min_rows, min_sites, refused_columns)
+        self._check(own)
         self.client = study.client(self.index, own)
-        self._reserved = self._num_rounds = self.disk.reserved
         self._run: _Run | None = None
+        self._secret: SiteSecret | None = None  # until a client draws
         self._checked = False  # whether columns index the model within its axes
         self._bad_row = ""  # what the log has of a row that is not finite
         self._last = (b"", b"")  # a request, and what was answered
@@ -141,18 +158,27 @@ class Site:
             if identity is None:
                 raise Refused(f"The study {study.name!r} asks for masks: give {name} its identity.")
             self._masks = SiteMasks(study, self.index, identity, self.disk.folder / MASKS)
-            if (
-                self._masks.is_new
-                and log is not None
-                and took_part_in_masks(log.path, study.digest)
-            ):
-                raise Refused(
-                    f"By its log {name} has answered under masks in the study {study.name!r}, and "
-                    f"its folder {folder} knows nothing of it. {ANEW}"
-                )
+            if log is not None:
+                self._check_masks(log)
+        self._outflow = Outflow(name, self.disk, log, self.limits)
         self._log, self._hello = log, b""
+        unknown = self.limits.unknown_columns(study)
+        if unknown:
+            LOG.warning("%s refuses columns that %r lacks: %s", name, study.name, unknown)
         if log is not None:
-            log.write("started", site=name, study=study.digest)
+            log.write("started", site=name, study=study.digest, unknown_columns=unknown)
+
+    def _check_masks(self, log: AuditLog) -> None:
+        """Raise unless the folder knows of all answers under masks that the log has."""
+        assert self._masks is not None
+        logged = num_masked_answers(log.path, self.study.digest)
+        known = self._masks.num_answers
+        if logged is not None and (known is None or known < logged):
+            raise Refused(
+                f"By its log {self.name} has answered under masks in the study "
+                f"{self.study.name!r}, {logged} questions, and its folder {self.disk.folder} knows "
+                f"of {known or 0}, as after a backup was restored. {ANEW}"
+            )
 
     def _coded(self, rows: Any) -> ArrayTree:
         """Return rows as numbers, text as codes of the study's levels."""
@@ -164,7 +190,7 @@ class Site:
         )
         return code_rows(rows, study.levels, self.name, remedy=remedy)
 
-    def _check(self, rows: ArrayTree, min_rows: int, min_sites: int, refused: Any) -> None:
+    def _check(self, rows: ArrayTree) -> None:
         study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
         if num != study.sites[self.name]:
             raise ValueError(
@@ -177,15 +203,7 @@ class Site:
             raise ValueError(
                 f"The rows of {self.name} are not those of the study {study.name!r}: {difference}."
             )
-        if num < min_rows:
-            raise Refused(f"{self.name} takes no part with fewer than {min_rows} rows.")
-        if len(study.sites) < min_sites:
-            raise Refused(f"{self.name} takes no part among fewer than {min_sites} sites.")
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(study.rows)]
-        names = {jax.tree_util.keystr(path, simple=True, separator=".") for path in paths}
-        given = sorted(names & {*refused})
-        if given:
-            raise Refused(f"{self.name} does not let the columns {given} be used.")
+        self.limits.check_study(study, self.name)
 
     @property
     def state(self) -> ArrayTree:
@@ -228,23 +246,29 @@ class Site:
         try:
             frame = Frame.parse(data)
             if frame.kind == "refused":
-                raise Refused(str(frame.header.get("reason")))
+                raise Refused(printable(frame.header.get("reason"), MOST_REASON))
             if frame.kind == "welcome":
                 return None
             asked, tag = frame.kind, list(frame.tag)
             kind, header, body = self._answered(frame, data)
         except FrameError as error:
-            LOG.warning("%s: a message was not understood: %s", self.name, error)
-            kind, header, body = "error", {"reason": str(error)}, b""
+            reason = printable(error, MOST_REASON)
+            LOG.warning("%s: a message was not understood: %s", self.name, reason)
+            kind, header, body = "error", {"reason": reason}, b""
         except _Unready:
             kind, header, body = "unready", {}, b""
         except _Declined as error:
-            LOG.warning("%s: declined: %s", self.name, error)
-            kind, header, body = "declined", {"reason": str(error)}, b""
+            reason = printable(error, MOST_REASON)
+            LOG.warning("%s: declined: %s", self.name, reason)
+            kind, header, body = "declined", {"reason": reason}, b""
         answer = Frame(kind, {"tag": tag, **header}, body).to_bytes()
         if self._log is not None:
-            where = {} if tag is None else Tag(tag[0][:MOST_LETTERS], *tag[1:])._asdict()
-            self._log.write(kind, asked=asked[:MOST_LETTERS], **where, **_sent(answer))
+            run = () if tag is None else (printable(tag[0], MOST_LETTERS), *tag[1:])
+            where = Tag(*run)._asdict() if run else {}
+            if self._masks is not None and self._masks.num_answers is not None:
+                where["answers"] = self._masks.num_answers
+            asked = printable(asked, MOST_LETTERS)
+            self._log.write(kind, asked=asked, **where, **_sent(answer))
         return answer
 
     def _answered(self, frame: Frame, data: bytes) -> tuple[str, dict[str, Any], bytes]:
@@ -266,16 +290,18 @@ class Site:
                     part = self._masks.take_part(stage, frame.tag.attempt, frame.body)
                     return "answer", {}, part
                 case _:
-                    raise FrameError(f"The server asks for {frame.kind!r}, which is unknown.")
+                    kind = printable(repr(frame.kind), MOST_LETTERS)
+                    raise FrameError(f"The server asks for {kind}, which is unknown.")
         except (FrameError, _Unready):
             raise
         except Refused as error:
             raise _Declined(str(error)) from error
         except Exception as error:
+            kind = printable(repr(frame.kind), MOST_LETTERS)
             # What it says stays here: it may hold numbers of rows.
-            LOG.exception("%s: a message of the kind %r", self.name, frame.kind)
+            LOG.exception("%s: a message of the kind %s", self.name, kind)
             raise FrameError(
-                f"{type(error).__name__} at a message of the kind {frame.kind!r}; the log of "
+                f"{type(error).__name__} at a message of the kind {kind}; the log of "
                 f"{self.name} says more."
             ) from None
         return "ready", {}, b""
@@ -285,27 +311,27 @@ class Site:
         tag, header, run = frame.tag, frame.header, self._run
         if run is not None and (run.name, run.attempt) == (tag.run, tag.attempt):
             return
-        words, numbers = unpack(frame.body, 2)
+        reproducible = self.study.reproducible
+        words, *numbers = unpack(frame.body, 1 + reproducible)
         kernel = self.study.kernel_of(header["kernel"], words)
         if not isinstance(kernel, FederatedKernel):
             raise FrameError("What the server asks for is no kernel.")
         position = from_words(header["position"], None, self.study.functions)
-        keys_like = jax.eval_shape(
-            lambda: jax.random.key_data(jax.random.key(0, impl=header["generator"]))
-        )
+        generator = generator_named(header["generator"])
         num_chains = header["chains"]
         if type(num_chains) is not int or num_chains < 1:
             raise FrameError("A run has at least one chain.")
-        like = jax.ShapeDtypeStruct((num_chains, *keys_like.shape), keys_like.dtype)
-        keys = jax.random.wrap_key_data(jnp.asarray(_read(numbers, like)), impl=header["generator"])
+        keys = _keys_of(numbers[0], generator, num_chains) if reproducible else None
         try:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self.limits.check_run(kernel, self.study, self.name, shapes.first.position)
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
-        self._run = run = _Run(tag.run, tag.attempt, kernel, keys, shapes, readers, told)
+        fields = (kernel, num_chains, generator, keys, shapes, readers, told)
+        self._run = run = _Run(tag.run, tag.attempt, *fields)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
         self._last = (b"", b"")
@@ -330,17 +356,19 @@ class Site:
         shapes = run.shapes
         if not 0 <= number < len(shapes.setup):
             raise FrameError("A phase of the set-up that this kernel does not have.")
-        num = len(run.keys)
+        num = run.num_chains
         self._check_session(frame)
-        self._count_round()
         first = stacked([_read(part, shapes.first) for part in unpack(frame.body, num)])
         weights = jnp.ones(num, self.client.share.dtype)
-        inputs = (run.keys, first, (), weights, jnp.ones(num, bool))
+        nothing_drawn = ClientKeys((), ())
+        inputs = (nothing_drawn, first, (), weights, jnp.ones(num, bool))
         codes = steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
         if self._masks is not None:
             place = (0, number, len(shapes.setup), True)
             return self._masked(frame, place, "", host_words(codes, num_lead=1))
-        return pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
+        sent = pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
+        self._outflow.add(num * numbers_per_message(shapes.setup[number], masked=False), sent)
+        return sent
 
     def _start(self, frame: Frame) -> None:
         """Begin before the first round: what the client keeps, from its rows and the broadcast."""
@@ -349,7 +377,7 @@ class Site:
             return
         self.disk.begin(run.name)
         like = run.shapes.phases[0].broadcast
-        parts = unpack(frame.body, len(run.keys))
+        parts = unpack(frame.body, run.num_chains)
         broadcasts = stacked([_read(part, like) for part in parts])
         run.state = first_states(run.kernel, self.client, broadcasts)
         run.pending, run.answered = run.state, (-1, -1)
@@ -404,7 +432,7 @@ class Site:
 
     def _states(self, run: _Run, data: bytes) -> ArrayTree:
         like = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct((len(run.keys), *s.shape), s.dtype), run.shapes.client
+            lambda s: jax.ShapeDtypeStruct((run.num_chains, *s.shape), s.dtype), run.shapes.client
         )
         return jax.tree.map(jnp.asarray, wire.decode(data, [like])[0])
 
@@ -424,7 +452,7 @@ class Site:
                 )
             run.pending = run.state
             return
-        if len(counted) != len(run.keys):
+        if len(counted) != run.num_chains:
             raise FrameError("A message does not say of every chain what was counted.")
         if not all(counted):
             run.pending = select(np.asarray(counted, bool), run.pending, run.state)
@@ -433,7 +461,7 @@ class Site:
     def _step(self, frame: Frame) -> bytes:
         """Answer a phase of a round; the state is on the disk when this returns."""
         run, tag, header = self._current(frame), frame.tag, frame.header
-        shapes, number, num = run.shapes, tag.phase, len(run.keys)
+        shapes, number, num = run.shapes, tag.phase, run.num_chains
         if run.state is None:
             raise _Unready
         if not 0 <= number < len(shapes.phases):
@@ -447,36 +475,78 @@ class Site:
                 "Under masks all sites take part in all chains, with one weight: a total in which "
                 "one message weighs more than the others tells that message."
             )
-        some = iter(unpack(frame.body, sum(map(bool, active))))
+        sends_shared = run.keys is None and not trees.is_empty(shapes.shared)
+        some = iter(unpack(frame.body, sum(map(bool, active)) + sends_shared))
+        parts = [next(some) if on else None for on in active]
         read = run.readers[number]
-        heard = [_readable(read, next(some)) if on else None for on in active]
+        heard = [None if part is None else _readable(read, part) for part in parts]
         anyone = next(broadcast for broadcast in heard if broadcast is not None)
         broadcasts = stacked([anyone if b is None else b for b in heard])
         if not np.all(np.asarray(broadcasts.round) == tag.round):
             raise FrameError("The round in a broadcast is not that of the message.")
-        if number == 0:
-            self._count_round()
         self._settle(run, frame)
         marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
         if run.keeps and marks:
             self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
         weight = np.asarray(weights, self.client.share.dtype)
-        inputs = (run.keys, broadcasts, run.state, weight, np.asarray(active, bool))
+        keys = self._keys(run, tag, parts, weight, next(some, None))
+        inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
         outputs = steps(run.kernel, self.client, *inputs, number=number, setup=False)
-        codes, run.pending, reports = outputs
+        codes, pending, reports = outputs
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
-        run.answered = (tag.round, number)
+        chains = [c for c in range(num) if active[c]]
+        sent = b""
+        if self._masks is None:
+            sent = pack(
+                *(wire.encode(chain_of(codes, c)) for c in chains),
+                *(wire.encode(chain_of(reports, c)) for c in chains),
+            )
+            exchange = shapes.phases[number]
+            num_each = numbers_per_message(exchange.code, exchange.report, masked=False)
+            self._outflow.add(len(chains) * num_each, sent)
+        run.pending, run.answered = pending, (tag.round, number)
         self._save(run)
         self._log_bad_row(run, broadcasts, codes)
         if self._masks is not None:
             place = (tag.round, number, len(shapes.phases), False)
             kept = digest_of(wire.encode([run.state]))
             return self._masked(frame, place, kept, words_of(codes, reports))
-        chains = [c for c in range(num) if active[c]]
-        return pack(
-            *(wire.encode(chain_of(codes, c)) for c in chains),
-            *(wire.encode(chain_of(reports, c)) for c in chains),
-        )
+        return sent
+
+    def _keys(
+        self,
+        run: _Run,
+        tag: Tag,
+        parts: list[bytes | None],
+        weights: np.ndarray,
+        shared: bytes | None,
+    ) -> Array | ClientKeys:
+        """Return what clients draw from: keys of this site's secret, or the run's.
+
+        `parts` are the broadcasts as they came, ``None`` in chains that are not active; `shared`
+        are the keys of what all clients draw alike in the chains that are.
+        """
+        if run.keys is not None:
+            return run.keys
+        shared_keys: ArrayTree = ()
+        if shared is not None:
+            active = np.flatnonzero([part is not None for part in parts])
+            words = jax.random.key_data(_keys_of(shared, run.generator, len(active)))
+            words = jnp.zeros((run.num_chains, *words.shape[1:]), words.dtype).at[active].set(words)
+            shared_keys = jax.random.wrap_key_data(words, impl=run.generator)
+        if trees.is_empty(run.shapes.phases[tag.phase].private):
+            return ClientKeys((), shared_keys)
+        if self._secret is None:
+            rows = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.client.rows)]
+            context = (self.study.digest, self.name, digest_of(*rows))
+            self._secret = SiteSecret(self.disk.folder, *(text.encode() for text in context))
+        place = f"{tag.round} {tag.phase}"
+        question = digest_of(run.told.encode(), place.encode(), shared or b"")
+        chains = [
+            (part or b"", weights[c].tobytes(), wire.encode(chain_of(run.state, c)))
+            for c, part in enumerate(parts)
+        ]
+        return ClientKeys(self._secret.keys(question.encode(), chains), shared_keys)
 
     def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
         """Log once which row makes the answer to a question not finite, for the site's owner."""
@@ -504,19 +574,14 @@ class Site:
         run, masks = self._current(frame), self._masks
         assert masks is not None
         question = digest_of(run.told.encode(), repr(place).encode(), frame.body)
-        return masks.answer(
-            frame.header["masks"], place, bytes.fromhex(question), kept.encode(), words.reshape(-1)
-        )
 
-    def _count_round(self) -> None:
-        if self.most_rounds is not None and self._num_rounds >= self.most_rounds:
-            raise Refused(
-                f"{self.name} has answered the {self.most_rounds} rounds that its owner allows."
-            )
-        self._num_rounds += 1
-        if self.most_rounds is not None and self._num_rounds > self._reserved:
-            self._reserved = min(self._num_rounds + RESERVED - 1, self.most_rounds)
-            self.disk.reserve(self._reserved)
+        def counted() -> np.ndarray:
+            self._outflow.add(words.size, words.tobytes())
+            return words.reshape(-1)
+
+        return masks.answer(
+            frame.header["masks"], place, bytes.fromhex(question), kept.encode(), counted
+        )
 
 
 def _sent(data: bytes) -> dict[str, Any]:
@@ -545,6 +610,13 @@ def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
         np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(reports.bits_down)
     ]
     return np.concatenate([host_words(codes, num_lead=1), *below], axis=1)
+
+
+def _keys_of(data: bytes, generator: Any, num: int) -> Array:
+    """Return typed keys ``[num]`` of the server's generator."""
+    like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=generator)))
+    words = _read(data, jax.ShapeDtypeStruct((num, *like.shape), like.dtype))
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=generator)
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:

@@ -1,11 +1,6 @@
 """A study: what sites and their server agree on before anything runs."""
 
-import hashlib
-import importlib
-import importlib.util
 import json
-import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +18,18 @@ from fedmcmc.data import FederatedData, Levels
 from fedmcmc.deploy._columns import check_keys, checked_levels, read_columns, wide_shapes
 from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._masks import check_alike, check_settings, grid_of
-from fedmcmc.deploy._words import from_words, name_of_class, plain, to_words
+from fedmcmc.deploy._names import check_printable, check_site_names
+from fedmcmc.deploy._settings import check_names, read_toml
+from fedmcmc.deploy._sources import Source, list_sources, load_source, read_source
+from fedmcmc.deploy._words import (
+    askable_estimators,
+    askable_kernels,
+    class_names,
+    from_words,
+    name_of_class,
+    plain,
+    to_words,
+)
 from fedmcmc.pytrees import schedules
 from fedmcmc.storage import describe, versions
 from fedmcmc.transforms import Secured, is_secured, secure_sum
@@ -47,6 +53,9 @@ class Study:
     posterior
         Where the model is: ``"package.module:name"`` of an installed package, or
         ``"file.py:name"`` of a file in `folder`. A `Posterior`, or ``settings -> Posterior``.
+        Sources are read once, at their first use, and what was read is hashed and run. Packages
+        are not taken from the working directory or `folder`, unless the program has imported them
+        or ``PYTHONPATH`` names that folder by an absolute path.
     sites
         Rows of each site, by name, in the order of the clients. Sizes are known to all.
     rows
@@ -55,7 +64,8 @@ class Study:
     kernels
         Kernels by name, each found as the model is: ``(posterior, settings) -> FederatedKernel``.
     asks
-        Names of kernel classes that the server may fill with numbers of its own
+        Names of kernel classes that the server may fill with numbers of its own, and of gradient
+        estimators that these may then hold in place of full gradients, such as ``"Minibatch"``
         (``deploy.FIT`` for `fedmcmc.fit`, ``deploy.SETUP`` for `fedmcmc.whiten` and
         `fedmcmc.surrogates`; under masks ``deploy.SUMS`` at most). Without these, sites run
         `kernels` alone.
@@ -69,9 +79,15 @@ class Study:
         know; ``resolution`` and ``most``, as of `fedmcmc.secure_sum`, of what `asks` allows. All
         kernels of the study must then be secure sums over all sites.
     folder
-        Where files are looked for; each party has its own.
+        Where files are looked for; each party has its own. Files lie within it, also where
+        symbolic links lead.
     levels
         Levels of text columns in their order, by column. Sites code text by these.
+    reproducible
+        Whether sites draw from keys that the server sends, so that draws have the same bits as a
+        simulation with the server's seed. All parties can then compute all noise, and know which
+        rows are in each minibatch. By default sites draw from secrets of their own, and only
+        kernels whose clients draw nothing have the bits of a simulation. Not under masks.
 
     Examples
     --------
@@ -96,6 +112,7 @@ class Study:
     secure: Mapping[str, Any] = field(default_factory=dict)
     folder: str | Path = "."
     levels: Mapping[str, Levels] = field(default_factory=dict)
+    reproducible: bool = False
 
     def __repr__(self) -> str:
         """Name the study, its sites and what runs there."""
@@ -105,21 +122,58 @@ class Study:
         return f"Study({self.name!r}; rows per site: {sites}; runs {runs}{masks})"
 
     def __post_init__(self) -> None:
-        if not self.sites or not all(
-            isinstance(n, int) and n > 0 and name for name, n in self.sites.items()
-        ):
-            raise ValueError("sites must be a mapping of names to numbers of rows, at least one.")
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"The name of a study must be text, got {self.name!r}.")
+        if not isinstance(self.sites, Mapping) or not self.sites:
+            raise ValueError(
+                f"sites must be a mapping of names to numbers of rows, such as "
+                f'{{"bern": 120, "basel": 80}}, got {self.sites!r}.'
+            )
+        for site, num in self.sites.items():
+            if not isinstance(site, str) or not site or type(num) is not int or num < 1:
+                raise ValueError(
+                    f"sites must give each site's number of rows, a whole number of at least 1, "
+                    f"got {num!r} for {site!r}."
+                )
+        known = askable_kernels() | askable_estimators()
+        check_names(self.asks, known, f"asks of the study {self.name!r}")
         if not jax.tree.leaves(self.rows):
             raise ValueError("rows must say the shapes and types of one row.")
         object.__setattr__(self, "rows", wide_shapes(self.rows))
         object.__setattr__(self, "levels", checked_levels(self.levels, self.rows))
+        self._check_names()
         for where in (self.posterior, *self.kernels.values()):
             if where.count(":") != 1:
                 raise ValueError(
                     f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
                 )
+        if not isinstance(self.reproducible, bool):
+            raise ValueError(f"reproducible must be true or false, got {self.reproducible!r}.")
         if self.secure:
             check_settings(self.secure, self.sites, self.asks)
+            if self.reproducible:
+                raise ValueError(
+                    f"The study {self.name!r} has masks (secure) and reproducible = true: who "
+                    "knows the sites' keys could compute single messages from sums. Remove "
+                    "reproducible, or remove the table secure."
+                )
+
+    def _check_names(self) -> None:
+        """Raise `ValueError` unless all names are printable, since owners read them."""
+        columns = jax.tree_util.tree_leaves_with_path(self.rows)
+        check_printable(
+            {
+                "the study": [self.name],
+                "a source": [self.posterior, *self.kernels.values()],
+                "a site": self.sites,
+                "a column": [jax.tree_util.keystr(path, simple=True) for path, _ in columns],
+                "a level": [level for levels in self.levels.values() for level in levels],
+                "a kernel": self.kernels,
+                "a kernel in asks": self.asks,
+                "a setting": _keys(self.settings),
+            }
+        )
+        check_site_names(self.sites)
 
     @classmethod
     def read(cls, path: str | Path) -> "Study":
@@ -131,11 +185,10 @@ class Study:
             If it holds no study.
         """
         path = Path(path)
-        with path.open("rb") as file:
-            given = tomllib.load(file)
+        given = read_toml(path)
         wanted = ("name", "posterior", "sites", "rows")
         tables = ("sites", "kernels", "settings", "secure")
-        check_keys(given, wanted, ("asks", *tables), str(path))
+        check_keys(given, wanted, ("asks", "reproducible", *tables), str(path))
         for name in tables:
             if not isinstance(given.get(name, {}), dict):
                 raise ValueError(f"{path}: {name} must be a table, got {given[name]!r}.")
@@ -153,7 +206,8 @@ class Study:
             "asks": list(self.asks),
             "settings": dict(self.settings),
             "secure": dict(self.secure),
-            "files": {where: self._hash(where) for where in self.sources},
+            "reproducible": self.reproducible,
+            "files": {name: source.digest for name, source in self._sources.items()},
         } | ({"levels": {k: list(v) for k, v in self.levels.items()}} if self.levels else {})
 
     @cached_property
@@ -189,53 +243,27 @@ class Study:
 
     @property
     def sources(self) -> list[str]:
-        """The files and packages that the model and the kernels are in."""
-        places = {where.partition(":")[0] for where in (self.posterior, *self.kernels.values())}
-        return sorted(places)
+        """The files, modules and their packages that the model and the kernels are in."""
+        return list_sources((self.posterior, *self.kernels.values()))
+
+    @cached_property
+    def _sources(self) -> dict[str, Source]:
+        """The sources by name, as they were read at their first use."""
+        return {name: read_source(self.name, self.folder, name) for name in self.sources}
 
     def path(self, source: str) -> Path:
-        """Return where a source of the model or of a kernel lies, ``"file.py"`` or a package's.
+        """Return the file that a source of the model or of a kernel was read from.
 
         Raises
         ------
         ValueError
-            If it is a package that is not installed.
+            If a source cannot be read, or is a package that is not installed.
         """
-        if source.endswith(".py"):
-            return Path(self.folder) / source
-        spec = importlib.util.find_spec(source)
-        if spec is None or spec.origin is None:
-            raise ValueError(f"The study {self.name!r} needs {source}, which is not installed.")
-        return Path(spec.origin)
-
-    def _hash(self, source: str) -> str:
-        path = self.path(source)
-        try:
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise ValueError(
-                f"The study {self.name!r} needs {path}, which cannot be read ({error.strerror})."
-            ) from error
+        return self._sources[source].path
 
     @cached_property
     def _modules(self) -> dict[str, ModuleType]:
-        return {source: self._loaded(source) for source in self.sources}
-
-    def _loaded(self, source: str) -> ModuleType:
-        if not source.endswith(".py"):
-            return importlib.import_module(source)
-        name = f"fedmcmc_study_{self._hash(source)[:16]}"
-        if name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(name, self.path(source))
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[name]
-                raise
-        return sys.modules[name]
+        return {name: load_source(self._sources, name) for name in self._sources}
 
     def found(self, where: str) -> Any:
         """Return what has this name in one of the study's files: ``"file.py:name"``.
@@ -372,11 +400,17 @@ class Study:
         return self.own(kernel) if masked else kernel
 
     def _check_classes(self, words: Any) -> None:
-        """Raise `Refused` unless the study allows a kernel and the question within it, if any."""
-        while words is not None:
-            self._check_class(name_of_class(words))
-            fields = words.get("fields")
-            words = fields.get("question") if isinstance(fields, dict) else None
+        """Raise `Refused` unless the study allows the kernels and estimators in words."""
+        self._check_class(name_of_class(words))
+        names = class_names(words)
+        for name in sorted(names & askable_kernels()):
+            self._check_class(name)
+        for name in sorted(names & askable_estimators() - {*self.asks}):
+            raise Refused(
+                f"The server's {name_of_class(words)} holds the gradient estimator {name!r}, and "
+                f"in its own questions the study {self.name!r} allows full gradients only. Put the "
+                f"kernel into the study's files, or name {name!r} in asks."
+            )
 
     def _check_class(self, name: str) -> None:
         if name not in self.asks:
@@ -452,6 +486,14 @@ def _padded(leaf: Any, size: int) -> Any:
     nothing = jnp.nan if floats else True if leaf.dtype == bool else jnp.iinfo(leaf.dtype).max
     rest = jnp.full((size - leaf.shape[0], *leaf.shape[1:]), nothing, leaf.dtype)
     return jnp.concatenate([leaf, rest])
+
+
+def _keys(table: Any) -> list[Any]:
+    """Return the keys of a table and of the tables within it."""
+    if isinstance(table, Mapping):
+        return [*table, *(key for part in table.values() for key in _keys(part))]
+    parts = table if isinstance(table, list | tuple) else ()
+    return [key for part in parts for key in _keys(part)]
 
 
 def _described(tree: ArrayTree) -> Any:

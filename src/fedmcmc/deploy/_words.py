@@ -17,8 +17,9 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, Shapes
+from fedmcmc._types import ArrayTree, FederatedKernel, GradientEstimator, Shapes
 from fedmcmc.deploy._frames import FrameError, Refused
+from fedmcmc.gradients import full_gradient
 from fedmcmc.pytrees import trees
 
 ROOMS = (
@@ -144,6 +145,39 @@ def name_of_class(words: Any) -> str:
     """Return the name of the class that words begin with, without its module."""
     kind = words.get("class") if isinstance(words, dict) else None
     return kind.rpartition(":")[2] if isinstance(kind, str) else ""
+
+
+def class_names(words: Any) -> set[str]:
+    """Return the names of all classes that words name, without their modules."""
+    if isinstance(words, list):
+        return set().union(*map(class_names, words))
+    if not isinstance(words, dict):
+        return set()
+    own = {str(words["class"]).rpartition(":")[2]} if "class" in words else set()
+    return own.union(*map(class_names, words.values()))
+
+
+def askable_kernels() -> set[str]:
+    """Return the names of this package's kernels, which a study may let its server ask for."""
+    return _names_below(FederatedKernel)
+
+
+def askable_estimators() -> set[str]:
+    """Return the names of this package's gradient estimators that do not use all rows exactly."""
+    return _names_below(GradientEstimator) - {type(full_gradient()).__name__}
+
+
+def _names_below(base: type) -> set[str]:
+    """Return the names of the pytrees among the classes of this package that extend `base`."""
+    names: set[str] = set()
+    subclasses: list[type] = base.__subclasses__()
+    for cls in subclasses:
+        room = cls.__module__.removeprefix("fedmcmc.").partition(".")[0]
+        if cls.__module__.startswith("fedmcmc.") and room in ROOMS:
+            # Bases alone are no pytrees.
+            is_base = jax.tree_util.all_leaves([object.__new__(cls)])
+            names |= _names_below(cls) | (set() if is_base else {cls.__name__})
+    return names
 
 
 def plain(fn: Any) -> Any:

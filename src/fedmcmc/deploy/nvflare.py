@@ -31,7 +31,7 @@ except ImportError as error:
     raise not_installed("Sites over NVFlare need", "nvflare") from error
 
 from fedmcmc.deploy._config import opened_site, run_over, site_settings
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, printable
 
 LOG = logging.getLogger("fedmcmc.deploy")
 SETTINGS = "FEDMCMC_SETTINGS"
@@ -91,7 +91,7 @@ class Calls:
                 if answer:
                     self._inbox.put((name, answer))
             except CollabCallError as error:
-                LOG.info("%s: no connection (%s)", name, error)
+                LOG.info("%s: no connection (%s)", name, printable(error))
                 if joined:
                     self._inbox.put((name, None))
                 joined = False

@@ -26,7 +26,7 @@ class Distillation:
     inputs: ArrayTree
     optimizer: Any
     num_steps: int = field(metadata={"static": True})
-    batch_size: int | None = field(metadata={"static": True})
+    inputs_per_step: int | None = field(metadata={"static": True})
     average_from: int = field(metadata={"static": True})
     average_every: int = field(metadata={"static": True})
 
@@ -34,9 +34,9 @@ class Distillation:
         num_steps = self.num_steps
         teacher = self._average_probabilities(mean, members)
         batches = None
-        if self.batch_size is not None:
+        if self.inputs_per_step is not None:
             num_inputs = jnp.asarray(jax.tree.leaves(self.inputs)[0].shape[0])
-            batches = integers_below(rng_key, num_inputs, (num_steps, self.batch_size))
+            batches = integers_below(rng_key, num_inputs, (num_steps, self.inputs_per_step))
 
         def loss(position: ArrayTree, offsets: Array | None) -> Array:
             rows, wanted = (self.inputs, teacher)
@@ -70,7 +70,7 @@ class Distillation:
         models = jax.tree.map(lambda m, x: jnp.concatenate([m[None], x]), mean, members)
         num_models = jax.tree.leaves(models)[0].shape[0]
         # In batches: activations of all inputs at once may not fit.
-        size = self.batch_size or jax.tree.leaves(self.inputs)[0].shape[0]
+        size = self.inputs_per_step or jax.tree.leaves(self.inputs)[0].shape[0]
 
         def all_inputs(position: ArrayTree) -> Array:
             def one_input(x: ArrayTree) -> Array:

@@ -12,8 +12,10 @@ from fedmcmc.rounds._arrangement import Buckets as Buckets
 from fedmcmc.rounds._arrangement import Layout as Layout
 from fedmcmc.rounds._arrangement import Part as Part
 from fedmcmc.rounds._arrangement import state_specs as state_specs
+from fedmcmc.rounds._phases import ClientKeys as ClientKeys
 from fedmcmc.rounds._phases import Prepared as Prepared
 from fedmcmc.rounds._phases import Received as Received
+from fedmcmc.rounds._phases import client_draws_like as client_draws_like
 from fedmcmc.rounds._phases import client_step as client_step
 from fedmcmc.rounds._phases import code_like as code_like
 from fedmcmc.rounds._phases import cohort_of as cohort_of

@@ -4,6 +4,7 @@ Whatever runs a kernel uses these: the simulator, which maps over clients what t
 deployed round, in which every client is a process of its own and bytes are all that crosses.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,22 @@ class Prepared(NamedTuple):
     """What is random in a step, drawn ahead: what a phase's `prepare` or `prepare_server` made."""
 
     draws: ArrayTree
+
+
+class ClientKeys(NamedTuple):
+    """Keys of one client's step in one phase, where the chain's key is not at the client.
+
+    Attributes
+    ----------
+    private
+        Key from which the client alone draws, ``()`` where it draws nothing.
+    shared
+        Key from which all clients draw alike, that of `random.shared_key`; ``()`` where they draw
+        nothing.
+    """
+
+    private: ArrayTree
+    shared: ArrayTree
 
 
 class Received(NamedTuple):
@@ -60,7 +77,7 @@ class Received(NamedTuple):
 def client_step(
     kernel: FederatedKernel,
     phase: Phase | int,
-    draws_or_key: Prepared | Array,
+    draws_or_key: Prepared | ClientKeys | Array,
     broadcast: Broadcast,
     client_state: ArrayTree,
     client: Client,
@@ -76,7 +93,7 @@ def client_step(
         ``kernel.setup``, in which nothing is random and nothing is kept.
     draws_or_key
         The key of the chain (``fold_in(rng_key, chain)`` in `fedmcmc.sample`), from which the
-        client draws what is random in its step, or that, drawn ahead.
+        client draws what is random in its step; or `ClientKeys`; or the draws, drawn ahead.
     broadcast
         What the server sent down.
     client_state
@@ -103,11 +120,15 @@ def client_step(
     if isinstance(draws_or_key, Prepared):
         draws = draws_or_key.draws
     elif number is not None:
-        rng_key, like = as_key(draws_or_key), _between_rounds(broadcast)
+        keys, like = draws_or_key, _between_rounds(broadcast)
+        if not isinstance(keys, ClientKeys):
+            chain, round_ = as_key(keys), broadcast.round
+            private = _client_key(kernel, number, chain, round_, client)
+            keys = ClientKeys(private, shared_key(chain, round_))
         if trees.is_empty(broadcast.shared):
-            shared = prepare_shared(kernel, rng_key, broadcast.round, like)
+            shared = _drawn(lambda key: kernel.prepare_shared(key, like), keys.shared)
             broadcast = broadcast._replace(shared=shared)
-        draws = prepare_client(kernel, number, rng_key, broadcast.round, like, client)
+        draws = _drawn(lambda key: phase.prepare(key, like, client), keys.private)
     stepped = phase.step(draws, broadcast, client_state, client)
     if not isinstance(stepped, tuple) or len(stepped) != 3:
         raise TypeError(
@@ -337,8 +358,44 @@ def prepare_client(
     client: Client,
 ) -> ArrayTree:
     """Return all that is random in a client's step of phase `number`, from the chain's key."""
-    key = _phase_key(kernel, number, client_key(rng_key, round_, client.index))
+    key = _client_key(kernel, number, rng_key, round_, client)
     return kernel.phases[number].prepare(key, like, client)
+
+
+def _client_key(
+    kernel: FederatedKernel, number: int, rng_key: Array, round_: Array, client: Client
+) -> Array:
+    """Return the key of a client's step in phase `number`, from the chain's key."""
+    return _phase_key(kernel, number, client_key(rng_key, round_, client.index))
+
+
+def _drawn(prepare: Callable[[Array], ArrayTree], key: ArrayTree) -> ArrayTree:
+    """Return ``prepare(key)``; without a key ``()`` nothing may be random in it."""
+    if not trees.is_empty(key):
+        return prepare(key)
+    draws = prepare(jax.random.key(0))
+    if jax.tree.leaves(draws):
+        raise ValueError(
+            "This kernel's clients draw random numbers: ClientKeys needs a key for them."
+        )
+    return draws
+
+
+def client_draws_like(
+    kernel: FederatedKernel, phase: Phase | int, broadcast: Broadcast, client: Client
+) -> tuple[ArrayTree, ArrayTree]:
+    """Return the shapes of what one client draws alone in a phase, and of what all draw alike.
+
+    A tree without leaves means that nothing is random. Shapes of `broadcast` and `client` are
+    enough.
+    """
+    phase, number = _resolved(kernel, phase)
+    if number is None:
+        return (), ()
+    key, like = jax.eval_shape(lambda: jax.random.key(0)), _between_rounds(broadcast)
+    private = jax.eval_shape(lambda key, client: phase.prepare(key, like, client), key, client)
+    shared = jax.eval_shape(lambda key: kernel.prepare_shared(key, like), key)
+    return private, shared
 
 
 def prepare_server(

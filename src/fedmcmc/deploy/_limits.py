@@ -1,0 +1,318 @@
+"""Limits that a site's owner sets: on rows, sites and minibatches, and on how much leaves it."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from fedmcmc._types import ArrayTree, FederatedKernel, GradientEstimator
+from fedmcmc.compression import Word
+from fedmcmc.deploy._audit import AuditLog
+from fedmcmc.deploy._columns import column_names
+from fedmcmc.deploy._disk import Disk
+from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._shapes import Report
+from fedmcmc.deploy._study import Study
+from fedmcmc.kernels import Points
+
+MIN_ROWS = 20
+"""Rows below which a site takes no part, unless its owner sets another limit."""
+ROWS_PER_PARAMETER = 3
+"""Rows per parameter of the model below which a site answers no run by default: sums over fewer
+rows at known positions can be solved for the rows."""
+MIN_SITES_UNDER_MASKS = 3
+"""Sites that a sum under masks has at least, unless the site's owner sets another limit."""
+MOST_BYTES = 2**28
+"""Bytes of the largest message that a site accepts before it knows the shapes of a run."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the owner of a site allows, whatever the server asks: ``[limits]`` in site.toml.
+
+    Parameters
+    ----------
+    most_numbers
+        Numbers that leave the site in all, over all runs: every number in a message or a report,
+        per chain, exchange and question. Under masks every masked word counts. ``None`` for no
+        limit.
+    min_rows
+        Rows that the site must have. By default 20 when the site opens, and 3 per parameter of the
+        model when a run begins.
+    min_batch
+        Rows that a minibatch must have at this site; by default as many as `min_rows` by default.
+    min_sites
+        Sites that the study must have; by default 3 under masks and 1 without.
+    refused_columns
+        Names of columns that no study may use; ``"a"`` also refuses ``"a.b"``.
+    most_bytes
+        Bytes of the largest message that the site accepts before it knows the shapes of a run.
+
+    Raises
+    ------
+    ValueError
+        If a limit has another type or is out of range.
+
+    Examples
+    --------
+    >>> Limits(most_numbers=10_000, refused_columns=["postcode"]).refused_columns
+    ('postcode',)
+    """
+
+    most_numbers: int | None = None
+    min_rows: int | None = None
+    min_batch: int | None = None
+    min_sites: int | None = None
+    refused_columns: Sequence[str] = ()
+    most_bytes: int = MOST_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("most_numbers", "min_rows", "min_batch", "min_sites", "most_bytes"):
+            value = getattr(self, name)
+            if value is None and name != "most_bytes":
+                continue
+            if type(value) is not int or value < 1:
+                raise ValueError(
+                    f"The limit {name} must be a whole number of at least 1, got {value!r}."
+                )
+        columns = self.refused_columns
+        if not isinstance(columns, list | tuple) or not all(
+            isinstance(column, str) and column for column in columns
+        ):
+            raise ValueError(
+                f'The limit refused_columns must be a list of column names, such as ["postcode"], '
+                f"got {columns!r}."
+            )
+        object.__setattr__(self, "refused_columns", tuple(columns))
+
+    def min_batch_of(self, num_parameters: int) -> int:
+        """Return the rows that a minibatch must have for a model of this many parameters."""
+        return self.min_batch or max(MIN_ROWS, ROWS_PER_PARAMETER * num_parameters)
+
+    def unknown_columns(self, study: Study) -> list[str]:
+        """Return the refused columns that the study does not have, as after a typing error."""
+        names = column_names(study.rows)
+        return [c for c in self.refused_columns if not any(_is_within(name, c) for name in names)]
+
+    def check_study(self, study: Study, site: str) -> None:
+        """Raise unless the site may take part in a study at all.
+
+        Raises
+        ------
+        Refused
+            If rows or sites are too few, or a refused column is used.
+        """
+        num_rows, num_sites = study.sites[site], len(study.sites)
+        least = self.min_rows or MIN_ROWS
+        if num_rows < least:
+            raise Refused(
+                f"{site} has {num_rows} rows and takes part with at least {least} (min_rows). The "
+                f"owner of {site} can set min_rows in [limits] of its settings."
+            )
+        least = self.min_sites or (MIN_SITES_UNDER_MASKS if study.secure else 1)
+        if num_sites < least:
+            raise Refused(
+                f"The study {study.name!r} has {num_sites} sites, and {site} takes part among at "
+                f"least {least} (min_sites). The owner of {site} can set min_sites in [limits] of "
+                f"its settings."
+            )
+        refused = [
+            name
+            for name in column_names(study.rows)
+            if any(_is_within(name, column) for column in self.refused_columns)
+        ]
+        if refused:
+            raise Refused(
+                f"{site} does not let the columns {refused} be used (refused_columns), which the "
+                f"study {study.name!r} declares. Remove them from its [rows]."
+            )
+
+    def check_run(
+        self, kernel: FederatedKernel, study: Study, site: str, position: ArrayTree
+    ) -> None:
+        """Raise unless the site may answer a run of a kernel.
+
+        Parameters
+        ----------
+        kernel, study, site
+            Kernel of the run, study, and name of the site.
+        position
+            Shapes of what the server broadcasts, which count where the model has no `init_fn`.
+
+        Raises
+        ------
+        Refused
+            If the site's rows are too few for the model's parameters, or a minibatch is too small.
+        """
+        num_rows, num = study.sites[site], num_parameters(study, position)
+        least = ROWS_PER_PARAMETER * num
+        if self.min_rows is None and num_rows < least:
+            raise Refused(
+                f"{site} has {num_rows} rows, and with {num} parameters it answers with at least "
+                f"{least} rows, {ROWS_PER_PARAMETER} per parameter: sums over fewer rows can be "
+                f"solved for the rows. The owner of {site} can set min_rows in [limits] of its "
+                f"settings."
+            )
+        rows, least = smallest_batch(kernel, num_rows), self.min_batch_of(num)
+        if rows is not None and rows < least:
+            raise Refused(
+                f"The kernel uses minibatches of {rows} rows at {site}, which answers with at "
+                f"least {least} rows per minibatch (min_batch). Use larger minibatches or full "
+                f"gradients; the owner of {site} can set min_batch in [limits] of its settings."
+            )
+
+
+LIMITS = tuple(field.name for field in fields(Limits))
+"""Keys of the table ``limits`` in a site's settings."""
+
+
+class Outflow:
+    """The count of all numbers that have left a site, kept in its folder and in its audit log.
+
+    The larger one counts at start, so that a folder that was removed or restored from a backup
+    lowers nothing.
+
+    Parameters
+    ----------
+    site
+        Name of the site.
+    disk
+        Folder of the site.
+    log
+        Audit log of the site, whose lines carry the total.
+    limits
+        Limits of the site.
+    """
+
+    def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
+        self._site, self._disk, self._log, self._most = site, disk, log, limits.most_numbers
+        total, self._last = disk.num_numbers
+        self._record(max(total, 0 if log is None else log.num_numbers))
+
+    def _record(self, total: int) -> None:
+        self.total = total
+        if self._log is not None:
+            self._log.num_numbers = total
+
+    def add(self, num: int, content: bytes) -> None:
+        """Count an answer of `num` numbers, before it leaves.
+
+        An answer whose content is that of the answer before was counted already.
+
+        Raises
+        ------
+        Refused
+            If it would exceed the limit of the owner; nothing is counted then.
+        """
+        digest = hashlib.sha256(content).digest()
+        if digest == self._last:
+            return
+        if self._most is not None and self.total + num > self._most:
+            raise Refused(
+                f"{self._site} has sent {self.total:,} numbers, and {num:,} more would exceed the "
+                f"{self._most:,} that its owner allows in all (most_numbers). The owner of "
+                f"{self._site} can raise most_numbers in [limits] of its settings."
+            )
+        self._disk.count_numbers(self.total + num, digest)
+        self._last = digest
+        self._record(self.total + num)
+
+
+def numbers_per_message(code: ArrayTree, report: Report | None = None, *, masked: bool) -> int:
+    """Return how many numbers leave a site in one message of one chain.
+
+    Parameters
+    ----------
+    code
+        Code of the message, or its shapes.
+    report
+        What is sent beside it in rounds, or its shapes; ``None`` before the first round.
+    masked
+        Whether masked words leave, in place of the code and of all of the report but the bits that
+        were needed below.
+    """
+    if report is None:
+        return _num_numbers(code)
+    return _num_numbers(code) + _num_numbers(report.bits_down if masked else report)
+
+
+def _num_numbers(tree: ArrayTree) -> int:
+    """Return how many numbers a tree holds; a word of a secure sum is one."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Word))
+    shapes = (leaf.low.shape if isinstance(leaf, Word) else leaf.shape for leaf in leaves)
+    return sum(map(math.prod, shapes))
+
+
+def num_parameters(study: Study, position: ArrayTree = None) -> int:
+    """Return how many unconstrained numbers the parameters of a study's model are.
+
+    Parameters
+    ----------
+    study
+        Study whose model's `init_fn` has their shapes.
+    position
+        Shapes of what is broadcast, for a model without `init_fn`.
+    """
+    if study.model.init_fn is not None:
+        position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
+    elif isinstance(position, Points):
+        one_point = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), position.points
+        )
+        position = position.centre if jax.tree.leaves(position.centre) else one_point
+    leaves = jax.tree.leaves(position)
+    # Words of random keys are the only numbers of positions without a sign.
+    return sum(
+        math.prod(leaf.shape)
+        for leaf in leaves
+        if not jnp.issubdtype(leaf.dtype, jnp.unsignedinteger)
+    )
+
+
+def smallest_batch(kernel: Any, num_rows: int) -> int | None:
+    """Return the rows of the smallest minibatch in a kernel, ``None`` where it uses all rows.
+
+    All parts of the kernel with a number `batch_size` count, those of a study's own classes, too.
+
+    Parameters
+    ----------
+    kernel
+        Kernel or gradient estimator.
+    num_rows
+        Rows of the site, of which a fractional `batch_size` takes its share.
+    """
+    sizes = [getattr(part, "batch_size", None) for part in _parts(kernel)]
+    rows = [
+        size if isinstance(size, int) else max(int(num_rows * size * (1 + 2**-20)), 1)
+        for size in sizes
+        if isinstance(size, int | float)
+    ]
+    return min([*rows, num_rows]) if rows else None
+
+
+def _parts(tree: Any) -> Iterator[Any]:
+    """Yield a kernel and all parts within it, static fields included."""
+    yield tree
+    parts: list[Any] = []
+    if isinstance(tree, Mapping):
+        parts = list(tree.values())
+    elif isinstance(tree, list | tuple):
+        parts = list(tree)
+    elif isinstance(tree, Partial):
+        parts = [*tree.args, *tree.keywords.values()]
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        parts = [getattr(tree, field.name) for field in fields(tree)]
+    elif isinstance(tree, FederatedKernel | GradientEstimator):
+        parts = list(vars(tree).values())
+    for part in parts:
+        yield from _parts(part)
+
+
+def _is_within(name: str, column: str) -> bool:
+    """Return whether a column is the one of this name, or one of its parts."""
+    return name == column or name.startswith(f"{column}.")

@@ -1,0 +1,52 @@
+"""Seeds of a server's settings, from which the keys of its runs are made."""
+
+import hashlib
+import logging
+import re
+import secrets
+from typing import Any
+
+import jax
+from jax import Array
+
+from fedmcmc.random import secret_key
+
+LOG = logging.getLogger("fedmcmc.deploy")
+DIGITS = 32
+"""Hexadecimal digits of a seed."""
+COMMAND = f"python -c 'import secrets; print(secrets.token_hex({DIGITS // 2}))'"
+"""Shell command that prints a new seed."""
+
+
+def new_seed() -> str:
+    """Return a seed that nobody knows, as text."""
+    return secrets.token_hex(DIGITS // 2)
+
+
+def key_of_seed(seed: Any) -> Array:
+    """Return the key of a run from the ``seed`` of a server's settings.
+
+    Parameters
+    ----------
+    seed
+        Text of 32 hexadecimal digits: a key of the ChaCha20 generator. Or an integer: the key
+        ``jax.random.key(seed)``, with a warning in the log.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if type(seed) is int:
+        LOG.warning(
+            "run.seed is an integer, which can be found by search, and with it the server's noise. "
+            "Use a text of %d hexadecimal digits, as made by %s.",
+            *(DIGITS, COMMAND),
+        )
+        return jax.random.key(seed)
+    if not isinstance(seed, str) or not re.fullmatch(f"[0-9a-fA-F]{{{DIGITS}}}", seed):
+        raise ValueError(
+            f"run.seed must be a text of {DIGITS} hexadecimal digits, as made by {COMMAND}, "
+            "or an integer; it is neither."
+        )
+    return secret_key(hashlib.sha256(bytes.fromhex(seed)).digest())

@@ -1,0 +1,65 @@
+"""Settings files and what they hold: TOML, lists of known names, addresses."""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+MOST_PORT = 2**16 - 1
+"""The largest number of a port."""
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises
+    ------
+    ValueError
+        If it is not TOML, with the file and the line.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a valid TOML file: {error}.") from None
+
+
+def check_names(names: Any, known: Collection[str], where: str) -> None:
+    """Raise unless `names` is a list of known names.
+
+    Raises
+    ------
+    ValueError
+        With the known names, and for an unknown one the known name that resembles it.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ValueError(f"{where} must be a list of names, got {names!r}.")
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(
+                f"{where} holds {name!r}, which is unknown.{hint(name, known)} Known are "
+                f"{', '.join(sorted(known))}."
+            )
+
+
+def hint(name: Any, known: Collection[str]) -> str:
+    """Return a sentence that asks whether a similar known name is meant, or no text."""
+    similar = difflib.get_close_matches(str(name), known, 1)
+    return f" Is {similar[0]} meant?" if similar else ""
+
+
+def check_address(address: Any, where: str) -> tuple[str, int]:
+    """Return host and port of an address.
+
+    Raises
+    ------
+    ValueError
+        If it is not ``"host:port"``.
+    """
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > MOST_PORT:
+        raise ValueError(
+            f"{where} must be 'host:port' with a port of at most {MOST_PORT}, got {address!r}."
+        )
+    return host, int(port)

@@ -1,0 +1,241 @@
+"""Python sources of a study: each is read once, and what was read is hashed and run.
+
+No bytecode cache is used, so that the code that runs is the code whose SHA-256 was approved.
+Files may change on the disk afterwards.
+"""
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import decode_source, spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+PACKAGE_FILE = "__init__.py"
+"""File of a package's own code."""
+PART_OF_PYTHON = sys.stdlib_module_names | {*sys.builtin_module_names, "__main__"}
+"""Modules that no study may name as its source."""
+
+
+class Source(NamedTuple):
+    """A source as it was read.
+
+    Attributes
+    ----------
+    module
+        Name of the module that it becomes.
+    path
+        File that was read.
+    data
+        Its bytes.
+    """
+
+    module: str
+    path: Path
+    data: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the bytes, as ``sha256sum`` prints it."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def list_sources(places: Iterable[str]) -> list[str]:
+    """Return the sources of ``"file.py:name"`` and ``"package.module:name"``.
+
+    A module's packages are among them, since their code runs before that of the module.
+    """
+    sources = set()
+    for place in places:
+        source = place.partition(":")[0]
+        parts = source.split(".")
+        dotted = {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+        sources |= {source} if is_file(source) else dotted
+    return sorted(sources)
+
+
+def is_file(source: str) -> bool:
+    """Return whether a source is a file of the study, and not a package."""
+    return source.endswith(".py")
+
+
+def read_source(study: str, folder: str | Path, source: str) -> Source:
+    """Read a source, and run nothing.
+
+    Parameters
+    ----------
+    study
+        Name of the study, for messages.
+    folder
+        Folder of the study's files.
+    source
+        ``"file.py"``, relative to `folder` and within it also after symbolic links are followed;
+        or ``"package.module"``, as Python would find it, except in the working directory and in
+        `folder` (see `search_path`). A module that the program has already imported is taken from
+        the file that it came from.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read, or is no such source.
+    """
+    path = _file(study, Path(folder), source) if is_file(source) else _module(study, folder, source)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(study, path, error) from error
+    module = f"fedmcmc_study_{hashlib.sha256(data).hexdigest()}" if is_file(source) else source
+    return Source(module, path, data)
+
+
+def search_path(*folders: str | Path) -> list[str]:
+    """Return where packages are looked for: `sys.path` without what nobody has put there.
+
+    Relative entries, the working directory (which ``python -m`` and interactive sessions add) and
+    `folders` are left out, unless ``PYTHONPATH`` names them by an absolute path.
+    """
+    named = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    left_out = {os.path.realpath(folder) for folder in (os.curdir, *folders)}
+    left_out -= {os.path.realpath(entry) for entry in named}
+    return [
+        entry
+        for entry in sys.path
+        if os.path.isabs(entry) and os.path.realpath(entry) not in left_out
+    ]
+
+
+def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
+    """Return the module of a source; it is run at most once per process, from the bytes read.
+
+    Parameters
+    ----------
+    sources
+        All sources of a study by name.
+    name
+        Name of the source to load.
+
+    Raises
+    ------
+    ValueError
+        If the process has a module of this name that came from other code.
+    """
+    source, finder = sources[name], _Finder(sources.values())
+    sys.meta_path.insert(0, finder)
+    try:
+        module = importlib.import_module(source.module)
+    finally:
+        sys.meta_path.remove(finder)
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    if isinstance(loader, _Loader):
+        if loader.source.data == source.data:
+            return module
+        raise ValueError(
+            f"{source.path} has changed since this process loaded it as {name}: start Python again."
+        )
+    origin = getattr(module, "__file__", None)
+    if origin is None or not os.path.samefile(origin, source.path):
+        raise ValueError(
+            f"This process has the module {name} from {origin}, and the study's is "
+            f"{source.path}: start Python again."
+        )
+    return module
+
+
+class _Loader(InspectLoader):
+    """Loader of a module from the bytes that were read."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def get_source(self, fullname: str) -> str:
+        return decode_source(self.source.data)
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = compile(self.source.data, self.source.path, "exec", dont_inherit=True)
+        return code
+
+
+class _Finder(MetaPathFinder):
+    """Finder of the modules of a study's sources."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self.sources = {source.module: source for source in sources}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        source = self.sources.get(fullname)
+        if source is None:
+            return None
+        folders = [str(source.path.parent)] if source.path.name == PACKAGE_FILE else None
+        return spec_from_file_location(
+            fullname, source.path, loader=_Loader(source), submodule_search_locations=folders
+        )
+
+
+def _file(study: str, folder: Path, source: str) -> Path:
+    path, relative = folder / source, Path(source)
+    try:
+        within = path.resolve(strict=True).is_relative_to(folder.resolve())
+    except OSError as error:
+        raise _unreadable(study, path, error) from error
+    if relative.is_absolute() or ".." in relative.parts or not within:
+        raise ValueError(f"{path} of the study {study!r} lies outside of its folder.")
+    if not path.is_file():
+        raise ValueError(f"The study {study!r} needs {path}, which is no file.")
+    return path
+
+
+def _unreadable(study: str, path: Path, error: OSError) -> ValueError:
+    return ValueError(f"The study {study!r} needs {path}, which cannot be read ({error.strerror}).")
+
+
+def _module(study: str, folder: str | Path, name: str) -> Path:
+    """Return the file of a module, without importing anything."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ValueError(f"The study {study!r} needs {name!r}, which is no name of a module.")
+    if parts[0] in PART_OF_PYTHON:
+        raise ValueError(
+            f"The study {study!r} names {name!r}, which is a part of Python and no model: name a "
+            "file of the study, or a module of an installed package."
+        )
+    importlib.invalidate_caches()  # of folders to which something was installed just now
+    search = search_path(folder)
+    for depth, part in enumerate(parts, 1):
+        dotted = ".".join(parts[:depth])
+        origin = _origin(dotted, search)
+        if origin is None and depth == 1 and _origin(part, [os.getcwd(), str(folder)]):
+            raise ValueError(
+                f"The study {study!r} needs {dotted}, which is not installed; packages are not "
+                "taken from the working directory or from the study's folder: install it, put the "
+                "folder that it is in into PYTHONPATH (absolute), or name a file ('file.py:name')."
+            )
+        if origin is None:
+            raise ValueError(f"The study {study!r} needs {dotted}, which is not installed.")
+        path = Path(origin)
+        if path.suffix != ".py" or not path.is_file():
+            raise ValueError(
+                f"The study {study!r} needs {dotted}, which is no Python file: namespace packages, "
+                "zip files, compiled modules and bytecode are not run."
+            )
+        if depth < len(parts) and path.name != PACKAGE_FILE:
+            raise ValueError(f"The study {study!r} needs {name}, and {dotted} is no package.")
+        search = [str(path.parent)]
+    return path
+
+
+def _origin(dotted: str, search: Sequence[str]) -> str | None:
+    """Return the file of a module, ``"-"`` if it has none, ``None`` if there is no module."""
+    module = sys.modules.get(dotted)
+    if module is not None:
+        return getattr(module, "__file__", None) or "-"
+    spec = PathFinder.find_spec(dotted.rpartition(".")[2], search)
+    if spec is None:
+        return None
+    return spec.origin if isinstance(spec.loader, SourceFileLoader) and spec.origin else "-"

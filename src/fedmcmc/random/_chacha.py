@@ -1,0 +1,151 @@
+"""ChaCha20 as a generator of JAX, with keys of 256 bits, for randomness that must stay secret.
+
+JAX's own generator has keys of 64 bits, which a search can find from a few numbers that were drawn.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.random import define_prng_impl
+
+KEY_WORDS = 8
+BLOCK_WORDS = 16
+_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
+# First word of the nonce, so that bits, split keys and folded keys are of different streams.
+_BITS, _SPLIT, _FOLD_IN = 0, 1, 2
+
+
+def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
+    """Return blocks of the ChaCha20 key stream, uint32 ``[num, 16]``.
+
+    Parameters
+    ----------
+    key
+        ``[8]`` uint32.
+    counter
+        ``[num]`` uint32, number of each block.
+    nonce
+        ``[3]`` uint32.
+
+    References
+    ----------
+    Nir and Langley (2018), ChaCha20 and Poly1305 for IETF protocols, RFC 8439, section 2.3.
+    """
+    fixed = jnp.concatenate([jnp.asarray(_CONSTANTS), key, nonce])[:, None]
+    fixed = jnp.broadcast_to(fixed, (15, counter.shape[0]))
+    first = jnp.concatenate([fixed[:12], counter[None], fixed[12:]]).reshape(4, 4, -1)
+
+    def double_round(_: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
+        a, b, c, d = _quarter_rounds(*rows)  # of the columns
+        diagonals = a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0)
+        a, b, c, d = _quarter_rounds(*diagonals)
+        return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
+
+    mixed = jnp.stack(jax.lax.fori_loop(0, 10, double_round, tuple(first)))
+    return (mixed + first).reshape(BLOCK_WORDS, -1).T
+
+
+def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
+    a, d = _added(a, b, d, 16)
+    c, b = _added(c, d, b, 12)
+    a, d = _added(a, b, d, 8)
+    c, b = _added(c, d, b, 7)
+    return a, b, c, d
+
+
+def _added(x: Array, y: Array, z: Array, distance: int) -> tuple[Array, Array]:
+    x = x + y
+    z = z ^ x
+    return x, (z << jnp.uint32(distance)) | (z >> jnp.uint32(32 - distance))
+
+
+def _words(key: Array, stream: int, data: Any, num: int) -> Array:
+    """Return the first `num` words of one of the streams of a key, uint32."""
+    num_blocks = -(-num // BLOCK_WORDS)
+    if num_blocks > 2**32:
+        raise ValueError(f"A key gives at most 2**36 words of 32 bits, {num} are too many.")
+    nonce = jnp.stack([jnp.uint32(stream), jnp.asarray(data).astype(jnp.uint32), jnp.uint32(0)])
+    counter = jnp.arange(num_blocks, dtype=jnp.uint32)
+    return chacha_block(key, counter, nonce).reshape(-1)[:num]
+
+
+def _seed(seed: Array) -> Array:
+    """Return the key of an integer, which has no more bits than the integer."""
+    low = jnp.asarray(seed)
+    wide = low.dtype.itemsize > 4
+    high = jax.lax.shift_right_logical(low, jnp.asarray(32, low.dtype)) if wide else 0 * low
+    words = jnp.stack([low.astype(jnp.uint32), high.astype(jnp.uint32)])
+    return jnp.zeros(KEY_WORDS, jnp.uint32).at[:2].set(words)
+
+
+def _split(key: Array, shape: tuple[int, ...]) -> Array:
+    num = int(np.prod(shape, dtype=np.int64))
+    return _words(key, _SPLIT, 0, num * KEY_WORDS).reshape(*shape, KEY_WORDS)
+
+
+def _fold_in(key: Array, data: Any) -> Array:
+    return _words(key, _FOLD_IN, data, KEY_WORDS)
+
+
+def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+    num = int(np.prod(shape, dtype=np.int64))
+    words = _words(key, _BITS, 0, -(-num * bit_width // 32))
+    if bit_width == 64:
+        words = words.reshape(-1, 2)
+    if bit_width != 32:
+        words = jax.lax.bitcast_convert_type(words, jnp.dtype(f"uint{bit_width}"))
+    return words.reshape(-1)[:num].reshape(shape)
+
+
+CHACHA: Hashable = define_prng_impl(
+    key_shape=(KEY_WORDS,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="fedmcmc_chacha20",
+    tag="chacha20",
+)
+"""Generator of the keys that `secret_keys` makes, as `jax.random.key_impl` returns it."""
+
+
+def generator_named(name: str) -> Any:
+    """Return what `jax.random.wrap_key_data` takes as `impl`, from ``str(key_impl(key))``."""
+    return CHACHA if name == str(CHACHA) else name
+
+
+def secret_keys(digests: Sequence[bytes]) -> Array:
+    """Return typed keys ``[len(digests)]`` of the ChaCha20 generator.
+
+    Parameters
+    ----------
+    digests
+        256 bits each, which only the holder of a secret can know.
+
+    Raises
+    ------
+    ValueError
+        If one of them has not 32 bytes.
+    """
+    for digest in digests:
+        if len(digest) != 4 * KEY_WORDS:
+            raise ValueError(f"A secret key has {4 * KEY_WORDS} bytes, got {len(digest)}.")
+    words = np.frombuffer(b"".join(digests), "<u4").astype(np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words.reshape(-1, KEY_WORDS)), impl=CHACHA)
+
+
+def secret_key(digest: bytes) -> Array:
+    """Return one typed key of the ChaCha20 generator from 32 bytes; see `secret_keys`.
+
+    Examples
+    --------
+    >>> import hashlib
+    >>> key = secret_key(hashlib.sha256(b"known to nobody else").digest())
+    >>> jax.random.normal(key, (3,)).shape
+    (3,)
+    """
+    return secret_keys([digest])[0]

@@ -1,0 +1,384 @@
+"""Limits of a site's owner hold, whatever a server asks and whatever becomes of the site's disk."""
+
+import contextlib
+import json
+import logging
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedmcmc
+from fedmcmc import deploy
+from fedmcmc.deploy._config import site_settings
+from fedmcmc.deploy._limits import numbers_per_message, smallest_batch
+from fedmcmc.deploy._masks import SINGLES
+from fedmcmc.deploy._shapes import shapes_of_run
+from fedmcmc.deploy._words import askable_estimators, askable_kernels, to_words
+from tests.contracts.model import KEY, POSTERIOR
+from tests.contracts.tables import ESTIMATORS
+from tests.support import studies
+from tests.support.site_runs import POSITION
+
+HERE = __name__
+STUDY = studies.study_of(kernels={"main": f"{HERE}:everyone"})
+NUM_ROWS = 24
+SIZE = 10
+"""Parameters of the wide model, which needs more rows than its sites have."""
+
+
+def wide(settings):
+    """Return a model of more parameters than a third of the rows."""
+    return fedmcmc.Posterior(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, rows: rows["x"] @ theta[:3],
+        init_fn=lambda key: jnp.zeros(SIZE),
+    )
+
+
+def everyone(posterior, settings):
+    """Return a kernel in whose rounds all sites take part."""
+    return fedmcmc.lsd(posterior, step_size=0.01)
+
+
+def batched(posterior, settings):
+    """Return a kernel of minibatches, under masks where the settings say so."""
+    kernel = fedmcmc.lsd(posterior, step_size=0.01, batch_size=settings["batch_size"])
+    return fedmcmc.secure_sum(kernel) if settings.get("masked") else kernel
+
+
+def rows_of(num_rows=NUM_ROWS):
+    return {"x": np.random.default_rng(0).normal(size=(num_rows, 3)).astype(np.float32)}
+
+
+def study_of(num_rows=NUM_ROWS, masked=False, **changes):
+    given = dict(
+        posterior=f"{studies.HERE}:straight",
+        sites=dict.fromkeys(studies.NAMES, num_rows),
+        kernels={},
+    )
+    return (studies.masked_study if masked else studies.study_of)("lsd", **(given | changes))
+
+
+def site_of(study, folder, name="bern", **limits):
+    """Return a site with the default limits, except for those given."""
+    given = dict(folder=folder / name, rows=rows_of(study.sites[name]))
+    if study.secure:
+        given["identity"] = studies.identity_of(name)
+    return deploy.Site(study, name, **(given | limits))
+
+
+def run_at(sites, study, num_rounds=1, position=POSITION, kernel="main", **settings):
+    local = deploy.Local()
+    for site in sites:
+        local.join(site)
+    consortium = deploy.Sites(study, local)
+    with contextlib.closing(consortium):
+        kernel = study.kernel(kernel) if isinstance(kernel, str) else kernel
+        settings = dict(num_rounds=num_rounds, progress=False) | settings
+        return consortium.sample(KEY, kernel, position, **settings)
+
+
+def sites_of(study, folder, **changes):
+    return [studies.site_of(study, name, folder, **changes) for name in study.sites]
+
+
+def per_round(study):
+    """Return how many numbers leave a site per chain and round."""
+    (exchange,) = shapes_of_run(study.kernel("main"), study, POSITION).phases
+    masked = bool(study.secure)
+    return numbers_per_message(exchange.code, exchange.report, masked=masked)
+
+
+# How much leaves
+
+
+def test_chains_count_each_by_itself(tmp_path):
+    """One round of 4,000 chains is 4,000 messages."""
+    num = per_round(STUDY)
+    assert num == 3 + 3  # the gradient; bits, its norm, whether it was of use
+    sites = sites_of(STUDY, tmp_path / "free")
+    run_at(sites, STUDY, num_chains=4000)
+    assert [site._outflow.total for site in sites] == [4000 * num] * 3
+    sites = sites_of(STUDY, tmp_path / "limited", most_numbers=4000 * num - 1)
+    with pytest.raises(deploy.SiteError, match=r"000 more .* the 23,999 .*most_numbers"):
+        run_at(sites, STUDY, num_chains=4000)
+    assert [site._outflow.total for site in sites] == [0] * 3
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_set_ups_and_rounds_count(masked, tmp_path):
+    study = studies.masked_study("lsd_star") if masked else studies.study_of("lsd_star")
+    shapes = shapes_of_run(study.kernel("main"), study, POSITION)
+    expected = 3 * per_round(study) + numbers_per_message(shapes.setup[0], masked=masked)
+    sites = sites_of(study, tmp_path)
+    run_at(sites, study, num_rounds=3, num_chains=2)
+    assert [site._outflow.total for site in sites] == [2 * expected] * 3
+    for site in sites_of(study, tmp_path):  # as after a kill
+        assert site._outflow.total == 2 * expected
+
+
+def test_a_clean_restart_takes_nothing_from_the_limit(tmp_path):
+    most = 400 * per_round(STUDY)
+    run_at(sites_of(STUDY, tmp_path, most_numbers=most), STUDY, num_rounds=20)
+    run_at(sites_of(STUDY, tmp_path, most_numbers=most), STUDY, num_rounds=380)
+    sites = sites_of(STUDY, tmp_path, most_numbers=most)
+    assert [site._outflow.total for site in sites] == [most] * 3
+    with pytest.raises(deploy.SiteError, match="has sent 2,400 numbers, and 6 more would exceed"):
+        run_at(sites, STUDY)
+
+
+def logged_site(study, folder, log, **changes):
+    return studies.site_of(study, "bern", folder, log=log, **changes)
+
+
+def run_logged(study, folder, log, **settings):
+    """Run a study whose site bern has an audit log."""
+    others = [studies.site_of(study, name, folder) for name in ("basel", "chur")]
+    run_at([logged_site(study, folder, log), *others], study, **settings)
+
+
+@pytest.mark.parametrize("how", ["removed", "restored"])
+def test_a_count_outlives_the_folder(how, tmp_path):
+    with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
+        run_logged(STUDY, tmp_path, log, num_rounds=2)
+        shutil.copytree(tmp_path / "bern", tmp_path / "backup")
+        run_logged(STUDY, tmp_path, log, num_rounds=3)
+    shutil.rmtree(tmp_path / "bern")
+    if how == "restored":
+        shutil.copytree(tmp_path / "backup", tmp_path / "bern")
+    num = 5 * per_round(STUDY)
+    lines = [json.loads(line) for line in (tmp_path / "bern.log").read_bytes().splitlines()]
+    assert lines[-1]["numbers"] == num and lines[0]["numbers"] == 0
+    with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
+        site = logged_site(STUDY, tmp_path, log, most_numbers=num + 5)
+        assert site._outflow.total == num
+        others = [studies.site_of(STUDY, name, tmp_path) for name in ("basel", "chur")]
+        with pytest.raises(deploy.SiteError, match=f"has sent {num} numbers"):
+            run_at([site, *others], STUDY)
+
+
+def test_the_same_answer_after_a_kill_counts_once(tmp_path):
+    local, asked = deploy.Local(), []
+    bern, *others = sites_of(STUDY, tmp_path)
+    local.join(bern, heard=lambda data, answer: asked.append(data))
+    for site in others:
+        local.join(site)
+    deploy.run(STUDY, KEY, "main", POSITION, transport=local, num_rounds=1, progress=False)
+    again = studies.site_of(STUDY, "bern", tmp_path, most_numbers=per_round(STUDY))
+    answers = [again.answer(data) for data in asked]
+    assert deploy.Frame.parse(asked[-1]).kind == "step"
+    assert deploy.Frame.parse(answers[-1]).kind == "answer"
+    assert again._outflow.total == per_round(STUDY)
+
+
+def test_a_damaged_count_is_named(tmp_path):
+    run_at(sites_of(STUDY, tmp_path), STUDY)
+    path = tmp_path / "bern" / "numbers"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(OSError, match="numbers is damaged"):
+        sites_of(STUDY, tmp_path)
+
+
+def test_a_backup_is_noticed_under_masks(tmp_path):
+    """The folder then knows of fewer answers than the site gave."""
+    study = studies.masked_study("lsd")
+    with contextlib.closing(deploy.AuditLog(tmp_path / "bern.log")) as log:
+        run_logged(study, tmp_path, log, num_rounds=2)
+        shutil.copytree(tmp_path / "bern", tmp_path / "backup")
+        run_logged(study, tmp_path, log, num_rounds=3)
+        logged_site(study, tmp_path, log)  # as it is
+        shutil.rmtree(tmp_path / "bern")
+        shutil.copytree(tmp_path / "backup", tmp_path / "bern")
+        with pytest.raises(deploy.Refused, match=r"By its log bern has answered .* a backup"):
+            logged_site(study, tmp_path, log)
+
+
+def test_sites_do_not_share_an_audit_log(tmp_path):
+    with (
+        contextlib.closing(deploy.AuditLog(tmp_path / "audit.log")),
+        pytest.raises(deploy.LogError, match="Each site needs an audit log of its own"),
+    ):
+        deploy.AuditLog(tmp_path / "audit.log")
+
+
+# Rows, minibatches, sites
+
+
+@pytest.mark.parametrize("num_rows", [1, 19])
+def test_few_rows_are_refused_by_default(num_rows, tmp_path):
+    study = study_of(num_rows)
+    with pytest.raises(deploy.Refused, match=f"bern has {num_rows} rows .* at least 20"):
+        site_of(study, tmp_path)
+    site_of(study, tmp_path, min_rows=num_rows)
+    site_of(study_of(20), tmp_path)
+
+
+def test_rows_are_three_per_parameter_by_default(tmp_path):
+    kernels = dict(main=f"{studies.HERE}:kernel")
+    study = study_of(posterior=f"{HERE}:wide", kernels=kernels)
+    names, start = study.sites, jnp.zeros(SIZE)
+    with pytest.raises(deploy.SiteError, match="with 10 parameters it answers with at least 30"):
+        run_at([site_of(study, tmp_path, name) for name in names], study, position=start)
+    sites = [site_of(study, tmp_path, name, min_rows=24, min_batch=1) for name in names]
+    run_at(sites, study, position=start)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("estimator", ["minibatch", "svrg"])
+def test_a_server_asks_of_all_rows(masked, estimator, tmp_path):
+    """A minibatch of one row, chosen by the server, would be that row's gradient."""
+    study = study_of(masked=masked, asks=["Langevin"])
+    inner = fedmcmc.minibatch(1)
+    inner = fedmcmc.svrg(inner, refresh_every=2) if estimator == "svrg" else inner
+    kernel = fedmcmc.langevin(study.model, inner, step_size=0.01)
+    words, body = to_words(kernel, study.functions)
+    with pytest.raises(deploy.Refused, match="holds the gradient estimator 'Minibatch'"):
+        study.kernel_of(words, body)
+    with pytest.raises(deploy.Refused, match="full gradients only"):
+        run_at([], study, kernel=study.own(kernel), position=jnp.zeros(3))
+
+
+def test_minibatches_of_a_server_are_not_small(tmp_path):
+    study = study_of(asks=["Langevin", "Minibatch"])
+    names, start = study.sites, jnp.zeros(3)
+    for batch_size, message in ((1, "of 1 rows"), (0.5, "of 12 rows"), (19, "of 19 rows")):
+        inner = fedmcmc.minibatch(batch_size)
+        kernel = fedmcmc.langevin(study.model, inner, step_size=0.01)
+        sites = [site_of(study, tmp_path, name) for name in names]
+        with pytest.raises(deploy.SiteError, match=f"minibatches {message} at .*min_batch"):
+            run_at(sites, study, kernel=kernel, position=start)
+    kernel = fedmcmc.langevin(study.model, fedmcmc.minibatch(20), step_size=0.01)
+    run_at(sites, study, kernel=kernel, position=start)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_minibatches_of_the_study_are_not_small(masked, tmp_path):
+    """From many sums over four rows a server could compute the rows."""
+    study = study_of(
+        masked=masked, kernels=dict(main=f"{HERE}:batched"), settings={"batch_size": 4}
+    )
+    names, start = study.sites, jnp.zeros(3)
+    with pytest.raises(deploy.SiteError, match=r"minibatches of 4 rows at .* at least 20 rows"):
+        run_at([site_of(study, tmp_path, name) for name in names], study, position=start)
+    sites = [site_of(study, tmp_path, name, min_batch=4) for name in names]
+    run_at(sites, study, position=start)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_smallest_minibatch_of_an_estimator_is_found(name):
+    build, _ = ESTIMATORS[name]
+    expected = 25 if "fraction" in name else 2
+    estimator = build()
+    if "full" in name or name == "conducive":
+        assert smallest_batch(estimator, 50) is None
+    else:
+        assert smallest_batch(estimator, 50) == expected
+        assert smallest_batch(estimator, 1) == 1
+
+
+def test_the_smallest_minibatch_of_a_kernel_is_found():
+    step = dict(step_size=0.01)
+    kernel = fedmcmc.lsd(POSTERIOR, batch_size=4, **step)
+    full = fedmcmc.lsd(POSTERIOR, **step)
+    whole = (
+        kernel,
+        fedmcmc.secure_sum(kernel),
+        fedmcmc.faults(fedmcmc.compress(kernel, fedmcmc.quantize(4)), drop=0.1),
+        fedmcmc.sequence(full, kernel),
+        fedmcmc.fed_avg(
+            POSTERIOR, client_optimizer=optax.sgd(0.1), num_local_epochs=1, batch_size=4
+        ),
+    )
+    assert [smallest_batch(one, 50) for one in whole] == [4] * len(whole)
+    assert smallest_batch(full, 50) is None
+    assert smallest_batch(fedmcmc.minibatch(0.1), 190) == 19
+    assert smallest_batch(fedmcmc.minibatch(0.001), 190) == 1
+
+
+def test_sums_under_masks_have_three_sites(tmp_path):
+    two = study_of(sites={"bern": NUM_ROWS, "chur": NUM_ROWS})
+    site_of(two, tmp_path)
+    with pytest.raises(deploy.Refused, match="has 2 sites, and bern takes part among at least 3 "):
+        site_of(two, tmp_path, min_sites=3)
+    limits = deploy.Limits()
+    with pytest.raises(deploy.Refused, match="at least 3 "):
+        limits.check_study(_masked_pair(), "bern")
+
+
+def _masked_pair():
+    """Return a study of two sites under masks, as far as limits look at it."""
+    study = study_of(sites={"bern": NUM_ROWS, "chur": NUM_ROWS})
+    object.__setattr__(study, "secure", {"rounds": 1})
+    return study
+
+
+def test_refused_columns(tmp_path, caplog):
+    with pytest.raises(deploy.Refused, match=r"does not let the columns \['x'\] be used"):
+        site_of(STUDY, tmp_path, min_rows=1, refused_columns=["x"])
+    nested = study_of(rows={"a": {"b": jax.ShapeDtypeStruct((3,), jnp.float32)}})
+    with pytest.raises(deploy.Refused, match=r"columns \['a.b'\]"):
+        deploy.Limits(refused_columns=["a"]).check_study(nested, "bern")
+    with (
+        contextlib.closing(deploy.AuditLog(tmp_path / "audit.log")) as log,
+        caplog.at_level(logging.WARNING, "fedmcmc.deploy"),
+    ):
+        site_of(study_of(), tmp_path, refused_columns=["postcod"], log=log)
+    assert "bern refuses columns that 'contract' lacks: ['postcod']" in caplog.text
+    (line,) = (tmp_path / "audit.log").read_bytes().splitlines()
+    assert json.loads(line)["unknown_columns"] == ["postcod"]
+
+
+# What is no limit, and no study
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (dict(refused_columns="postcode"), "a list of column names, such as .*got 'postcode'"),
+        (dict(refused_columns=[3]), r"a list of column names.*got \[3\]"),
+        (dict(most_numbers=-1), "most_numbers must be a whole number of at least 1, got -1"),
+        (dict(most_numbers="5"), "most_numbers must be a whole number of at least 1, got '5'"),
+        (dict(min_rows=True), "min_rows .* got True"),
+        (dict(min_batch=2.5), "min_batch .* got 2.5"),
+        (dict(min_sites=0), "min_sites .* got 0"),
+        (dict(most_bytes=None), "most_bytes .* got None"),
+    ],
+    ids=str,
+)
+def test_what_is_no_limit_is_refused(limits, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        site_of(study_of(), tmp_path, **limits)
+    if None in limits.values():
+        return
+    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in limits.items())
+    path = tmp_path / "site.toml"
+    path.write_text(
+        f'name = "A"\nstudy = "s"\nrows = "r"\nfolder = "f"\napproval = "a"\nlimits = {{ {table} }}'
+    )
+    with pytest.raises(ValueError, match=f"site.toml: .*{message}"):
+        site_settings(path, dials=False)
+
+
+def test_what_a_server_may_ask_is_known():
+    known = askable_kernels() | askable_estimators()
+    assert {*deploy.SETUP, *deploy.FIT, *deploy.SUMS, *SINGLES} <= known
+    assert {"Minibatch", "Epochs", "Svrg"} <= known
+    assert not known & {"FullGradient", "Question", "EstimatorKernel", "Derived"}
+    studies.study_of(asks=sorted(known))
+    with pytest.raises(ValueError, match=r"holds 'Langevins', which is unknown. Is Langevin meant"):
+        studies.study_of(asks=["Langevins"])
+    with pytest.raises(
+        ValueError, match=r"asks of the study 'contract' must be a list.*'Langevin'"
+    ):
+        studies.study_of(asks="Langevin")
+
+
+def test_a_kernel_within_another_is_asked_for_by_its_own_name():
+    study = study_of(asks=["Compressed"])
+    kernel = fedmcmc.compress(fedmcmc.lsd(study.model, step_size=0.1), fedmcmc.quantize(4))
+    with pytest.raises(deploy.Refused, match="'Langevin' is none that the study"):
+        study.words_of(kernel)

@@ -1,0 +1,290 @@
+"""Names that owners read, and text of other parties: nothing in them moves a terminal's cursor."""
+
+import json
+import logging
+import threading
+import tomllib
+import unicodedata
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedmcmc import deploy
+from fedmcmc.__main__ import main
+from fedmcmc.deploy._commands import _PrintableFormatter
+from fedmcmc.deploy._config import opened_site, site_settings
+from fedmcmc.deploy._frames import printable
+from fedmcmc.deploy._links import Links
+from fedmcmc.deploy._names import toml_key, toml_text
+from tests.support import studies
+from tests.support.commands import MODEL, Consortium, free_port
+
+EVIL = "x\x1b[2K\r\u202e\u200b\n\x07"
+NAMES = ("Zürich", 'St. "Gallen"', "Val d'Isère 東京 🏥")
+NUM_ROWS = 30
+
+
+def test_text_of_others_is_one_printable_line():
+    shown = printable(EVIL * 3)
+    assert shown.isprintable() and "\\x1b[2K\\r\\u202e\\u200b\\n\\x07" in shown
+    assert printable("Zürich 東京 🏥") == "Zürich 東京 🏥"
+    assert printable("\ud800") == "\\ud800" and printable(None) == "None"
+    assert len(printable("a" * 10_000)) == len(printable("\x1b" * 10_000)) == 501
+    assert printable("a" * 10_000, None) == "a" * 10_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(name=EVIL),
+        dict(name=3),
+        dict(posterior=f"{EVIL}.py:posterior"),
+        dict(posterior=f"model.py:{EVIL}"),
+        dict(sites={EVIL: 5}),
+        dict(sites={"bern\u200b": 5}),
+        dict(rows={EVIL: jax.ShapeDtypeStruct((), jnp.float32)}),
+        dict(rows={"b": {EVIL: jax.ShapeDtypeStruct((), jnp.float32)}}),
+        dict(rows={"x": jax.ShapeDtypeStruct((), jnp.int32)}, levels={"x": ["a", EVIL]}),
+        dict(kernels={EVIL: "model.py:kernel"}),
+        dict(asks=[EVIL]),
+        dict(settings={EVIL: 1}),
+        dict(settings={"a": [{"b": {EVIL: 1}}]}),
+    ],
+    ids=ascii,
+)
+def test_names_in_a_study_are_printable(changes):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        studies.study_of(**changes)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("Bern", "bern"), "differ by case or by Unicode form alone"),
+        (("Zürich", unicodedata.normalize("NFD", "Zürich")), "by Unicode form alone"),
+        (("bern ",), "spaces around it"),
+        (("",), "sites must"),
+    ],
+    ids=ascii,
+)
+def test_names_of_sites_that_readers_cannot_tell_apart(names, message):
+    with pytest.raises(ValueError, match=message):
+        studies.study_of(sites=dict.fromkeys(names, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ü" * 33, "has 66 bytes"),
+        ("a/b", "hold a slash"),
+        ("a\\b", "hold a slash or a backslash"),
+        (".bern", "start with a dot"),
+        ("..", "start with a dot"),
+        (" bern", "spaces around"),
+        ("bern\n", "printable text"),
+        ("", "must not be empty"),
+    ],
+)
+def test_names_that_folders_and_certificates_cannot_have(name, message, tmp_path):
+    deploy.make_authority(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        deploy.make_party(tmp_path, tmp_path / "keys", name)
+    with pytest.raises(ValueError, match=message):
+        deploy.make_request(tmp_path / "keys", name)
+    path = write_study(tmp_path, [name, "basel"])
+    with pytest.raises(ValueError, match=message):
+        deploy.make_consortium(path, tmp_path / "consortium", "hub:1")
+    assert not (tmp_path / "keys").exists() and not (tmp_path / "consortium").exists()
+
+
+@pytest.mark.parametrize("name", ["server", "Server", "study", "authority", "parties.toml"])
+def test_names_of_sites_that_a_consortium_needs_itself(name, tmp_path):
+    path = write_study(tmp_path, [name, "basel"])
+    with pytest.raises(ValueError, match="No site can be called"):
+        deploy.make_consortium(path, tmp_path / "consortium", "hub:1")
+
+
+@pytest.mark.parametrize("text", [*NAMES, EVIL, "\x7f", '"""', "\\", "a.b", "", "#", "a-b_1"])
+def test_toml_reads_what_is_written(text):
+    assert tomllib.loads(f"{toml_key(text)} = {toml_text(text)}") == {text: text}
+
+
+def write_study(folder, sites, name="hospitals"):
+    """Write a study; return its path."""
+    folder = folder / "source"
+    folder.mkdir()
+    (folder / "model.py").write_text(f"{MODEL}\n{KERNEL}")
+    table = "\n".join(f"{toml_text(name)} = {NUM_ROWS}" for name in sites)
+    (folder / "study.toml").write_text(
+        f"""
+name = {toml_text(name)}
+posterior = "model.py:posterior"
+rows = {{ dtype = "float32", shape = [2] }}
+[sites]
+{table}
+[kernels]
+"Kürze" = "model.py:simple"
+""",
+        encoding="utf-8",
+    )
+    return folder / "study.toml"
+
+
+KERNEL = """
+def simple(posterior, settings):
+    return fedmcmc.lsd(posterior, step_size=0.01)
+"""
+
+
+def test_sites_with_any_printable_name_run(tmp_path, capsys):
+    """Folders, settings, certificates, approvals, connections and logs."""
+    study = write_study(tmp_path, NAMES, name="Krankenhäuser " * 10 + "🏥")
+    folder = tmp_path / "consortium"
+    deploy.make_consortium(study, folder, f"localhost:{free_port()}")
+    parties = tomllib.loads((folder / "parties.toml").read_text(encoding="utf-8"))
+    assert set(parties["identities"]) == {*NAMES}
+    stop, threads = threading.Event(), []
+
+    def serve(site, settings, base):
+        names = ("key", "certificate", "authority")
+        keys = deploy.Credentials(*(base / settings[name] for name in names))
+        deploy.serve_site(site, settings["server"], keys, stop=stop)
+
+    def run_site(path):
+        settings, base = site_settings(path)
+        with opened_site(settings, base) as site:
+            serve(site, settings, base)
+
+    try:
+        for name in NAMES:
+            np.savez(folder / name / "rows.npz", rows=np.ones((NUM_ROWS, 2), np.float32))
+            path = folder / name / "site.toml"
+            assert main(["deploy", "approve", "--yes", "--settings", str(path)]) == 0
+            assert name in capsys.readouterr().out
+            threads.append(threading.Thread(target=run_site, args=(path,)))
+            threads[-1].start()
+        path = folder / "server" / "server.toml"
+        text = path.read_text(encoding="utf-8")
+        text = text.replace("num_rounds = 2000", "num_rounds = 3\nprogress = false")
+        path.write_text(text.replace("num_burnin = 200", "num_burnin = 0"), encoding="utf-8")
+        assert tomllib.loads(text)["run"]["kernel"] == "Kürze"
+        samples = deploy.run_server(path)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+    assert np.isfinite(samples.draws).all()
+    for name in NAMES:
+        (log,) = (folder / name).rglob("audit.log")
+        assert f'"site": {json.dumps(name)}' in log.read_text()
+
+
+class Scripted:
+    """Server's end of a network, on which one site gives one answer."""
+
+    def __init__(self, answer):
+        self.answer, self.news = answer, []
+
+    def send(self, site, data):
+        self.news.append((site, self.answer))
+
+    def receive(self, timeout):
+        return self.news.pop(0) if self.news else None
+
+
+@pytest.mark.parametrize("kind", ["declined", "error"])
+def test_a_sites_reason_is_escaped(kind):
+    tag = deploy.Tag("run", 0, 0, 0)
+    answer = deploy.Frame(kind, {"tag": list(tag), "reason": EVIL * 10_000}).to_bytes()
+    links = Links(studies.study_of(), Scripted(answer), 1.0)
+    links.joined.add("bern")
+    with pytest.raises(deploy.SiteError, match="bern: x") as caught:
+        links.exchange({"bern": b""}, "answer", tag, lambda site, body: body)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize("field", ["software", "site", "study", "versions"])
+def test_what_a_site_says_of_itself_is_escaped(field):
+    study = studies.study_of()
+    header = {"site": "bern", "study": study.digest, "software": {"fedmcmc": EVIL * 10_000}}
+    header |= {"versions": 1} if field == "versions" else {}
+    if field in ("site", "study"):
+        header[field] = EVIL * 10_000
+    links = Links(study, Scripted(b""), 1.0)
+    with pytest.warns(RuntimeWarning, match="bern is not taken") as caught:
+        links._understood("bern", deploy.Frame("hello", header).to_bytes(), {})
+    told = str(caught[0].message)
+    assert told.isprintable() and len(told) < 2000 and links.refusals["bern"].isprintable()
+
+
+def test_the_servers_text_is_escaped_at_a_site(tmp_path, caplog):
+    log = deploy.AuditLog(tmp_path / "audit.log")
+    site = studies.site_of(studies.study_of(), "bern", tmp_path, log=log)
+    with pytest.raises(deploy.Refused) as caught:
+        site.answer(deploy.Frame("refused", {"reason": EVIL * 10_000}).to_bytes())
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 3000
+    for kind in (EVIL * 100, "begin"):
+        site.answer(deploy.Frame(kind, {"tag": [EVIL * 100, 0, 0, 0]}).to_bytes())
+    log.close()
+    assert caplog.records and all(record.getMessage().isprintable() for record in caplog.records)
+    text = (tmp_path / "audit.log").read_text()
+    assert text.isascii() and all(line.isprintable() for line in text.splitlines())
+
+
+def test_a_command_escapes_what_it_shows(tmp_path, monkeypatch, capsys):
+    Consortium(tmp_path)
+    path = tmp_path / "study.toml"
+    settings = tmp_path / "bern.toml"
+    settings.write_text(settings.read_text().replace("approved =", "approval = 'a.json' #"))
+    approve = ["deploy", "approve", "--yes", "--settings", str(settings)]
+    text, value = path.read_text(), toml_text(EVIL)
+    path.write_text(text + f"note = {value}\n")
+    assert main(approve) == 0
+    path.write_text(text + "note = 'other'\n")
+    assert main(approve) == 0  # which shows what was approved before
+    for old, new in (
+        ('"three clinics"', value),
+        ("bern = 5", f"bern = 5\n{value} = 5"),
+        ("step_size =", f"{value} = 1\nstep_size ="),
+        ("main =", f"{value} ="),
+        ("rows = { ", f"rows = {{ {value} = 3, "),
+        ("asks =", f"{value} ="),
+        ("[kernels]", f"[kernels.{value}]"),
+    ):
+        path.write_text(text.replace(old, new))
+        assert main(approve) == 1, old
+    shown = capsys.readouterr()
+    assert "note" in shown.out and "three clinics" in shown.out and shown.err.count("Error") == 7
+    for line in (shown.out + shown.err).splitlines():
+        assert line.isprintable(), ascii(line)
+
+
+def test_a_commands_log_is_escaped_also_in_tracebacks(tmp_path):
+    path = tmp_path / "log"
+    handler = logging.FileHandler(path)
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
+    try:
+        raise RuntimeError("\x1b[2K\u202e")
+    except RuntimeError as error:
+        given = (type(error), error, error.__traceback__)
+    handler.handle(logging.LogRecord("x", 40, "x", 1, "one\x1b[2K", (), given))
+    handler.close()
+    lines = path.read_text().splitlines()
+    assert len(lines) > 3 and all(line.isprintable() for line in lines)
+
+
+def test_an_approval_of_a_strange_study_is_told_apart_in_printable_text():
+    study = studies.study_of()
+    approval = replace(
+        deploy.Approval.of(study, "bern"),
+        study={"name": EVIL, "settings": {EVIL: EVIL}},
+        time=EVIL,
+        digest="0" * 64,
+    )
+    with pytest.raises(deploy.Refused) as caught:
+        approval.check(study, "bern")
+    assert str(caught.value).isprintable()

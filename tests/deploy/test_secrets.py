@@ -1,0 +1,459 @@
+"""What sites draw is known to them alone, and the server's noise to the server."""
+
+import hashlib
+import stat
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import deploy, random, rounds, wire
+from fedmcmc.deploy._frames import pack, unpack
+from fedmcmc.deploy._secret import SECRET, SiteSecret
+from fedmcmc.deploy._seeds import key_of_seed
+from tests.contracts.model import KEY
+from tests.support import studies
+from tests.support.lanes import fast_and_slow
+from tests.support.site_runs import ONE_BY_ONE, POSITION, public_keys
+
+CHAIN_KEY = jax.random.fold_in(KEY, 0)
+"""Key of the only chain of a run."""
+SIZES = dict(zip(studies.NAMES, (7, 6, 5), strict=True))
+BATCH_SIZE = 4
+ROWS = {
+    name: {"x": np.random.default_rng(i).normal(size=(n, 3)).astype(np.float32)}
+    for i, (name, n) in enumerate(SIZES.items())
+}
+START = jnp.zeros(3)
+STEP_SIZE = 2.0**-5
+LIMIT = 5.0
+"""Standard errors within which a figure must lie."""
+
+
+def study_of(kernel="plain_kernel", settings=(), **changes):
+    """Return a study of a model whose gradients are sums of rows."""
+    return studies.study_of(
+        posterior=f"{studies.HERE}:straight",
+        kernels={"main": f"{studies.HERE}:{kernel}"},
+        sites=SIZES,
+        settings=dict(settings),
+        **changes,
+    )
+
+
+def minibatches(kernel="plain_kernel", **changes):
+    return study_of(kernel, {"batch_size": BATCH_SIZE}, **changes)
+
+
+def masks():
+    return dict(identities={name: studies.public_key(name) for name in SIZES}, rounds=1000)
+
+
+def recorded(study, folder, *, key=KEY, **settings):
+    """Return each site's requests and answers, and the samples."""
+    local, pairs = deploy.Local(), {name: [] for name in SIZES}
+    for name, of_site in pairs.items():
+        site = studies.site_of(study, name, folder, rows=ROWS[name])
+        local.join(site, heard=lambda *pair, of_site=of_site: of_site.append(pair))
+    settings = dict(progress=False) | settings
+    return pairs, deploy.run(study, key, "main", START, transport=local, **settings)
+
+
+def simulated(study, *, key=KEY, **settings):
+    data = fedmcmc.FederatedData.from_clients(list(ROWS.values()))
+    settings = dict(progress=False, placement=ONE_BY_ONE) | settings
+    return fedmcmc.sample(key, study.kernel("main"), data, START, **settings)
+
+
+def frames_of(pairs, kind):
+    """Return a site's requests of one kind, and its answers."""
+    frames = [tuple(map(deploy.Frame.parse, pair)) for pair in pairs if pair[1]]
+    return [pair for pair in frames if pair[0].kind == kind]
+
+
+def messages_of(pairs, num_chains=1):
+    """Return a site's messages ``[num_rounds, num_chains, 3]``."""
+    like = jax.ShapeDtypeStruct((3,), jnp.float32)
+    answers = [unpack(answer.body, 2 * num_chains) for _, answer in frames_of(pairs, "step")]
+    return np.array([[wire.decode(part, like) for part in a[:num_chains]] for a in answers])
+
+
+def predicted_counts(study, name, round_):
+    """Return how often each row is in a site's minibatch, if it is drawn from the chain's key."""
+    index, size = list(SIZES).index(name), SIZES[name]
+    numbers = np.broadcast_to(np.arange(size, dtype=np.float32)[:, None], (size, 3))
+    client = study.client(index, {"x": numbers})
+    key = random.client_key(CHAIN_KEY, round_, index)
+    draws = (
+        study.kernel("main")
+        .phases[-1]
+        .prepare(key, fedmcmc.Broadcast(jnp.int32(round_), START), client)
+    )
+    (rows,) = [leaf for leaf in jax.tree.leaves(draws) if leaf.shape[-2:] == (BATCH_SIZE, 3)]
+    return np.bincount(np.asarray(rows)[..., 0].ravel().astype(int), minlength=size)
+
+
+def totals_of(positions, chain_key):
+    """Return the sums of all messages, from a chain's positions and the key of its noise."""
+    kernel = studies.plain_kernel(studies.straight({}), {})
+    federation = fedmcmc.FederatedData.from_clients(list(ROWS.values())).federation
+    server = kernel.server_init(KEY, START, federation, ())[1]
+    totals = []
+    for number, (before, after) in enumerate(pairwise(positions)):
+        broadcast = fedmcmc.Broadcast(jnp.int32(number), jnp.asarray(before))
+        nothing = rounds.server_step(kernel, 0, chain_key, broadcast, server, jnp.zeros(3))[0]
+        totals.append((after - np.asarray(nothing.position)) / STEP_SIZE)
+    return np.array(totals)
+
+
+# A server that knows all that it sent
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_server_cannot_tell_which_rows_are_in_a_minibatch(reproducible, tmp_path):
+    study = minibatches(reproducible=reproducible)
+    pairs, _ = recorded(study, tmp_path, num_rounds=30)
+    hits = []
+    for name, size in SIZES.items():
+        for round_, message in enumerate(messages_of(pairs[name])[:, 0]):
+            counts = predicted_counts(study, name, round_)
+            predicted = size / BATCH_SIZE * counts @ ROWS[name]["x"]
+            hits.append(np.abs(predicted - message).max() < 1e-4)
+    assert np.mean(hits) == 1 if reproducible else np.mean(hits) < 0.05
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_totals_under_masks_are_no_linear_system_of_rows(public, tmp_path):
+    """The server knows its noise, hence totals; with keys that it knows it solves for rows."""
+    study = minibatches("straight_kernel", secure=masks())
+    num_rounds = 60
+    if public:
+        with public_keys(1):
+            samples = recorded(study, tmp_path, num_rounds=num_rounds)[1]
+    else:
+        samples = recorded(study, tmp_path, num_rounds=num_rounds)[1]
+    totals = totals_of(np.concatenate([START[None], samples.draws[0]]), CHAIN_KEY)
+    counts = [
+        np.concatenate(
+            [n / BATCH_SIZE * predicted_counts(study, name, r) for name, n in SIZES.items()]
+        )
+        for r in range(num_rounds)
+    ]
+    solution = np.linalg.lstsq(np.array(counts), totals, rcond=None)[0]
+    left = np.linalg.norm(totals - counts @ solution) / np.linalg.norm(totals - totals.mean(axis=0))
+    assert left < 1e-3 if public else left > 0.5
+
+
+# A site that has all that is sent to it
+
+
+def holds_key(pairs, key):
+    words = np.asarray(jax.random.key_data(key))
+    sent = b"".join(request for request, _ in pairs)
+    return any(words.astype(order).tobytes() in sent for order in ("<u4", ">u4"))
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_site_cannot_compute_totals(reproducible, tmp_path):
+    pairs, _ = recorded(study_of(reproducible=reproducible), tmp_path, num_rounds=5)
+    (begin, _), *_ = frames_of(pairs["bern"], "begin")
+    steps = [request for request, _ in frames_of(pairs["bern"], "step")]
+    broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
+    positions = [wire.decode(unpack(step.body, 1)[0], broadcast).position for step in steps]
+    exact = np.sum([rows["x"].sum(axis=0) for rows in ROWS.values()], axis=0)
+    if reproducible:
+        words = wire.decode(unpack(begin.body, 2)[1], jnp.zeros((1, 2), jnp.uint32))
+        chain_key = jax.random.wrap_key_data(jnp.asarray(words[0]))
+        np.testing.assert_allclose(totals_of(positions, chain_key), 4 * [exact], atol=1e-4)
+        return
+    assert len(unpack(begin.body, 1)) == 1
+    assert not holds_key(pairs["bern"], KEY) and not holds_key(pairs["bern"], CHAIN_KEY)
+    # Without the noise a total is off by its noise, whose sd is that of the step over its size.
+    noise = totals_of(positions, jax.random.key(0)) - exact
+    assert np.std(noise) > 0.5 * np.sqrt(2 / STEP_SIZE)
+
+
+def test_of_all_keys_only_those_of_shared_draws_reach_a_site(tmp_path):
+    """A key per round and chain, to the sites alone that take part."""
+    study = study_of("local_kernel", {"rho": 0.5})
+    pairs, _ = recorded(study, tmp_path, num_rounds=3, num_chains=2)
+    for chain in range(2):
+        key = jax.random.fold_in(KEY, chain)
+        for round_ in range(3):
+            assert holds_key(pairs["chur"], random.shared_key(key, round_))
+            assert not holds_key(pairs["chur"], random.server_key(key, round_))
+            assert not holds_key(pairs["chur"], random.client_key(key, round_, 2))
+        assert not holds_key(pairs["chur"], key)
+        assert not holds_key(pairs["chur"], random.shared_key(key, 3))
+    for kernel, settings in (("local_kernel", {"rho": 0.0}), ("plain_kernel", {})):
+        pairs, _ = recorded(study_of(kernel, settings), tmp_path / kernel, num_rounds=2)
+        assert not holds_key(pairs["chur"], random.shared_key(CHAIN_KEY, 0))
+
+
+# The same question, the same answer
+
+
+def replayed(site, pairs):
+    """Return a site's answers to requests, each asked once more."""
+    return [site.answer(request) or b"" for request, _ in pairs]
+
+
+def test_a_repeated_question_has_the_same_answer_also_after_a_restart(tmp_path):
+    study = minibatches()
+    pairs, _ = recorded(study, tmp_path, num_rounds=4, num_chains=2)
+    answers = [answer for _, answer in pairs["bern"]]
+    rows = dict(rows=ROWS["bern"])
+    assert replayed(studies.site_of(study, "bern", tmp_path, **rows), pairs["bern"]) == answers
+    folder = tmp_path / "another"
+    another = studies.site_of(study, "bern", folder, **rows)
+    (folder / "bern" / SECRET).write_bytes(bytes(32))
+    others = replayed(another, pairs["bern"])
+    (begin, *steps), (same, *different) = (x[-5:] for x in (answers, others))
+    assert begin == same and all(a != b for a, b in zip(steps, different, strict=True))
+
+
+def test_a_run_that_is_repeated_has_the_same_draws_and_one_of_another_key_others(tmp_path):
+    """Clients alone draw, at one position, so that the key of the run changes nothing else."""
+    study = study_of("local_kernel", {"rho": 0.0})
+    runs = [
+        recorded(study, tmp_path, key=key, num_rounds=3)[1].draws
+        for key in (KEY, KEY, jax.random.key(1))
+    ]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert (runs[0] != runs[2]).all()
+
+
+@pytest.fixture(scope="module")
+def in_a_run(tmp_path_factory):
+    """A site within a run of two chains, whose clients keep a state."""
+    folder, local = tmp_path_factory.mktemp("run"), deploy.Local()
+    sites = studies.join_all(local, studies.study_of("lsd_pp"), folder)
+    settings = dict(num_rounds=2, num_chains=2, progress=False)
+    deploy.run(sites["bern"].study, KEY, "main", POSITION, transport=local, **settings)
+    return sites["bern"], folder
+
+
+def key_words(site, *, round_=1, parts=(b"a", b"a"), weights=(1.0, 1.0), shared=None, **of_run):
+    """Return the words of the clients' keys, ``[2, 8]``."""
+    run = site._run
+    before = {name: getattr(run, name) for name in of_run}
+    tag = deploy.Tag(run.name, round_, 0, run.attempt)
+    try:
+        for name, value in of_run.items():
+            setattr(run, name, value)
+        keys = site._keys(run, tag, list(parts), np.float32(weights), shared)
+    finally:
+        for name, value in before.items():
+            setattr(run, name, value)
+    return np.asarray(jax.random.key_data(keys.private))
+
+
+def test_keys_of_clients_depend_on_all_that_a_step_depends_on(in_a_run):
+    site, _ = in_a_run
+    first = key_words(site)
+    assert (first[0] != first[1]).all()  # chains at one position
+    np.testing.assert_array_equal(first, key_words(site, attempt=7))
+    for changes in (dict(round_=2), dict(told="another run")):
+        assert (key_words(site, **changes) != first).all()
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[0].add(1), site._run.state)
+    for changes in (dict(parts=(b"b", b"a")), dict(weights=(2.0, 1.0)), dict(state=state)):
+        changed = key_words(site, **changes)
+        assert (changed[0] != first[0]).all()
+        np.testing.assert_array_equal(changed[1], first[1])
+    np.testing.assert_array_equal(key_words(site, parts=(None, b"a"))[1], first[1])
+
+
+def test_keys_of_clients_depend_on_secret_study_site_and_rows(in_a_run):
+    site, folder = in_a_run
+    first, own = key_words(site), site._secret
+    context = own._context
+    assert len(context) == 3
+    for i in range(3):
+        changed = [part if i != j else part + b"x" for j, part in enumerate(context)]
+        site._secret = SiteSecret(folder / "bern", *changed)
+        assert (key_words(site) != first).all()
+    site._secret = own
+    again = studies.site_of(site.study, "bern", folder)
+    again._run = site._run
+    np.testing.assert_array_equal(key_words(again), first)
+    others = {"x": studies.rows_of("bern")["x"] + np.float32(1e-6)}
+    again = studies.site_of(site.study, "bern", folder, rows=others)
+    again._run = site._run
+    assert (key_words(again) != first).all()
+
+
+# The file of the secret
+
+
+def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path):
+    (tmp_path / f"{SECRET}.new").write_bytes(b"of a process that was killed")
+    ask = (b"question", [(b"chain",)])
+    first = jax.random.key_data(SiteSecret(tmp_path).keys(*ask))
+    assert [path.name for path in tmp_path.iterdir()] == [SECRET]
+    made = tmp_path / SECRET
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600 and len(made.read_bytes()) == 32
+    np.testing.assert_array_equal(jax.random.key_data(SiteSecret(tmp_path).keys(*ask)), first)
+    made.unlink()
+    assert (jax.random.key_data(SiteSecret(tmp_path).keys(*ask)) != first).all()
+
+
+def test_a_damaged_secret_ends_a_run(tmp_path):
+    study, local = minibatches(), deploy.Local()
+    for name in SIZES:
+        local.join(studies.site_of(study, name, tmp_path, rows=ROWS[name]))
+    (tmp_path / "bern" / SECRET).write_bytes(b"short")
+    with pytest.raises(deploy.SiteError, match="has 5 bytes, a site's secret has 32"):
+        deploy.run(study, KEY, "main", START, transport=local, num_rounds=1, progress=False)
+
+
+# Draws are those of a simulation, in bits or in law
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(study_of(), id="gradients"),
+        pytest.param(study_of("local_kernel", {"rho": 1.0}), id="shared draws"),
+        pytest.param(
+            study_of("straight_kernel", secure=masks()), id="masks", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_clients_who_draw_nothing_alone_need_no_secret(study, tmp_path):
+    key, settings = random.secret_key(bytes(32)), dict(num_rounds=6, num_chains=2)
+    local = deploy.Local()
+    for name in SIZES:
+        local.join(studies.site_of(study, name, tmp_path, rows=ROWS[name]))
+        (tmp_path / name / SECRET).unlink()
+    samples = deploy.run(study, key, "main", START, transport=local, progress=False, **settings)
+    np.testing.assert_allclose(samples.draws, simulated(study, key=key, **settings).draws, 2e-5)
+    assert not list(tmp_path.glob(f"*/{SECRET}"))
+
+
+@pytest.mark.parametrize("rho", fast_and_slow([0.0, 0.5], [0.5]))
+def test_a_reproducible_study_draws_what_a_simulation_does(rho, tmp_path):
+    study = study_of("local_kernel", {"rho": rho}, reproducible=True)
+    key, settings = random.secret_key(bytes(32)), dict(num_rounds=4, num_chains=2)
+    samples = recorded(study, tmp_path, key=key, **settings)[1]
+    np.testing.assert_allclose(samples.draws, simulated(study, key=key, **settings).draws, 2e-5)
+
+
+NUM_CHAINS = 400
+
+
+def agree(messages, mean, variance):
+    """Return whether messages ``[num, 3]`` have this mean and variance."""
+    z = (messages.mean(axis=0) - mean) / np.sqrt(variance / len(messages))
+    ratio = messages.var(axis=0) / variance
+    spread = LIMIT * np.sqrt(2 / len(messages))
+    return (np.abs(z) < LIMIT).all() and (np.abs(ratio - 1) < spread).all()
+
+
+def check_law(messages, mean, variance):
+    """Check messages, and that the check notices noise that is off by a factor of sqrt(2)."""
+    assert agree(messages, mean, variance)
+    assert not agree(mean + np.sqrt(2) * (messages - mean), mean, variance)
+    assert not agree(mean + (messages - mean) / np.sqrt(2), mean, variance)
+
+
+def check_independent(one, other):
+    correlation = [np.corrcoef(a, b)[0, 1] for a, b in zip(one.T, other.T, strict=True)]
+    assert np.abs(correlation).max() < LIMIT / np.sqrt(len(one))
+
+
+@pytest.fixture(scope="module")
+def of_batches(tmp_path_factory):
+    """Messages of two rounds of many chains that start at one position, by site."""
+    pairs, _ = recorded(
+        minibatches(), tmp_path_factory.mktemp("law"), num_rounds=2, num_chains=NUM_CHAINS
+    )
+    return {name: messages_of(pairs[name], NUM_CHAINS) for name in SIZES}
+
+
+def test_minibatches_are_uniform(of_batches):
+    """Mean and variance of a minibatch's gradient are known exactly."""
+    for name, size in SIZES.items():
+        rows = np.float64(ROWS[name]["x"])
+        variance = size**2 / BATCH_SIZE * rows.var(axis=0)
+        check_law(of_batches[name][0], rows.sum(axis=0), variance)
+
+
+def test_minibatches_of_sites_rounds_and_chains_are_independent(of_batches):
+    bern, basel, chur = (messages for messages in of_batches.values())
+    for one, other in (
+        (bern[0], basel[0]),
+        (basel[0], chur[0]),
+        (bern[0], bern[1]),
+        (chur[0], chur[1]),
+        (bern[0][1:], bern[0][:-1]),
+    ):
+        check_independent(one, other)
+
+
+@pytest.mark.parametrize("rho", fast_and_slow([0.0, 0.5], [0.5]))
+def test_noise_of_clients_has_the_law_of_a_simulation(rho, tmp_path):
+    """Local steps: what a client sends is normal, with the moments of many simulated messages."""
+    study = study_of("local_kernel", {"rho": rho})
+    pairs, _ = recorded(study, tmp_path, num_rounds=1, num_chains=NUM_CHAINS)
+    kernel, broadcast = study.kernel("main"), fedmcmc.Broadcast(jnp.int32(0), START)
+    sent = [messages_of(pairs[name], NUM_CHAINS)[0] for name in SIZES]
+    for index, name in enumerate(SIZES):
+        client = study.client(index, ROWS[name])
+
+        def message(key, client=client):
+            return rounds.client_step(kernel, 0, key, broadcast, (), client)[0]
+
+        many = np.asarray(jax.jit(jax.vmap(message))(jax.random.split(jax.random.key(9), 40_000)))
+        check_law(sent[index], many.mean(axis=0), many.var(axis=0))
+    correlation = np.mean([np.corrcoef(sent[0][:, i], sent[1][:, i])[0, 1] for i in range(3)])
+    assert correlation < 0.15 if rho == 0 else correlation > 0.15
+
+
+# Seeds and settings
+
+
+def test_seeds_of_a_servers_file(caplog):
+    text = "00112233445566778899AABBCCDDEEFF"
+    key = key_of_seed(text)
+    expected = random.secret_key(hashlib.sha256(bytes.fromhex(text)).digest())
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(expected))
+    assert not caplog.records
+    np.testing.assert_array_equal(
+        jax.random.key_data(key_of_seed(3)), jax.random.key_data(jax.random.key(3))
+    )
+    assert "can be found by search" in caplog.text
+    for wrong in (text[:-1], text + "0", text[:-1] + "g", f"{text}\n", True, 1.5, None):
+        with pytest.raises(ValueError, match="text of 32 hexadecimal digits"):
+            key_of_seed(wrong)
+
+
+def test_reproducible_is_part_of_what_is_agreed_on():
+    plain, public = study_of(), study_of(reproducible=True)
+    assert plain.digest != public.digest and public.to_dict()["reproducible"]
+    with pytest.raises(ValueError, match="must be true or false, got 'yes'"):
+        study_of(reproducible="yes")
+    with pytest.raises(ValueError, match="and reproducible = true"):
+        study_of("straight_kernel", secure=masks(), reproducible=True)
+
+
+def test_a_client_that_draws_needs_a_key():
+    study = minibatches()
+    client = study.client(0, ROWS["bern"])
+    broadcast = fedmcmc.Broadcast(jnp.int32(0), START)
+    nothing = rounds.ClientKeys((), ())
+    with pytest.raises(ValueError, match="ClientKeys needs a key"):
+        rounds.client_step(study.kernel("main"), 0, nothing, broadcast, (), client)
+    rounds.client_step(study_of().kernel("main"), 0, nothing, broadcast, (), client)
+    private, shared = rounds.client_draws_like(study.kernel("main"), 0, broadcast, client)
+    assert jax.tree.leaves(private) and not jax.tree.leaves(shared)
+
+
+def test_keys_sent_to_a_site_that_expects_none_are_refused(tmp_path):
+    pairs, _ = recorded(minibatches(), tmp_path, num_rounds=1)
+    (begin, _), *_ = frames_of(pairs["bern"], "begin")
+    body = pack(*unpack(begin.body, 1), wire.encode(jax.random.key_data(KEY[None])))
+    site = studies.site_of(minibatches(), "bern", tmp_path / "again", rows=ROWS["bern"])
+    assert deploy.Frame.parse(site.answer(begin._replace(body=body).to_bytes())).kind == "error"

@@ -1,0 +1,1 @@
+"""Random keys, and what is drawn from them."""
