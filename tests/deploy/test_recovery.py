@@ -9,7 +9,7 @@ from scipy.special import expit
 
 import fedmcmc
 from fedmcmc import random, rounds
-from fedmcmc.deploy._recovery import default_min_rows, messages_to_recover
+from fedmcmc.deploy._recovery import messages_to_recover
 
 NUM_STARTS = 20
 FEW_MESSAGES = 20
@@ -23,10 +23,6 @@ FEW_MESSAGES = 20
 def test_rows_are_unknowns_and_numbers_in_messages_are_equations(rows, per_row, per_message, num):
     assert messages_to_recover(rows, per_row, per_message) == num
     assert num * per_message >= rows * per_row > (num - 1) * per_message
-
-
-def test_fewer_than_three_rows_per_parameter_call_for_a_warning():
-    assert [default_min_rows(num) for num in (1, 6, 7, 100)] == [20, 20, 21, 300]
 
 
 def gradients(rows, positions):

@@ -1,6 +1,5 @@
 """The text that an owner reads before approving a study, in words for readers of any training."""
 
-import dataclasses
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,11 +8,14 @@ import jax
 import numpy as np
 
 from fedmcmc import wire
-from fedmcmc._types import ArrayTree, FederatedKernel, Posterior
+from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact, host_words
 from fedmcmc.data import Levels
-from fedmcmc.deploy._masks import grid_of, num_words
-from fedmcmc.deploy._recovery import default_min_rows, messages_to_recover
+from fedmcmc.deploy._columns import column_names
+from fedmcmc.deploy._frames import printable
+from fedmcmc.deploy._limits import Limits, num_parameters, numbers_per_message, smallest_batch
+from fedmcmc.deploy._masks import grid_of
+from fedmcmc.deploy._recovery import messages_to_recover
 from fedmcmc.deploy._shapes import Exchange, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.pytrees import trees
@@ -272,18 +274,17 @@ def _messages_of_kernel(
 
 def _batches_text(study: Study, site: str, kernel: FederatedKernel) -> list[str]:
     num = study.sites[site]
-    sizes = sorted(_batch_sizes(kernel, num))
-    if not sizes:
+    size = smallest_batch(kernel, num)
+    if size is None:
         return []
     chosen = (
         "The draw follows from numbers that the server sends (reproducible), so all parties know "
         "which rows are in each message."
-        if _is_reproducible(study)
+        if study.reproducible
         else "The site draws them secretly for each message, so nobody else knows which rows they "
         "are."
     )
-    batches = " or ".join(f"{size:,}" for size in sizes)
-    return _item(f"It uses minibatches of {batches} of the {num:,} rows, at random. {chosen}")
+    return _item(f"It uses minibatches of {size:,} of the {num:,} rows, at random. {chosen}")
 
 
 def _protection(study: Study, kernel: FederatedKernel) -> str:
@@ -389,10 +390,8 @@ def _recovery(
             f"{', though not whose they are' if study.secure else ''}. "
             + _allowed(needed, count, most_numbers)
         )
-        sizes = sorted(_batch_sizes(kernels[name], study.sites[site]))
-        if sizes and not _is_reproducible(study):
-            lines += _item("Secret minibatches can raise that number, by a factor that is unknown.")
-        for size in sizes:
+        size = smallest_batch(kernels[name], study.sites[site])
+        if size is not None:
             lines += _batch_recovery(study, name, size, per_row, count, most_numbers)
     if study.asks:
         possible = most_numbers is None or most_numbers >= num * per_row
@@ -414,18 +413,19 @@ def _batch_recovery(
 ) -> list[str]:
     rows = size * len(study.sites) if study.secure else size  # in one total
     needed = messages_to_recover(rows, per_row, count.equations)
-    if _is_reproducible(study):
+    if study.reproducible:
         return _item(
             f"As the server can have the same minibatch drawn again (reproducible), about "
             f"{needed:,} messages are enough for the {size:,} rows of a minibatch. "
             + _allowed(needed, count, most_numbers)
         )
+    lines = _item("Secret minibatches can raise that number, by a factor that is unknown.")
     if needed == 1:
-        return _item(
+        lines += _item(
             f"Minibatches of the kernel {name!r} are so small that one message could be enough to "
             "compute the rows in it."
         )
-    return []
+    return lines
 
 
 def _allowed(needed: int, count: _Counts, most_numbers: int | None) -> str:
@@ -451,42 +451,38 @@ def _warnings(
     if most_numbers is None:
         warnings.append("limits.most_numbers is not set, so nothing limits the messages.")
     if position is not None:
-        num = trees.num_elements(position)
-        fewest = default_min_rows(num)
+        num = num_parameters(study, position)
+        fewest = Limits().min_batch_of(num)
         if num_rows < fewest:
             warnings.append(
                 f"This site has {num_rows:,} rows, and the model {num:,} parameters. With fewer "
                 f"than {fewest:,} rows a few messages can be enough to compute all of them. The "
                 "site declines unless limits.min_rows is lower."
             )
-        smallest = min(
-            (size for kernel in kernels.values() for size in _batch_sizes(kernel, num_rows)),
-            default=None,
-        )
-        if smallest is not None and smallest < (fewest if min_batch is None else min_batch):
+        batches = [smallest_batch(kernel, num_rows) for kernel in kernels.values()]
+        smallest = min((size for size in batches if size is not None), default=None)
+        allowed = Limits(min_batch=min_batch).min_batch_of(num)
+        if smallest is not None and smallest < allowed:
             warnings.append(
                 f"A kernel uses minibatches of size {smallest:,}. This site allows no fewer than "
-                f"{fewest if min_batch is None else min_batch:,} rows (limits.min_batch), so it "
-                "will decline."
+                f"{allowed:,} rows (limits.min_batch), so it will decline."
             )
         if min_batch is not None and min_batch < fewest:
             warnings.append(
                 f"limits.min_batch = {min_batch:,} is below the default of {fewest:,}. The fewer "
                 "rows are in a minibatch, the more a message says about each."
             )
-    columns = _columns(study.rows)
-    for name in refused_columns:
-        if name not in columns:
-            warnings.append(
-                f"limits.refused_columns names {name!r}, which is no column of this study, so the "
-                f"site does not decline. Check the spelling: the columns are "
-                f"{', '.join(map(repr, columns))}."
-            )
-    batches = [name for name in BATCH_ESTIMATORS if name in classes]
-    if batches:
+    columns = ", ".join(map(repr, column_names(study.rows)))
+    for name in Limits(refused_columns=refused_columns).unknown_columns(study):
         warnings.append(
-            f"{', '.join(batches)} in asks: the server chooses the size of minibatches in its own "
-            "questions, down to limits.min_batch rows."
+            f"limits.refused_columns names {name!r}, which is no column of this study, so the site "
+            f"does not decline. Check the spelling: the columns are {columns}."
+        )
+    estimators = [name for name in BATCH_ESTIMATORS if name in classes]
+    if estimators:
+        warnings.append(
+            f"{', '.join(estimators)} in asks: the server chooses the size of minibatches in its "
+            "own questions, down to limits.min_batch rows."
         )
     if "AllBut" in classes:
         warnings.append(
@@ -504,7 +500,7 @@ def _warnings(
         warnings.append(
             f"Natural: the messages add up to the estimates, and their certainty, of {of}."
         )
-    if _is_reproducible(study):
+    if study.reproducible:
         warnings.append(
             "reproducible = true: all parties know all random numbers of this site, so noise and "
             "minibatches hide nothing."
@@ -513,44 +509,11 @@ def _warnings(
 
 
 def _counts(study: Study, shapes: Shapes) -> _Counts:
-    if study.secure:
-        # The last two words of a code count messages that were out of range or not usable.
-        words = sum(num_words(exchange.code) for exchange in shapes.phases)
-        below = sum(len(jax.tree.leaves(exchange.report.bits_down)) for exchange in shapes.phases)
-        return _Counts(words - 2 * len(shapes.phases), words + below)
-    numbers = sum(_num_numbers(exchange.code) for exchange in shapes.phases)
-    reports = sum(trees.num_elements(exchange.report) for exchange in shapes.phases)
-    return _Counts(numbers, numbers + reports)
-
-
-def _num_numbers(code: ArrayTree) -> int:
-    """Return how many numbers a message holds, whatever its code."""
-    return trees.num_elements(code)
-
-
-def _batch_sizes(part: Any, num_rows: int) -> set[int]:
-    """Return the sizes of the minibatches in a kernel, at a site with `num_rows` rows."""
-    if isinstance(part, tuple) and not isinstance(part, Posterior):
-        return set().union(*(_batch_sizes(inner, num_rows) for inner in part))
-    if not dataclasses.is_dataclass(part) or isinstance(part, type):
-        return set()
-    fields = [getattr(part, field.name) for field in dataclasses.fields(part)]
-    sizes = set().union(*(_batch_sizes(inner, num_rows) for inner in fields))
-    size = getattr(part, "batch_size", None)
-    if isinstance(size, float):  # a fraction
-        sizes.add(max(1, int(size * num_rows * (1 + 2**-20))))
-    elif isinstance(size, int):
-        sizes.add(size)
-    return sizes
-
-
-def _is_reproducible(study: Study) -> bool:
-    return bool(getattr(study, "reproducible", False))
-
-
-def _columns(rows: ArrayTree) -> list[str]:
-    paths = jax.tree_util.tree_leaves_with_path(rows)
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+    masked, phases = bool(study.secure), shapes.phases
+    leaving = sum(numbers_per_message(p.code, p.report, masked=masked) for p in phases)
+    equations = sum(numbers_per_message(p.code, masked=masked) for p in phases)
+    # The last two words of a masked code count messages out of range and messages of no use.
+    return _Counts(equations - 2 * masked * len(phases), leaving)
 
 
 def _exchange_text(exchange: Exchange) -> str:
@@ -626,11 +589,7 @@ def _function_in(where: str) -> str:
 
 def _text(lines: Sequence[str]) -> str:
     """Join lines, with every character escaped that could hide or change what a terminal shows."""
-    return "\n".join(_printable(line) for line in lines)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "\n".join(printable(line, None) for line in lines)
 
 
 def _heading(text: str) -> list[str]:

@@ -2,11 +2,6 @@
 
 import math
 
-ROWS_PER_PARAMETER = 3
-"""With fewer rows per parameter, a few messages can be enough to compute all rows."""
-FEWEST_ROWS = 20
-"""Smallest number of rows, of a site or of a minibatch, that calls for no warning."""
-
 
 def messages_to_recover(num_rows: int, numbers_per_row: int, numbers_per_message: int) -> int:
     """Return the number of messages from which on all rows can be computed.
@@ -35,14 +30,3 @@ def messages_to_recover(num_rows: int, numbers_per_row: int, numbers_per_message
     496
     """
     return math.ceil(num_rows * numbers_per_row / numbers_per_message)
-
-
-def default_min_rows(num_parameters: int) -> int:
-    """Return the number of rows, of a site or of a minibatch, below which an owner is warned.
-
-    Examples
-    --------
-    >>> default_min_rows(5), default_min_rows(10)
-    (20, 30)
-    """
-    return max(FEWEST_ROWS, ROWS_PER_PARAMETER * num_parameters)
