@@ -9,7 +9,7 @@ import fedmcmc.site
 from fedmcmc import deploy
 from fedmcmc.__main__ import main
 from fedmcmc.deploy._account import ANSWERS, _families
-from tests.contracts.model import POSITIONS, Given
+from tests.contracts.model import POSITIONS, SIZES, Given
 from tests.contracts.tables import KERNELS
 from tests.support import studies
 from tests.support.commands import Consortium, rows_of
@@ -39,36 +39,109 @@ def test_an_owner_is_shown_what_it_approves(kit, capsys):
         study.digest,
         study.to_dict()["files"]["model.py"],
         "step_size = 0.01",
-        "5 rows of bern",
+        "5 rows of bern. A row holds 2 numbers",
         "bern 5, basel 1, chur 4",
         "The server at localhost:",
-        "sends the gradient of its log likelihood",
-        "a code (Quantized) of 2 numbers",
-        "At most 1,000 rounds",
-        "The server sees each message of this site by itself",
-        "Expansions: its log likelihood, the gradient and the curvature",
+        "Langevin: the gradient of the log likelihood at the position of the chain.",
+        "minibatches of 2 of the 5 rows, at random. The site draws them secretly",
+        "2 numbers as a code (Quantized)",
+        "At most 1,000 numbers leave this site",
+        "The server reads each message of this site",
+        "Expansions: the log likelihood, its gradient and its curvature",
+        "The 5 rows of this site hold 5 x 2 = 10 numbers.",
+        "This site has 5 rows, and the model 2 parameters. With fewer than 20 rows",
+        "limits.min_batch",
+        "Natural: the messages add up to the estimates",
     ):
         assert text in told, text
     approval = json.loads((kit / "approval.json").read_text())
     assert approval["digest"] == study.digest and approval["site"] == "bern"
 
 
+def text_of(study, **changes):
+    given = dict(server="hub:1", position=POSITIONS["nested"]) | changes
+    return " ".join(deploy.messages_told(study, "bern", **given).split())
+
+
 def test_sizes_are_told_in_numbers_and_bytes():
     study = studies.study_of("lsd_star")
-    told = " ".join(deploy.messages_told(study, "bern", server="hub:1").split())
-    assert "Sizes are known once the server says where chains start" in told
-    given = dict(server="hub:1", position=POSITIONS["nested"])
-    told = " ".join(deploy.messages_told(study, "bern", **given).split())
-    code = " Once per run and chain, before the first round (1 of 1): "
-    assert code in told and "12 bytes" in told, told
-    assert "As many rounds as the server asks for" in told
-    given["server"] = None
-    assert "over the connections that NVFlare secures" in deploy.messages_told(
-        study, "bern", **given
-    )
+    assert "Sizes depend on where the server starts" in text_of(study, position=None)
+    text = text_of(study)
+    assert " Before the first round, once per run and chain: 3 numbers (" in text
+    assert "; 12 bytes)" in text and "No limit is set" in text, text
+    assert "over the connections of NVFlare" in text_of(study, server=None)
     hidden = studies.study_of("secure_sum: lsd_star")
-    told = " ".join(deploy.messages_told(hidden, "bern", **given).split())
-    assert "Messages are integers" in told
+    assert "The messages are whole numbers" in text_of(hidden)
+
+
+ROWS = SIZES[0]
+"""Rows of bern, each of three numbers, as many as a message of `lsd` holds."""
+
+
+@pytest.mark.parametrize(
+    ("most_numbers", "answer"),
+    [
+        (6 * ROWS, f"allow {ROWS} messages: yes, this is possible."),
+        (6 * ROWS - 1, f"allow {ROWS - 1} messages: no, too few for all of them."),
+        (None, "Your settings allow any number of messages: yes"),
+    ],
+)
+def test_an_owner_reads_whether_its_limit_lets_all_rows_be_computed(most_numbers, answer):
+    """Of the six numbers per message three are about it: bits, size and use."""
+    text = text_of(studies.study_of("lsd"), most_numbers=most_numbers)
+    assert f"From about {ROWS} messages of the kernel 'main' on" in text
+    assert answer in text and "tens of messages for one row" in text, text
+
+
+def test_under_masks_the_rows_of_all_sites_are_what_can_be_computed():
+    study = studies.masked_study("lsd")
+    text, num = text_of(study, most_numbers=1000), sum(SIZES)
+    assert f"all {num} rows of all sites together, though not whose they are" in text
+    assert "only totals over all 3 sites" in text and "100 rounds per run" in text
+    assert "only 2 sites are hidden among each other" in text
+    secure = dict(study.secure) | {"operator": "basel"}
+    operated = object.__new__(deploy.Study)
+    operated.__dict__.update(study.__dict__ | {"secure": secure})
+    text = text_of(operated)
+    assert "The owner of 'basel' runs the server, so the messages of the other 2 sites" in text
+
+
+def test_an_owner_is_warned():
+    study = studies.study_of("lsd", asks=("AllBut", "Minibatch", "OwnExpansions"))
+    text = text_of(study, min_batch=1, refused_columns=["x", "postcode"])
+    for warning in (
+        "limits.most_numbers is not set",
+        "limits.min_batch = 1 is below the default of 20",
+        "'postcode', which is no column of this study, so the site does not decline.",
+        "Check the spelling: the columns are 'x'.",
+        "AllBut in asks lets the server subtract two sums",
+        "Minibatch in asks: the server chooses the size of minibatches",
+        "OwnExpansions in asks: each site answers for itself alone.",
+    ):
+        assert warning in text.partition("Before you approve")[2], warning
+    assert "names 'x'" not in text
+    many = studies.study_of("hmc", sites=dict.fromkeys(studies.NAMES, 100))
+    text = text_of(many, most_numbers=1000, min_batch=20)
+    assert "Before you approve" not in text, text
+
+
+def test_where_all_draws_are_known_the_rows_of_a_minibatch_are_what_is_computed():
+    study = studies.study_of("lsd_pp", sites=dict.fromkeys(studies.NAMES, 100))
+    object.__setattr__(study, "reproducible", True)
+    text = text_of(study, most_numbers=1000)
+    assert "all parties know which rows are in each message" in text
+    assert "messages are enough for the 2 rows of a minibatch" in text, text
+    assert "noise and minibatches hide nothing" in text
+
+
+def test_names_cannot_hide_lines_of_the_text():
+    """Escape sequences, line breaks and marks that turn the direction of text are shown as such."""
+    study = studies.study_of("lsd")
+    settings = {"row": "lsd", "a\x1b[2K\nb\u202e": 1}
+    object.__setattr__(study, "settings", settings)  # a study does not take such a name
+    text = deploy.files_told(study, "bern")
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "    a\\x1b[2K\\nb\\u202e = 1" in text.splitlines()
 
 
 def test_nothing_of_a_study_runs_before_its_owner_says_so(kit, monkeypatch, capsys):

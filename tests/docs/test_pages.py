@@ -175,7 +175,9 @@ def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypat
     (tmp_path / "study.toml").write_text(blocks("toml")[0])
     (tmp_path / "model.py").write_text(blocks("python")[0])
     monkeypatch.chdir(tmp_path)
-    commands = [line for line in "".join(blocks("sh")).splitlines() if line.startswith("fedmcmc")]
+    commands = [
+        line for line in "".join(blocks("sh")).splitlines() if line.startswith("fedmcmc deploy")
+    ]
     init, approve, verify = (shlex.split(line)[1:] for line in commands)
     assert fedmcmc_command(init) == 0
     kit = tmp_path / "consortium" / "bern"
@@ -191,7 +193,7 @@ def test_the_page_on_real_sites_shows_what_an_owner_is_shown(tmp_path, monkeypat
     told = capsys.readouterr().out
     for block in blocks("text"):
         assert block in told, told
-    fedmcmc.deploy.AuditLog("state/audit.log").close()
+    fedmcmc.deploy.AuditLog("audit.log").close()
     assert fedmcmc_command(verify) == 0
 
 

@@ -23,4 +23,4 @@ def test_hospitals_as_processes_draw_what_the_simulation_does(tmp_path, capsys):
     folder = tmp_path / "demo" / "consortium"
     log = folder / "UM" / "audit.log"
     assert deploy.verify_log(log).num_answers > 300
-    assert "UM is asked to approve it" in (folder / "UM.approved.txt").read_text()
+    assert "for the owner of the site 'UM'" in (folder / "UM.approved.txt").read_text()

@@ -1,7 +1,8 @@
-"""What a study does, in plain words, for the owner of a site who is asked to approve it."""
+"""The text that an owner reads before approving a study, in words for readers of any training."""
 
 import textwrap
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,96 +11,140 @@ from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact, host_words
 from fedmcmc.data import Levels
+from fedmcmc.deploy._columns import column_names
+from fedmcmc.deploy._frames import printable
+from fedmcmc.deploy._limits import Limits, num_parameters, numbers_per_message, smallest_batch
 from fedmcmc.deploy._masks import grid_of
-from fedmcmc.deploy._shapes import Exchange, shapes_of_run
+from fedmcmc.deploy._recovery import messages_to_recover
+from fedmcmc.deploy._shapes import Exchange, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.pytrees import trees
 from fedmcmc.transforms import is_secured
 
 WIDTH = 92
 ANSWERS = {
-    "AllBut": "the same as another question without one site's rows; beside that other answer it "
-    "tells the server what that one site's was",
-    "Averaging": "how far its own copy of the chain has moved, times its weight",
-    "CommonExpansions": "the mean and covariance of what its rows alone say, near a point that the "
-    "server chooses, for itself and not as a term of a sum",
-    "Consensus": "the pull of its own chain on the server's",
-    "EnsembleKernel": "a model trained on its rows, times its weight, and squares of that",
-    "Evaluations": "its log likelihoods, and if asked their gradients, at points that the server "
+    "AllBut": "another question of this list, without the rows of one site. Subtracted from the "
+    "answers with these rows, it gives the server the answer of that site alone",
+    "Augmented": "no question of its own: allows minibatches whose rows are transformed at random",
+    "Averaging": "how far the site's own copy of the chain moved, times the weight of the site",
+    "CommonExpansions": "the values of the parameters that the rows of this site alone suggest, "
+    "and how certain they are, near a position that the server chooses. One answer per site, no "
+    "sum over the sites",
+    "Conducive": "no question of its own: allows gradients corrected by a summary of the rows",
+    "Consensus": "the difference between the site's own chain and the chain of the server",
+    "EnsembleKernel": "a model trained on the rows of this site, times the weight of the site, and "
+    "the squares of its numbers",
+    "Epochs": "no question of its own: allows questions that pass over the rows in minibatches",
+    "Evaluations": "log likelihoods, and their gradients if the server asks for them, at positions "
+    "that the server chooses",
+    "Expansions": "the log likelihood, its gradient and its curvature at positions that the server "
     "chooses",
-    "Expansions": "its log likelihood, the gradient and the curvature at points that the server "
-    "chooses",
-    "Falls": "what its log likelihood loses at points around the mode",
-    "FederatedGibbs": "the sums of its latents' statistics, by how much they have changed, and "
-    "at proposals of the server its log likelihood and the gradient",
-    "GaussianMetropolis": "its log likelihoods at points that the server proposes",
-    "HamiltonianMonteCarlo": "its log likelihood and the gradient at positions of the chain",
-    "JointLangevin": "the gradient of what its rows and latents say together, at latents that it "
-    "draws itself",
-    "Langevin": "the gradient of its log likelihood at the chain's position (or what the study's "
-    "estimator makes of it)",
-    "LeaveGroupsOut": "how well each of its groups of rows is predicted by the others, summed over "
-    "its groups",
-    "LeaveOneOut": "how well each of its rows is predicted by the others, summed over its rows",
-    "MultipleTry": "its log likelihoods at points that the server proposes",
-    "Natural": "how its own Gaussian of the parameters has changed; all changes together are the "
-    "mean and covariance of what its rows alone say, the most telling messages of all",
-    "OwnExpansions": "the mean and covariance of what its rows alone say, for itself and not as a "
-    "term of a sum",
-    "PseudoGradients": "how far a model came that it has trained on its rows, and its share of all "
-    "rows",
-    "Redrawn": "the answer to another question about outcomes that it draws from the model in "
-    "place of its own, beside its own other columns",
-    "RefreshedRelay": "how far it has moved the chain, in rounds in which the chain visits it, and "
-    "in some of them gradient and curvature of its own log likelihood where the chain is",
-    "Relay": "how far it has moved the chain, in rounds in which the chain visits it",
-    "Replication": "functions of its rows, and of outcomes that the model draws in their place",
-    "ScoreCovariances": "how its rows' gradients vary, a matrix for itself and not a term of a sum",
-    "WithoutClient": "mean and sds of the posterior without its rows, for itself and not as a term "
-    "of a sum",
+    "Falls": "by how much the log likelihood falls between the best fit and positions around it",
+    "FederatedGibbs": "sums over the random effects of this site, their changes, and the log "
+    "likelihood and its gradient at positions that the server proposes",
+    "FixedPoint": "no question of its own: allows gradients minus gradients at a fixed position",
+    "GaussianMetropolis": "log likelihoods at positions that the server proposes",
+    "HamiltonianMonteCarlo": "the log likelihood and its gradient at positions of the chain",
+    "JointLangevin": "the gradient of the log likelihood of the rows together with the random "
+    "effects of this site, which the site draws itself",
+    "Langevin": "the gradient of the log likelihood at the position of the chain",
+    "LeaveGroupsOut": "how well each group of rows is predicted by the other groups, summed over "
+    "the groups of this site",
+    "LeaveOneOut": "how well each row is predicted by the others, summed over the rows of this "
+    "site",
+    "Minibatch": "no question of its own: allows questions about random minibatches of the rows",
+    "MultipleTry": "log likelihoods at positions that the server proposes",
+    "Natural": "the change of a summary of the rows of this site: the values of the parameters "
+    "that they suggest, and how certain they are. Added up, the changes are that summary. No other "
+    "kind of message reveals more",
+    "Noisy": "no question of its own: allows gradients to which the site adds noise",
+    "OwnExpansions": "the values of the parameters that the rows of this site alone suggest, and "
+    "how certain they are. One answer per site, no sum over the sites",
+    "PseudoGradients": "how far the model moved when it was trained on the rows of this site, and "
+    "the share of this site in all rows",
+    "Redrawn": "the answer to another question of this list, with outcomes that the site draws "
+    "from the model in place of its own. The other columns are the site's own",
+    "RefreshedRelay": "how far the site moved the chain, in rounds in which the chain is at this "
+    "site, and in some of these rounds the gradient and the curvature of the log likelihood",
+    "Relay": "how far the site moved the chain, in rounds in which the chain is at this site",
+    "Replication": "summaries of the rows of this site, and of outcomes drawn from the model in "
+    "their place",
+    "Scaffold": "no question of its own: allows gradients corrected by gradients of all sites",
+    "ScoreCovariances": "how much the gradients of single rows vary, as a matrix. One answer per "
+    "site, no sum over the sites",
+    "Svrg": "no question of its own: allows questions in which gradients of minibatches are "
+    "corrected by gradients of all rows",
+    "WithoutClient": "the values of the parameters without the rows of this site, and how certain "
+    "they are. One answer per site, no sum over the sites",
 }
-"""What a site sends, by families of kernels; docs/privacy.md says what each tells."""
+"""What a site sends, by the class of the kernel; docs/privacy.md says what each reveals."""
+BATCH_ESTIMATORS = ("Augmented", "Epochs", "Minibatch")
+"""Classes in `Study.asks` with which questions may be about minibatches."""
+SINGLE_ANSWERS = ("CommonExpansions", "OwnExpansions", "ScoreCovariances", "WithoutClient")
+"""Questions that each site answers for itself alone."""
+
+
+class _Counts(NamedTuple):
+    """Numbers that leave a site in one message, which is what it sends per round and chain.
+
+    Attributes
+    ----------
+    equations
+        Numbers that depend on rows.
+    leaving
+        All numbers, as `limits.most_numbers` counts them.
+    """
+
+    equations: int
+    leaving: int
 
 
 def files_told(study: Study, site: str) -> str:
-    """Return what of a study's files will run at a site and on which rows, running none of them."""
-    sites = ", ".join(f"{name} {num}" for name, num in study.sites.items())
+    """Return the text about code and rows that an owner reads first; run none of the code.
+
+    Parameters
+    ----------
+    study
+        Study to be approved.
+    site
+        Name of the owner's site.
+    """
     hashes = study.to_dict()["files"]
-    files = [f"{source}: {study.path(source)}" for source in study.sources]
+    versions = ", ".join(f"{name} {value}" for name, value in software().items())
+    sizes = ", ".join(f"{name} {num}" for name, num in study.sites.items())
     lines = [
-        *_heading(f'The study "{study.name}", as {site} is asked to approve it'),
-        *_item("Its digest, which all owners must see:"),
+        *_heading(f"The study {study.name!r}, for the owner of the site {site!r}"),
+        *_item("Digest of the study. It must be the same at all sites:"),
         f"    {study.digest}",
         "",
-        *_heading("What will run here"),
-        *_item(f"The model is {_told(study.posterior)}."),
-        *(
-            line
-            for name, where in study.kernels.items()
-            for line in _item(f"The kernel {name!r} is {_told(where)}.")
-        ),
-        *_item("These files are Python, which can do whatever you can. Read them:"),
+        *_heading("Which code will run on your computer"),
+        *_item(f"The model is {_function_in(study.posterior)}."),
     ]
-    for source, line in zip(study.sources, files, strict=True):
-        lines += [f"    {line}", f"    SHA-256 {hashes[source]}"]
+    for name, where in study.kernels.items():
+        lines += _item(f"The kernel (sampling method) {name!r} is {_function_in(where)}.")
+    lines += _item(
+        "These files are Python programs, which can do whatever your account can do. Read them, or "
+        "have them read, before you continue:"
+    )
+    for source in study.sources:
+        lines += [f"    {source}: {study.path(source)}", f"    SHA-256 {hashes[source]}"]
     if study.settings:
-        lines += _item("They are given these settings:")
+        lines += _item("Settings passed to these programs:")
         lines += [f"    {name} = {value!r}" for name, value in study.settings.items()]
-    versions = ", ".join(f"{name} {value}" for name, value in software().items())
     lines += [
-        *_item(f"With {versions}: the same at all sites."),
-        *_item("Nothing else that runs comes from the study, and nothing from the server."),
+        *_item(f"Versions of the software, the same at all sites: {versions}."),
+        *_item("No other code of the study runs here, and no code comes from the server."),
         "",
-        *_heading("On which rows"),
-        *_item(f"{study.sites[site]} rows of {site}, each {_shape_told(study.rows)}."),
-        *(
-            line
-            for name, levels in study.levels.items()
-            for line in _item(f"Text in {name} becomes codes: {_levels_told(levels)}.")
+        *_heading("Which rows it reads"),
+        *_item(
+            f"{study.sites[site]:,} rows of {site}. A row holds {_numbers(study.rows)}: "
+            f"{_shape_text(study.rows)}."
         ),
-        *_item(f"Everybody learns how many rows each site has: {sites}."),
     ]
-    return "\n".join(lines)
+    for name, levels in study.levels.items():
+        lines += _item(f"Text in {name} becomes codes: {_levels_text(levels)}.")
+    lines += _item(f"All parties see how many rows each site has: {sizes}.")
+    return _text(lines)
 
 
 def messages_told(
@@ -107,165 +152,411 @@ def messages_told(
     site: str,
     *,
     server: str | None,
-    most_rounds: int | None = None,
+    most_numbers: int | None = None,
+    min_batch: int | None = None,
+    refused_columns: Sequence[str] = (),
     position: ArrayTree = None,
 ) -> str:
-    """Return what leaves a site, how often, to whom, and how protected. It runs the study's files.
+    """Return the text about messages: contents, number, receivers, protection, and what is left.
+
+    It runs the study's files.
 
     Parameters
     ----------
     study, site
-        Of whom.
+        As for `files_told`.
     server
-        Its address, ``None`` over NVFlare.
-    most_rounds
-        Rounds that the site answers in all.
+        Address of the server, ``None`` over NVFlare.
+    most_numbers, min_batch, refused_columns
+        The owner's limits; see `Site`.
     position
-        Shapes of a chain's position, by default those of the model's `init_fn`.
+        Shapes of a chain's position, by default those that the model's `init_fn` returns.
+
+    Returns
+    -------
+    str
+        Ends with a list of warnings where there is something to warn of.
     """
-    way = (
-        f"The server at {server}, over TLS with certificates both ways, and nobody on the way. "
-        f"{site} calls the server; nobody can call {site}."
-        if server is not None
-        else "The server of the job, over the connections that NVFlare secures."
-    )
-    lines = [
-        *_heading("Who hears it"),
-        *_item(way),
-        *_item(
-            "Other sites hear what the server makes of the sums of all messages: positions of "
-            "chains, and what a kernel broadcasts beside them."
-        ),
-        "",
-    ]
     if position is None and study.model.init_fn is not None:
         position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
-    for name in study.kernels:
-        lines += [*_heading(f"What leaves {site}, in runs of the kernel {name!r}")]
-        lines += [*_kernel_told(study, study.kernel(name), position), ""]
+    kernels = {name: study.kernel(name) for name in study.kernels}
+    shapes = {
+        name: None if position is None else shapes_of_run(kernel, study, position)
+        for name, kernel in kernels.items()
+    }
+    counts = {name: _counts(study, shape) for name, shape in shapes.items() if shape is not None}
+    lines = [*_receivers(study, site, server), "", *_terms()]
+    for name, kernel in kernels.items():
+        lines += ["", *_heading(f"Messages of {site} in a run of the kernel {name!r}")]
+        lines += _messages_of_kernel(study, site, kernel, shapes[name])
     if study.asks:
-        lines += [
-            *_heading(f"What leaves {site}, where the server asks questions of its own"),
-            *_item(
-                "The server may ask, with points and numbers that it chooses, so that sizes depend "
-                "on these (asks in the study):"
-            ),
-        ]
-        for name in study.asks:
-            lines += _item(
-                f"{name}: {ANSWERS.get(name, 'see this class in fedmcmc')}.", deeper=True
-            )
-        lines += [*_item(_protection_of_answers(study)), ""]
-    often = (
-        f"At most {most_rounds:,} rounds in all, over all runs, then no more: limits.most_rounds "
-        "in your settings."
-        if most_rounds is not None
-        else "As many rounds as the server asks for: your settings set no limits.most_rounds. Set "
-        "it. Many answers about few rows tell a lot of them."
-    )
+        lines += ["", *_heading(f"Answers of {site} to questions of the server")]
+        lines += _answers(study)
+    lines += ["", *_heading("How many messages")]
+    lines += _number_of_messages(study, counts, most_numbers)
+    lines += ["", *_heading("Can rows be computed from the messages?")]
+    lines += _recovery(study, site, counts, most_numbers, kernels)
     lines += [
-        *_heading("How often"),
-        *_item(often),
         "",
         *_heading("What else leaves"),
         *_item(
-            "When it connects: its name, the study's digest, versions, digests of the kernels. "
-            "Where something fails: what kind of error it was. Where it declines: the reason."
+            "When the site connects: its name, the digest of the study, versions of the software, "
+            "and digests of the kernels. When something fails: the kind of error. When the site "
+            "declines a request: the reason."
         ),
-        *_item("Each message is in the site's audit log before it leaves."),
+        *_item("The site records each message in its audit log before the message leaves."),
     ]
-    return "\n".join(lines)
+    warnings = _warnings(
+        study, site, kernels, position, most_numbers, min_batch, tuple(refused_columns)
+    )
+    if warnings:
+        lines += ["", *_heading("Before you approve")]
+        for warning in warnings:
+            lines += _item(warning)
+    return _text(lines)
 
 
-def _kernel_told(study: Study, kernel: FederatedKernel, position: ArrayTree) -> list[str]:
+def _receivers(study: Study, site: str, server: str | None) -> list[str]:
+    by = (
+        f"The server at {server} receives the messages of {site}, encrypted on the way. Your site "
+        "connects to the server, and nobody can connect to your site."
+        if server is not None
+        else f"The server of the NVFlare job receives the messages of {site}, over the connections "
+        "of NVFlare."
+    )
+    return [
+        *_heading("Who receives the messages"),
+        *_item(by),
+        *_item(
+            "The other sites receive what the server computes from the messages of all sites: "
+            "positions of chains, and sums that some kernels send with them."
+        ),
+    ]
+
+
+def _terms() -> list[str]:
+    return [
+        *_heading("Words in this text"),
+        *_item(
+            "The parameters are the unknown numbers of the model, and a position is "
+            "a choice of values for them. The log likelihood is a number that says how well the "
+            "model with these values fits the rows. Its gradient says how it changes with each "
+            "parameter, and its curvature how the gradient changes."
+        ),
+    ]
+
+
+def _messages_of_kernel(
+    study: Study, site: str, kernel: FederatedKernel, shapes: Shapes | None
+) -> list[str]:
     lines: list[str] = []
     for family in _families(kernel):
-        words = ANSWERS.get(family, "what its class in fedmcmc says")
-        lines += _item(f"{family}: the site sends {words}.")
-    if position is None:
-        return [
-            *lines,
-            *_item("Sizes are known once the server says where chains start: no init_fn."),
-        ]
-    shapes = shapes_of_run(kernel, study, position)
+        lines += _item(f"{family}: {ANSWERS.get(family, 'see this class in fedmcmc')}.")
+    lines += _batches_text(study, site, kernel)
+    if shapes is None:
+        unknown = "Sizes depend on where the server starts the chains: the model has no init_fn."
+        return [*lines, *_item(unknown), *_item(_protection(study, kernel))]
     for number, code in enumerate(shapes.setup, 1):
-        lines += _item(
-            f"Once per run and chain, before the first round ({number} of {len(shapes.setup)}): "
-            f"{_words_told(code) if study.secure else _message_told(code)}."
-        )
+        which = f" ({number} of {len(shapes.setup)})" if len(shapes.setup) > 1 else ""
+        content = _words_text(code) if study.secure else _message_text(code)
+        lines += _item(f"Before the first round, once per run and chain{which}: {content}.")
     for number, exchange in enumerate(shapes.phases, 1):
-        which = f", exchange {number} of {len(shapes.phases)}" if len(shapes.phases) > 1 else ""
-        leaves = _words_told(exchange.code) if study.secure else _exchange_told(exchange)
-        lines += _item(f"Per round and chain{which}: {leaves}.")
+        which = f", part {number} of {len(shapes.phases)}" if len(shapes.phases) > 1 else ""
+        content = _words_text(exchange.code) if study.secure else _exchange_text(exchange)
+        lines += _item(f"One message per round and chain{which}: {content}.")
     if jax.tree.leaves(shapes.client):
-        kept = f"Between rounds the site keeps {_shape_told(shapes.client)} per chain, on its disk."
-        lines += _item(kept)
+        lines += _item(
+            f"Between rounds the site keeps on its own disk, per chain: "
+            f"{_shape_text(shapes.client)}."
+        )
     return lines + _item(_protection(study, kernel))
+
+
+def _batches_text(study: Study, site: str, kernel: FederatedKernel) -> list[str]:
+    num = study.sites[site]
+    size = smallest_batch(kernel, num)
+    if size is None:
+        return []
+    chosen = (
+        "The draw follows from numbers that the server sends (reproducible), so all parties know "
+        "which rows are in each message."
+        if study.reproducible
+        else "The site draws them secretly for each message, so nobody else knows which rows they "
+        "are."
+    )
+    return _item(f"It uses minibatches of {size:,} of the {num:,} rows, at random. {chosen}")
 
 
 def _protection(study: Study, kernel: FederatedKernel) -> str:
     if study.secure:
-        colluding = study.secure.get("colluding", 0)
-        others = f", and at most {colluding} sites tell it all they know" if colluding else ""
-        return (
-            f"Under masks: the server sees the sum over all {len(study.sites)} sites, and no "
-            f"message of this site by itself, if it follows the protocol{others}. At most "
-            f"{study.secure['rounds']:,} rounds per run. Sums over many rounds can still tell much "
-            "about rows."
-        )
+        return _masks_text(study)
     if is_secured(kernel):
         return (
-            "Messages are integers whose sum has the same bits in any order, but without masks: "
-            "the server sees each message of this site by itself."
+            "The server reads each message of this site. The messages are whole numbers whose sum "
+            "does not depend on their order, but the study uses no masks."
         )
-    return "The server sees each message of this site by itself: it is not masked."
+    return "The server reads each message of this site: the study uses no masks."
 
 
-def _protection_of_answers(study: Study) -> str:
-    if not study.secure:
-        return "The server sees each answer of this site by itself: it is not masked."
-    grid = grid_of(study.secure)
-    return (
-        f"Answers are rounded to multiples of 2**{-grid.digits}, up to {grid.most:g} in size, and "
-        f"masked as the messages of kernels are: the server sees the sums over all "
-        f"{len(study.sites)} sites."
+def _masks_text(study: Study) -> str:
+    num, colluding = len(study.sites), study.secure.get("colluding", 0)
+    operator = study.secure.get("operator")
+    text = (
+        f"The study uses masks: the server reads only totals over all {num} sites, and the message "
+        "of no single site, provided that at least three sites keep their keys from it."
+    )
+    if operator is not None:
+        text += (
+            f" The owner of {operator!r} runs the server, so the messages of the other {num - 1} "
+            "sites are hidden among each other."
+        )
+    else:
+        text += (
+            " No owner of a site may run the server (secure.operator is not set): if one does, "
+            f"only {num - 1} sites are hidden among each other."
+        )
+    if colluding:
+        text += f" The study allows for {colluding} sites that tell the server all they know."
+    return text + " Masks hide whose rows they are, not what the totals say about all rows."
+
+
+def _answers(study: Study) -> list[str]:
+    lines = _item(
+        "The server may ask these questions (asks in the study). It chooses the positions, and "
+        "their number, so the sizes of answers are not known beforehand:"
+    )
+    for name in study.asks:
+        what = ANSWERS.get(name, "see this class in fedmcmc")
+        lines += _item(f"{name}: {what}.", deeper=True)
+    if study.secure:
+        grid = grid_of(study.secure)
+        lines += _item(
+            f"Answers are masked, too: the server reads only totals over all {len(study.sites)} "
+            f"sites. They are rounded to multiples of 2**{-grid.digits}, and at most {grid.most:g}."
+        )
+    else:
+        lines += _item("The server reads each answer of this site: the study uses no masks.")
+    return lines
+
+
+def _number_of_messages(
+    study: Study, counts: dict[str, _Counts], most_numbers: int | None
+) -> list[str]:
+    if most_numbers is None:
+        lines = _item(
+            "No limit is set: the server may ask for any number of messages. Set "
+            "limits.most_numbers in your settings file to what the planned runs need."
+        )
+    else:
+        lines = _item(
+            f"At most {most_numbers:,} numbers leave this site, in all runs and answers together "
+            "(limits.most_numbers in your settings file). Then it declines."
+        )
+    for name, count in counts.items():
+        text = f"A message of the kernel {name!r} is {count.leaving:,} numbers"
+        if most_numbers is not None:
+            num = most_numbers // count.leaving
+            text += f", so {num:,} messages: {num:,} rounds of one chain, or {num // 4:,} of four"
+        lines += _item(text + ".")
+    if study.secure:
+        answers = study.secure.get("answers")
+        more = f", and {answers:,} answers in all runs" if answers is not None else ""
+        lines += _item(
+            f"The study itself allows {study.secure['rounds']:,} rounds per run{more} (secure)."
+        )
+    return lines
+
+
+def _recovery(
+    study: Study,
+    site: str,
+    counts: dict[str, _Counts],
+    most_numbers: int | None,
+    kernels: dict[str, FederatedKernel],
+) -> list[str]:
+    per_row = trees.num_elements(study.rows)
+    num = sum(study.sites.values()) if study.secure else study.sites[site]
+    owner = "all sites together" if study.secure else "this site"
+    lines = _item(
+        f"The {num:,} rows of {owner} hold {num:,} x {per_row} = {num * per_row:,} numbers. Each "
+        "number in a message is one equation for them. With as many equations as unknown numbers, "
+        "these can be computed."
+    )
+    for name, count in counts.items():
+        needed = messages_to_recover(num, per_row, count.equations)
+        lines += _item(
+            f"From about {needed:,} messages of the kernel {name!r} on, whoever chooses the "
+            f"questions could compute all {num:,} rows of {owner}"
+            f"{', though not whose they are' if study.secure else ''}. "
+            + _allowed(needed, count, most_numbers)
+        )
+        size = smallest_batch(kernels[name], study.sites[site])
+        if size is not None:
+            lines += _batch_recovery(study, name, size, per_row, count, most_numbers)
+    if study.asks:
+        possible = most_numbers is None or most_numbers >= num * per_row
+        lines += _item(
+            f"Answers count in the same way: {num * per_row:,} numbers in answers could be enough. "
+            f"Your settings allow them: {_yes(possible)}."
+        )
+    return lines + _item(
+        "Single rows take far fewer messages if the server is dishonest. The gradient of a "
+        "regression changes by one row where the position crosses that row, so a server that "
+        "chooses positions on purpose needs only tens of messages for one row, and fewer than ten "
+        "for a row with unusual values. Nothing here prevents that: approve only if you trust "
+        "whoever runs the server not to do it."
     )
 
 
-def _exchange_told(exchange: Exchange) -> str:
-    report = len(wire.encode(_zeros(exchange.report)))
+def _batch_recovery(
+    study: Study, name: str, size: int, per_row: int, count: _Counts, most_numbers: int | None
+) -> list[str]:
+    rows = size * len(study.sites) if study.secure else size  # in one total
+    needed = messages_to_recover(rows, per_row, count.equations)
+    if study.reproducible:
+        return _item(
+            f"As the server can have the same minibatch drawn again (reproducible), about "
+            f"{needed:,} messages are enough for the {size:,} rows of a minibatch. "
+            + _allowed(needed, count, most_numbers)
+        )
+    lines = _item("Secret minibatches can raise that number, by a factor that is unknown.")
+    if needed == 1:
+        lines += _item(
+            f"Minibatches of the kernel {name!r} are so small that one message could be enough to "
+            "compute the rows in it."
+        )
+    return lines
+
+
+def _allowed(needed: int, count: _Counts, most_numbers: int | None) -> str:
+    if most_numbers is None:
+        return "Your settings allow any number of messages: yes, this is possible."
+    num = most_numbers // count.leaving
+    answer = "yes, this is possible" if num >= needed else "no, too few for all of them"
+    return f"Your settings allow {num:,} messages: {answer}."
+
+
+def _warnings(
+    study: Study,
+    site: str,
+    kernels: dict[str, FederatedKernel],
+    position: ArrayTree,
+    most_numbers: int | None,
+    min_batch: int | None,
+    refused_columns: Sequence[str],
+) -> list[str]:
+    num_rows, classes = study.sites[site], {*study.asks}
+    classes.update(family for kernel in kernels.values() for family in _families(kernel))
+    warnings = []
+    if most_numbers is None:
+        warnings.append("limits.most_numbers is not set, so nothing limits the messages.")
+    if position is not None:
+        num = num_parameters(study, position)
+        fewest = Limits().min_batch_of(num)
+        if num_rows < fewest:
+            warnings.append(
+                f"This site has {num_rows:,} rows, and the model {num:,} parameters. With fewer "
+                f"than {fewest:,} rows a few messages can be enough to compute all of them. The "
+                "site declines unless limits.min_rows is lower."
+            )
+        batches = [smallest_batch(kernel, num_rows) for kernel in kernels.values()]
+        smallest = min((size for size in batches if size is not None), default=None)
+        allowed = Limits(min_batch=min_batch).min_batch_of(num)
+        if smallest is not None and smallest < allowed:
+            warnings.append(
+                f"A kernel uses minibatches of size {smallest:,}. This site allows no fewer than "
+                f"{allowed:,} rows (limits.min_batch), so it will decline."
+            )
+        if min_batch is not None and min_batch < fewest:
+            warnings.append(
+                f"limits.min_batch = {min_batch:,} is below the default of {fewest:,}. The fewer "
+                "rows are in a minibatch, the more a message says about each."
+            )
+    columns = ", ".join(map(repr, column_names(study.rows)))
+    for name in Limits(refused_columns=refused_columns).unknown_columns(study):
+        warnings.append(
+            f"limits.refused_columns names {name!r}, which is no column of this study, so the site "
+            f"does not decline. Check the spelling: the columns are {columns}."
+        )
+    estimators = [name for name in BATCH_ESTIMATORS if name in classes]
+    if estimators:
+        warnings.append(
+            f"{', '.join(estimators)} in asks: the server chooses the size of minibatches in its "
+            "own questions, down to limits.min_batch rows."
+        )
+    if "AllBut" in classes:
+        warnings.append(
+            "AllBut in asks lets the server subtract two sums, whose difference is the answer of "
+            "one site alone."
+        )
+    single = [name for name in SINGLE_ANSWERS if name in classes]
+    if single:
+        warnings.append(
+            f"{', '.join(single)} in asks: each site answers for itself alone. For a site with few "
+            "rows, such an answer can be as good as its rows."
+        )
+    if "Natural" in classes:
+        of = "all sites together" if study.secure else "the rows of this site alone"
+        warnings.append(
+            f"Natural: the messages add up to the estimates, and their certainty, of {of}."
+        )
+    if study.reproducible:
+        warnings.append(
+            "reproducible = true: all parties know all random numbers of this site, so noise and "
+            "minibatches hide nothing."
+        )
+    return warnings
+
+
+def _counts(study: Study, shapes: Shapes) -> _Counts:
+    masked, phases = bool(study.secure), shapes.phases
+    leaving = sum(numbers_per_message(p.code, p.report, masked=masked) for p in phases)
+    equations = sum(numbers_per_message(p.code, masked=masked) for p in phases)
+    # The last two words of a masked code count messages out of range and messages of no use.
+    return _Counts(equations - 2 * masked * len(phases), leaving)
+
+
+def _exchange_text(exchange: Exchange) -> str:
+    num = trees.num_elements(exchange.report)
+    size = len(wire.encode(_zeros(exchange.report)))
     return (
-        f"{_message_told(exchange.code)}; with it, in {report} bytes, how many bits that took, the "
-        "size of the gradient, and whether the result was of use"
+        f"{_message_text(exchange.code)}. {num} more numbers ({size} bytes) state how many bits "
+        "were sent, how large the gradient is, and whether the result is usable"
     )
 
 
-def _words_told(code: ArrayTree) -> str:
+def _words_text(code: ArrayTree) -> str:
     num = len(host_words(_zeros(code)))
-    return f"{num:,} words of 8 bytes under masks, which by themselves are random numbers"
+    return f"{num:,} masked numbers of 8 bytes. Without the other sites' they look random"
 
 
-def _message_told(code: ArrayTree) -> str:
+def _message_text(code: ArrayTree) -> str:
     if isinstance(code, WithExact | Dense | Quantized | Sparse | OneOf):
         inner, exact = (code.code, code.exact) if isinstance(code, WithExact) else (code, ())
-        return f"{_code_told(inner, trees.num_elements(exact))}, in as few bytes as it takes"
+        return f"{_code_text(inner, trees.num_elements(exact))}, in as few bytes as possible"
     size = len(wire.encode(_zeros(code)))
-    return f"{_shape_told(code)}, {size:,} bytes"
+    return f"{_numbers(code)} ({_shape_text(code)}; {size:,} bytes)"
 
 
-def _code_told(code: ArrayTree, num_exact: int) -> str:
+def _code_text(code: ArrayTree, num_exact: int) -> str:
     if isinstance(code, OneOf):
-        return " or ".join(_code_told(one, num_exact) for one in code.codes)
+        return " or ".join(_code_text(one, num_exact) for one in code.codes)
     numbers = code.levels if isinstance(code, Quantized) else code.values
-    return f"a code ({type(code).__name__}) of {trees.num_elements(numbers) + num_exact} numbers"
+    num = trees.num_elements(numbers) + num_exact
+    return f"{num:,} numbers as a code ({type(code).__name__})"
 
 
-def _levels_told(levels: Levels) -> str:
+def _levels_text(levels: Levels) -> str:
     return ", ".join(f"{code} is {level!r}" for code, level in enumerate(levels))
 
 
-def _shape_told(tree: ArrayTree) -> str:
-    """Return how many numbers of which type lie where in a tree."""
+def _numbers(tree: ArrayTree) -> str:
+    num = trees.num_elements(tree)
+    return "1 number" if num == 1 else f"{num:,} numbers"
+
+
+def _shape_text(tree: ArrayTree) -> str:
+    """Return the names, shapes and types of the arrays in a tree."""
     parts = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -277,19 +568,28 @@ def _shape_told(tree: ArrayTree) -> str:
 def _families(kernel: Any) -> list[str]:
     """Return the classes of a kernel that transforms are applied to, each once."""
     inner = [getattr(kernel, "kernel", None), *getattr(kernel, "kernels", ())]
-    found = [
+    names = [
         name for part in inner if isinstance(part, FederatedKernel) for name in _families(part)
     ]
-    return list(dict.fromkeys(found)) or [type(kernel).__name__]
+    return list(dict.fromkeys(names)) or [type(kernel).__name__]
 
 
 def _zeros(like: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
 
 
-def _told(where: str) -> str:
+def _yes(condition: bool) -> str:
+    return "yes" if condition else "no"
+
+
+def _function_in(where: str) -> str:
     source, _, name = where.partition(":")
-    return f"{name} in {source}"
+    return f"the function {name} in {source}"
+
+
+def _text(lines: Sequence[str]) -> str:
+    """Join lines, with every character escaped that could hide or change what a terminal shows."""
+    return "\n".join(printable(line, None) for line in lines)
 
 
 def _heading(text: str) -> list[str]:
