@@ -12,7 +12,7 @@ from scipy import stats
 
 import fedmcmc
 from fedmcmc.placement._processes import on_words
-from fedmcmc.random import CHACHA, generator_named, secret_key, secret_keys
+from fedmcmc.random import CHACHA, generator_named, secret_key, secret_words
 from fedmcmc.random._chacha import chacha_block
 from fedmcmc.storage import _files
 from tests.contracts.model import DATA, POSITIONS, POSTERIOR
@@ -63,7 +63,8 @@ def test_split_and_folded_keys_are_of_other_streams():
 
 
 def test_keys_are_mapped_compiled_wrapped_and_unwrapped():
-    keys = secret_keys([hashlib.sha256(bytes([i])).digest() for i in range(3)])
+    words = secret_words([hashlib.sha256(bytes([i])).digest() for i in range(3)])
+    keys = jax.random.wrap_key_data(words, impl=CHACHA)
     together = jax.jit(jax.vmap(lambda key: jax.random.normal(key, (4,))))(keys)
     one_by_one = jnp.stack([jax.random.normal(key, (4,)) for key in keys])
     np.testing.assert_allclose(together, one_by_one, rtol=1e-6)

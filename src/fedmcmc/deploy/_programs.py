@@ -23,7 +23,7 @@ from fedmcmc._types import (
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
 from fedmcmc.pytrees import trees
-from fedmcmc.random import draw_key, shared_key
+from fedmcmc.random import CHACHA, draw_key, shared_key
 from fedmcmc.rounds import (
     ClientKeys,
     Received,
@@ -79,7 +79,7 @@ def first_states(kernel: FederatedKernel, client: Client, broadcasts: Broadcast)
     return over_chains(lambda broadcast: kernel.client_init(broadcast, client), broadcasts)
 
 
-@partial(jax.jit, static_argnames=("number", "setup"))
+@partial(jax.jit, static_argnames=("number", "setup", "generator"))
 def steps(
     kernel: FederatedKernel,
     client: Client,
@@ -91,11 +91,15 @@ def steps(
     *,
     number: int,
     setup: bool,
+    generator: Any = None,
 ) -> tuple[ArrayTree, ArrayTree, Report]:
     """Return codes, states and reports of all chains; where not active, the state as it was.
 
-    `keys` are those of the chains, or of the client in this phase of this round.
+    `keys` are those of the chains, or, as words, of the client in this phase of this round: of
+    this package's generator what it draws alone, of the server's `generator` what all draw alike.
     """
+    if isinstance(keys, ClientKeys):
+        keys = ClientKeys(_typed(keys.private, CHACHA), _typed(keys.shared, generator))
     phase = kernel.setup[number] if setup else kernel.phases[number]
     broadcasts, round_ = one_round(broadcasts)
 
@@ -115,6 +119,11 @@ def steps(
         one, keys, broadcasts, states, weights, active
     )
     return outputs
+
+
+def _typed(words: ArrayTree, generator: Any) -> ArrayTree:
+    """Return typed keys from words, ``()`` from ``()``."""
+    return jax.tree.map(lambda leaf: jax.random.wrap_key_data(leaf, impl=generator), words)
 
 
 @jax.jit

@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from jax import Array
+import numpy as np
 
 from fedmcmc.deploy._frames import Refused, digest_of
-from fedmcmc.random import secret_keys
+from fedmcmc.random import secret_words
 
 SECRET = "secret"
 """Name of the file in a site's folder."""
@@ -37,8 +37,8 @@ class SiteSecret:
         self._path, self._context = folder / SECRET, context
         self._secret = b""
 
-    def keys(self, question: bytes, chains: Sequence[tuple[bytes, ...]]) -> Array:
-        """Return a key per chain for one question, typed keys ``[num_chains]``.
+    def keys(self, question: bytes, chains: Sequence[tuple[bytes, ...]]) -> np.ndarray:
+        """Return a key per chain for one question, words ``[num_chains, 8]`` of `random.CHACHA`.
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class SiteSecret:
         """
         if not self._secret:
             self._secret = _read_or_make(self._path)
-        return secret_keys(
+        return secret_words(
             [self._digest(question, index, parts) for index, parts in enumerate(chains)]
         )
 

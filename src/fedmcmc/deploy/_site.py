@@ -67,6 +67,7 @@ class _Run:
     kernel: FederatedKernel
     num_chains: int
     generator: Any  # of the server's keys
+    key_like: jax.ShapeDtypeStruct  # of the words of one of them
     keys: Array | None  # [num_chains], of a study that is reproducible
     shapes: Shapes
     readers: list[Callable[[bytes], ArrayTree]]  # of broadcasts, one per phase
@@ -335,10 +336,14 @@ class Site:
             raise FrameError("What the server asks for is no kernel.")
         position = from_words(header["position"], None, self.study.functions)
         generator = generator_named(header["generator"])
+        key_like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=generator)))
         num_chains = header["chains"]
         if type(num_chains) is not int or num_chains < 1:
             raise FrameError("A run has at least one chain.")
-        keys = _keys_of(numbers[0], generator, num_chains) if reproducible else None
+        keys = None
+        if reproducible:
+            like = jax.ShapeDtypeStruct((num_chains, *key_like.shape), key_like.dtype)
+            keys = jax.random.wrap_key_data(jnp.asarray(_read(numbers[0], like)), impl=generator)
         try:
             shapes = shapes_of_run(kernel, self.study, position)
         except ValueError as error:
@@ -348,7 +353,7 @@ class Site:
         self._check_indices()
         readers = [wire.reader(phase.broadcast) for phase in shapes.phases]
         told = digest_of(json.dumps(header | {"tag": None}, sort_keys=True).encode(), frame.body)
-        fields = (kernel, num_chains, generator, keys, shapes, readers, told)
+        fields = (kernel, num_chains, generator, key_like, keys, shapes, readers, told)
         self._run = run = _Run(tag.run, tag.attempt, *fields)
         if not run.keeps:
             run.state = run.pending = shapes.client  # nothing
@@ -522,8 +527,8 @@ class Site:
         weight = np.asarray(weights, self.client.share.dtype)
         keys = self._keys(run, tag, parts, weight, next(some, None))
         inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
-        outputs = steps(run.kernel, self.client, *inputs, number=number, setup=False)
-        codes, pending, reports = outputs
+        how: dict[str, Any] = dict(number=number, setup=False, generator=run.generator)
+        codes, pending, reports = steps(run.kernel, self.client, *inputs, **how)
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
         chains = [c for c in range(num) if active[c]]
         sent = b""
@@ -552,21 +557,21 @@ class Site:
         weights: np.ndarray,
         shared: bytes | None,
     ) -> Array | ClientKeys:
-        """Return what clients draw from: keys of this site's secret, or the run's.
+        """Return what clients draw from: words of keys of this site's secret, or the run's keys.
 
         `parts` are the broadcasts as they came, ``None`` in chains that are not active; `shared`
         are the keys of what all clients draw alike in the chains that are.
         """
         if run.keys is not None:
             return run.keys
-        shared_keys: ArrayTree = ()
+        shared_words: ArrayTree = ()
         if shared is not None:
             active = np.flatnonzero([part is not None for part in parts])
-            words = jax.random.key_data(_keys_of(shared, run.generator, len(active)))
-            words = jnp.zeros((run.num_chains, *words.shape[1:]), words.dtype).at[active].set(words)
-            shared_keys = jax.random.wrap_key_data(words, impl=run.generator)
+            shape, dtype = run.key_like.shape, run.key_like.dtype
+            shared_words = np.zeros((run.num_chains, *shape), dtype)
+            shared_words[active] = _read(shared, jax.ShapeDtypeStruct((len(active), *shape), dtype))
         if trees.is_empty(run.shapes.phases[tag.phase].private):
-            return ClientKeys((), shared_keys)
+            return ClientKeys((), shared_words)
         if self._secret is None:
             rows = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.client.rows)]
             context = (self.study.digest, self.name, digest_of(*rows))
@@ -577,7 +582,7 @@ class Site:
             (part or b"", weights[c].tobytes(), wire.encode(chain_of(run.state, c)))
             for c, part in enumerate(parts)
         ]
-        return ClientKeys(self._secret.keys(question.encode(), chains), shared_keys)
+        return ClientKeys(self._secret.keys(question.encode(), chains), shared_words)
 
     def _log_bad_row(self, run: _Run, broadcasts: ArrayTree, codes: ArrayTree) -> None:
         """Log once which row makes the answer to a question not finite, for the site's owner."""
@@ -641,13 +646,6 @@ def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
         np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(reports.bits_down)
     ]
     return np.concatenate([host_words(codes, num_lead=1), *below], axis=1)
-
-
-def _keys_of(data: bytes, generator: Any, num: int) -> Array:
-    """Return typed keys ``[num]`` of the server's generator."""
-    like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=generator)))
-    words = _read(data, jax.ShapeDtypeStruct((num, *like.shape), like.dtype))
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=generator)
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:

@@ -7,7 +7,7 @@ by their numbers alone, and imports `fedmcmc.pytrees`.
 from fedmcmc.random._chacha import CHACHA as CHACHA
 from fedmcmc.random._chacha import generator_named as generator_named
 from fedmcmc.random._chacha import secret_key as secret_key
-from fedmcmc.random._chacha import secret_keys as secret_keys
+from fedmcmc.random._chacha import secret_words as secret_words
 from fedmcmc.random._shuffles import shuffle_words as shuffle_words
 from fedmcmc.random._shuffles import shuffled as shuffled
 from fedmcmc.random._streams import as_key as as_key

@@ -110,7 +110,7 @@ CHACHA: Hashable = define_prng_impl(
     name="fedmcmc_chacha20",
     tag="chacha20",
 )
-"""Generator of the keys that `secret_keys` makes, as `jax.random.key_impl` returns it."""
+"""Generator of the keys that `secret_key` makes, as `jax.random.key_impl` returns it."""
 
 
 def generator_named(name: str) -> Any:
@@ -118,8 +118,8 @@ def generator_named(name: str) -> Any:
     return CHACHA if name == str(CHACHA) else name
 
 
-def secret_keys(digests: Sequence[bytes]) -> Array:
-    """Return typed keys ``[len(digests)]`` of the ChaCha20 generator.
+def secret_words(digests: Sequence[bytes]) -> np.ndarray:
+    """Return the words of keys of the ChaCha20 generator `CHACHA`, ``[len(digests), 8]`` uint32.
 
     Parameters
     ----------
@@ -134,12 +134,16 @@ def secret_keys(digests: Sequence[bytes]) -> Array:
     for digest in digests:
         if len(digest) != 4 * KEY_WORDS:
             raise ValueError(f"A secret key has {4 * KEY_WORDS} bytes, got {len(digest)}.")
-    words = np.frombuffer(b"".join(digests), "<u4").astype(np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words.reshape(-1, KEY_WORDS)), impl=CHACHA)
+    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, KEY_WORDS)
 
 
 def secret_key(digest: bytes) -> Array:
-    """Return one typed key of the ChaCha20 generator from 32 bytes; see `secret_keys`.
+    """Return a typed key of the ChaCha20 generator from 32 bytes, which should be secret.
+
+    Raises
+    ------
+    ValueError
+        If there are more or fewer.
 
     Examples
     --------
@@ -148,4 +152,4 @@ def secret_key(digest: bytes) -> Array:
     >>> jax.random.normal(key, (3,)).shape
     (3,)
     """
-    return secret_keys([digest])[0]
+    return jax.random.wrap_key_data(jnp.asarray(secret_words([digest])[0]), impl=CHACHA)
