@@ -18,6 +18,7 @@ from tests.support.site_runs import POSITION
 
 STUDY = studies.study_of(kernels={"main": f"{studies.HERE}:everyone"}, settings={"step_size": 0.01})
 KEEPS = studies.study_of("compress: lsd_pp, memory: per client")
+MASKED = studies.masked_study("lsd_pp")
 PHASES = studies.study_of("sequence")
 
 
@@ -287,6 +288,8 @@ def interrupts(frame):
         pytest.param(KEEPS, (9, 0), 9, interrupts, marks=pytest.mark.slow, id="one, interrupted"),
         pytest.param(KEEPS, (9, 0), 9, declines, marks=pytest.mark.slow, id="one, declined"),
         pytest.param(STUDY, (9, 0), 9, declines, id="nothing kept, declined"),
+        pytest.param(MASKED, (9, 0), 9, declines, marks=pytest.mark.slow, id="masked, declined"),
+        pytest.param(MASKED, (9, 0), 9, interrupts, marks=pytest.mark.slow, id="masked"),
     ],
 )
 def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, num_draws, then, tmp_path):
@@ -314,3 +317,17 @@ def test_a_run_that_ends_in_a_round_goes_on_from_it(study, at, num_draws, then, 
     whole = run(study, again, **given)
     jax.tree.map(np.testing.assert_array_equal, whole.draws, expected.draws)
     jax.tree.map(np.testing.assert_array_equal, whole.info, expected.info)
+
+
+def test_a_question_that_a_site_never_answers_names_it(tmp_path):
+    study = studies.study_of(asks=deploy.SETUP, kernels={})
+    local = join(study, tmp_path, {"basel": lambda frame, round_: declines(frame)})
+    sites = deploy.Sites(study, local, on_missing="leave_out")
+    question = fedmcmc.kernels.expansions(study.model, curvature="none")
+    content = fedmcmc.kernels.Points(jax.tree.map(lambda x: x[None], POSITION), POSITION)
+    with (
+        pytest.warns(RuntimeWarning, match="^basel is left out.*it is late"),
+        pytest.raises(RuntimeError, match=r"all 3 sites answer; .* Rounds missed: basel 20\.$"),
+    ):
+        sites.ask(question, content)
+    sites.close()
