@@ -118,16 +118,18 @@ class Network(deploy.Local):
         Takes a site's name and a frame for it, returns the frame that it gets instead.
     answer
         Takes a site's name, a request and its answer, returns the bytes that the server gets.
+    opened
+        Returns a site of the study: ``opened(study, name, folder, **changes)``.
     **changes
-        Of `open_site`.
+        Of `opened`.
     """
 
-    def __init__(self, study, folder, *, request=None, answer=None, **changes):
+    def __init__(self, study, folder, *, request=None, answer=None, opened=open_site, **changes):
         super().__init__()
         self.heard = {name: [] for name in study.sites}
         self.sites, self._request, self._answer = {}, request, answer
         for name in study.sites:
-            self.enter(open_site(study, name, folder, **changes))
+            self.enter(opened(study, name, folder, **changes))
 
     def enter(self, site):
         """Connect a site, in place of an earlier process of the same name."""
