@@ -261,3 +261,52 @@ def error_of_rows(rows):
     """Return the largest error of recovered rows ``[15, 3]``, up to their sites' means."""
     truth = np.concatenate(list(ROWS.values()))
     return np.abs(differences_within(rows) - differences_within(truth)).max()
+
+
+MODEL = """
+import jax.numpy as jnp
+import fedmcmc
+
+posterior = fedmcmc.Posterior(
+    lambda position: -0.5 * jnp.sum(position**2),
+    lambda position, rows: rows["x"] @ position,
+    init_fn=lambda key: jnp.zeros(3),
+)
+
+
+def kernel(posterior, settings):
+    return fedmcmc.lsd(posterior, step_size=0.01)
+"""
+STUDY = """
+name = "targets"
+posterior = "model.py:posterior"
+[sites]
+bern = 6
+basel = 5
+chur = 4
+[rows]
+x = { dtype = "float32", shape = [3] }
+[kernels]
+main = "model.py:kernel"
+"""
+SERVER = """
+study = "study.toml"
+[run]
+kernel = "main"
+seed = 3
+draws = "draws.npz"
+num_rounds = 20
+checkpoint = "checkpoint"
+every_rounds = 1000
+progress = false
+"""
+
+
+def write_study(folder, *, study=STUDY, model=MODEL):
+    """Write the study as files, with a server's settings; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(model)
+    (folder / "server.toml").write_text(SERVER)
+    path = folder / "study.toml"
+    path.write_text(study)
+    return path

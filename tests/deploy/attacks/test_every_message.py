@@ -46,15 +46,11 @@ def runs(kernel):
     return lambda model, sites: sites.sample(KEY, kernel(model), POSITION, **settings)
 
 
+POINTS = Points(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), POSITION), POSITION)
 ASKED = {
     "CommonExpansions": lambda model, sites: surrogates.taylor(model, sites, POSITION),
-    "Evaluations": lambda model, sites: sites.ask(
-        evaluations(model, gradients=True),
-        Points(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), POSITION), POSITION),
-    ),
-    "Expansions": lambda model, sites: sites.ask(
-        expansions(model), jax.tree.map(lambda leaf: leaf[None], POSITION)
-    ),
+    "Evaluations": lambda model, sites: sites.ask(evaluations(model, gradients=True), POINTS),
+    "Expansions": lambda model, sites: sites.ask(expansions(model), POINTS),
     "Falls": lambda model, sites: fedmcmc.whiten(model, sites, POSITION, surrogates=False),
     "GaussianMetropolis": runs(lambda model: KERNELS["gaussian_mh"](POSITION, Given(model))),
     "HamiltonianMonteCarlo": runs(lambda model: fedmcmc.hmc(model, POSITION, step_size=0.1)),
