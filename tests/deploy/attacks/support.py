@@ -167,12 +167,12 @@ def server_of(study, network):
         sites.close()
 
 
-def run(study, network, kernel="main", *, key=KEY, **settings):
+def run(study, network, kernel="main", *, key=KEY, position=POSITION, **settings):
     """Run a kernel of the study, or one that the server made, and return the samples."""
     settings = dict(num_rounds=1, progress=False) | settings
     with server_of(study, network) as sites:
         chosen = study.kernel(kernel) if isinstance(kernel, str) else kernel
-        return sites.sample(key, chosen, POSITION, **settings)
+        return sites.sample(key, chosen, position, **settings)
 
 
 def parts_of(body):
@@ -202,7 +202,9 @@ def numbers_in(shapes, exchange):
     if request.kind == "setup":
         likes = [shapes.setup[phase]] * len(parts)
     else:
-        likes = [x for x in shapes.phases[phase][1:] for _ in range(len(parts) // 2)]
+        exchange_like = shapes.phases[phase]
+        num_chains = len(parts) // 2
+        likes = num_chains * [exchange_like.code] + num_chains * [exchange_like.report]
     decoded = [wire.decode(part, like) for part, like in zip(parts, likes, strict=True)]
     return sum(np.size(leaf) for leaf in jax.tree.leaves(decoded))
 

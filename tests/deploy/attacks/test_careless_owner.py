@@ -18,6 +18,7 @@ from tests.deploy.attacks.support import (
     KEY,
     NAMES,
     PERMISSIVE,
+    POSITION,
     Network,
     make_study,
     open_site,
@@ -109,15 +110,15 @@ def test_a_study_asks_for_what_does_not_exist(name):
 # Lost and restored folders
 
 
-def answers_until_refused(study, folder, log_path, most, keys):
-    """Run one round per key until bern declines; return how many numbers left it."""
+def answers_until_refused(study, folder, log_path, most, places):
+    """Run one round per place until bern declines; return how many numbers left it."""
     left = 0
-    for key in keys:
+    for place in places:
         log = deploy.AuditLog(log_path)
         network = Network(study, folder)
         network.enter(open_site(study, "bern", folder, log=log, most_numbers=most))
         try:
-            run(study, network, key=jax.random.key(key))
+            run(study, network, position=POSITION + place)
         except deploy.SiteError as error:
             assert "bern" in str(error)
             break
@@ -302,8 +303,8 @@ def test_a_clean_restart_uses_up_no_limit(tmp_path):
     study = make_study()
     most = 4 * numbers_per_round(study, tmp_path / "measured")
     log = tmp_path / "audit.log"
-    for key in range(4):
-        assert answers_until_refused(study, tmp_path / "sites", log, most, [key]) == most // 4
+    for place in range(4):
+        assert answers_until_refused(study, tmp_path / "sites", log, most, [place]) == most // 4
     assert answers_until_refused(study, tmp_path / "sites", log, most, [5]) == 0
 
 

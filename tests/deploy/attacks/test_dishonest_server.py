@@ -161,7 +161,7 @@ def test_a_server_goes_on_after_a_site_was_started_again(tmp_path):
         network = Network(study, tmp_path / "sites")
         network.enter(open_site(study, "bern", tmp_path / "sites", log=log, most_numbers=100))
         try:
-            run(study, network, key=jax.random.key(attempt))
+            run(study, network, position=POSITION + attempt)
         except deploy.SiteError as error:
             assert "bern" in str(error)
             break
