@@ -225,7 +225,7 @@ def test_a_site_sends_escapes_as_the_reason_of_declining(tmp_path, caplog):
 
     with pytest.raises(deploy.SiteError, match="chur") as caught:
         run(study, Network(study, tmp_path, answer=answer))
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 3000
     assert is_plain(caplog.text)
 
 
