@@ -135,6 +135,7 @@ def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
     thread = threading.Thread(
         target=quietly,
         args=(site, f"localhost:{hostile.port}", credentials(keys[0], "bern"), stop),
+        daemon=True,
     )
     thread.start()
     time.sleep(2.0)
@@ -174,15 +175,20 @@ def test_two_processes_run_under_one_name(keys, server, tmp_path):
         return news
 
     server.receive = counted
-    threads = [threading.Thread(target=serve, args=(tmp_path / str(n),)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + 4.0
-    while time.monotonic() < end:
-        sites._links._take_news()
-        time.sleep(0.02)
-    stop.set()
-    for thread in threads:
-        thread.join(timeout=20)
+    threads = [
+        threading.Thread(target=serve, args=(tmp_path / str(n),), daemon=True) for n in range(2)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        with pytest.warns(RuntimeWarning, match="bern"):
+            end = time.monotonic() + 4.0
+            while time.monotonic() < end:
+                sites._links._take_news()
+                time.sleep(0.02)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=20)
     assert 1 <= len(joins) <= 4
     assert "bern" in refusals.get(timeout=1.0)

@@ -320,7 +320,8 @@ class Interrupted(Network):
         if news is not None and news[1] is not None:
             frame = deploy.Frame.parse(news[1])
             if frame.kind == "answer" and frame.tag.round == self.round:
-                raise KeyboardInterrupt
+                self.round = -1  # once
+                signal.raise_signal(signal.SIGINT)
         return news
 
 

@@ -131,9 +131,10 @@ def test_a_site_that_lies_is_left_out(tmp_path):
     network = Network(study, tmp_path, answer=lie(LIES["not a number"]))
     sites = deploy.Sites(study, network, on_missing="leave_out")
     try:
-        samples = sites.sample(
-            KEY, study.kernel("main"), POSITION, num_rounds=NUM_ROUNDS, progress=False
-        )
+        with pytest.warns(RuntimeWarning, match="chur is left out"):
+            samples = sites.sample(
+                KEY, study.kernel("main"), POSITION, num_rounds=NUM_ROUNDS, progress=False
+            )
     finally:
         sites.close()
     assert np.isfinite(samples.draws).all() and sites.num_missed["chur"] == NUM_ROUNDS - 1
