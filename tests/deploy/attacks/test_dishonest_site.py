@@ -1,0 +1,256 @@
+"""A site wants the other sites' sums, or a posterior of its own choice.
+
+It is registered, has a valid certificate, and answers what it likes.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import deploy
+from fedmcmc.deploy._config import run_over
+from fedmcmc.random import cohort_key, draw_key, init_key, server_key
+from tests.deploy.attacks.support import (
+    KEY,
+    POSITION,
+    ROWS,
+    Network,
+    joined,
+    make_study,
+    open_site,
+    parts_of,
+    run,
+    server_of,
+    write_study,
+)
+
+NUM_ROUNDS = 3
+
+
+# The server's noise
+
+
+def key_bytes(key):
+    """Return the words of a key as they could lie in a message."""
+    words = np.asarray(jax.random.key_data(key)).ravel()
+    return words.astype(">u4").tobytes(), words.astype("<u4").tobytes()
+
+
+def keys_of_server():
+    """Return all keys from which the server's noise could be computed."""
+    chain = jax.random.fold_in(KEY, 0)
+    rounds = [f(chain, r) for f in (server_key, cohort_key, draw_key) for r in range(NUM_ROUNDS)]
+    return [KEY, chain, init_key(chain), *rounds]
+
+
+def heard_by_a_site(study, folder):
+    """Return all that crosses to one site in a run, and the network."""
+    network = Network(study, folder)
+    run(study, network, num_rounds=NUM_ROUNDS)
+    return [exchange.data for exchange in network.heard["chur"]], network
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_site_finds_the_keys_of_the_servers_noise(masked, tmp_path):
+    """With them it subtracts the noise from two broadcasts and has the sum of all gradients."""
+    study = make_study("masked" if masked else "lsd", masked=masked)
+    heard, network = heard_by_a_site(study, tmp_path)
+    broadcasts = [parts_of(x.request.body)[0] for x in network.steps("chur")]
+    before, after = (np.frombuffer(part[4:16], ">f4").astype(float) for part in broadcasts[:2])
+    if not masked and any(data in b"".join(heard) for data in key_bytes(keys_of_server()[1])):
+        noise = noise_of_round(study)
+        total = (after - before - np.sqrt(2 * 0.01) * noise) / 0.01 + before
+        truth = np.concatenate(list(ROWS.values())).sum(axis=0)
+        pytest.fail(f"The sum of all rows is known to {np.abs(total - truth).max():.1e}.")
+    for key in keys_of_server():
+        assert not any(word in message for word in key_bytes(key) for message in heard)
+
+
+def noise_of_round(study):
+    """Return the server's normal numbers of the first round, from the key of the chain."""
+    kernel = study.kernel("main")
+    key = server_key(jax.random.fold_in(KEY, 0), 0)
+    broadcast = fedmcmc._types.Broadcast(0, POSITION)
+    like = fedmcmc.pytrees.trees.shapes_of(broadcast)
+    draws = kernel.phases[0].prepare_server(key, like)
+    (normals,) = jax.tree.leaves(draws)
+    return np.asarray(normals, float)
+
+
+def test_keys_that_the_study_makes_public_are_found(tmp_path):
+    """So that the search above would find them."""
+    heard, _ = heard_by_a_site(make_study("lsd", reproducible=True), tmp_path)
+    big, little = key_bytes(jax.random.fold_in(KEY, 0))
+    assert any(big in message or little in message for message in heard)
+
+
+# Lies
+
+
+def lie(value):
+    """Return what replaces the gradients in a site's answers to rounds after the first."""
+
+    def answer(name, request, told):
+        if name != "chur" or request.kind != "step" or request.tag.round == 0:
+            return told.to_bytes()
+        parts = parts_of(told.body)
+        parts[0] = value(parts[0])
+        return told._replace(body=joined(parts)).to_bytes()
+
+    return answer
+
+
+def all_of(number):
+    return lambda code: np.full(len(code) // 4, number, ">f4").tobytes()
+
+
+LIES = {
+    "not a number": all_of(np.nan),
+    "infinite": all_of(np.inf),
+    "too large to add": all_of(3e38),
+    "one number less": lambda code: code[:-4],
+    "one number more": lambda code: code + bytes(4),
+    "nothing": lambda code: b"",
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+@pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning")
+def test_a_site_sends_what_is_no_message(what, tmp_path):
+    """It would end the run, which would blame the step size: the server names who sent it."""
+    study = make_study()
+    network = Network(study, tmp_path, answer=lie(LIES[what]))
+    with pytest.raises(deploy.SiteError, match="chur"):
+        run(study, network, num_rounds=NUM_ROUNDS)
+
+
+def test_a_site_that_lies_is_left_out(tmp_path):
+    """Where the server may go on without a site, one that sends no numbers does not end the run."""
+    study = make_study()
+    network = Network(study, tmp_path, answer=lie(LIES["not a number"]))
+    sites = deploy.Sites(study, network, on_missing="leave_out")
+    try:
+        with pytest.warns(RuntimeWarning, match="chur is left out"):
+            samples = sites.sample(
+                KEY, study.kernel("main"), POSITION, num_rounds=NUM_ROUNDS, progress=False
+            )
+    finally:
+        sites.close()
+    assert np.isfinite(samples.draws).all() and sites.num_missed["chur"] == NUM_ROUNDS - 1
+
+
+def test_draws_before_a_lie_are_written(tmp_path):
+    """One site could undo the work of weeks."""
+
+    def late(name, request, told):
+        lies = request.kind == "step" and request.tag.round >= 5
+        return lie(LIES["not a number"])(name, request, told) if lies else told.to_bytes()
+
+    study = deploy.Study.read(write_study(tmp_path))
+    network = Network(study, tmp_path / "sites", answer=late)
+    with pytest.raises(deploy.SiteError, match="chur"):
+        run_over(tmp_path / "server.toml", lambda: network)
+    with np.load(tmp_path / "draws.npz") as stored:
+        (draws,) = (stored[name] for name in stored.files)
+    assert draws.shape[1] == 5 and np.isfinite(draws).all()
+
+
+# Names and replays
+
+
+def test_a_site_calls_itself_by_anothers_name(tmp_path):
+    """Its rows would count as those of another."""
+    study, local = make_study(), deploy.Local()
+    with server_of(study, local) as sites:
+        site = open_site(study, "bern", tmp_path)
+        hello = deploy.Frame.parse(site.hello())
+        wrong = hello._replace(header=hello.header | {"site": "chur"}).to_bytes()
+        with pytest.warns(RuntimeWarning, match="registered as 'bern' and calls itself 'chur'"):
+            sites._links._understood("bern", wrong, {})
+        assert "bern" in sites._links.refusals
+
+
+def test_a_site_replays_an_answer_of_an_earlier_round(tmp_path):
+    """It need not compute, and holds the chain where it was."""
+    study, old = make_study("masked", masked=True), []
+
+    def answer(name, request, told):
+        if name == "chur" and request.kind == "step":
+            old.append(told.body)
+            told = told._replace(body=old[0])
+        return told.to_bytes()
+
+    with pytest.raises(deploy.SiteError, match="chur"):
+        run(study, Network(study, tmp_path, answer=answer), num_rounds=2)
+
+
+def test_answers_that_come_again_change_nothing(tmp_path):
+    """A site sends all its old answers with every new one."""
+    study, old = make_study(), []
+    expected = run(study, Network(study, tmp_path / "peace"), num_rounds=NUM_ROUNDS)
+    network = Network(study, tmp_path / "war")
+
+    def answer(name, request, told):
+        if name == "chur":
+            for data in old:
+                network._inbox.put(("chur", data))
+            old.append(told.to_bytes())
+        return told.to_bytes()
+
+    network._answer = answer
+    samples = run(study, network, num_rounds=NUM_ROUNDS)
+    np.testing.assert_array_equal(samples.draws, expected.draws)
+
+
+# Text
+
+
+ESCAPE = "\x1b[2J\x1b[1;31m\n\r\x07\u202e"
+
+
+def is_plain(text):
+    """Return whether a terminal shows text as it is: lines of printable characters."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def test_a_site_sends_escapes_as_the_reason_of_declining(tmp_path, caplog):
+    """They erase or forge lines on the terminal of whoever runs the server."""
+    study = make_study()
+
+    def answer(name, request, told):
+        if name == "chur" and request.kind == "step":
+            header = told.header | {"reason": ESCAPE + "x" * 10_000}
+            told = told._replace(kind="declined", header=header, body=b"")
+        return told.to_bytes()
+
+    with pytest.raises(deploy.SiteError, match="chur") as caught:
+        run(study, Network(study, tmp_path, answer=answer))
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 3000
+    assert is_plain(caplog.text)
+
+
+@pytest.mark.parametrize("field", ["software", "study", "site"])
+def test_a_site_sends_escapes_when_it_joins(field, tmp_path, caplog):
+    """What it says of itself is in a warning, and goes back to it."""
+    study, local = make_study(), deploy.Local()
+    with server_of(study, local) as sites:
+        header = deploy.Frame.parse(open_site(study, "bern", tmp_path).hello()).header
+        value = {"fedmcmc": ESCAPE} if field == "software" else ESCAPE
+        hello = deploy.Frame("hello", header | {field: value}).to_bytes()
+        with pytest.warns(RuntimeWarning, match="bern is not taken") as caught:
+            sites._links._understood("bern", hello, {})
+        assert str(caught[0].message).isprintable()
+        assert sites._links.refusals["bern"].isprintable()
+    assert is_plain(caplog.text)
+
+
+def test_a_server_sends_escapes_as_the_reason_of_refusing(tmp_path, caplog):
+    """The same in the other direction."""
+    site = open_site(make_study(), "bern", tmp_path)
+    with pytest.raises(deploy.Refused) as caught:
+        site.answer(deploy.Frame("refused", {"reason": ESCAPE}).to_bytes())
+    assert str(caught.value).isprintable()
+    wrong = deploy.Frame(ESCAPE, {"tag": [ESCAPE, 0, 0, 1]}).to_bytes()
+    assert deploy.Frame.parse(site.answer(wrong)).kind == "error"
+    assert is_plain(caplog.text)

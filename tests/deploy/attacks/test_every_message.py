@@ -1,0 +1,247 @@
+"""What holds of the messages of every kernel and question, also of those that are new.
+
+Rows of the table of contracts, and all that a study's `asks` may hold, are met by themselves.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedmcmc
+from fedmcmc import deploy, surrogates, wire
+from fedmcmc.deploy._shapes import shapes_of_run
+from fedmcmc.deploy._words import from_words
+from fedmcmc.kernels import Points, evaluations, expansions
+from tests.contracts.model import KEY, POSITIONS, Given
+from tests.contracts.tables import KERNELS
+from tests.deploy.attacks.support import (
+    PERMISSIVE,
+    Network,
+    joined,
+    numbers_in,
+    parts_of,
+    server_of,
+)
+from tests.support import studies
+from tests.support.lanes import fast_and_slow
+
+POSITION = POSITIONS["nested"]
+VICTIM = "bern"
+NUM_CHAINS, NUM_ROUNDS = 4, 3
+FAST = ("langevin", "compress: lsd_pp, memory: per client")
+ROWS = fast_and_slow(
+    [row for row, build in KERNELS.items() if not build(POSITION, Given()).participation.pooled],
+    FAST,
+)
+pytestmark = pytest.mark.filterwarnings("ignore::fedmcmc.SamplingWarning", "ignore::UserWarning")
+
+
+def runs(kernel):
+    """Return what makes a server run a kernel of its own."""
+    settings = dict(num_rounds=2, progress=False)
+    return lambda model, sites: sites.sample(KEY, kernel(model), POSITION, **settings)
+
+
+POINTS = Points(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), POSITION), POSITION)
+ASKED = {
+    "CommonExpansions": lambda model, sites: surrogates.taylor(model, sites, POSITION),
+    "Evaluations": lambda model, sites: sites.ask(evaluations(model, gradients=True), POINTS),
+    "Expansions": lambda model, sites: sites.ask(expansions(model), POINTS),
+    "Falls": lambda model, sites: fedmcmc.whiten(model, sites, POSITION, surrogates=False),
+    "GaussianMetropolis": runs(lambda model: KERNELS["gaussian_mh"](POSITION, Given(model))),
+    "HamiltonianMonteCarlo": runs(lambda model: fedmcmc.hmc(model, POSITION, step_size=0.1)),
+    "Langevin": runs(
+        lambda model: fedmcmc.langevin(model, fedmcmc.full_gradient(), step_size=0.01)
+    ),
+    "MultipleTry": runs(lambda model: KERNELS["multiple_try"](POSITION, Given(model))),
+    "Natural": runs(lambda model: fedmcmc.fed_ep(model, first_sites="expansion")),
+    "OwnExpansions": lambda model, sites: surrogates.laplace(
+        KEY, model, sites, position=POSITION, check="ignore"
+    ),
+    "ScoreCovariances": lambda model, sites: surrogates.score_covariance(model, sites, POSITION),
+}
+"""What makes a server ask for each class that a study's `asks` may name."""
+QUESTIONS = sorted({*deploy.SUMS, *deploy.FIT, *deploy.SETUP})
+FAST_QUESTIONS = ("CommonExpansions", "Evaluations", "Langevin")
+
+
+def opened(study, name, folder, **changes):
+    return studies.site_of(study, name, folder, **(PERMISSIVE | changes))
+
+
+class Conversation:
+    """What a server asked a site, by a call of functions on all sites, and was answered."""
+
+    def __init__(self, study, call, folder):
+        self.study, self.folder = study, folder
+        network = Network(study, folder, opened=opened)
+        with server_of(study, network) as sites:
+            call(study.model, sites)
+        self.exchanges = [x for x in network.heard[VICTIM] if x.request.kind != "welcome"]
+        self.site = network.sites[VICTIM]
+        begins = [x.request for x in self.exchanges if x.request.kind == "begin"]
+        self.shapes = {frame.tag.run: self._shapes(frame) for frame in begins}
+
+    @classmethod
+    def of_row(cls, row, folder):
+        """Return that of a run of a kernel of the table."""
+        study = studies.study_of(row)
+        settings = dict(num_rounds=NUM_ROUNDS, num_chains=NUM_CHAINS, progress=False)
+
+        def call(model, sites):
+            sites.sample(KEY, study.kernel("main"), POSITION, **settings)
+
+        return cls(study, call, folder)
+
+    @classmethod
+    def of_question(cls, name, folder):
+        """Return that of a server that asks for a class."""
+        study = studies.study_of(asks=QUESTIONS, kernels={})
+        return cls(study, ASKED[name], folder)
+
+    def _shapes(self, begin):
+        study, words = self.study, begin.header["kernel"]
+        kernel = study.kernel_of(words, parts_of(begin.body)[0])
+        position = from_words(begin.header["position"], None, study.functions)
+        return shapes_of_run(kernel, study, position)
+
+    @property
+    def num_numbers(self):
+        """How many numbers left the site."""
+        return sum(numbers_in(self.shapes[x.request.tag.run], x) for x in self.exchanges)
+
+    def again(self, site, change=lambda frame: frame):
+        """Yield pairs of answers: the first one, and of `site` in another attempt."""
+        for exchange in self.exchanges:
+            tag = exchange.request.tag
+            header = exchange.request.header | {"tag": [*tag[:3], tag.attempt + 1]}
+            frame = change(exchange.request._replace(header=header))
+            yield exchange, deploy.Frame.parse(site.answer(frame.to_bytes()))
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory):
+    """A function that returns the conversation of a row or a question, each held once."""
+    held = {}
+
+    def of(name):
+        make = Conversation.of_question if name in QUESTIONS else Conversation.of_row
+        if name not in held:
+            held[name] = make(name, tmp_path_factory.mktemp("sites"))
+        return held[name]
+
+    return of
+
+
+ALL = [*ROWS, *fast_and_slow(QUESTIONS, FAST_QUESTIONS)]
+
+
+def test_every_class_that_a_study_may_ask_is_met_here():
+    assert sorted(ASKED) == QUESTIONS
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_question_asked_again_has_the_same_bytes(name, conversations):
+    """A server asks in another attempt, of a site that was started again, to average over noise."""
+    conversation = conversations(name)
+    site = opened(conversation.study, VICTIM, conversation.folder)
+    for exchange, answer in conversation.again(site):
+        assert (answer.kind, answer.body) == (exchange.answer.kind, exchange.answer.body)
+
+
+def phases_with_draws(conversation):
+    """Return the numbers of the phases in which clients draw anything."""
+    (shapes,), client = conversation.shapes.values(), conversation.study.client_like
+    kernel, key = conversation.study.kernel("main"), jax.random.key(0)
+    drawn = [
+        jax.eval_shape(partial(phase.prepare, like=exchange.broadcast), key, client=client)
+        for phase, exchange in zip(kernel.phases, shapes.phases, strict=True)
+    ]
+    return {number for number, tree in enumerate(drawn) if jax.tree.leaves(tree)}
+
+
+def reproduced(conversation):
+    """Yield parts that the server computes as a simulated site, and those that came.
+
+    It knows broadcasts and keys, and here even the rows.
+    """
+    kernel, client = conversation.study.kernel("main"), conversation.site.client
+    (shapes,) = conversation.shapes.values()
+    keys = jnp.stack([jax.random.fold_in(KEY, chain) for chain in range(NUM_CHAINS)])
+    states: list = []
+
+    @partial(jax.jit, static_argnames="number")
+    def step(key, broadcast, state, weight, number):
+        weighted = replace(client, weight=weight)
+        return fedmcmc.rounds.client_step(kernel, number, key, broadcast, state, weighted)
+
+    for exchange in conversation.exchanges:
+        if exchange.request.kind != "step":
+            continue
+        header, number = exchange.request.header, exchange.request.tag.phase
+        active = np.flatnonzero(header["active"])
+        like = shapes.phases[number].broadcast
+        sent = [wire.decode(part, like) for part in parts_of(exchange.request.body)[: len(active)]]
+        states = states or NUM_CHAINS * [kernel.client_init(sent[0], client)]
+        came = parts_of(exchange.answer.body)[: len(active)]
+        for broadcast, chain, part in zip(sent, active, came, strict=True):
+            weight = jnp.asarray(header["weights"][chain], client.share.dtype)
+            code, states[chain], _ = step(keys[chain], broadcast, states[chain], weight, number)
+            yield number, wire.encode(jax.tree.map(np.asarray, code)), part
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_server_cannot_reproduce_what_a_site_drew(row, conversations):
+    """It knows keys, positions and, as a test of the worst, the rows; not the site's secret."""
+    conversation = conversations(row)
+    drawn = phases_with_draws(conversation)
+    if drawn:
+        assert any(n in drawn and mine != came for n, mine, came in reproduced(conversation))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_noise_is_not_the_same_at_two_positions_of_one_round(row, conversations):
+    """A server asks once more at a position that differs in the last bit: noise would cancel."""
+    conversation = conversations(row)
+    last = conversation.exchanges[-1].request
+    if last.tag.phase not in phases_with_draws(conversation):
+        return
+
+    def change(frame):
+        if frame.tag[1:3] != last.tag[1:3]:
+            return frame
+        parts = [part[:7] + bytes([part[7] ^ 1]) + part[8:] for part in parts_of(frame.body)]
+        return frame._replace(body=joined(parts))
+
+    site = opened(conversation.study, VICTIM, conversation.folder)
+    *_, (exchange, answer) = conversation.again(site, change)
+    assert answer.kind == "answer"
+    like = conversation.shapes[last.tag.run].phases[last.tag.phase].code
+    num = len(parts_of(answer.body)) // 2
+    one, other = (
+        [wire.decode(part, like) for part in parts_of(body)[:num]]
+        for body in (exchange.answer.body, answer.body)
+    )
+    moved = [
+        np.abs(np.asarray(a, float) - np.asarray(b, float)).max() > 1e-3 * np.abs(a).max()
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+        if np.size(a)
+    ]
+    assert any(moved)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_numbers_that_leave_are_counted(name, conversations, tmp_path):
+    """A kernel whose messages hold more than is counted would get around the owner's limit."""
+    conversation = conversations(name)
+    most = conversation.num_numbers
+    assert most > 0
+    site = opened(conversation.study, VICTIM, tmp_path / "enough", most_numbers=most)
+    assert {answer.kind for _, answer in conversation.again(site)} <= {"ready", "answer"}
+    site = opened(conversation.study, VICTIM, tmp_path / "one less", most_numbers=most - 1)
+    *_, (_, answer) = conversation.again(site)
+    assert answer.kind == "declined" and "most_numbers" in answer.header["reason"]
