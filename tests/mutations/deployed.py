@@ -23,6 +23,7 @@ ZERO = f"{QUESTIONS}a_density_of_zero_is_one_in_a_secure_sum"
 WALL = f"{QUESTIONS}a_chain_turns_back_at_a_wall_in_a_secure_sum[mala]"
 NO_WORDS = f"{QUESTIONS}a_search_does_not_end_where_numbers_have_no_words[-inf]"
 ANSWER = "deploy/test_masked_questions.py::test_an_answer_has_the_bits_of_a_simulated_secure_sum"
+LIMITS = "deploy/test_limits.py::test_"
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {
@@ -170,6 +171,36 @@ MUTATIONS = {
         "value=jnp.where(impossible, -jnp.inf, total.value)",
         "value=jnp.where(impossible, 0.0, total.value)",
         NO_WORDS,
+    ),
+    "chains of a round count as one": (
+        "deploy/_site.py",
+        "self._outflow.add(len(chains) * numbers_per_message",
+        "self._outflow.add(numbers_per_message",
+        f"{LIMITS}chains_count_each_by_itself",
+    ),
+    "a folder that was removed begins to count again": (
+        "deploy/_limits.py",
+        "self._record(max(total, 0 if log is None else log.num_numbers))",
+        "self._record(total)",
+        f"{LIMITS}a_count_outlives_the_folder[removed]",
+    ),
+    "a backup goes unnoticed under masks": (
+        "deploy/_site.py",
+        "(known is None or known < logged)",
+        "known is None",
+        f"{LIMITS}a_backup_is_noticed_under_masks",
+    ),
+    "minibatches may be of any size": (
+        "deploy/_limits.py",
+        "if rows is not None and rows < least:",
+        "if rows == 0:",
+        f"{LIMITS}minibatches_of_the_study_are_not_small[True]",
+    ),
+    "a server chooses its estimator": (
+        "deploy/_study.py",
+        "for name in sorted(names & askable_estimators() - {*self.asks}):",
+        "for name in ():",
+        f"{LIMITS}a_server_asks_of_all_rows[minibatch-True]",
     ),
     "questions are rounded to a coarser grid": (
         MASKS,
