@@ -32,6 +32,7 @@ SECRETS = "deploy/test_secrets.py::test_"
 DEPEND = f"{SECRETS}keys_of_clients_depend_on_all_that_a_step_depends_on"
 SECRET, CHACHA = "deploy/_secret.py", "random/_chacha.py"
 STREAMS = "random/test_chacha.py::test_split_and_folded_keys_are_of_other_streams"
+LIMITS = "deploy/test_limits.py::test_"
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {
@@ -209,6 +210,36 @@ MUTATIONS = {
         'return colluding + ("operator" in secure)',
         "return colluding",
         OPERATOR,
+    ),
+    "chains of a round count as one": (
+        "deploy/_site.py",
+        "self._outflow.add(len(chains) * num_each, sent)",
+        "self._outflow.add(num_each, sent)",
+        f"{LIMITS}chains_count_each_by_itself",
+    ),
+    "a folder that was removed begins to count again": (
+        "deploy/_limits.py",
+        "self._record(max(total, 0 if log is None else log.num_numbers))",
+        "self._record(total)",
+        f"{LIMITS}a_count_outlives_the_folder[removed]",
+    ),
+    "a backup goes unnoticed under masks": (
+        "deploy/_site.py",
+        "(known is None or known < logged)",
+        "known is None",
+        f"{LIMITS}a_backup_is_noticed_under_masks",
+    ),
+    "minibatches may be of any size": (
+        "deploy/_limits.py",
+        "if rows is not None and rows < least:",
+        "if rows == 0:",
+        f"{LIMITS}minibatches_of_the_study_are_not_small[True]",
+    ),
+    "a server chooses its estimator": (
+        "deploy/_study.py",
+        "for name in sorted(names & askable_estimators() - {*self.asks}):",
+        "for name in ():",
+        f"{LIMITS}a_server_asks_of_all_rows[minibatch-True]",
     ),
     "questions are rounded to a coarser grid": (
         MASKS,

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from fedmcmc._types import ArrayTree
-from fedmcmc.data import Levels, check_levels, widened_dtype
+from fedmcmc.data import FederatedData, Levels, check_levels, code_rows, widened_dtype
 from fedmcmc.deploy._settings import hint
+from fedmcmc.pytrees import trees
 
 KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
@@ -128,3 +129,32 @@ def checked_levels(levels: Mapping[str, Any], rows: ArrayTree) -> dict[str, Leve
                 f"got {column.dtype}{list(column.shape)}."
             )
     return {name: check_levels(name, own) for name, own in levels.items()}
+
+
+def rows_of_site(study: Any, site: str, rows: Any) -> ArrayTree:
+    """Return the rows of a site as numbers, text as codes of the study's levels.
+
+    Raises
+    ------
+    ValueError
+        If they are not those that the study declares, or text is none of its levels.
+    """
+    remedy = (
+        f"Sites code text by the levels that the study {study.name!r} declares: add "
+        f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
+        f"(the digest changes, so that all owners approve it again), or remove the column."
+    )
+    coded = code_rows(rows, study.levels, site, remedy=remedy)
+    coded = FederatedData.from_clients({site: coded}).rows
+    num = jax.tree.leaves(coded)[0].shape[0]
+    if num != study.sites[site]:
+        raise ValueError(
+            f"{site} has {num} rows, the study {study.name!r} says {study.sites[site]}."
+        )
+    one_row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), coded)
+    difference = trees.first_difference(study.rows, one_row)
+    if difference:
+        raise ValueError(
+            f"The rows of {site} are not those of the study {study.name!r}: {difference}."
+        )
+    return coded

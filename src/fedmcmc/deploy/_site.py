@@ -18,9 +18,10 @@ from jax import Array
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
 from fedmcmc.compression import host_words
-from fedmcmc.data import FederatedData, code_rows, values_of
+from fedmcmc.data import values_of
 from fedmcmc.deploy._approval import Approval
 from fedmcmc.deploy._audit import AuditLog, num_masked_answers
+from fedmcmc.deploy._columns import rows_of_site
 from fedmcmc.deploy._disk import Disk
 from fedmcmc.deploy._frames import (
     JOIN_BYTES,
@@ -154,8 +155,8 @@ class Site:
         self.process = secrets.token_hex(16)
         self.index = list(study.sites).index(name)
         self.disk = Disk(folder)
-        own = FederatedData.from_clients({name: self._coded(rows)}).rows
-        self._check(own)
+        own = rows_of_site(study, name, rows)
+        self.limits.check_study(study, name)
         self.client = study.client(self.index, own)
         self._run: _Run | None = None
         self._secret: SiteSecret | None = None  # until a client draws
@@ -188,31 +189,6 @@ class Site:
                 f"{self.study.name!r}, {logged} questions, and its folder {self.disk.folder} knows "
                 f"of {known or 0}, as after a backup was restored. {ANEW}"
             )
-
-    def _coded(self, rows: Any) -> ArrayTree:
-        """Return rows as numbers, text as codes of the study's levels."""
-        study = self.study
-        remedy = (
-            f"Sites code text by the levels that the study {study.name!r} declares: add "
-            f"levels = [...], all of them in their order, to this column in [rows] of study.toml "
-            f"(the digest changes, so that all owners approve it again), or remove the column."
-        )
-        return code_rows(rows, study.levels, self.name, remedy=remedy)
-
-    def _check(self, rows: ArrayTree) -> None:
-        study, num = self.study, jax.tree.leaves(rows)[0].shape[0]
-        if num != study.sites[self.name]:
-            raise ValueError(
-                f"{self.name} has {num} rows, the study {study.name!r} says "
-                f"{study.sites[self.name]}."
-            )
-        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
-        difference = trees.first_difference(study.rows, own)
-        if difference:
-            raise ValueError(
-                f"The rows of {self.name} are not those of the study {study.name!r}: {difference}."
-            )
-        self.limits.check_study(study, self.name)
 
     @property
     def state(self) -> ArrayTree:
