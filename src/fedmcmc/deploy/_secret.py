@@ -72,9 +72,9 @@ def _read_or_make(path: Path) -> bytes:
         _write_new(path, secret)
     if len(secret) != SECRET_BYTES:
         raise Refused(
-            f"{path} has {len(secret)} bytes, a site's secret has {SECRET_BYTES}: bring back the "
-            "file from a backup, or delete it; the site then makes a new one, and draws other "
-            "numbers if a question is repeated."
+            f"The file {path.name!r} in the site's folder has {len(secret)} bytes, a site's secret "
+            f"has {SECRET_BYTES}: its owner must bring it back from a backup, or delete it. The "
+            "site then makes a new one, and draws other numbers if a question is repeated."
         )
     return secret
 
