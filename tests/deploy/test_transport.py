@@ -92,7 +92,10 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
         hostile.growth() as grown,
         hostile.process("site", keys[0], server.port, "many"),
     ):
-        time.sleep(2.0)
+        end = time.monotonic() + 20.0
+        while server._arrivals.qsize() < _grpc.MOST_WAITING and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)  # in which more would come
         assert server._arrivals.qsize() == _grpc.MOST_WAITING
         for _ in range(3 * _grpc.MOST_WAITING):
             assert server.receive(5.0) == ("bern", bytes(2**16))

@@ -19,7 +19,7 @@ from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._frames import Refused
 from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._masks import MASKS, rules_of
-from fedmcmc.deploy._private import private_files
+from fedmcmc.deploy._private import close_to_others, private_files
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
@@ -215,6 +215,7 @@ def connect(path: str | Path) -> Sites:
     ValueError
         If the file is not such.
     """
+    close_to_others(Path(path))  # its table run may have a seed
     given, base = _read(path, ("study", "address", *KEYS, "sites"), ("run",))
     study, wait_at_port = _waiting(path, given, base)
     return Sites(study, wait_at_port(), **_patience(given.get("run", {})))
