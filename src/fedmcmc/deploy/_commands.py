@@ -127,6 +127,10 @@ def _request(given: argparse.Namespace) -> None:
 def _sign(given: argparse.Namespace) -> None:
     path = Path(given.request)
     pin = sign_request(given.authority, path, path.parent, path.stem, hosts=given.host)
+    if given.host:
+        print(f"{path.with_suffix('.crt')}, for each site, as server.crt beside its ca.crt, and in")
+        print(f'its site.toml: server_fingerprint = "{pin}"')
+        return
     print(f"{path.with_suffix('.crt')}, for the server's settings: {path.stem} = {pin!r}")
 
 
