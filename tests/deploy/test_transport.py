@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import time
 import zlib
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedmcmc import deploy
+from fedmcmc.__main__ import main
 from fedmcmc.deploy import _frames, _grpc
 from fedmcmc.deploy._links import Links
 from tests.contracts.model import KEY
@@ -92,7 +94,10 @@ def test_few_messages_of_a_site_wait_at_the_server(keys, server):
         hostile.growth() as grown,
         hostile.process("site", keys[0], server.port, "many"),
     ):
-        time.sleep(2.0)
+        end = time.monotonic() + 20.0
+        while server._arrivals.qsize() < _grpc.MOST_WAITING and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)  # in which more would come
         assert server._arrivals.qsize() == _grpc.MOST_WAITING
         for _ in range(3 * _grpc.MOST_WAITING):
             assert server.receive(5.0) == ("bern", bytes(2**16))
@@ -279,6 +284,19 @@ def test_a_pin_is_that_of_the_file_beside_the_authority(tmp_path):
     (tmp_path / "server.crt").unlink()
     with pytest.raises(ValueError, match=r"needs the server's certificate in .*server\.crt"):
         pinned(tmp_path, "bern", "0" * 64).read()
+
+
+def test_a_renewed_certificate_of_the_server_is_pinned_as_the_command_says(tmp_path, capsys):
+    make_keys(tmp_path, ["bern"])
+    deploy.make_request(tmp_path / "new", "server")
+    request = str(tmp_path / "new" / "server.csr")
+    arguments = ["sign", request, "--authority", str(tmp_path), "--host", "localhost"]
+    assert main(["deploy", *arguments]) == 0
+    pin = re.search(r'server_fingerprint = "([0-9a-f]{64})"', capsys.readouterr().out)[1]
+    with pytest.raises(ValueError, match="has the fingerprint"):
+        pinned(tmp_path, "bern", pin).read()
+    shutil.copy(tmp_path / "new" / "server.crt", tmp_path)
+    assert pinned(tmp_path, "bern", pin).read()[2] == (tmp_path / "server.crt").read_bytes()
 
 
 def test_of_two_processes_of_a_site_the_newer_one_stays(tmp_path, caplog):

@@ -188,7 +188,12 @@ def _request(given: argparse.Namespace) -> None:
 def _sign(given: argparse.Namespace) -> None:
     path = Path(given.request)
     pin = sign_request(given.authority, path, path.parent, path.stem, hosts=given.host)
-    _show(f"{path.with_suffix('.crt')}, for the server's settings: {toml_key(path.stem)} = {pin!r}")
+    certificate = path.with_suffix(".crt")
+    if given.host:
+        _show(f"{certificate}, for each site, as server.crt beside its ca.crt, and in its")
+        _show(f'site.toml: server_fingerprint = "{pin}"')
+        return
+    _show(f"{certificate}, for the server's settings: {toml_key(path.stem)} = {pin!r}")
 
 
 def _approve(given: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from fedmcmc.deploy._grpc import Credentials, GrpcServer, serve_site
 from fedmcmc.deploy._limits import LIMITS, Limits
 from fedmcmc.deploy._links import SiteError
 from fedmcmc.deploy._masks import MASKS, rules_of
-from fedmcmc.deploy._private import private_files
+from fedmcmc.deploy._private import close_to_others, private_files
 from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
 from fedmcmc.deploy._settings import read_toml
@@ -239,6 +239,7 @@ def connect(path: str | Path) -> Sites:
     ValueError
         If the file is not such.
     """
+    close_to_others(Path(path))  # its table run may have a seed
     given, base = _read(path, ("study", "address", *KEYS, "sites"), ("run",))
     study, wait_at_port = _waiting(path, given, base)
     return Sites(study, wait_at_port(), **_patience(given.get("run", {})))

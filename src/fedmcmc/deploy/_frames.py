@@ -18,6 +18,8 @@ BLOCK = 512
 """Bytes that are added at a time for a checksum."""
 JOIN_BYTES = 2**16
 """Largest message of a site that has not joined, and room for a header in every later one."""
+STEP_ENTRIES = {"weights": float, "active": bool, "counted": bool, "marks": int, "keep": int}
+"""Lists in the header of a step, and the type of what they hold."""
 MOST_MARKS = 16
 """Rounds of which a server may have a site keep its states; a checkpoint has two."""
 PART_BYTES = 8
@@ -96,7 +98,9 @@ class Frame(NamedTuple):
             kind = header.pop("kind")
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             raise FrameError("The header of a message is not readable.") from None
-        if _is_deeper(header, MOST_DEPTH):
+        # Most headers have fewer brackets than levels that are allowed.
+        num_brackets = data.count(b"[", begin, end) + data.count(b"{", begin, end)
+        if num_brackets > MOST_DEPTH and _is_deeper(header, MOST_DEPTH):
             raise FrameError(f"The header of a message has more than {MOST_DEPTH} levels.")
         if not isinstance(kind, str):
             raise FrameError("The header of a message does not say what it is.")
@@ -149,27 +153,22 @@ def check_step(header: dict[str, Any], num_chains: int) -> None:
     FrameError
         Naming the entry.
     """
-    types: dict[str, Any] = {"weights": (float, int), "active": bool, "counted": bool}
-    types |= {"marks": int, "keep": int}
-    for name, expected in types.items():
+    for name, expected in STEP_ENTRIES.items():
         entries = header.get(name)
-        if not isinstance(entries, list) or not all(
-            isinstance(x, expected) and (expected is bool or not isinstance(x, bool))
-            for x in entries
-        ):
-            raise FrameError(f"The entry {name!r} of a message is not a list of the right type.")
+        if not isinstance(entries, list) or not set(map(type, entries)) <= {expected}:
+            raise FrameError(
+                f"The entry {name!r} of a message is not a list of {expected.__name__}."
+            )
     if any(len(header[name]) != num_chains for name in ("weights", "active", "counted")):
         raise FrameError("A message does not say of every chain who takes part and what counts.")
     for name in ("marks", "keep"):
         rounds = header[name]
         if len(rounds) > MOST_MARKS or not all(0 <= x < 2**31 for x in rounds):
             raise FrameError(f"The entry {name!r} of a message does not hold a few rounds.")
-    if not all(math.isfinite(x) for x in header["weights"]):
+    if not all(map(math.isfinite, header["weights"])):
         raise FrameError("A weight in a message is not finite.")
     last = header.get("last")
-    if last is not None and not (
-        isinstance(last, list) and len(last) == 2 and all(type(x) is int for x in last)
-    ):
+    if last is not None and (not isinstance(last, list) or list(map(type, last)) != [int, int]):
         raise FrameError("The entry 'last' of a message is not a round and a phase.")
 
 

@@ -157,6 +157,10 @@ class Rounds:
             ((wire.reader(x.code), wire.reader(x.report)), _zeros((x.code, x.report)))
             for x in shapes.phases
         ]
+        self._most_bytes = [
+            len(keys) * (2 * PART_BYTES + max_num_bytes(x.code) + max_num_bytes(x.report))
+            for x in shapes.phases
+        ]
         self._begin = self._beginning()
         links.beginning = lambda site: [self._begin]
 
@@ -346,8 +350,7 @@ class Rounds:
             "answer",
             tag,
             lambda site, data: _answers(data, asked[site].on, *self._readers[phase]),
-            most_bytes=len(self.keys)
-            * (2 * PART_BYTES + max_num_bytes(exchange.code) + max_num_bytes(exchange.report)),
+            most_bytes=self._most_bytes[phase],
             may_miss=self.may_miss,
         )
         heard = set(answers)
