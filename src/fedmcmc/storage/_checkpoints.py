@@ -39,6 +39,8 @@ class Checkpoint:
     A thread writes the files while the run goes on, and each file appears only once it is
     complete. Files have checksums, and the last two checkpoints are kept: if a file of the last
     one is damaged, the run goes on from the one before, with a warning.
+    If the damage is to draws that both hold, the run continues without these draws, and a warning
+    names their rounds. A checkpoint that other versions of JAX, NumPy or fedmcmc wrote warns, too.
 
     Parameters
     ----------
