@@ -77,7 +77,7 @@ WRONG = {
     "min_sites": ("3", -1, 2.5, True),
     "most_numbers": ("5", -1, 2.5, True, float("inf")),
     "most_bytes": ("5", -1, 2.5, True),
-    "refused_columns": ("postcode", "x", [1], {"x": 1}, ["post code"]),
+    "refused_columns": ("postcode", "x", [1], {"x": 1}),
 }
 
 
@@ -88,6 +88,14 @@ def test_a_limit_of_the_wrong_type_limits_nothing(name, value, tmp_path):
     """The owner believes in a limit that is never reached."""
     with pytest.raises((ValueError, TypeError, deploy.Refused), match=name):
         open_site(make_study(), "bern", tmp_path, limits=PERMISSIVE | {name: value})
+
+
+def test_a_refused_column_that_does_not_exist_is_in_the_log(tmp_path):
+    """It may be misspelled, or one that this study does not use."""
+    log = deploy.AuditLog(tmp_path / "bern.log")
+    open_site(make_study(), "bern", tmp_path, log=log, refused_columns=["postcode"])
+    log.close()
+    assert "postcode" in (tmp_path / "bern.log").read_text()
 
 
 def test_a_limit_of_an_unknown_name_limits_nothing(tmp_path):
