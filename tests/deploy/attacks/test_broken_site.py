@@ -51,7 +51,10 @@ def bytes_received(server, seconds):
     return total
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+COMPRESSED = [pytest.param(False, marks=pytest.mark.slow), True]
+
+
+@pytest.mark.parametrize("compressed", COMPRESSED)
 def test_a_site_sends_one_huge_message(compressed, keys, server):
     """It ends the server's process for lack of memory, by zeros that compress to nothing."""
     how = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
@@ -61,7 +64,7 @@ def test_a_site_sends_one_huge_message(compressed, keys, server):
         time.sleep(3)
 
     with stream_to(server, keys[0], "bern", messages(), compression=how):
-        assert bytes_received(server, 2.0) < ENOUGH
+        assert bytes_received(server, 1.5) < ENOUGH
 
 
 def test_a_site_sends_many_messages_that_nobody_reads(keys, server):
@@ -73,7 +76,7 @@ def test_a_site_sends_many_messages_that_nobody_reads(keys, server):
         time.sleep(3)
 
     with stream_to(server, keys[0], "bern", messages()):
-        time.sleep(2.0)
+        time.sleep(1.5)
         assert bytes_received(server, 0.5) < ENOUGH
 
 
@@ -119,7 +122,7 @@ class HostileServer:
         yield from self.messages()
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("compressed", COMPRESSED)
 def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
     """It ends the process of a site."""
     site = open_site(make_study(), "bern", tmp_path, most_bytes=2**20)
@@ -151,6 +154,7 @@ def quietly(site, address, keys, stop):
         deploy.serve_site(site, address, keys, stop=stop)
 
 
+@pytest.mark.slow
 def test_two_processes_run_under_one_name(keys, server, tmp_path):
     """They would drive each other out for ever: both are told, in words, and one goes on."""
     study, joins, refusals = make_study(), [], queue.SimpleQueue()

@@ -155,8 +155,8 @@ def test_a_server_asks_thousands_of_chains_in_one_round(tmp_path):
 
 def test_a_server_goes_on_after_a_site_was_started_again(tmp_path):
     """It makes a site stop (or waits until it does), and asks as if nothing had been answered."""
-    study, left = make_study(), 0
-    for attempt in range(40):
+    study, left = make_study("noisy"), 0
+    for attempt in range(20):
         log = deploy.AuditLog(tmp_path / "bern.log")
         network = Network(study, tmp_path / "sites")
         network.enter(open_site(study, "bern", tmp_path / "sites", log=log, most_numbers=100))

@@ -32,7 +32,7 @@ from tests.support.lanes import fast_and_slow
 POSITION = POSITIONS["nested"]
 VICTIM = "bern"
 NUM_CHAINS, NUM_ROUNDS = 4, 3
-FAST = ("langevin", "compress: lsd_pp, memory: per client")
+FAST = ("langevin",)
 ROWS = fast_and_slow(
     [row for row, build in KERNELS.items() if not build(POSITION, Given()).participation.pooled],
     FAST,
@@ -66,7 +66,7 @@ ASKED = {
 }
 """What makes a server ask for each class that a study's `asks` may name."""
 QUESTIONS = sorted({*deploy.SUMS, *deploy.FIT, *deploy.SETUP})
-FAST_QUESTIONS = ("CommonExpansions", "Evaluations", "Langevin")
+FAST_QUESTIONS = ("Evaluations", "Langevin")
 
 
 def opened(study, name, folder, **changes):

@@ -135,7 +135,7 @@ def test_somebody_without_a_certificate_joins(keys):
     server.close()
 
 
-def dialed(study, folder, server, given, seconds=2.0):
+def dialed(study, folder, server, given, seconds=1.5):
     """Return what a server received from a site that dialed it."""
     stop = threading.Event()
     thread = serve(study, "bern", folder, server.port, given, stop)
