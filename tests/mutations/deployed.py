@@ -297,11 +297,11 @@ MUTATIONS = {
         'hmac.digest(b"",',
         f"{SECRETS}a_secret_is_made_once_and_for_its_owner_alone",
     ),
-    "the server sends its keys": (
-        "deploy/_rounds.py",
-        "        parts = [numbers]\n        if study.reproducible:\n",
-        "        parts = [numbers]\n        if True:\n",
-        f"{SECRETS}a_site_cannot_compute_totals[False]",
+    "shared draws come from the chain's key": (
+        "deploy/_programs.py",
+        "jax.vmap(lambda key: shared_key(key, number))(keys)",
+        "keys",
+        f"{SECRETS}of_all_keys_only_those_of_shared_draws_reach_a_site",
     ),
     "split keys are of the stream of bits": (
         CHACHA,
