@@ -23,7 +23,6 @@ ZERO = f"{QUESTIONS}a_density_of_zero_is_one_in_a_secure_sum"
 WALL = f"{QUESTIONS}a_chain_turns_back_at_a_wall_in_a_secure_sum[mala]"
 NO_WORDS = f"{QUESTIONS}a_search_does_not_end_where_numbers_have_no_words[-inf]"
 ANSWER = "deploy/test_masked_questions.py::test_an_answer_has_the_bits_of_a_simulated_secure_sum"
-TRANSPORT = "deploy/test_transport.py::test_"
 AUDIT, APPROVAL, MASKS = "deploy/_audit.py", "deploy/_approval.py", "deploy/_masks.py"
 
 MUTATIONS = {
@@ -153,36 +152,6 @@ MUTATIONS = {
         "if self._begun.exists():",
         "if not self._path.name:",
         KNOWS,
-    ),
-    "a message of any length is taken": (
-        "deploy/_grpc.py",
-        "        if size > most:\n",
-        "        if size > 2**64:\n",
-        f"{TRANSPORT}parts_that_are_none_end_a_connection_at_once",
-    ),
-    "the server expects messages of any length": (
-        "deploy/_links.py",
-        "            if len(data) > most:\n",
-        "            if len(data) > 2**40:\n",
-        f"{TRANSPORT}a_message_that_is_longer_than_expected_is_not_read",
-    ),
-    "two processes of a site drive each other out": (
-        "deploy/_links.py",
-        "if process in former:",
-        "if not former and not last:",
-        f"{TRANSPORT}of_two_processes_of_a_site_the_newer_one_stays",
-    ),
-    "any certificate of the authority is that of the server": (
-        "deploy/_grpc.py",
-        "trusted = trusted.with_name(SERVER_CERTIFICATE)",
-        "trusted = trusted.with_name(trusted.name)",
-        f"{TRANSPORT}a_site_accepts_the_pinned_certificate_of_the_server_and_no_other",
-    ),
-    "others can read the states of a site": (
-        "storage/_files.py",
-        "mode = 0o600 if private else 0o666",
-        "mode = 0o666",
-        "deploy/test_private.py::test_others_read_nothing_in_the_folder_of_a_site[states]",
     ),
     "a density of zero is read as the lowest number": (
         "kernels/_questions.py",
