@@ -182,36 +182,6 @@ MUTATIONS = {
         "if not self._path.name:",
         KNOWS,
     ),
-    "a message of any length is taken": (
-        "deploy/_grpc.py",
-        "        if size > most:\n",
-        "        if size > 2**64:\n",
-        f"{TRANSPORT}parts_that_are_none_end_a_connection_at_once",
-    ),
-    "the server expects messages of any length": (
-        "deploy/_links.py",
-        "            if len(data) > most:\n",
-        "            if len(data) > 2**40:\n",
-        f"{TRANSPORT}a_message_that_is_longer_than_expected_is_not_read",
-    ),
-    "two processes of a site drive each other out": (
-        "deploy/_links.py",
-        "if process in former:",
-        "if not former and not last:",
-        f"{TRANSPORT}of_two_processes_of_a_site_the_newer_one_stays",
-    ),
-    "any certificate of the authority is that of the server": (
-        "deploy/_grpc.py",
-        "trusted = trusted.with_name(SERVER_CERTIFICATE)",
-        "trusted = trusted.with_name(trusted.name)",
-        f"{TRANSPORT}a_site_accepts_the_pinned_certificate_of_the_server_and_no_other",
-    ),
-    "others can read the states of a site": (
-        "storage/_files.py",
-        "mode = 0o600 if private else 0o666",
-        "mode = 0o666",
-        "deploy/test_private.py::test_others_read_nothing_in_the_folder_of_a_site[states]",
-    ),
     "a density of zero is read as the lowest number": (
         "kernels/_questions.py",
         "return value < -trees.cast(most, value) / 2",
