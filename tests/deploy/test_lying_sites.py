@@ -271,6 +271,14 @@ def test_a_site_that_gives_another_ones_name_is_not_taken(tmp_path):
     assert links.joined == set()
 
 
+@pytest.fixture
+def ctrl_c():
+    """Have Ctrl-C interrupt, also after a test that ran a site's command, which takes signals."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def declines(frame):
     return frame._replace(kind="declined", header={**frame.header, "reason": "it is late"})
 
@@ -280,6 +288,7 @@ def interrupts(frame):
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("study", "at", "num_draws", "then"),
     [

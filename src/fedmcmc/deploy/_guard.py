@@ -61,9 +61,9 @@ class Guard:
     ) -> list[Fault]:
         """Return the messages of a phase that cannot be added, and warn of those that grew.
 
-        If the messages of several sites are not finite and no other site's is, the chain has left
-        the places where the model is finite. No site is at fault then, and the run ends as a
-        simulated one.
+        If several sites sent messages in a chain and none of them is finite, the chain has left the
+        places where the model is finite. No site is at fault then: the run ends with
+        `fedmcmc.NonFiniteError`, as a simulated one does.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class Guard:
         sent
             ``[num_sites, num_chains]`` bool, who sent a message.
         round_, phase
-            Where, for messages.
+            Round and phase, for texts.
         """
         norms = np.stack([norms_of(code, sent.shape[1]) for code in codes])
         wild = sent & ~(norms <= LARGEST)
@@ -164,7 +164,7 @@ _KINDS = (WithExact, Exact, Quantized)
 
 
 def _is_float(leaf: Any) -> bool:
-    return bool(np.issubdtype(leaf.dtype, np.floating)) or leaf.dtype.kind == "V"
+    return bool(leaf.dtype.kind in "fV")  # V: bfloat16
 
 
 def _square(leaf: Any, num: int) -> np.ndarray:
