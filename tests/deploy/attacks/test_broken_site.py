@@ -91,7 +91,7 @@ def test_a_site_sends_many_messages_that_nobody_reads(keys, server):
             yield bytes(2**19)
 
     with stream_to(server, keys[0], "bern", messages()) as call:
-        wait_until(lambda: sent and time.monotonic() - sent[-1] > 1.0 or not call.is_active())
+        wait_until(lambda: (sent and time.monotonic() - sent[-1] > 1.0) or not call.is_active())
         total = 0
         while (news := server.receive(0.2)) is not None and news[1] is not None:
             total += len(news[1])

@@ -6,6 +6,7 @@ damaged messages there and in `tests.deploy.test_sites`.
 
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -135,13 +136,17 @@ def test_somebody_without_a_certificate_joins(keys):
     server.close()
 
 
-def dialed(study, folder, server, given, seconds=1.5):
-    """Return what a server received from a site that dialed it."""
-    stop = threading.Event()
-    thread = serve(study, "bern", folder, server.port, given, stop)
-    news = server.receive(seconds)
-    stop.set()
-    thread.join(timeout=20)
+def dialed(study, folder, server, given):
+    """Return what a server received from a site, which dials again where it does not come in."""
+    stop, end_of_wait = threading.Event(), time.monotonic() + 20
+    with Tap(server.port) as tap:
+        thread = serve(study, "bern", folder, tap.port, given, stop)
+        news = None
+        while news is None and len(tap.sockets) < 1 + 2 * 2:
+            assert time.monotonic() < end_of_wait
+            news = server.receive(0.1)
+        stop.set()
+        thread.join(timeout=20)
     assert not thread.is_alive()
     return news
 
@@ -167,7 +172,7 @@ def test_another_server_of_the_same_authority_is_called(keys, tmp_path):
     assert dialed(make_study(), tmp_path / "wrong", wrong, given) is None
     wrong.close()
     right = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
-    name, hello = dialed(make_study(), tmp_path / "right", right, given, seconds=20.0)
+    name, hello = dialed(make_study(), tmp_path / "right", right, given)
     assert name == "bern" and deploy.Frame.parse(hello).kind == "hello"
     right.close()
 
