@@ -126,7 +126,7 @@ class Network(deploy.Local):
 
     def __init__(self, study, folder, *, request=None, answer=None, opened=open_site, **changes):
         super().__init__()
-        self.heard = {name: [] for name in study.sites}
+        self.exchanges = {name: [] for name in study.sites}
         self.sites, self._request, self._answer = {}, request, answer
         for name in study.sites:
             self.enter(opened(study, name, folder, **changes))
@@ -137,12 +137,12 @@ class Network(deploy.Local):
         honest = site.answer
 
         def answer(data):
-            told = honest(data)
-            frame = deploy.Frame.parse(told) if told else None
-            self.heard[site.name].append(Exchange(deploy.Frame.parse(data), frame, data))
-            if told and self._answer is not None:
-                told = self._answer(site.name, deploy.Frame.parse(data), frame)
-            return told
+            reply = honest(data)
+            frame = deploy.Frame.parse(reply) if reply else None
+            self.exchanges[site.name].append(Exchange(deploy.Frame.parse(data), frame, data))
+            if reply and self._answer is not None:
+                reply = self._answer(site.name, deploy.Frame.parse(data), frame)
+            return reply
 
         site.answer = answer
         self.join(site)
@@ -154,7 +154,7 @@ class Network(deploy.Local):
 
     def steps(self, name):
         """Return a site's exchanges in rounds."""
-        return [x for x in self.heard[name] if x.request.kind == "step"]
+        return [x for x in self.exchanges[name] if x.request.kind == "step"]
 
 
 @contextmanager

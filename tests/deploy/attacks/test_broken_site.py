@@ -41,13 +41,23 @@ def stream_to(server, folder, name, messages, **settings):
         call.cancel()
 
 
-def bytes_received(server, seconds):
-    """Return how many bytes the server has taken in."""
-    total, end = 0, time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        news = server.receive(min(left, 0.1))
+def wait_until(condition, seconds=20.0):
+    """Wait for something to happen, and fail where it does not."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def bytes_received(server, call):
+    """Return how many bytes the server takes in until it ends the stream, or has too many."""
+    total = 0
+    while total < ENOUGH and (call.is_active() or total == 0):
+        news = server.receive(0.1)
         if news is not None and news[1] is not None:
             total += len(news[1])
+        elif not call.is_active():
+            break
     return total
 
 
@@ -59,38 +69,49 @@ def test_a_site_sends_one_huge_message(compressed, keys, server):
     """It ends the server's process for lack of memory, by zeros that compress to nothing."""
     how = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
 
+    stop = threading.Event()
+
     def messages():
         yield bytes(LARGE)
-        time.sleep(3)
+        stop.wait(30)
 
-    with stream_to(server, keys[0], "bern", messages(), compression=how):
-        assert bytes_received(server, 1.5) < ENOUGH
+    with stream_to(server, keys[0], "bern", messages(), compression=how) as call:
+        received = bytes_received(server, call)
+        stop.set()
+    assert received < ENOUGH
 
 
 def test_a_site_sends_many_messages_that_nobody_reads(keys, server):
     """The same by many of a size that is allowed."""
+    sent = []
 
     def messages():
-        for _ in range(LARGE // 2**20):
-            yield bytes(2**20)
-        time.sleep(3)
+        for _ in range(LARGE // 2**19):
+            sent.append(time.monotonic())
+            yield bytes(2**19)
 
-    with stream_to(server, keys[0], "bern", messages()):
-        time.sleep(1.5)
-        assert bytes_received(server, 0.5) < ENOUGH
+    with stream_to(server, keys[0], "bern", messages()) as call:
+        wait_until(lambda: (sent and time.monotonic() - sent[-1] > 1.0) or not call.is_active())
+        total = 0
+        while (news := server.receive(0.2)) is not None and news[1] is not None:
+            total += len(news[1])
+            if total >= ENOUGH:
+                break
+        assert total < ENOUGH
 
 
 def test_a_site_says_that_it_will_send_a_huge_message(keys, server):
     """A length in front of a message for which memory would be reserved."""
+    stop, before = threading.Event(), resident()
 
     def messages():
-        for length in (2**63, 2**40, 2**31, 2**30):
+        for length in (2**40, 2**31, 2**30):
             yield length.to_bytes(8, "big") + bytes(2**20)
-        time.sleep(2)
+        stop.wait(2)
 
-    before = resident()
-    with stream_to(server, keys[0], "bern", messages()):
-        assert bytes_received(server, 1.0) < ENOUGH
+    with stream_to(server, keys[0], "bern", messages()) as call:
+        assert bytes_received(server, call) < ENOUGH
+        stop.set()
     assert resident() - before < LARGE
 
 
@@ -104,7 +125,7 @@ class HostileServer:
     """A server with the study's certificate and code of its own."""
 
     def __init__(self, folder, messages, compression):
-        self.messages = messages
+        self.messages, self.num_joins = messages, 0
         pool = ThreadPoolExecutor(2)
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self.server = grpc.server(pool, options=options, compression=compression)
@@ -119,6 +140,7 @@ class HostileServer:
         self.server.start()
 
     def join(self, messages, context):
+        self.num_joins += 1
         yield from self.messages()
 
 
@@ -131,7 +153,7 @@ def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
 
     def messages():
         yield bytes(LARGE)
-        time.sleep(1)
+        stop.wait(30)
 
     how = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
     hostile = HostileServer(keys[0], messages, how)
@@ -141,7 +163,7 @@ def test_a_server_sends_one_huge_message(compressed, keys, tmp_path):
         daemon=True,
     )
     thread.start()
-    time.sleep(2.0)
+    wait_until(lambda: sizes or hostile.num_joins > 1 or not thread.is_alive())
     stop.set()
     thread.join(timeout=20)
     hostile.server.stop(0.2).wait()

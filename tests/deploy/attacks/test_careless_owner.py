@@ -185,13 +185,13 @@ def test_a_backup_is_restored_under_masks(tmp_path):
 def test_a_site_whose_secret_is_lost_does_not_reuse_noise(tmp_path):
     """A new secret gives other noise; an old one that comes back must not be another site's."""
     study = make_study("noisy")
-    told = []
+    reply = []
     for _ in range(2):
         network = Network(study, tmp_path)
         run(study, network)
-        told.append(network.steps("bern")[0].answer.body)
+        reply.append(network.steps("bern")[0].answer.body)
         shutil.rmtree(tmp_path / "bern")
-    assert told[0] != told[1]
+    assert reply[0] != reply[1]
 
 
 # Files

@@ -122,7 +122,7 @@ def test_a_server_asks_again_to_average_the_noise_away(tmp_path):
 
 def test_a_server_asks_at_two_positions_to_cancel_the_noise(tmp_path):
     """One run and round, asked at a second position: the difference would be free of noise."""
-    study, told = make_study("noisy"), []
+    study, reply = make_study("noisy"), []
     for shift in (0.0, 1.0):
 
         def shifted(name, frame, shift=shift):
@@ -130,9 +130,9 @@ def test_a_server_asks_at_two_positions_to_cancel_the_noise(tmp_path):
 
         network = Network(study, tmp_path, request=shifted)
         run(study, network)
-        told.append(gradients_in(network.steps("bern")[0].answer)[0])
+        reply.append(gradients_in(network.steps("bern")[0].answer)[0])
     # The gradient is the same everywhere.
-    assert (np.abs(told[0] - told[1]) > 1e-3).all()
+    assert (np.abs(reply[0] - reply[1]) > 1e-3).all()
 
 
 def at_position(frame, value):
@@ -176,7 +176,7 @@ def test_a_server_goes_on_after_a_site_was_started_again(tmp_path):
 def sent(study, network, name):
     """Return how many numbers have left a site."""
     shapes = shapes_of_run(study.kernel("main"), study, POSITION)
-    return sum(numbers_in(shapes, exchange) for exchange in network.heard[name])
+    return sum(numbers_in(shapes, exchange) for exchange in network.exchanges[name])
 
 
 # Masks
@@ -240,9 +240,9 @@ def test_a_server_repeats_a_round_under_masks(how, tmp_path):
     """Two answers under one mask: their difference would be in clear."""
     change, message = REPEATED[how]
     site, frames = answered_under_masks(tmp_path)
-    told = deploy.Frame.parse(site.answer(change(frames[-1]).to_bytes()))
-    assert told.kind == "declined" and not told.body
-    assert message in told.header["reason"]
+    reply = deploy.Frame.parse(site.answer(change(frames[-1]).to_bytes()))
+    assert reply.kind == "declined" and not reply.body
+    assert message in reply.header["reason"]
 
 
 def test_a_server_shows_one_site_another_position(tmp_path):
@@ -275,7 +275,7 @@ def begins_with(tmp_path_factory):
     study = make_study(asks=("Langevin",))
     network = Network(study, tmp_path_factory.mktemp("words"))
     run(study, network)
-    begin = [x.request for x in network.heard["bern"] if x.request.kind == "begin"][-1]
+    begin = [x.request for x in network.exchanges["bern"] if x.request.kind == "begin"][-1]
     kernel = fedmcmc.langevin(study.model, fedmcmc.full_gradient(), step_size=0.1)
     words, numbers = to_words(as_functions(kernel), study.functions)
 
@@ -313,8 +313,8 @@ def test_words_of_a_kernel_that_is_allowed_are_taken(begins_with):
 @pytest.mark.parametrize("name", CODE)
 def test_a_server_names_other_code_in_a_kernel(name, begins_with):
     """A site builds what the study allows, and nothing else that Python can import."""
-    told = begins_with(lambda words: named(words, name))
-    assert told.kind in ("error", "declined")
+    reply = begins_with(lambda words: named(words, name))
+    assert reply.kind in ("error", "declined")
     outermost = begins_with(lambda words: {"class": name, "fields": {}})
     assert outermost.kind == "declined"
     assert "none that the study" in outermost.header["reason"]
@@ -323,8 +323,8 @@ def test_a_server_names_other_code_in_a_kernel(name, begins_with):
 def test_a_server_asks_for_a_class_that_the_study_does_not_name(begins_with):
     """`WithoutClient` and the like tell single sites' answers."""
     for name in ("WithoutClient", "LeaveOneOut", "Averaging", "Relay"):
-        told = begins_with(lambda words, kind=f"fedmcmc.kernels:{name}": words | {"class": kind})
-        assert told.kind == "declined" and f"'{name}' is none that" in told.header["reason"]
+        reply = begins_with(lambda words, kind=f"fedmcmc.kernels:{name}": words | {"class": kind})
+        assert reply.kind == "declined" and f"'{name}' is none that" in reply.header["reason"]
 
 
 # Sizes
@@ -348,11 +348,11 @@ def test_a_server_asks_for_more_memory_than_there_is(what, frame, tmp_path):
     site = open_site(study, "bern", tmp_path)
     tracemalloc.start()
     try:
-        told = deploy.Frame.parse(site.answer(frame.to_bytes()))
+        reply = deploy.Frame.parse(site.answer(frame.to_bytes()))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert told.kind in ("error", "declined", "unready")
+    assert reply.kind in ("error", "declined", "unready")
     assert peak < 2**25
 
 
@@ -361,14 +361,14 @@ def test_a_server_sends_json_that_is_too_deep(tmp_path):
     site = open_site(make_study(), "bern", tmp_path)
     deep = b"[" * 100_000 + b"]" * 100_000
     header = b'{"kind": "begin", "tag": ["x", -1, -1, 1], "kernel": ' + deep + b"}"
-    told = deploy.Frame.parse(site.answer(raw_frame(header)))
-    assert told.kind == "error"
+    reply = deploy.Frame.parse(site.answer(raw_frame(header)))
+    assert reply.kind == "error"
     words = {"value": 1}
     for _ in range(300):
         words = {"tuple": [words]}
     header = {"tag": ["x", -1, -1, 1], "kernel": words, "position": words, "chains": 1}
-    told = deploy.Frame.parse(site.answer(deploy.Frame("begin", header).to_bytes()))
-    assert told.kind in ("error", "declined")
+    reply = deploy.Frame.parse(site.answer(deploy.Frame("begin", header).to_bytes()))
+    assert reply.kind in ("error", "declined")
 
 
 def raw_frame(header):

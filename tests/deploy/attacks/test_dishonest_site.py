@@ -44,27 +44,27 @@ def keys_of_server():
     return [KEY, chain, init_key(chain), *rounds]
 
 
-def heard_by_a_site(study, folder):
+def messages_to_a_site(study, folder):
     """Return all that crosses to one site in a run, and the network."""
     network = Network(study, folder)
     run(study, network, num_rounds=NUM_ROUNDS)
-    return [exchange.data for exchange in network.heard["chur"]], network
+    return [exchange.data for exchange in network.exchanges["chur"]], network
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_site_finds_the_keys_of_the_servers_noise(masked, tmp_path):
     """With them it subtracts the noise from two broadcasts and has the sum of all gradients."""
     study = make_study("masked" if masked else "lsd", masked=masked)
-    heard, network = heard_by_a_site(study, tmp_path)
+    messages, network = messages_to_a_site(study, tmp_path)
     broadcasts = [parts_of(x.request.body)[0] for x in network.steps("chur")]
     before, after = (np.frombuffer(part[4:16], ">f4").astype(float) for part in broadcasts[:2])
-    if not masked and any(data in b"".join(heard) for data in key_bytes(keys_of_server()[1])):
+    if not masked and any(data in b"".join(messages) for data in key_bytes(keys_of_server()[1])):
         noise = noise_of_round(study)
         total = (after - before - np.sqrt(2 * 0.01) * noise) / 0.01 + before
         truth = np.concatenate(list(ROWS.values())).sum(axis=0)
         pytest.fail(f"The sum of all rows is known to {np.abs(total - truth).max():.1e}.")
     for key in keys_of_server():
-        assert not any(word in message for word in key_bytes(key) for message in heard)
+        assert not any(word in message for word in key_bytes(key) for message in messages)
 
 
 def noise_of_round(study):
@@ -80,9 +80,9 @@ def noise_of_round(study):
 
 def test_keys_that_the_study_makes_public_are_found(tmp_path):
     """So that the search above would find them."""
-    heard, _ = heard_by_a_site(make_study("lsd", reproducible=True), tmp_path)
+    messages, _ = messages_to_a_site(make_study("lsd", reproducible=True), tmp_path)
     big, little = key_bytes(jax.random.fold_in(KEY, 0))
-    assert any(big in message or little in message for message in heard)
+    assert any(big in message or little in message for message in messages)
 
 
 # Lies
@@ -91,12 +91,12 @@ def test_keys_that_the_study_makes_public_are_found(tmp_path):
 def lie(value):
     """Return what replaces the gradients in a site's answers to rounds after the first."""
 
-    def answer(name, request, told):
+    def answer(name, request, reply):
         if name != "chur" or request.kind != "step" or request.tag.round == 0:
-            return told.to_bytes()
-        parts = parts_of(told.body)
+            return reply.to_bytes()
+        parts = parts_of(reply.body)
         parts[0] = value(parts[0])
-        return told._replace(body=joined(parts)).to_bytes()
+        return reply._replace(body=joined(parts)).to_bytes()
 
     return answer
 
@@ -143,9 +143,9 @@ def test_a_site_that_lies_is_left_out(tmp_path):
 def test_draws_before_a_lie_are_written(tmp_path):
     """One site could undo the work of weeks."""
 
-    def late(name, request, told):
+    def late(name, request, reply):
         lies = request.kind == "step" and request.tag.round >= 5
-        return lie(LIES["not a number"])(name, request, told) if lies else told.to_bytes()
+        return lie(LIES["not a number"])(name, request, reply) if lies else reply.to_bytes()
 
     study = deploy.Study.read(write_study(tmp_path))
     network = Network(study, tmp_path / "sites", answer=late)
@@ -175,11 +175,11 @@ def test_a_site_replays_an_answer_of_an_earlier_round(tmp_path):
     """It need not compute, and holds the chain where it was."""
     study, old = make_study("masked", masked=True), []
 
-    def answer(name, request, told):
+    def answer(name, request, reply):
         if name == "chur" and request.kind == "step":
-            old.append(told.body)
-            told = told._replace(body=old[0])
-        return told.to_bytes()
+            old.append(reply.body)
+            reply = reply._replace(body=old[0])
+        return reply.to_bytes()
 
     with pytest.raises(deploy.SiteError, match="chur"):
         run(study, Network(study, tmp_path, answer=answer), num_rounds=2)
@@ -191,12 +191,12 @@ def test_answers_that_come_again_change_nothing(tmp_path):
     expected = run(study, Network(study, tmp_path / "peace"), num_rounds=NUM_ROUNDS)
     network = Network(study, tmp_path / "war")
 
-    def answer(name, request, told):
+    def answer(name, request, reply):
         if name == "chur":
             for data in old:
                 network._inbox.put(("chur", data))
-            old.append(told.to_bytes())
-        return told.to_bytes()
+            old.append(reply.to_bytes())
+        return reply.to_bytes()
 
     network._answer = answer
     samples = run(study, network, num_rounds=NUM_ROUNDS)
@@ -218,11 +218,11 @@ def test_a_site_sends_escapes_as_the_reason_of_declining(tmp_path, caplog):
     """They erase or forge lines on the terminal of whoever runs the server."""
     study = make_study()
 
-    def answer(name, request, told):
+    def answer(name, request, reply):
         if name == "chur" and request.kind == "step":
-            header = told.header | {"reason": ESCAPE + "x" * 10_000}
-            told = told._replace(kind="declined", header=header, body=b"")
-        return told.to_bytes()
+            header = reply.header | {"reason": ESCAPE + "x" * 10_000}
+            reply = reply._replace(kind="declined", header=header, body=b"")
+        return reply.to_bytes()
 
     with pytest.raises(deploy.SiteError, match="chur") as caught:
         run(study, Network(study, tmp_path, answer=answer))

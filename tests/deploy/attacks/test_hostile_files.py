@@ -285,10 +285,10 @@ def test_a_value_of_a_setting_erases_what_an_owner_is_shown(tmp_path):
     """Values are shown, too."""
     study = STUDY + '[settings]\nlabel = "x\\u001b[2J"\n'
     try:
-        told = deploy.files_told(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
+        text = deploy.files_told(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
     except ValueError as error:
-        told = str(error)
-    assert all(line.isprintable() for line in told.split("\n"))
+        text = str(error)
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_levels_erase_what_an_owner_is_shown(tmp_path):
@@ -296,7 +296,7 @@ def test_levels_erase_what_an_owner_is_shown(tmp_path):
     column = 'arm = { dtype = "str", levels = ["a", "b\\u001b[2J"] }'
     study = STUDY.replace("[kernels]", f"{column}\n[kernels]")
     try:
-        told = deploy.files_told(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
+        text = deploy.files_told(deploy.Study.read(write_study(tmp_path, study=study)), "bern")
     except ValueError as error:
-        told = str(error)
-    assert all(line.isprintable() for line in told.split("\n"))
+        text = str(error)
+    assert all(line.isprintable() for line in text.split("\n"))

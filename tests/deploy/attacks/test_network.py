@@ -6,6 +6,7 @@ damaged messages there and in `tests.deploy.test_sites`.
 
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -33,7 +34,7 @@ class Tap:
     """Somebody on the way, who passes on all bytes and keeps them; `change` alters them."""
 
     def __init__(self, port, change=lambda data: data):
-        self.port_of_server, self.change, self.heard = port, change, []
+        self.port_of_server, self.change, self.recorded = port, change, []
         self.sockets = [socket.create_server(("127.0.0.1", 0))]
         self.port = self.sockets[0].getsockname()[1]
         self.threads = []
@@ -56,7 +57,7 @@ class Tap:
     def carry(self, one, other):
         with suppress(OSError):
             while data := one.recv(65536):
-                self.heard.append(data)
+                self.recorded.append(data)
                 other.sendall(self.change(data))
         end(one, other)
 
@@ -95,13 +96,13 @@ def tapped(study, keys, folder, change=lambda data: data):
             server.close()
 
 
-def serve(study, name, folder, port, given, stop):
+def serve(study, name, folder, port, party, stop):
     """Run a site in a thread, which dials a port; return the thread."""
 
     def run():
         with suppress(deploy.Refused):
             site = open_site(study, name, folder)
-            deploy.serve_site(site, f"localhost:{port}", given, stop=stop)
+            deploy.serve_site(site, f"localhost:{port}", party, stop=stop)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -113,11 +114,11 @@ def test_somebody_on_the_way_hears_all_bytes(keys, tmp_path):
     study = make_study()
     with tapped(study, keys, tmp_path) as (server, tap):
         deploy.run(study, KEY, "main", POSITION, transport=server, num_rounds=3, progress=False)
-    heard = b"".join(tap.heard)
+    recorded = b"".join(tap.recorded)
     gradient = ROWS["bern"].sum(axis=0).astype(">f4").tobytes()
-    assert len(heard) > 5000
+    assert len(recorded) > 5000
     for secret in (b"fmc2", study.digest.encode(), b'"kind"', b"targets", gradient):
-        assert secret not in heard
+        assert secret not in recorded
 
 
 def test_somebody_without_a_certificate_joins(keys):
@@ -135,13 +136,17 @@ def test_somebody_without_a_certificate_joins(keys):
     server.close()
 
 
-def dialed(study, folder, server, given, seconds=1.5):
-    """Return what a server received from a site that dialed it."""
-    stop = threading.Event()
-    thread = serve(study, "bern", folder, server.port, given, stop)
-    news = server.receive(seconds)
-    stop.set()
-    thread.join(timeout=20)
+def dialed(study, folder, server, party):
+    """Return what a server received from a site, which dials again where it does not come in."""
+    stop, end_of_wait = threading.Event(), time.monotonic() + 20
+    with Tap(server.port) as tap:
+        thread = serve(study, "bern", folder, tap.port, party, stop)
+        news = None
+        while news is None and len(tap.sockets) < 1 + 2 * 2:
+            assert time.monotonic() < end_of_wait
+            news = server.receive(0.1)
+        stop.set()
+        thread.join(timeout=20)
     assert not thread.is_alive()
     return news
 
@@ -160,14 +165,14 @@ def test_another_server_of_the_same_authority_is_called(keys, tmp_path):
     other = tmp_path / "other"
     deploy.make_party(folder, other, "server", hosts=("localhost", "127.0.0.1"))
     pin = deploy.fingerprint((folder / "server.crt").read_bytes())
-    given = deploy.Credentials(
+    party = deploy.Credentials(
         folder / "bern.key", folder / "bern.crt", folder / "ca.crt", server_fingerprint=pin
     )
     wrong = deploy.GrpcServer("127.0.0.1:0", credentials(other, "server"), pins)
-    assert dialed(make_study(), tmp_path / "wrong", wrong, given) is None
+    assert dialed(make_study(), tmp_path / "wrong", wrong, party) is None
     wrong.close()
     right = deploy.GrpcServer("127.0.0.1:0", credentials(folder, "server"), pins)
-    name, hello = dialed(make_study(), tmp_path / "right", right, given, seconds=20.0)
+    name, hello = dialed(make_study(), tmp_path / "right", right, party)
     assert name == "bern" and deploy.Frame.parse(hello).kind == "hello"
     right.close()
 
