@@ -152,12 +152,10 @@ def test_what_a_server_writes_is_closed_to_others(tmp_path):
 
 def test_the_log_of_a_site_is_closed_to_others(tmp_path):
     clinics = Consortium(tmp_path)
-    (tmp_path / "bern").mkdir()
-    log = tmp_path / "bern" / "audit.log"
+    log = tmp_path / "bern.audit.log"
     log.write_bytes(b"")
-    path = tmp_path / "bern.toml"
-    path.write_text(path.read_text() + 'log = "bern/audit.log"\n')
-    with opened_site(*site_settings(path)) as site:
+    with opened_site(*site_settings(tmp_path / "bern.toml")) as site:
         assert site.study.digest == clinics.study.digest
-    assert log.stat().st_size and open_to_others(tmp_path / "bern") == {}
+    assert log.stat().st_size and stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert open_to_others(tmp_path / "bern") == {}
     np.testing.assert_equal(stat.S_IMODE((tmp_path / "bern").stat().st_mode), 0o700)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmcmc.deploy._frames import digest_of, pack, unpack
+from fedmcmc.deploy._frames import Refused, digest_of, pack, printable, unpack
 from fedmcmc.deploy._private import private_folder
 from fedmcmc.storage import write_whole
 
@@ -24,6 +24,8 @@ MARKED = "mark-" + 12 * "[0-9]"
 """Names of states of earlier rounds; while one is written it has another name."""
 NUMBERS = "numbers"
 """The file with the count of numbers that have left the site."""
+OWNER = "site"
+"""The file with the name of the site whose folder it is."""
 COUNT = struct.Struct(">Q32sI")
 """That count, a digest of the last answer that it holds, and a checksum."""
 MARK = b"fmcstate"
@@ -53,6 +55,24 @@ class Disk:
     def __init__(self, folder: str | Path) -> None:
         self.folder = private_folder(folder)
         self._number: tuple[Path, int] | None = None  # of the last state written, and its file
+
+    def claim(self, site: str) -> None:
+        """Write the site's name into the folder.
+
+        Raises
+        ------
+        Refused
+            If the folder is another site's.
+        """
+        path = self.folder / OWNER
+        if not path.exists():
+            write_whole(path, lambda file: file.write(site.encode()), private=True)
+        owner = path.read_text(encoding="utf-8")
+        if owner != site:
+            raise Refused(
+                f"The folder {self.folder} holds the state of {printable(owner)}, and this is "
+                f"{site}: give each site a folder of its own."
+            )
 
     def _of(self, run: str) -> Path:
         return self.folder / f"run-{digest_of(run.encode())[:32]}"

@@ -107,7 +107,7 @@ def _num_draws_in(path: Path) -> int | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return min(int(stored[name].shape[1]) for name in stored.files)
-    except (OSError, ValueError, IndexError, AttributeError, TypeError):
+    except (OSError, EOFError, ValueError, IndexError, AttributeError, TypeError):
         return None
 
 

@@ -14,6 +14,8 @@ from fedmcmc.kernels import BELOW
 LARGEST = 1e35
 """Largest norm of a message. Sums of float32 numbers beyond it could overflow; what kernels send
 for a log likelihood of minus infinity (-1e30) is far below it."""
+LARGEST_FAST = 1e35
+"""Largest sum of squares that is taken as float32 sums give it."""
 MOST_GROWTH = 1_000.0
 """Growth of a site's messages beyond which the server warns. Gradients grow in proportion to the
 distance from the mode, so that a chain would have to jump a thousand times as far as it ever was;
@@ -171,5 +173,9 @@ def _square(leaf: Any, num: int) -> np.ndarray:
     flat = np.asarray(leaf).reshape(num, -1)
     if flat.dtype.kind == "V":  # bfloat16, which NumPy does not add
         flat = flat.astype(np.float32)
+    if flat.dtype == np.float32:  # BLAS takes a tenth of the time that sums in float64 take
+        fast = np.array([np.dot(row, row) for row in flat], np.float64)
+        if np.all(fast < LARGEST_FAST):
+            return fast
     square: np.ndarray = np.einsum("ij,ij->i", flat, flat, dtype=np.float64, casting="safe")
     return square

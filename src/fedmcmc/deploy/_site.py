@@ -155,6 +155,7 @@ class Site:
         self.process = secrets.token_hex(16)
         self.index = list(study.sites).index(name)
         self.disk = Disk(folder)
+        self.disk.claim(name)
         own = rows_of_site(study, name, rows)
         self.limits.check_study(study, name)
         self.client = study.client(self.index, own)

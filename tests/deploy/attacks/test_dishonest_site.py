@@ -249,7 +249,8 @@ def test_a_server_sends_escapes_as_the_reason_of_refusing(tmp_path, caplog):
     """The same in the other direction."""
     site = open_site(make_study(), "bern", tmp_path)
     with pytest.raises(deploy.Refused) as caught:
-        site.answer(deploy.Frame("refused", {"reason": ESCAPE}).to_bytes())
+        refusal = {"process": site.process, "reason": ESCAPE}
+        site.answer(deploy.Frame("refused", refusal).to_bytes())
     assert str(caught.value).isprintable()
     wrong = deploy.Frame(ESCAPE, {"tag": [ESCAPE, 0, 0, 1]}).to_bytes()
     assert deploy.Frame.parse(site.answer(wrong)).kind == "error"
