@@ -18,6 +18,7 @@ from fedmcmc.deploy._columns import check_keys
 from fedmcmc.deploy._endings import (
     Interrupted,
     check_run,
+    handling_signals,
     noting_signals,
     write_draws,
     write_partial_draws,
@@ -74,9 +75,7 @@ def run_site(path: str | Path) -> None:
     """
     given, base = site_settings(path)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    with opened_site(given, base) as site:
+    with handling_signals(lambda *_: stop.set()), opened_site(given, base) as site:
         study = site.study
         LOG.info(
             "%s of the study %s (%s) calls %s",

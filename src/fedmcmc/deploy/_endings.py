@@ -3,7 +3,7 @@
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,27 +34,34 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def noting_signals() -> Iterator[list[int]]:
-    """Interrupt the program at SIGINT and SIGTERM alike, and note which of them came.
+def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call `handler` at SIGINT and SIGTERM, and set the handlers back at the end.
 
     Only the main thread of a program has signals; elsewhere nothing changes.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+@contextmanager
+def noting_signals() -> Iterator[list[int]]:
+    """Interrupt the program at SIGINT and SIGTERM alike, and note which of them came."""
     received: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with handling_signals(interrupt):
         yield received
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def write_draws(samples: Samples, path: Path) -> None:
