@@ -132,8 +132,8 @@ print(deployed)
 # %% [markdown]
 # ## The same draws as the simulation's
 #
-# With the same key a simulation draws the same numbers, up to rounding, since clients of this kernel
-# draw nothing of their own. (Only this example has all rows, to compare.)
+# With the same key a simulation draws the same numbers, up to rounding, since clients of this
+# kernel draw nothing of their own. (Only this example has all rows, to compare.)
 
 # %%
 data = fedmcmc.FederatedData.from_clients([rows[name] for name in study.sites])
