@@ -107,6 +107,49 @@ def test_a_server_that_kept_no_draw_writes_no_file(tmp_path, capsys):
     assert draws.read_bytes() == b"notes" and clinics.round == 0
 
 
+class Signalled(deploy.Local):
+    """A transport whose program is interrupted while it is opened or closed."""
+
+    def __init__(self, moment):
+        super().__init__()
+        self.moment, self.is_closed = moment, False
+        if moment == "opened":
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self):
+        if self.moment == "closed":
+            signal.raise_signal(signal.SIGINT)
+        super().close()
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("moment", "num"), [("opened", 0), ("closed", NUM_ROUNDS)])
+def test_a_server_that_is_interrupted_as_it_starts_or_ends_closes_its_port(moment, num, tmp_path):
+    """Its process would wait for the threads of its port for ever, or lose the draws."""
+    clinics, opened = Consortium(tmp_path, run=RUN), []
+
+    def transport():
+        opened.append(Signalled(moment))
+        for name in NAMES:
+            opened[0].join(clinics._site(name, tmp_path / name))
+        return opened[0]
+
+    status = _status(lambda: run_over(tmp_path / "server.toml", transport))
+    assert opened[0].is_closed and status == (0 if num else 130)
+    assert not num or stored(tmp_path / "draws.npz").shape == (2, num, 2)
+
+
+def test_a_server_whose_settings_do_not_fit_closes_its_port(tmp_path, capsys):
+    clinics, opened = Consortium(tmp_path, run=RUN | dict(on_missing="leave_out"), masked=True), []
+
+    def transport():
+        opened.append(Signalled("never"))
+        return opened[0]
+
+    assert _status(lambda: run_over(clinics.folder / "server.toml", transport)) == 1
+    assert "on_missing must be 'wait'" in capsys.readouterr().err and opened[0].is_closed
+
+
 def test_draws_of_a_longer_run_stay_where_a_run_ends_early(tmp_path, capsys, caplog):
     run = {name: value for name, value in RUN.items() if "checkpoint" not in name}
     del run["every_rounds"]
