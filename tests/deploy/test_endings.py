@@ -43,8 +43,12 @@ def stored(path):
         return arrays["theta"]
 
 
-def raises(number):
-    return lambda frame: signal.raise_signal(number)
+def raises(*numbers):
+    def answer(frame):
+        for number in numbers:
+            signal.raise_signal(number)
+
+    return answer
 
 
 def declines(frame):
@@ -55,7 +59,8 @@ def declines(frame):
 @pytest.mark.parametrize(
     ("then", "status", "text"),
     [
-        (raises(signal.SIGINT), 130, "Interrupted. The 9 draws per chain"),
+        # The second one must not end what brings the draws to safety.
+        (raises(signal.SIGINT, signal.SIGTERM), 130, "Interrupted. The 9 draws per chain"),
         pytest.param(
             raises(signal.SIGTERM), 143, "Interrupted. The 9 draws", marks=pytest.mark.slow
         ),
@@ -124,7 +129,9 @@ class Signalled(deploy.Local):
 
 
 @pytest.mark.parametrize(("moment", "num"), [("opened", 0), ("closed", NUM_ROUNDS)])
-def test_a_server_that_is_interrupted_as_it_starts_or_ends_closes_its_port(moment, num, tmp_path):
+def test_a_server_that_is_interrupted_as_it_starts_or_ends_closes_its_port(
+    moment, num, tmp_path, capsys
+):
     """Its process would wait for the threads of its port for ever, or lose the draws."""
     clinics, opened = Consortium(tmp_path, run=RUN), []
 
@@ -134,7 +141,11 @@ def test_a_server_that_is_interrupted_as_it_starts_or_ends_closes_its_port(momen
             opened[0].join(clinics._site(name, tmp_path / name))
         return opened[0]
 
+    if not num:
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "run.json").touch()
     status = _status(lambda: run_over(tmp_path / "server.toml", transport))
+    assert ("before is in the checkpoint" in capsys.readouterr().err) == (not num)
     assert opened[0].is_closed and status == (0 if num else 130)
     assert not num or stored(tmp_path / "draws.npz").shape == (2, num, 2)
 

@@ -155,7 +155,8 @@ def count_faults(codes: Sequence[ArrayTree], sent: np.ndarray) -> list[Fault]:
             counts = np.asarray(node.one.value)
             wrong = sent[site] & (counts != 1)
             if wrong.any():
-                text = f"its answer counts as {counts[wrong][0]:.3g} answers, and must count as one."
+                num = counts[wrong][0]
+                text = f"its answer counts as {num:.3g} answers, and must count as one."
                 faults.append(Fault(site, wrong, text))
     return faults
 
