@@ -159,3 +159,16 @@ def test_a_site_tells_nothing_that_it_cannot_log(tmp_path):
     log.close()
     with pytest.raises(OSError):
         site.answer(b"anything")
+
+
+def test_a_log_goes_on_after_the_disk_was_full(tmp_path, monkeypatch):
+    """A part of a line may have been written, before which and after which lines are whole."""
+    log, write = deploy.AuditLog(tmp_path / "audit.log"), os.write
+    log.write("answer", bytes=1)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:30]))
+        with pytest.raises(OSError, match="the disk may be full"):
+            log.write("answer", bytes=2)
+    log.write("answer", bytes=3)
+    log.close()
+    assert deploy.verify_log(tmp_path / "audit.log")[2:] == (2, 4)

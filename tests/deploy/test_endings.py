@@ -43,8 +43,12 @@ def stored(path):
         return arrays["theta"]
 
 
-def raises(number):
-    return lambda frame: signal.raise_signal(number)
+def raises(*numbers):
+    def answer(frame):
+        for number in numbers:
+            signal.raise_signal(number)
+
+    return answer
 
 
 def declines(frame):
@@ -55,7 +59,8 @@ def declines(frame):
 @pytest.mark.parametrize(
     ("then", "status", "text"),
     [
-        (raises(signal.SIGINT), 130, "Interrupted. The 9 draws per chain"),
+        # The second one must not end what brings the draws to safety.
+        (raises(signal.SIGINT, signal.SIGTERM), 130, "Interrupted. The 9 draws per chain"),
         pytest.param(
             raises(signal.SIGTERM), 143, "Interrupted. The 9 draws", marks=pytest.mark.slow
         ),
@@ -105,6 +110,55 @@ def test_a_server_that_kept_no_draw_writes_no_file(tmp_path, capsys):
     draws.write_bytes(b"notes")
     assert _status(lambda: run_over(tmp_path / "server.toml", Waiting)) == 130
     assert draws.read_bytes() == b"notes" and clinics.round == 0
+
+
+class Signalled(deploy.Local):
+    """A transport whose program is interrupted while it is opened or closed."""
+
+    def __init__(self, moment):
+        super().__init__()
+        self.moment, self.is_closed = moment, False
+        if moment == "opened":
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self):
+        if self.moment == "closed":
+            signal.raise_signal(signal.SIGINT)
+        super().close()
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("moment", "num"), [("opened", 0), ("closed", NUM_ROUNDS)])
+def test_a_server_that_is_interrupted_as_it_starts_or_ends_closes_its_port(
+    moment, num, tmp_path, capsys
+):
+    """Its process would wait for the threads of its port for ever, or lose the draws."""
+    clinics, opened = Consortium(tmp_path, run=RUN), []
+
+    def transport():
+        opened.append(Signalled(moment))
+        for name in NAMES:
+            opened[0].join(clinics._site(name, tmp_path / name))
+        return opened[0]
+
+    if not num:
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "run.json").touch()
+    status = _status(lambda: run_over(tmp_path / "server.toml", transport))
+    assert ("before is in the checkpoint" in capsys.readouterr().err) == (not num)
+    assert opened[0].is_closed and status == (0 if num else 130)
+    assert not num or stored(tmp_path / "draws.npz").shape == (2, num, 2)
+
+
+def test_a_server_whose_settings_do_not_fit_closes_its_port(tmp_path, capsys):
+    clinics, opened = Consortium(tmp_path, run=RUN | dict(on_missing="leave_out"), masked=True), []
+
+    def transport():
+        opened.append(Signalled("never"))
+        return opened[0]
+
+    assert _status(lambda: run_over(clinics.folder / "server.toml", transport)) == 1
+    assert "on_missing must be 'wait'" in capsys.readouterr().err and opened[0].is_closed
 
 
 def test_draws_of_a_longer_run_stay_where_a_run_ends_early(tmp_path, capsys, caplog):

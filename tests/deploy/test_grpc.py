@@ -30,6 +30,12 @@ def threads(server):
     made.end()
 
 
+def test_a_port_that_is_in_use_is_refused_in_one_sentence(keys, server):
+    folder, pins = keys
+    with pytest.raises(OSError, match=f"cannot wait at 127.0.0.1:{server.port}: another process"):
+        deploy.GrpcServer(f"127.0.0.1:{server.port}", credentials(folder, "server"), pins)
+
+
 def local_run(study, folder):
     local = deploy.Local()
     studies.join_all(local, study, folder / "local")

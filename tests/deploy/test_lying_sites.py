@@ -231,6 +231,35 @@ def test_answers_to_questions_may_be_infinite(tmp_path, caplog):
     assert np.isnan(value).all() and "basel: its message of round 0" in caplog.text
 
 
+@pytest.mark.parametrize("count", [0.0, 2.0, np.nan])
+def test_an_answer_that_does_not_count_as_one_names_its_site(count, tmp_path):
+    study = studies.study_of(asks=deploy.SETUP, kernels={})
+    lies = {"basel": sends(count, range(100))}
+    sites = deploy.Sites(study, join(study, tmp_path, lies))
+    question = fedmcmc.kernels.expansions(study.model, curvature="none")
+    content = fedmcmc.kernels.Points(jax.tree.map(lambda x: x[None], POSITION), POSITION)
+    text = f"^basel: its answer counts as {count:.3g} answers, and must count as one"
+    with pytest.raises(deploy.SiteError, match=text):
+        sites.ask(question, content)
+    sites.close()
+
+
+class Endless(deploy.Local):
+    """A transport over which a site sends without end what is no message."""
+
+    def receive(self, timeout):
+        return super().receive(0) or ("basel", b"")
+
+
+def test_a_site_that_sends_without_end_stops_no_run_and_fills_no_log(tmp_path, caplog):
+    endless = Endless()
+    studies.join_all(endless, STUDY, tmp_path)
+    samples = run(STUDY, endless, num_rounds=3)
+    assert samples.num_draws == 3
+    logged = [text for text in caplog.messages if "basel: a message was not understood" in text]
+    assert 1 < len(logged) < 40 and "(2 so far)" in logged[1]
+
+
 class Noisy(deploy.Local):
     """A transport over which a site also sends answers late, twice, and of other phases."""
 
@@ -336,7 +365,7 @@ def test_a_question_that_a_site_never_answers_names_it(tmp_path):
     content = fedmcmc.kernels.Points(jax.tree.map(lambda x: x[None], POSITION), POSITION)
     with (
         pytest.warns(RuntimeWarning, match="^basel is left out.*it is late"),
-        pytest.raises(RuntimeError, match=r"all 3 sites answer; .* Rounds missed: basel 20\.$"),
+        pytest.raises(deploy.SiteError, match=r"all 3 sites answer; .* Rounds missed: basel 20\.$"),
     ):
         sites.ask(question, content)
     sites.close()

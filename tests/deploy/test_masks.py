@@ -19,7 +19,7 @@ from fedmcmc.deploy import secure
 from tests.contracts.model import KEY
 from tests.support import studies
 from tests.support.processes import environment
-from tests.support.site_runs import MASKED, POSITION, at_sites, run_both
+from tests.support.site_runs import ADAPTING, MASKED, POSITION, at_sites, run_both
 
 # One per family.
 ROWS = (
@@ -39,6 +39,7 @@ STATEFUL, SET_UP = studies.masked_study("lsd_pp"), studies.masked_study("lsd_sta
 
 
 @pytest.mark.slow
+@ADAPTING
 @pytest.mark.parametrize("row", ROWS)
 def test_sites_under_masks_draw_what_a_simulated_secure_sum_does(row, tmp_path):
     run_both(studies.masked_study(row), tmp_path, num_chains=2)

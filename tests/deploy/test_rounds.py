@@ -16,7 +16,7 @@ from tests.contracts.tables import KERNELS
 from tests.support import studies
 from tests.support.lanes import fast_and_slow
 from tests.support.processes import environment
-from tests.support.site_runs import POSITION, at_sites, run_both
+from tests.support.site_runs import ADAPTING, POSITION, at_sites, run_both
 
 # A memory that the server copies, a set-up, a phase before the last, sites, faults.
 FAST = ("fa_hmc",)
@@ -25,6 +25,7 @@ OF_CLIENTS = [
 ]
 
 
+@ADAPTING
 @pytest.mark.parametrize("row", fast_and_slow(OF_CLIENTS, FAST))
 def test_sites_draw_what_a_simulation_does(row, tmp_path):
     run_both(row, tmp_path)

@@ -14,7 +14,7 @@ from fedmcmc.deploy._frames import pack, unpack
 from fedmcmc.deploy._links import Links
 from tests.contracts.model import DATA, KEY
 from tests.support import studies
-from tests.support.site_runs import ONE_BY_ONE, POSITION, at_sites, close
+from tests.support.site_runs import ADAPTING, ONE_BY_ONE, POSITION, at_sites, close
 
 MEMORY = "compress: lsd_pp, memory: per client"
 STUDY = studies.study_of(MEMORY)
@@ -230,6 +230,7 @@ class Silent:
 
 
 @pytest.mark.slow
+@ADAPTING
 @pytest.mark.parametrize("row", ["dg_sgld", "hmc"])
 def test_a_site_that_does_not_answer_is_left_out_as_by_a_fault(row, tmp_path):
     study, local = studies.study_of(row, reproducible=True), deploy.Local()

@@ -10,6 +10,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedmcmc
 from fedmcmc import deploy
@@ -22,6 +23,10 @@ from tests.support import studies
 ONE_BY_ONE = fedmcmc.Placement(clients_at_a_time=1)
 POSITION = POSITIONS["nested"]
 MASKED = "masked: "
+ADAPTING = pytest.mark.filterwarnings(
+    "ignore:.*of rounds in which step sizes still adapted:fedmcmc.SamplingWarning"
+)
+"""For tests that compare the first rounds of two runs, in which a kernel's step sizes adapt."""
 
 
 def close(a, b):

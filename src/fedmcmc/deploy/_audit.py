@@ -146,11 +146,14 @@ class AuditLog:
         fields = {"time": now, "what": what, **entry, "numbers": self.num_numbers}
         fields["previous"] = self._last
         body = json.dumps(fields)
-        self._last = hashlib.sha256(body.encode()).hexdigest()
+        own = hashlib.sha256(body.encode()).hexdigest()
         # One write, which a kill leaves whole or cut short.
-        line = f'{body[:-1]}, "hash": "{self._last}"}}\n'.encode()
-        if os.write(self._file, line) != len(line):
+        line = f'{body[:-1]}, "hash": "{own}"}}\n'.encode()
+        num = os.write(self._file, line)
+        if num != len(line):
+            os.ftruncate(self._file, os.fstat(self._file).st_size - num)  # the next one is whole
             raise OSError(f"{self.path} could not be written to its end: the disk may be full.")
+        self._last = own
         if time.monotonic() - self._synced > SYNC_SECONDS:
             os.fsync(self._file)
             self._synced = time.monotonic()

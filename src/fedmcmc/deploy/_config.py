@@ -315,23 +315,34 @@ def _run_over(
     # Draws of a run within a fit are in the fit's own coordinates.
     checkpoint = base / what["checkpoint"] if "checkpoint" in what else None
     with noting_signals() as signals:
-        sites = Sites(study, transport(), **_patience(what))
+        opened: Transport | None = None
+        samples: Samples | None = None
+
+        def note(number: int, frame: Any) -> None:
+            signals.append(number)
+
         try:
+            with handling_signals(note):  # threads of a transport that is left open never end
+                opened = transport()
+            if signals:
+                raise KeyboardInterrupt
+            sites = Sites(study, opened, **_patience(what))
             samples = _fitted(sites, what, base) if fits else _sampled(sites, what, base)
+            if signals:
+                raise KeyboardInterrupt
+            write_draws(samples, draws)  # before connections are ended, which takes a moment
         except (SiteError, NonFiniteError) as error:
             text = write_partial_draws(None if fits else error.samples, draws, checkpoint)
             error.args = (f"{error} {text}", *error.args[1:])
             LOG.error("%s", error)
             raise
         except KeyboardInterrupt:
-            text = write_partial_draws(None, draws, checkpoint)
+            text = write_partial_draws(samples, draws, checkpoint)
             raise Interrupted(signals[0] if signals else signal.SIGINT, text) from None
         finally:
-            sites.close()
-        if signals:
-            text = write_partial_draws(samples, draws, checkpoint)
-            raise Interrupted(signals[0], text)
-    write_draws(samples, draws)
+            if opened is not None:
+                with handling_signals(note):
+                    opened.close()
     if "report" in what and not fits:
         samples.report(base / what["report"])
     return samples

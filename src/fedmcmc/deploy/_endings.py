@@ -17,6 +17,8 @@ from fedmcmc.storage import write_whole
 LOG = logging.getLogger("fedmcmc.deploy")
 MIN_COUNTS = {"num_rounds": 1, "num_burnin": 0, "thinning": 1, "num_chains": 1, "every_rounds": 1}
 """Smallest values of the counts in the table ``run``."""
+INSISTING = 3
+"""Signals after which a server ends without writing draws."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,12 +55,17 @@ def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def noting_signals() -> Iterator[list[int]]:
-    """Interrupt the program at SIGINT and SIGTERM alike, and note which of them came."""
+    """Interrupt the program at SIGINT and SIGTERM alike, and note which of them came.
+
+    It is interrupted once, as a second signal would end what brings the draws to safety; whoever
+    sends `INSISTING` of them insists.
+    """
     received: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        if len(received) == 1 or len(received) >= INSISTING:
+            raise KeyboardInterrupt
 
     with handling_signals(interrupt):
         yield received
@@ -91,7 +98,10 @@ def write_partial_draws(samples: Samples | None, path: Path, checkpoint: Path | 
         Folder of the checkpoint.
     """
     if samples is None:
-        return f"No draw was kept, and {path} was not written."
+        text = f"No draw was kept, and {path} was not written."
+        if checkpoint is not None and any(checkpoint.glob("run*.json")):
+            text += f" What was kept before is in the checkpoint in {checkpoint}."
+        return text
     num = samples.num_draws
     text = f"No draw was kept, and {path} was not written."
     if num:

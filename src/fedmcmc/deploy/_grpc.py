@@ -226,6 +226,11 @@ class GrpcServer:
     ----------
     port
         At which it waits.
+
+    Raises
+    ------
+    OSError
+        If it cannot wait at that port.
     """
 
     def __init__(self, address: str, credentials: Credentials, sites: Mapping[str, str]) -> None:
@@ -254,7 +259,13 @@ class GrpcServer:
         secure = grpc.ssl_server_credentials(
             [(key, certificate)], authority, require_client_auth=True
         )
-        self.port = self._server.add_secure_port(address, secure)
+        try:
+            self.port = self._server.add_secure_port(address, secure)
+        except RuntimeError as error:
+            raise OSError(
+                f"The server cannot wait at {address}: another process waits at that port, or it "
+                "is no address of this machine. End that process, or change address."
+            ) from error
         self._server.start()
 
     def _join(self, parts: Iterator[bytes], context: Any) -> Iterator[bytes]:

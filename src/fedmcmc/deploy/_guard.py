@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmcmc._types import ArrayTree, Exact
 from fedmcmc.compression import Quantized, WithExact
-from fedmcmc.kernels import BELOW
+from fedmcmc.kernels import BELOW, Answer
 
 LARGEST = 1e35
 """Largest norm of a message. Sums of float32 numbers beyond it could overflow; what kernels send
@@ -134,6 +134,31 @@ class _History(NamedTuple):
 
     def after(self, largest: np.ndarray) -> "_History":
         return _History(np.maximum(self.largest, largest), self.num + (largest > 0))
+
+
+def count_faults(codes: Sequence[ArrayTree], sent: np.ndarray) -> list[Fault]:
+    """Return the answers to a question that do not count as one.
+
+    The counts of all sites add up to their number if the sum is whole; a wrong one would make each
+    sum void, and none would say whose it was.
+
+    Parameters
+    ----------
+    codes, sent
+        As of `Guard.check`.
+    """
+    faults = []
+    for site, code in enumerate(codes):
+        for node in jax.tree.leaves(code, is_leaf=lambda x: isinstance(x, Answer)):
+            if not isinstance(node, Answer):
+                continue
+            counts = np.asarray(node.one.value)
+            wrong = sent[site] & (counts != 1)
+            if wrong.any():
+                num = counts[wrong][0]
+                text = f"its answer counts as {num:.3g} answers, and must count as one."
+                faults.append(Fault(site, wrong, text))
+    return faults
 
 
 def norms_of(code: ArrayTree, num_chains: int) -> np.ndarray:

@@ -19,6 +19,8 @@ POLL_SECONDS = 1.0
 MOST_PROCESSES = 100
 """Former processes of a site that the server remembers."""
 PROCESS_LETTERS = 64
+MOST_NEWS = 8
+"""Messages per site that are taken in before a request: who sends without end must not stop it."""
 
 
 class SiteError(RunHalted):
@@ -57,6 +59,7 @@ class Links:
         self._processes: dict[str, list[str]] = {}
         self._twice: set[str] = set()
         self._most_bytes = JOIN_BYTES
+        self._num_unread: dict[str, int] = {}  # messages of each site that were not understood
         self.problems: dict[str, str] = {}  # of sites that did not do what was asked last
         # Of the masks; none is lost that a site which calls again still has.
         self.session, self.num_lost = "", 0
@@ -145,7 +148,10 @@ class Links:
 
     def _take_news(self) -> None:
         """Take in who has joined or left, and what comes too late."""
-        while (news := self.transport.receive(0.0)) is not None:
+        for _ in range(MOST_NEWS * len(self.study.sites)):
+            news = self.transport.receive(0.0)
+            if news is None:
+                return
             self._understood(*news, {})
 
     def _understood(
@@ -164,7 +170,10 @@ class Links:
                 raise FrameError(f"{len(data):,} bytes are more than the expected {most:,}.")
             frame = Frame.parse(data)
         except FrameError as error:
-            LOG.warning("%s: a message was not understood: %s", site, printable(error))
+            num = self._num_unread[site] = self._num_unread.get(site, 0) + 1
+            if num.bit_count() == 1:  # 1, 2, 4, ...: they must not fill the disk with a log
+                text = "%s: a message was not understood: %s (%d so far)"
+                LOG.warning(text, site, printable(error), num)
             return None
         if frame.kind != "hello":
             return frame if site in self.joined else None

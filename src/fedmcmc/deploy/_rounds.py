@@ -31,7 +31,7 @@ from fedmcmc.deploy._frames import (
     pack,
     unpack,
 )
-from fedmcmc.deploy._guard import Fault, Guard
+from fedmcmc.deploy._guard import Fault, Guard, count_faults
 from fedmcmc.deploy._links import LOG, Links, SiteError
 from fedmcmc.deploy._masked import MaskedSums
 from fedmcmc.deploy._masks import num_words
@@ -408,7 +408,7 @@ class Rounds:
             return faults
         for fault in faults:
             LOG.info("%s: %s", self.names[fault.site], fault.text)
-        return []
+        return count_faults(codes, sent)
 
     def _miss(self, site: str, problem: str | None) -> None:
         """Count a site that is left out of a round; raise if none may be.

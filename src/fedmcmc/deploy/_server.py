@@ -132,7 +132,7 @@ class Sites:
         Refused
             If the study does not allow this question.
         SiteError
-            If a site declines.
+            If a site declines, or its answer cannot be added.
         ValueError
             If answers do not fit the sum of a study under masks.
         """
@@ -154,7 +154,7 @@ class Sites:
             if answered.whole:
                 return Sum(answered.value, tries, up, down)
         missed = ", ".join(f"{site} {num}" for site, num in rounds.num_missed.items() if num)
-        raise RuntimeError(
+        raise SiteError(
             f"In none of {MOST_TRIES} rounds did all {len(self.study.sites)} sites answer; a sum "
             f"without one of them would be that of another posterior. Rounds missed: {missed}."
         )
