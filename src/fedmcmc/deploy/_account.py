@@ -273,8 +273,8 @@ def _messages_of_kernel(
         content = _words_text(masked) if study.secure else _exchange_text(exchange)
         lines += _item(f"One message per round and chain{which}: {content}.")
     if jax.tree.leaves(shapes.client):
-        kept = _numbers(shapes.client)
-        lines += _item(f"Between rounds the site keeps {kept} per chain on its own disk.")
+        size = _numbers(shapes.client)
+        lines += _item(f"Between rounds the site keeps {size} per chain on its own disk.")
     return lines + _item(_protection(study, kernel))
 
 
@@ -569,7 +569,7 @@ def _message_text(code: ArrayTree) -> str:
 
 def _code_text(code: ArrayTree, num_exact: int) -> str:
     if isinstance(code, OneOf):
-        return " or ".join(_code_text(one, num_exact) for one in code.codes)
+        return " or ".join(_code_text(option, num_exact) for option in code.codes)
     numbers = code.levels if isinstance(code, Quantized) else code.values
     num = trees.num_elements(numbers) + num_exact
     return f"{num:,} numbers as a code ({type(code).__name__})"
