@@ -202,8 +202,8 @@ def messages_told(
         *_heading("What else leaves"),
         *_item(
             "When the site connects: its name, the digest of the study, versions of the software, "
-            "and digests of the kernels. When something fails: the kind of error. When the site "
-            "declines a request: the reason."
+            "digests of the kernels, and a random number for its process. When something fails: "
+            "the kind of error. When the site declines a request: the reason."
         ),
         *_item("The site records each message in its audit log before the message leaves."),
         "",
@@ -373,10 +373,10 @@ def _number_of_messages(
             f"The study itself allows {study.secure['rounds']:,} rounds per run{more} (secure)."
         )
     return lines + _item(
-        "Your settings file has these limits, in the table limits: most_numbers; min_rows, "
-        "min_batch and min_sites, the fewest rows of this site, rows in a minibatch and sites in "
-        "the study; refused_columns, the columns that no study may use. The site itself declines "
-        "what is beyond a limit."
+        "You can set these limits in the table limits of your settings file: most_numbers; "
+        "min_rows, min_batch and min_sites, the fewest rows of this site, rows in a minibatch and "
+        "sites in the study; refused_columns, the columns that no study may use. The site declines "
+        "whatever is beyond a limit."
     )
 
 
@@ -556,7 +556,7 @@ def _exchange_text(exchange: Exchange) -> str:
 
 
 def _words_text(num: int) -> str:
-    return f"{num:,} masked numbers of 8 bytes. They look random until all sites' are added up"
+    return f"{num:,} masked numbers of 8 bytes. They look random until all sites' numbers are added"
 
 
 def _message_text(code: ArrayTree) -> str:
