@@ -68,7 +68,7 @@ def test_sizes_are_told_in_numbers_and_bytes():
     assert "Sizes depend on where the server starts" in text_of(study, position=None)
     text = text_of(study)
     assert " Before the first round, once per run and chain: 3 numbers (" in text
-    assert "; 12 bytes)" in text and "No limit is set" in text, text
+    assert "3 numbers (12 bytes)" in text and "No limit is set" in text, text
     assert "over the connections of NVFlare" in text_of(study, server=None)
     hidden = studies.study_of("secure_sum: lsd_star")
     assert "The messages are whole numbers" in text_of(hidden)
@@ -87,7 +87,7 @@ ROWS = SIZES[0]
     ],
 )
 def test_an_owner_reads_whether_its_limit_lets_all_rows_be_computed(most_numbers, answer):
-    """Of the six numbers per message three are about it: bits, size and use."""
+    """Of the six numbers per message, three are about it: bits, size and use."""
     text = text_of(studies.study_of("lsd"), most_numbers=most_numbers)
     assert f"From about {ROWS} messages of the kernel 'main' on" in text
     assert answer in text and "tens of messages for one row" in text, text

@@ -274,7 +274,7 @@ def test_settings_of_a_run_are_checked_before_sites_are_waited_for(tmp_path):
     for name, value, message in WRONG:
         assert message in refused(RUN | {name: value}), (name, value)
     run = {name: value for name, value in RUN.items() if name != "checkpoint"}
-    assert "run.every_rounds says how often a checkpoint is written" in refused(run)
+    assert "run.every_rounds is the number of rounds between checkpoints" in refused(run)
     assert clinics.round == 0
 
 

@@ -232,7 +232,7 @@ MUTATIONS = {
     ),
     "minibatches may be of any size": (
         "deploy/_limits.py",
-        "if rows is not None and rows < least:",
+        "if rows is not None and rows < smallest:",
         "if rows == 0:",
         f"{LIMITS}minibatches_of_the_study_are_not_small[True]",
     ),

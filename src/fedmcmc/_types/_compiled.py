@@ -1,4 +1,4 @@
-"""Compiled programs of functions whose arguments hold a user's functions."""
+"""Compiled functions whose arguments hold a user's functions."""
 
 import functools
 import threading
@@ -13,26 +13,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_PROGRAMS = 64
-"""Programs that a process keeps; a call of `fit` or `sample` takes about eight."""
+"""Most programs that a process keeps; a call of `fit` or `sample` uses about eight."""
 _PROGRAMS: OrderedDict[Hashable, Any] = OrderedDict()
-"""The programs, by function and structure of arguments, the least recently used first."""
+"""Programs by function and structure of arguments, the least recently used first."""
 _LOCK = threading.Lock()
 
 
 class _Call(NamedTuple):
-    """A program and the leaves that it takes."""
+    """Program and its arguments, the leaves."""
 
     program: Any
     leaves: list[Any]
 
 
 class Compiled(Generic[P, T]):
-    """Function that is compiled by `jax.jit`, once for each structure and shapes of its arguments.
+    """Function that `jax.jit` compiles once per structure and shapes of its arguments.
 
     The structure of the arguments holds the user's functions. The caches of `jax.jit` keep
-    thousands of structures and the programs compiled for them, so a process that makes new
-    functions for each run would grow without end. Here each structure has its own program, which
-    takes the leaves alone. Program and functions are freed after `MAX_PROGRAMS` newer ones.
+    thousands of structures and their programs, so the memory of a process that makes new functions
+    for each run would grow without end. Here each structure has its own program, whose arguments
+    are the leaves. Program and functions are freed after `MAX_PROGRAMS` newer ones.
     """
 
     def __init__(self, fn: Callable[P, T], static_argnames: Sequence[str] = ()) -> None:
@@ -46,15 +46,15 @@ class Compiled(Generic[P, T]):
         return result
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Return the trace, as the method of what `jax.jit` returns does."""
+        """Return the trace, like the method `trace` of a function from `jax.jit`."""
         call = self._call(args, kwargs)
         return call.program.trace(call.leaves)
 
     def now(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result in NumPy, computed now though the caller may be traced.
+        """Return the result as NumPy arrays, computed now even if the caller is being traced.
 
-        Arguments hold no tracer. Under `jax.ensure_compile_time_eval` each operation would be a
-        program of its own, which takes ten times as long to compile.
+        Arguments must hold no tracer. `jax.ensure_compile_time_eval` would compile a program per
+        operation, which takes ten times as long.
         """
         call = self._call(args, kwargs)
         result = call.program.lower(call.leaves).compile()(call.leaves)
@@ -91,7 +91,7 @@ def compiled(*, static_argnames: Sequence[str]) -> Callable[[Callable[P, T]], Co
 
 
 def compiled(fn: Any = None, *, static_argnames: Sequence[str] = ()) -> Any:
-    """Return `fn` compiled, see `Compiled`; static arguments are passed by their names."""
+    """Return `fn` as a `Compiled` function; static arguments are passed by their names."""
     if fn is None:
         return functools.partial(Compiled, static_argnames=static_argnames)
     return Compiled(fn)

@@ -9,12 +9,11 @@ import numpy as np
 
 from fedmcmc import wire
 from fedmcmc._types import ArrayTree, FederatedKernel
-from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact, host_words
+from fedmcmc.compression import Dense, OneOf, Quantized, Sparse, WithExact
 from fedmcmc.data import Levels
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._frames import printable
 from fedmcmc.deploy._limits import Limits, num_parameters, numbers_per_message, smallest_batch
-from fedmcmc.deploy._masks import grid_of
 from fedmcmc.deploy._recovery import messages_to_recover
 from fedmcmc.deploy._shapes import Exchange, Shapes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
@@ -25,16 +24,16 @@ WIDTH = 92
 ANSWERS = {
     "AllBut": "another question of this list, without the rows of one site. Subtracted from the "
     "answers with these rows, it gives the server the answer of that site alone",
-    "Augmented": "no question of its own: allows minibatches whose rows are transformed at random",
+    "Augmented": "no separate question: allows minibatches whose rows are transformed at random",
     "Averaging": "how far the site's own copy of the chain moved, times the weight of the site",
     "CommonExpansions": "the values of the parameters that the rows of this site alone suggest, "
     "and how certain they are, near a position that the server chooses. One answer per site, no "
     "sum over the sites",
-    "Conducive": "no question of its own: allows gradients corrected by a summary of the rows",
+    "Conducive": "no separate question: allows gradients corrected by a summary of the rows",
     "Consensus": "the difference between the site's own chain and the chain of the server",
     "EnsembleKernel": "a model trained on the rows of this site, times the weight of the site, and "
     "the squares of its numbers",
-    "Epochs": "no question of its own: allows questions that pass over the rows in minibatches",
+    "Epochs": "no separate question: allows questions that pass over the rows in minibatches",
     "Evaluations": "log likelihoods, and their gradients if the server asks for them, at positions "
     "that the server chooses",
     "Expansions": "the log likelihood, its gradient and its curvature at positions that the server "
@@ -42,7 +41,7 @@ ANSWERS = {
     "Falls": "by how much the log likelihood falls between the best fit and positions around it",
     "FederatedGibbs": "sums over the random effects of this site, their changes, and the log "
     "likelihood and its gradient at positions that the server proposes",
-    "FixedPoint": "no question of its own: allows gradients minus gradients at a fixed position",
+    "FixedPoint": "no separate question: allows gradients minus gradients at a fixed position",
     "GaussianMetropolis": "log likelihoods at positions that the server proposes",
     "HamiltonianMonteCarlo": "the log likelihood and its gradient at positions of the chain",
     "JointLangevin": "the gradient of the log likelihood of the rows together with the random "
@@ -52,12 +51,12 @@ ANSWERS = {
     "the groups of this site",
     "LeaveOneOut": "how well each row is predicted by the others, summed over the rows of this "
     "site",
-    "Minibatch": "no question of its own: allows questions about random minibatches of the rows",
+    "Minibatch": "no separate question: allows questions about random minibatches of the rows",
     "MultipleTry": "log likelihoods at positions that the server proposes",
-    "Natural": "the change of a summary of the rows of this site: the values of the parameters "
-    "that they suggest, and how certain they are. Added up, the changes are that summary. No other "
-    "kind of message reveals more",
-    "Noisy": "no question of its own: allows gradients to which the site adds noise",
+    "Natural": "a change of this site's summary of its rows: estimates of the parameters, and how "
+    "certain they are. Added up, the changes are this summary. No other kind of message reveals "
+    "more",
+    "Noisy": "no separate question: allows gradients to which the site adds noise",
     "OwnExpansions": "the values of the parameters that the rows of this site alone suggest, and "
     "how certain they are. One answer per site, no sum over the sites",
     "PseudoGradients": "how far the model moved when it was trained on the rows of this site, and "
@@ -65,27 +64,29 @@ ANSWERS = {
     "Redrawn": "the answer to another question of this list, with outcomes that the site draws "
     "from the model in place of its own. The other columns are the site's own",
     "RefreshedRelay": "how far the site moved the chain, in rounds in which the chain is at this "
-    "site, and in some of these rounds the gradient and the curvature of the log likelihood",
-    "Relay": "how far the site moved the chain, in rounds in which the chain is at this site",
+    "site, and in some of these rounds the gradient and the curvature of the log likelihood. A "
+    "site that has the chain just before and just after can compute how far this site moved it",
+    "Relay": "how far the site moved the chain, in rounds in which the chain is at this site. A "
+    "site that has the chain just before and just after can compute how far this site moved it",
     "Replication": "summaries of the rows of this site, and of outcomes drawn from the model in "
     "their place",
-    "Scaffold": "no question of its own: allows gradients corrected by gradients of all sites",
+    "Scaffold": "no separate question: allows gradients corrected by gradients of all sites",
     "ScoreCovariances": "how much the gradients of single rows vary, as a matrix. One answer per "
     "site, no sum over the sites",
-    "Svrg": "no question of its own: allows questions in which gradients of minibatches are "
+    "Svrg": "no separate question: allows questions in which gradients of minibatches are "
     "corrected by gradients of all rows",
     "WithoutClient": "the values of the parameters without the rows of this site, and how certain "
     "they are. One answer per site, no sum over the sites",
 }
-"""What a site sends, by the class of the kernel; docs/privacy.md says what each reveals."""
+"""Content of a site's messages by class of kernel; docs/privacy.md lists what each reveals."""
 BATCH_ESTIMATORS = ("Augmented", "Epochs", "Minibatch")
-"""Classes in `Study.asks` with which questions may be about minibatches."""
+"""Classes in `Study.asks` that allow questions about minibatches."""
 SINGLE_ANSWERS = ("CommonExpansions", "OwnExpansions", "ScoreCovariances", "WithoutClient")
-"""Questions that each site answers for itself alone."""
+"""Questions whose answers are not summed over sites."""
 
 
 class _Counts(NamedTuple):
-    """Numbers that leave a site in one message, which is what it sends per round and chain.
+    """Numbers that leave a site in one message, per round and chain.
 
     Attributes
     ----------
@@ -100,7 +101,7 @@ class _Counts(NamedTuple):
 
 
 def files_told(study: Study, site: str) -> str:
-    """Return the text about code and rows that an owner reads first; run none of the code.
+    """Return the first text for an owner, about code and rows, without running the code.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ def files_told(study: Study, site: str) -> str:
         *_heading("Which rows it reads"),
         *_item(
             f"{study.sites[site]:,} rows of {site}. A row holds {_numbers(study.rows)}: "
-            f"{_shape_text(study.rows)}."
+            f"{_shape_text(study.rows)}. No row leaves the site as such."
         ),
     ]
     for name, levels in study.levels.items():
@@ -157,25 +158,25 @@ def messages_told(
     refused_columns: Sequence[str] = (),
     position: ArrayTree = None,
 ) -> str:
-    """Return the text about messages: contents, number, receivers, protection, and what is left.
+    """Return the second text for an owner: contents, number and receivers of messages, and risks.
 
-    It runs the study's files.
+    This runs the study's files.
 
     Parameters
     ----------
     study, site
         As for `files_told`.
     server
-        Address of the server, ``None`` over NVFlare.
+        Address of the server, or ``None`` over NVFlare.
     most_numbers, min_batch, refused_columns
         The owner's limits; see `Site`.
     position
-        Shapes of a chain's position, by default those that the model's `init_fn` returns.
+        Shapes of a chain's position; by default, of what the model's `init_fn` returns.
 
     Returns
     -------
     str
-        Ends with a list of warnings where there is something to warn of.
+        Text that ends with warnings, if there are any.
     """
     if position is None and study.model.init_fn is not None:
         position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
@@ -192,7 +193,7 @@ def messages_told(
     if study.asks:
         lines += ["", *_heading(f"Answers of {site} to questions of the server")]
         lines += _answers(study)
-    lines += ["", *_heading("How many messages")]
+    lines += ["", *_heading("How many messages, and what you can limit")]
     lines += _number_of_messages(study, counts, most_numbers)
     lines += ["", *_heading("Can rows be computed from the messages?")]
     lines += _recovery(study, site, counts, most_numbers, kernels)
@@ -201,10 +202,13 @@ def messages_told(
         *_heading("What else leaves"),
         *_item(
             "When the site connects: its name, the digest of the study, versions of the software, "
-            "and digests of the kernels. When something fails: the kind of error. When the site "
-            "declines a request: the reason."
+            "digests of the kernels, and a random number for its process. When something fails: "
+            "the kind of error. When the site declines a request: the reason."
         ),
         *_item("The site records each message in its audit log before the message leaves."),
+        "",
+        *_heading("If you say no, and if you say yes"),
+        *_item(_consequences(study)),
     ]
     warnings = _warnings(
         study, site, kernels, position, most_numbers, min_batch, tuple(refused_columns)
@@ -231,6 +235,7 @@ def _receivers(study: Study, site: str, server: str | None) -> list[str]:
             "The other sites receive what the server computes from the messages of all sites: "
             "positions of chains, and sums that some kernels send with them."
         ),
+        *_item("The result of the study goes to whoever runs the server."),
     ]
 
 
@@ -238,10 +243,11 @@ def _terms() -> list[str]:
     return [
         *_heading("Words in this text"),
         *_item(
-            "The parameters are the unknown numbers of the model, and a position is "
-            "a choice of values for them. The log likelihood is a number that says how well the "
-            "model with these values fits the rows. Its gradient says how it changes with each "
-            "parameter, and its curvature how the gradient changes."
+            "The parameters are the unknown numbers of the model, and a position is one choice of "
+            "values for them. A chain is a series of positions, one per round. The log likelihood "
+            "is a number that measures how well the model with these values fits the rows. The "
+            "gradient is how it changes with each parameter, and the curvature is how the gradient "
+            "changes."
         ),
     ]
 
@@ -258,17 +264,17 @@ def _messages_of_kernel(
         return [*lines, *_item(unknown), *_item(_protection(study, kernel))]
     for number, code in enumerate(shapes.setup, 1):
         which = f" ({number} of {len(shapes.setup)})" if len(shapes.setup) > 1 else ""
-        content = _words_text(code) if study.secure else _message_text(code)
+        masked = numbers_per_message(code, masked=True)
+        content = _words_text(masked) if study.secure else _message_text(code)
         lines += _item(f"Before the first round, once per run and chain{which}: {content}.")
     for number, exchange in enumerate(shapes.phases, 1):
         which = f", part {number} of {len(shapes.phases)}" if len(shapes.phases) > 1 else ""
-        content = _words_text(exchange.code) if study.secure else _exchange_text(exchange)
+        masked = numbers_per_message(exchange.code, exchange.report, masked=True)
+        content = _words_text(masked) if study.secure else _exchange_text(exchange)
         lines += _item(f"One message per round and chain{which}: {content}.")
     if jax.tree.leaves(shapes.client):
-        lines += _item(
-            f"Between rounds the site keeps on its own disk, per chain: "
-            f"{_shape_text(shapes.client)}."
-        )
+        size = _numbers(shapes.client)
+        lines += _item(f"Between rounds the site keeps {size} per chain on its own disk.")
     return lines + _item(_protection(study, kernel))
 
 
@@ -302,8 +308,8 @@ def _masks_text(study: Study) -> str:
     num, colluding = len(study.sites), study.secure.get("colluding", 0)
     operator = study.secure.get("operator")
     text = (
-        f"The study uses masks: the server reads only totals over all {num} sites, and the message "
-        "of no single site, provided that at least three sites keep their keys from it."
+        f"The study uses masks: the server reads only totals over all {num} sites, and no message "
+        "of a single site. This holds as long as at least three sites share no keys with it."
     )
     if operator is not None:
         text += (
@@ -312,27 +318,26 @@ def _masks_text(study: Study) -> str:
         )
     else:
         text += (
-            " No owner of a site may run the server (secure.operator is not set): if one does, "
+            " The study does not name an owner who runs the server (secure.operator): if one does, "
             f"only {num - 1} sites are hidden among each other."
         )
     if colluding:
-        text += f" The study allows for {colluding} sites that tell the server all they know."
-    return text + " Masks hide whose rows they are, not what the totals say about all rows."
+        text += f" This still holds if the server knows all that {colluding} more sites know."
+    return text + " Masks hide whose rows they are, not what the totals reveal about all rows."
 
 
 def _answers(study: Study) -> list[str]:
     lines = _item(
-        "The server may ask these questions (asks in the study). It chooses the positions, and "
-        "their number, so the sizes of answers are not known beforehand:"
+        "The server may ask these questions (asks in the study). It chooses at how many positions, "
+        "so the sizes of answers are not known beforehand:"
     )
-    for name in study.asks:
+    for name in dict.fromkeys(study.asks):
         what = ANSWERS.get(name, "see this class in fedmcmc")
         lines += _item(f"{name}: {what}.", deeper=True)
     if study.secure:
-        grid = grid_of(study.secure)
         lines += _item(
             f"Answers are masked, too: the server reads only totals over all {len(study.sites)} "
-            f"sites. They are rounded to multiples of 2**{-grid.digits}, and at most {grid.most:g}."
+            "sites."
         )
     else:
         lines += _item("The server reads each answer of this site: the study uses no masks.")
@@ -356,7 +361,10 @@ def _number_of_messages(
         text = f"A message of the kernel {name!r} is {count.leaving:,} numbers"
         if most_numbers is not None:
             num = most_numbers // count.leaving
-            text += f", so {num:,} messages: {num:,} rounds of one chain, or {num // 4:,} of four"
+            text += (
+                f", so {num:,} messages can leave. With a message in each round, these are "
+                f"{num:,} rounds of one chain, or {num // 4:,} of four chains"
+            )
         lines += _item(text + ".")
     if study.secure:
         answers = study.secure.get("answers")
@@ -364,7 +372,23 @@ def _number_of_messages(
         lines += _item(
             f"The study itself allows {study.secure['rounds']:,} rounds per run{more} (secure)."
         )
-    return lines
+    return lines + _item(
+        "You can set these limits in the table limits of your settings file: most_numbers; "
+        "min_rows, min_batch and min_sites, the fewest rows of this site, rows in a minibatch and "
+        "sites in the study; refused_columns, the columns that no study may use. The site declines "
+        "whatever is beyond a limit."
+    )
+
+
+def _consequences(study: Study) -> str:
+    text = (
+        "If you say no, nothing changes: without an approval of this study the site does not take "
+        "part. If you say yes, the approval is for exactly this study: a changed study needs a new "
+        "one. You can stop the site at any time. Messages that have left cannot be called back."
+    )
+    if study.secure:
+        text += " Under masks, fedmcmc deploy leave ends the study for all sites."
+    return text
 
 
 def _recovery(
@@ -379,14 +403,14 @@ def _recovery(
     owner = "all sites together" if study.secure else "this site"
     lines = _item(
         f"The {num:,} rows of {owner} hold {num:,} x {per_row} = {num * per_row:,} numbers. Each "
-        "number in a message is one equation for them. With as many equations as unknown numbers, "
-        "these can be computed."
+        "number in a message is one equation for them. Whoever has as many equations as unknown "
+        "numbers can compute the rows."
     )
     for name, count in counts.items():
         needed = messages_to_recover(num, per_row, count.equations)
         lines += _item(
-            f"From about {needed:,} messages of the kernel {name!r} on, whoever chooses the "
-            f"questions could compute all {num:,} rows of {owner}"
+            f"From about {needed:,} messages of the kernel {name!r} on, whoever runs the server "
+            f"could compute all {num:,} rows of {owner}"
             f"{', though not whose they are' if study.secure else ''}. "
             + _allowed(needed, count, most_numbers)
         )
@@ -396,15 +420,15 @@ def _recovery(
     if study.asks:
         possible = most_numbers is None or most_numbers >= num * per_row
         lines += _item(
-            f"Answers count in the same way: {num * per_row:,} numbers in answers could be enough. "
-            f"Your settings allow them: {_yes(possible)}."
+            f"The same holds for answers: {num * per_row:,} numbers in answers could be enough for "
+            f"all rows. Your settings allow that many: {_yes(possible)}."
         )
     return lines + _item(
-        "Single rows take far fewer messages if the server is dishonest. The gradient of a "
-        "regression changes by one row where the position crosses that row, so a server that "
-        "chooses positions on purpose needs only tens of messages for one row, and fewer than ten "
-        "for a row with unusual values. Nothing here prevents that: approve only if you trust "
-        "whoever runs the server not to do it."
+        "A dishonest server needs far fewer messages to compute a single row, such as the data of "
+        "one patient. It chooses positions so that only this row changes the answer: tens of "
+        "messages for one row, and fewer than ten for a row with unusual values. No limit with "
+        "which the study can run prevents that: approve only if you trust whoever runs the server "
+        "not to do it."
     )
 
 
@@ -415,15 +439,15 @@ def _batch_recovery(
     needed = messages_to_recover(rows, per_row, count.equations)
     if study.reproducible:
         return _item(
-            f"As the server can have the same minibatch drawn again (reproducible), about "
+            f"The server can repeat a minibatch at other positions (reproducible), so about "
             f"{needed:,} messages are enough for the {size:,} rows of a minibatch. "
             + _allowed(needed, count, most_numbers)
         )
-    lines = _item("Secret minibatches can raise that number, by a factor that is unknown.")
+    lines = _item("Secret minibatches can raise this number, by an unknown factor.")
     if needed == 1:
         lines += _item(
             f"Minibatches of the kernel {name!r} are so small that one message could be enough to "
-            "compute the rows in it."
+            "compute their rows."
         )
     return lines
 
@@ -449,7 +473,12 @@ def _warnings(
     classes.update(family for kernel in kernels.values() for family in _families(kernel))
     warnings = []
     if most_numbers is None:
-        warnings.append("limits.most_numbers is not set, so nothing limits the messages.")
+        warnings.append("limits.most_numbers is not set, so nothing limits how much leaves.")
+    if len(study.sites) == 2:
+        warnings.append(
+            "The study has two sites: the other site can subtract its messages from the totals "
+            "that it receives, and so compute the messages of this site."
+        )
     if position is not None:
         num = num_parameters(study, position)
         fewest = Limits().min_batch_of(num)
@@ -470,7 +499,7 @@ def _warnings(
         if min_batch is not None and min_batch < fewest:
             warnings.append(
                 f"limits.min_batch = {min_batch:,} is below the default of {fewest:,}. The fewer "
-                "rows are in a minibatch, the more a message says about each."
+                "rows are in a minibatch, the more a message reveals about each."
             )
     columns = ", ".join(map(repr, column_names(study.rows)))
     for name in Limits(refused_columns=refused_columns).unknown_columns(study):
@@ -486,14 +515,15 @@ def _warnings(
         )
     if "AllBut" in classes:
         warnings.append(
-            "AllBut in asks lets the server subtract two sums, whose difference is the answer of "
-            "one site alone."
+            "AllBut in asks lets the server subtract two sums. The difference is the answer of one "
+            "site alone."
         )
     single = [name for name in SINGLE_ANSWERS if name in classes]
     if single:
         warnings.append(
             f"{', '.join(single)} in asks: each site answers for itself alone. For a site with few "
-            "rows, such an answer can be as good as its rows."
+            "rows, such an answer can reveal the rows. The server may send the answers to all "
+            "sites."
         )
     if "Natural" in classes:
         of = "all sites together" if study.secure else "the rows of this site alone"
@@ -525,9 +555,8 @@ def _exchange_text(exchange: Exchange) -> str:
     )
 
 
-def _words_text(code: ArrayTree) -> str:
-    num = len(host_words(_zeros(code)))
-    return f"{num:,} masked numbers of 8 bytes. Without the other sites' they look random"
+def _words_text(num: int) -> str:
+    return f"{num:,} masked numbers of 8 bytes. They look random until all sites' numbers are added"
 
 
 def _message_text(code: ArrayTree) -> str:
@@ -535,12 +564,12 @@ def _message_text(code: ArrayTree) -> str:
         inner, exact = (code.code, code.exact) if isinstance(code, WithExact) else (code, ())
         return f"{_code_text(inner, trees.num_elements(exact))}, in as few bytes as possible"
     size = len(wire.encode(_zeros(code)))
-    return f"{_numbers(code)} ({_shape_text(code)}; {size:,} bytes)"
+    return f"{_numbers(code)} ({size:,} bytes)"
 
 
 def _code_text(code: ArrayTree, num_exact: int) -> str:
     if isinstance(code, OneOf):
-        return " or ".join(_code_text(one, num_exact) for one in code.codes)
+        return " or ".join(_code_text(option, num_exact) for option in code.codes)
     numbers = code.levels if isinstance(code, Quantized) else code.values
     num = trees.num_elements(numbers) + num_exact
     return f"{num:,} numbers as a code ({type(code).__name__})"

@@ -1,4 +1,4 @@
-"""The server's command: checks of the table ``run``, and what it leaves when a run ends early."""
+"""Parts of the server's command: checks of the table ``run``, signals, and files of draws."""
 
 import logging
 import signal
@@ -22,12 +22,12 @@ INSISTING = 3
 
 
 class Interrupted(KeyboardInterrupt):
-    """The server was told to stop, by Ctrl-C or SIGTERM.
+    """Interruption of the server by Ctrl-C or SIGTERM.
 
     Attributes
     ----------
     status
-        Exit status of a command that ends so: 130 after SIGINT, 143 after SIGTERM.
+        Exit status of the command: 130 after SIGINT, 143 after SIGTERM.
     """
 
     def __init__(self, number: int, text: str) -> None:
@@ -37,9 +37,9 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `handler` at SIGINT and SIGTERM, and set the handlers back at the end.
+    """Call `handler` at SIGINT and SIGTERM, and restore the previous handlers at the end.
 
-    Only the main thread of a program has signals; elsewhere nothing changes.
+    Only the main thread of a program receives signals; in other threads nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -55,10 +55,10 @@ def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def noting_signals() -> Iterator[list[int]]:
-    """Interrupt the program at SIGINT and SIGTERM alike, and note which of them came.
+    """Interrupt the program at SIGINT or SIGTERM, and yield a list of the signals received.
 
-    It is interrupted once, as a second signal would end what brings the draws to safety; whoever
-    sends `INSISTING` of them insists.
+    Only the first signal interrupts, since a second one would end the code that brings the draws to
+    safety; the signal number `INSISTING` interrupts again.
     """
     received: list[int] = []
 
@@ -72,7 +72,7 @@ def noting_signals() -> Iterator[list[int]]:
 
 
 def write_draws(samples: Samples, path: Path) -> None:
-    """Write the draws of a whole run; log it if the file held more draws of another run."""
+    """Write the draws of a run; log a warning if the file held more draws of another run."""
     held = _num_draws_in(path)
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(samples.draws).items()}
     write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
@@ -84,18 +84,18 @@ def write_draws(samples: Samples, path: Path) -> None:
 
 
 def write_partial_draws(samples: Samples | None, path: Path, checkpoint: Path | None) -> str:
-    """Write the draws of a run that ended early; return what was written, in words.
+    """Write the draws of a run that ended early; return a text about the files.
 
-    A file that is no file of draws, or has more of them, stays as it is.
+    An existing file is not replaced if it holds more draws, or none.
 
     Parameters
     ----------
     samples
-        What the run kept; ``None`` if it had not begun.
+        Draws so far; ``None`` if the run had not begun.
     path
-        Where to; beside it if that file stays.
+        File for the draws. If it is not replaced, ``NAME.partial.npz`` is written in its folder.
     checkpoint
-        Folder of the checkpoint.
+        Folder of the checkpoint, or ``None``.
     """
     if samples is None:
         text = f"No draw was kept, and {path} was not written."
@@ -120,7 +120,7 @@ def write_partial_draws(samples: Samples | None, path: Path, checkpoint: Path | 
 
 
 def _num_draws_in(path: Path) -> int | None:
-    """Return how many draws per chain a file holds, ``None`` if it holds none."""
+    """Return the number of draws per chain in a file, ``None`` if it is no file of draws."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             return min(int(stored[name].shape[1]) for name in stored.files)
@@ -129,19 +129,19 @@ def _num_draws_in(path: Path) -> int | None:
 
 
 def check_run(path: str | Path, run: Mapping[str, Any], base: Path) -> None:
-    """Raise `ValueError` unless the values of a server's table ``run`` are of the right types.
+    """Raise `ValueError` unless the values in a server's table ``run`` have the right types.
 
-    Folders of files that are written at the end must exist.
+    The folders of files that are written at the end must exist.
     """
 
     def expect(name: str, right: bool, what: str) -> None:
         if not right:
             raise ValueError(f"{path}: run.{name} must be {what}, got {run[name]!r}.")
 
-    for name, least in MIN_COUNTS.items():
+    for name, minimum in MIN_COUNTS.items():
         if name in run:
-            right = type(run[name]) is int and run[name] >= least
-            expect(name, right, f"a whole number of at least {least}")
+            right = type(run[name]) is int and run[name] >= minimum
+            expect(name, right, f"a whole number of at least {minimum}")
     for name in ("timeout", "most_norm"):
         if name in run:
             right = type(run[name]) in (int, float) and run[name] > 0
@@ -160,6 +160,6 @@ def check_run(path: str | Path, run: Mapping[str, Any], base: Path) -> None:
             expect(name, not file.is_dir(), "a file, and no folder")
     if "every_rounds" in run and "checkpoint" not in run:
         raise ValueError(
-            f"{path}: run.every_rounds says how often a checkpoint is written: give "
+            f"{path}: run.every_rounds is the number of rounds between checkpoints: give "
             f"run.checkpoint, a folder."
         )

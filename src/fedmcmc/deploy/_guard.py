@@ -1,4 +1,4 @@
-"""What the server checks of single messages before it adds them: finite, and not suddenly large."""
+"""Checks of single messages before the server adds them: finite, and not suddenly large."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from fedmcmc.compression import Quantized, WithExact
 from fedmcmc.kernels import BELOW, Answer
 
 LARGEST = 1e35
-"""Largest norm of a message. Sums of float32 numbers beyond it could overflow; what kernels send
-for a log likelihood of minus infinity (-1e30) is far below it."""
+"""Largest norm of a message. Sums of larger float32 numbers could overflow. For a log likelihood of
+minus infinity, kernels send -1e30, which is far smaller."""
 LARGEST_FAST = 1e35
-"""Largest sum of squares that is taken as float32 sums give it."""
+"""Largest sum of squares that is computed in float32."""
 MOST_GROWTH = 1_000.0
-"""Growth of a site's messages beyond which the server warns. Gradients grow in proportion to the
-distance from the mode, so that a chain would have to jump a thousand times as far as it ever was;
-and then the messages of all sites grow alike."""
+"""Growth of a site's messages beyond which the server warns. Gradients grow with the distance from
+the mode, so an honest chain would have to jump a thousand times as far as ever before. The messages
+of all sites would then grow together."""
 NUM_FIRST = 5
-"""Messages of a site in a phase before its growth is judged: memories and step sizes settle."""
+"""Messages of a site in a phase before its growth is checked: memories and step sizes settle."""
 
 
 class Fault(NamedTuple):
@@ -32,9 +32,9 @@ class Fault(NamedTuple):
     site
         Number of the site.
     chains
-        ``[num_chains]`` bool, in which chains.
+        Chains with such a message, ``[num_chains]`` bool.
     text
-        What is wrong with it.
+        Problem, in words.
     """
 
     site: int
@@ -43,14 +43,14 @@ class Fault(NamedTuple):
 
 
 class Guard:
-    """Checks of the messages of one run, which the server reads one by one.
+    """Checks of the unmasked messages of one run.
 
     Parameters
     ----------
     names
-        The sites.
+        Names of the sites.
     most_norm
-        Largest norm of a message, or ``None`` for no limit of the server's own.
+        Largest norm of a message that the server accepts, or ``None`` for `LARGEST`.
     """
 
     def __init__(self, names: Sequence[str], most_norm: float | None) -> None:
@@ -61,20 +61,20 @@ class Guard:
     def check(
         self, codes: Sequence[ArrayTree], sent: np.ndarray, round_: int, phase: int
     ) -> list[Fault]:
-        """Return the messages of a phase that cannot be added, and warn of those that grew.
+        """Return the messages of a phase that cannot be added; warn of messages that grew.
 
         If several sites sent messages in a chain and none of them is finite, the chain has left the
-        places where the model is finite. No site is at fault then: the run ends with
-        `fedmcmc.NonFiniteError`, as a simulated one does.
+        region where the model is finite. No site is at fault then, and the run ends with
+        `fedmcmc.NonFiniteError`, like a simulated run.
 
         Parameters
         ----------
         codes
-            One per site, leaves ``[num_chains, ...]``.
+            Code of each site's message, leaves ``[num_chains, ...]``.
         sent
-            ``[num_sites, num_chains]`` bool, who sent a message.
+            Whether a site sent a message in a chain, ``[num_sites, num_chains]`` bool.
         round_, phase
-            Round and phase, for texts.
+            Round and phase, for error messages.
         """
         norms = np.stack([norms_of(code, sent.shape[1]) for code in codes])
         wild = sent & ~(norms <= LARGEST)
@@ -86,10 +86,10 @@ class Guard:
         faults = []
         for index in np.flatnonzero((wild | above).any(axis=1)):
             chains = wild[index] | above[index]
-            first = int(np.flatnonzero(chains)[0])
-            where = f"round {round_} (phase {phase}, chain {first})"
-            problem = f"has the norm {norms[index, first]:.3g}, above most_norm = {self.most_norm}."
-            if wild[index, first]:
+            chain = int(np.flatnonzero(chains)[0])
+            where = f"round {round_} (phase {phase}, chain {chain})"
+            problem = f"has the norm {norms[index, chain]:.3g}, above most_norm = {self.most_norm}."
+            if wild[index, chain]:
                 problem = (
                     "holds numbers that are not finite, or too large to be added. The site's rows "
                     "or software are at fault, or the step size is too large for this posterior."
@@ -99,14 +99,14 @@ class Guard:
         return faults
 
     def _compare(self, norms: np.ndarray, round_: int, phase: int) -> None:
-        """Warn once per site if a message is much larger than all that it sent before."""
+        """Warn once per site if a message is much larger than all its previous messages."""
         history = self._history.setdefault(phase, _History.new(len(self.names)))
         largest = norms.max(axis=1)
-        known = history.largest > 0
-        growth = np.where(known, largest / np.where(known, history.largest, 1), 1)
+        has_history = history.largest > 0
+        growth = np.where(has_history, largest / np.where(has_history, history.largest, 1), 1)
         for index in np.flatnonzero((growth > MOST_GROWTH) & (history.num >= NUM_FIRST)).tolist():
-            others = np.delete(growth, index)
-            alike = growth[index] <= MOST_GROWTH * max(1.0, others.max(initial=0.0))
+            other_growth = np.delete(growth, index)
+            alike = growth[index] <= MOST_GROWTH * max(1.0, other_growth.max(initial=0.0))
             if alike or index in self._suspected:
                 continue
             self._suspected.add(index)
@@ -123,7 +123,7 @@ class Guard:
 
 
 class _History(NamedTuple):
-    """What the sites sent in a phase so far, ``[num_sites]`` each."""
+    """Largest norm and number of the sites' messages in a phase so far, ``[num_sites]`` each."""
 
     largest: np.ndarray
     num: np.ndarray
@@ -164,8 +164,8 @@ def count_faults(codes: Sequence[ArrayTree], sent: np.ndarray) -> list[Fault]:
 def norms_of(code: ArrayTree, num_chains: int) -> np.ndarray:
     """Return the norm of a code of each chain, ``[num_chains]``; NaN if a number is not finite.
 
-    A quantized vector counts with its norm times its levels. Parts that kernels mark as exact count
-    without the numbers that stand for minus infinity. Words of a secure sum count as zero.
+    A quantized vector counts as its norm times its levels. Parts that kernels mark as exact count
+    without the numbers that represent minus infinity. Words of a secure sum count as zero.
     """
     with np.errstate(all="ignore"):
         norms: np.ndarray = np.sqrt(_squares(code, num_chains))

@@ -21,37 +21,37 @@ from fedmcmc.deploy._study import Study
 from fedmcmc.kernels import Points
 
 MIN_ROWS = 20
-"""Rows below which a site takes no part, unless its owner sets another limit."""
+"""Fewest rows of a site by default."""
 ROWS_PER_PARAMETER = 3
-"""Rows per parameter of the model below which a site answers no run by default: sums over fewer
-rows at known positions can be solved for the rows."""
+"""Fewest rows per parameter of the model by default: sums over fewer rows at known positions can be
+solved for the rows."""
 MIN_SITES_UNDER_MASKS = 3
-"""Sites that a sum under masks has at least, unless the site's owner sets another limit."""
+"""Fewest sites of a study under masks by default."""
 MOST_BYTES = 2**28
-"""Bytes of the largest message that a site accepts before it knows the shapes of a run."""
+"""Default length of the longest message, in bytes, before the shapes of a run are known."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the owner of a site allows, whatever the server asks: ``[limits]`` in site.toml.
+    """Limits that a site enforces whatever the server requests: ``[limits]`` in site.toml.
 
     Parameters
     ----------
     most_numbers
-        Numbers that leave the site in all, over all runs: every number in a message or a report,
-        per chain, exchange and question. Under masks every masked word counts. ``None`` for no
-        limit.
+        Most numbers that leave the site over all runs: every number in a message or a report, per
+        chain, exchange and question. Under masks every masked word counts. ``None`` for no limit.
     min_rows
-        Rows that the site must have. By default 20 when the site opens, and 3 per parameter of the
-        model when a run begins.
+        Fewest rows of the site. By default 20, checked when the site opens, and 3 per parameter of
+        the model, checked when a run begins.
     min_batch
-        Rows that a minibatch must have at this site; by default as many as `min_rows` by default.
+        Fewest rows in a minibatch at this site; by default the larger of 20 and 3 per parameter.
     min_sites
-        Sites that the study must have; by default 3 under masks and 1 without.
+        Fewest sites in the study; by default 3 under masks and 1 without.
     refused_columns
         Names of columns that no study may use; ``"a"`` also refuses ``"a.b"``.
     most_bytes
-        Bytes of the largest message that the site accepts before it knows the shapes of a run.
+        Length of the longest message, in bytes, that the site accepts before the shapes of a run
+        are known.
 
     Raises
     ------
@@ -91,16 +91,16 @@ class Limits:
         object.__setattr__(self, "refused_columns", tuple(columns))
 
     def min_batch_of(self, num_parameters: int) -> int:
-        """Return the rows that a minibatch must have for a model of this many parameters."""
+        """Return the fewest rows in a minibatch for a model with this number of parameters."""
         return self.min_batch or max(MIN_ROWS, ROWS_PER_PARAMETER * num_parameters)
 
     def unknown_columns(self, study: Study) -> list[str]:
-        """Return the refused columns that the study does not have, as after a typing error."""
+        """Return the refused columns that the study does not have, such as misspelled ones."""
         names = column_names(study.rows)
         return [c for c in self.refused_columns if not any(_is_within(name, c) for name in names)]
 
     def check_study(self, study: Study, site: str) -> None:
-        """Raise unless the site may take part in a study at all.
+        """Raise unless the site may take part in a study.
 
         Raises
         ------
@@ -108,18 +108,18 @@ class Limits:
             If rows or sites are too few, or a refused column is used.
         """
         num_rows, num_sites = study.sites[site], len(study.sites)
-        least = self.min_rows or MIN_ROWS
-        if num_rows < least:
+        smallest = self.min_rows or MIN_ROWS
+        if num_rows < smallest:
             raise Refused(
-                f"{site} has {num_rows} rows and takes part with at least {least} (min_rows). The "
-                f"owner of {site} can set min_rows in [limits] of its settings."
+                f"{site} has {num_rows} rows and takes part with at least {smallest} (min_rows). "
+                f"The owner of {site} can set min_rows in [limits] of its settings."
             )
-        least = self.min_sites or (MIN_SITES_UNDER_MASKS if study.secure else 1)
-        if num_sites < least:
+        smallest = self.min_sites or (MIN_SITES_UNDER_MASKS if study.secure else 1)
+        if num_sites < smallest:
             raise Refused(
                 f"The study {study.name!r} has {num_sites} sites, and {site} takes part among at "
-                f"least {least} (min_sites). The owner of {site} can set min_sites in [limits] of "
-                f"its settings."
+                f"least {smallest} (min_sites). The owner of {site} can set min_sites in [limits] "
+                f"of its settings."
             )
         refused = [
             name
@@ -142,7 +142,7 @@ class Limits:
         kernel, study, site
             Kernel of the run, study, and name of the site.
         position
-            Shapes of what the server broadcasts, which count where the model has no `init_fn`.
+            Shapes of the server's broadcast, used if the model has no `init_fn`.
 
         Raises
         ------
@@ -150,19 +150,19 @@ class Limits:
             If the site's rows are too few for the model's parameters, or a minibatch is too small.
         """
         num_rows, num = study.sites[site], num_parameters(study, position)
-        least = ROWS_PER_PARAMETER * num
-        if self.min_rows is None and num_rows < least:
+        smallest = ROWS_PER_PARAMETER * num
+        if self.min_rows is None and num_rows < smallest:
             raise Refused(
                 f"{site} has {num_rows} rows, and with {num} parameters it answers with at least "
-                f"{least} rows, {ROWS_PER_PARAMETER} per parameter: sums over fewer rows can be "
+                f"{smallest} rows, {ROWS_PER_PARAMETER} per parameter: sums over fewer rows can be "
                 f"solved for the rows. The owner of {site} can set min_rows in [limits] of its "
                 f"settings."
             )
-        rows, least = smallest_batch(kernel, num_rows), self.min_batch_of(num)
-        if rows is not None and rows < least:
+        rows, smallest = smallest_batch(kernel, num_rows), self.min_batch_of(num)
+        if rows is not None and rows < smallest:
             raise Refused(
                 f"The kernel uses minibatches of {rows} rows at {site}, which answers with at "
-                f"least {least} rows per minibatch (min_batch). Use larger minibatches or full "
+                f"least {smallest} rows per minibatch (min_batch). Use larger minibatches or full "
                 f"gradients; the owner of {site} can set min_batch in [limits] of its settings."
             )
 
@@ -172,10 +172,10 @@ LIMITS = tuple(field.name for field in fields(Limits))
 
 
 class Outflow:
-    """The count of all numbers that have left a site, kept in its folder and in its audit log.
+    """Count of all numbers that have left a site, kept in its folder and in its audit log.
 
-    The larger one counts at start, so that a folder that was removed or restored from a backup
-    lowers nothing.
+    The larger of the two holds at start, so a folder that was removed or restored from a backup
+    does not lower the count.
 
     Parameters
     ----------
@@ -200,14 +200,14 @@ class Outflow:
             self._log.num_numbers = total
 
     def add(self, num: int, content: bytes) -> None:
-        """Count an answer of `num` numbers, before it leaves.
+        """Count an answer of `num` numbers before it leaves.
 
-        An answer whose content is that of the answer before was counted already.
+        An answer with the content of the previous answer was counted already.
 
         Raises
         ------
         Refused
-            If it would exceed the limit of the owner; nothing is counted then.
+            If the count would exceed the owner's limit; the answer is then not counted.
         """
         digest = hashlib.sha256(content).digest()
         if digest == self._last:
@@ -224,17 +224,17 @@ class Outflow:
 
 
 def numbers_per_message(code: ArrayTree, report: Report | None = None, *, masked: bool) -> int:
-    """Return how many numbers leave a site in one message of one chain.
+    """Return the number of numbers that leave a site in one message of one chain.
 
     Parameters
     ----------
     code
         Code of the message, or its shapes.
     report
-        What is sent beside it in rounds, or its shapes; ``None`` before the first round.
+        Report that is sent with the message, or its shapes; ``None`` before the first round.
     masked
-        Whether masked words leave, in place of the code and of all of the report but the bits that
-        were needed below.
+        Whether the code consists of masked words. They replace the report except for the bits of
+        the broadcast.
     """
     if report is None:
         return _num_numbers(code)
@@ -242,21 +242,21 @@ def numbers_per_message(code: ArrayTree, report: Report | None = None, *, masked
 
 
 def _num_numbers(tree: ArrayTree) -> int:
-    """Return how many numbers a tree holds; a word of a secure sum is one."""
+    """Return the number of numbers in a tree; a word of a secure sum is one."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Word))
     shapes = (leaf.low.shape if isinstance(leaf, Word) else leaf.shape for leaf in leaves)
     return sum(map(math.prod, shapes))
 
 
 def num_parameters(study: Study, position: ArrayTree = None) -> int:
-    """Return how many unconstrained numbers the parameters of a study's model are.
+    """Return the number of unconstrained parameters of a study's model.
 
     Parameters
     ----------
     study
-        Study whose model's `init_fn` has their shapes.
+        Study whose model's `init_fn` returns the parameters.
     position
-        Shapes of what is broadcast, for a model without `init_fn`.
+        Shapes of the broadcast, used if the model has no `init_fn`.
     """
     if study.model.init_fn is not None:
         position = jax.eval_shape(study.model.init_fn, jax.random.key(0))
@@ -266,7 +266,7 @@ def num_parameters(study: Study, position: ArrayTree = None) -> int:
         )
         position = position.centre if jax.tree.leaves(position.centre) else one_point
     leaves = jax.tree.leaves(position)
-    # Words of random keys are the only numbers of positions without a sign.
+    # Unsigned integers in a position are words of random keys, not parameters.
     return sum(
         math.prod(leaf.shape)
         for leaf in leaves
@@ -275,16 +275,16 @@ def num_parameters(study: Study, position: ArrayTree = None) -> int:
 
 
 def smallest_batch(kernel: Any, num_rows: int) -> int | None:
-    """Return the rows of the smallest minibatch in a kernel, ``None`` where it uses all rows.
+    """Return the rows in the smallest minibatch of a kernel, ``None`` if it uses all rows.
 
-    All parts of the kernel with a number `batch_size` count, those of a study's own classes, too.
+    Every part of the kernel with a number `batch_size` counts, also if its class is of the study.
 
     Parameters
     ----------
     kernel
         Kernel or gradient estimator.
     num_rows
-        Rows of the site, of which a fractional `batch_size` takes its share.
+        Rows of the site; a fractional `batch_size` is multiplied by it.
     """
     sizes = [getattr(part, "batch_size", None) for part in _parts(kernel)]
     rows = [
@@ -314,5 +314,5 @@ def _parts(tree: Any) -> Iterator[Any]:
 
 
 def _is_within(name: str, column: str) -> bool:
-    """Return whether a column is the one of this name, or one of its parts."""
+    """Return whether a column has this name, or is a part of the column with this name."""
     return name == column or name.startswith(f"{column}.")

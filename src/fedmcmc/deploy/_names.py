@@ -1,4 +1,4 @@
-"""Names in a study: all parties read them, and sites' names become folders and certificates."""
+"""Checks of names in a study: all parties read them, and some become folders and certificates."""
 
 import json
 import unicodedata
@@ -8,21 +8,21 @@ from typing import Any
 from fedmcmc.deploy._frames import printable
 
 MAX_BYTES = 64
-"""Bytes of UTF-8 that a certificate's common name may have."""
+"""Longest common name of a certificate, in bytes of UTF-8."""
 
 
 def check_printable(names: Mapping[str, Iterable[Any]]) -> None:
-    """Raise unless names are printable text, so that no name can change what a terminal shows.
+    """Raise unless names are printable text, which cannot manipulate a terminal.
 
     Parameters
     ----------
     names
-        Names by what they name: ``{"a site": [...]}``.
+        Names by kind: ``{"a site": [...]}``.
 
     Raises
     ------
     ValueError
-        With the first other name, escaped.
+        With the first name that is not, escaped.
     """
     for what, group in names.items():
         for name in group:
@@ -34,37 +34,37 @@ def check_printable(names: Mapping[str, Iterable[Any]]) -> None:
 
 
 def check_site_names(names: Iterable[str]) -> None:
-    """Raise unless names of sites are clear: without spaces around them, and told apart by readers.
+    """Raise unless names of sites have no surrounding spaces and a reader can distinguish them.
 
     Raises
     ------
     ValueError
-        If one is empty, or two differ by case or by Unicode form alone.
+        If a name is empty or has surrounding spaces, or two differ only in case or Unicode form.
     """
-    known: dict[str, str] = {}
+    by_fold: dict[str, str] = {}
     for name in names:
         if not name or name != name.strip():
             raise ValueError(f"A site's name must not be empty or have spaces around it: {name!r}.")
-        other = known.setdefault(fold(name), name)
-        if other is not name:
+        previous = by_fold.setdefault(fold(name), name)
+        if previous is not name:
             raise ValueError(
-                f"The sites {other!r} and {name!r} differ by case or by Unicode form alone "
-                f"({other.encode()!r} and {name.encode()!r}): rename one."
+                f"The sites {previous!r} and {name!r} differ by case or by Unicode form alone "
+                f"({previous.encode()!r} and {name.encode()!r}): rename one."
             )
 
 
 def fold(name: str) -> str:
-    """Return a name without case and Unicode form, as some file systems compare names."""
+    """Return a name without case and Unicode form, because some file systems ignore them."""
     return unicodedata.normalize("NFKC", name).casefold()
 
 
 def check_party_name(name: str) -> None:
-    """Raise unless a party's name can be that of a folder and of a certificate.
+    """Raise unless a party's name can name a folder and a certificate.
 
     Raises
     ------
     ValueError
-        If it cannot.
+        With the reason.
     """
     check_printable({"a party": [name]})
     check_site_names([name])
@@ -82,11 +82,11 @@ def check_party_name(name: str) -> None:
 
 
 def toml_text(text: str) -> str:
-    """Return text as TOML writes it, in quotes."""
+    """Return text as a quoted TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_key(name: str) -> str:
-    """Return a key as TOML writes it, in quotes if needed."""
+    """Return a name as a TOML key, quoted if needed."""
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     return name if bare else toml_text(name)

@@ -1,4 +1,4 @@
-"""Files that nobody but their owner may read: keys, states, masks, settings with a seed, draws."""
+"""Files that only their owner may read: keys, states, masks, settings with a seed, draws."""
 
 import os
 import stat
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import IO
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""Permissions of everybody but the owner."""
+"""Permissions of all users except the owner."""
 
 
 def private_folder(path: str | Path) -> Path:
-    """Make a folder with mode 0700 where it is missing, and close what is in it to others.
+    """Make a folder with mode 0700 if it is missing; remove others' permissions from its contents.
 
-    Symbolic links and files of other users stay as they are.
+    Symbolic links and files of other users are not changed.
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -38,18 +38,18 @@ def close_to_others(path: Path) -> None:
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open a new file of mode 0600 for writing and reading, in place of one of this name."""
+    """Open a new file of mode 0600 for writing and reading, replacing one with this name."""
     path.unlink(missing_ok=True)
     return open(path, "w+b", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def check_private(path: str | Path) -> None:
-    """Raise if anybody but its owner can read a file with a private key.
+    """Raise if users other than its owner have permissions for a private key.
 
     Raises
     ------
     ValueError
-        With the command that changes it.
+        With the command that removes them.
     """
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if os.name == "posix" and mode & OTHERS:
@@ -62,9 +62,9 @@ def check_private(path: str | Path) -> None:
 
 @contextmanager
 def private_files(*paths: Path) -> Iterator[None]:
-    """Close files and folders to other users, and give mode 0600 to files that are made meanwhile.
+    """Close files and folders to other users; within the context, close new ones as well.
 
-    The mode is that of the whole process; folders get 0700.
+    New files get mode 0600 and new folders 0700, in the whole process.
     """
     for path in paths:
         private_folder(path) if path.is_dir() else close_to_others(path)

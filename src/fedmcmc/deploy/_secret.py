@@ -1,7 +1,8 @@
-"""A site's secret, and the keys that its clients draw from.
+"""Secret of a site, and the random keys of its clients.
 
-The secret never leaves the site. A key depends on it and on all that a step depends on, so the same
-question gets the same numbers, also after a crash, and another question gets independent ones.
+The secret never leaves the site. A key depends on the secret and on everything that a step depends
+on. So the same question gets the same numbers, also after a crash, and another question gets
+independent numbers.
 """
 
 import hashlib
@@ -19,18 +20,19 @@ SECRET = "secret"
 """Name of the file in a site's folder."""
 SECRET_BYTES = 32
 DOMAIN = b"fedmcmc/client-key/1"
+"""Start of all transcripts from which keys are made."""
 
 
 class SiteSecret:
-    """Secret of a site, from which its clients' random keys are made.
+    """Secret of a site that makes its clients' random keys.
 
     Parameters
     ----------
     folder
-        Folder of the site's state, in which the secret is a file that only its user can read. The
-        file is made when a key is needed for the first time.
+        Folder of the site's state. The secret is a file in it that only its user can read, made
+        when a key is needed for the first time.
     context
-        What all keys depend on: the study, the site and a digest of its rows.
+        Inputs of all keys: the study's digest, the site's name and a digest of its rows.
     """
 
     def __init__(self, folder: Path, *context: bytes) -> None:
@@ -43,9 +45,9 @@ class SiteSecret:
         Parameters
         ----------
         question
-            What is the same in all chains: the run, the round and the phase.
+            Digest of the parts of the question that all chains share: run, round and phase.
         chains
-            What is asked of each chain, and what its client has kept.
+            Per chain, the rest of the question (broadcast, weight) and the state of the client.
 
         Raises
         ------
@@ -64,7 +66,7 @@ class SiteSecret:
 
 
 def _read_or_make(path: Path) -> bytes:
-    """Return the secret in a file, which is made, and on the disk, if it does not exist."""
+    """Return the secret in a file; make the file if it does not exist."""
     try:
         secret = path.read_bytes()
     except FileNotFoundError:
@@ -80,9 +82,9 @@ def _read_or_make(path: Path) -> bytes:
 
 
 def _write_new(path: Path, secret: bytes) -> None:
-    """Write a file that only its user can read, with its bytes on the disk before its name."""
+    """Write a file that only its user can read; put its bytes on the disk before its name."""
     beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)  # of a process that was killed here
+    beside.unlink(missing_ok=True)  # left by a process that was killed here
     file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(file, secret)

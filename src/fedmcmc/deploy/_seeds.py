@@ -1,4 +1,4 @@
-"""Seeds of a server's settings, from which the keys of its runs are made."""
+"""Seeds in a server's settings, and the keys of its runs."""
 
 import hashlib
 import logging
@@ -13,13 +13,13 @@ from fedmcmc.random import secret_key
 
 LOG = logging.getLogger("fedmcmc.deploy")
 DIGITS = 32
-"""Hexadecimal digits of a seed."""
+"""Number of hexadecimal digits of a seed."""
 COMMAND = f"python -c 'import secrets; print(secrets.token_hex({DIGITS // 2}))'"
 """Shell command that prints a new seed."""
 
 
 def new_seed() -> str:
-    """Return a seed that nobody knows, as text."""
+    """Return a new random seed of `DIGITS` hexadecimal digits."""
     return secrets.token_hex(DIGITS // 2)
 
 
@@ -29,8 +29,8 @@ def key_of_seed(seed: Any) -> Array:
     Parameters
     ----------
     seed
-        Text of 32 hexadecimal digits: a key of the ChaCha20 generator. Or an integer: the key
-        ``jax.random.key(seed)``, with a warning in the log.
+        Text of 32 hexadecimal digits, which becomes a key of the ChaCha20 generator; or an integer,
+        which becomes ``jax.random.key(seed)``, with a warning in the log.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Settings files and what they hold: TOML, lists of known names, addresses."""
+"""Readers and checks of settings files: TOML, lists of names, addresses."""
 
 import difflib
 import tomllib
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_PORT = 2**16 - 1
-"""The largest number of a port."""
+"""Largest port number."""
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is not TOML, with the file and the line.
+        If the file is not TOML; the message names the file and the line.
     """
     try:
         with Path(path).open("rb") as file:
@@ -25,37 +25,37 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a valid TOML file: {error}.") from None
 
 
-def check_names(names: Any, known: Collection[str], where: str) -> None:
-    """Raise unless `names` is a list of known names.
+def check_names(names: Any, allowed: Collection[str], where: str) -> None:
+    """Raise unless `names` is a list of names from `allowed`.
 
     Raises
     ------
     ValueError
-        With the known names, and for an unknown one the known name that resembles it.
+        With the allowed names, and the one that resembles the unknown name.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(f"{where} must be a list of names, got {names!r}.")
     for name in names:
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in allowed:
             raise ValueError(
-                f"{where} holds {name!r}, which is unknown.{hint(name, known)} Known are "
-                f"{', '.join(sorted(known))}."
+                f"{where} holds {name!r}, which is unknown.{hint(name, allowed)} Known are "
+                f"{', '.join(sorted(allowed))}."
             )
 
 
-def hint(name: Any, known: Collection[str]) -> str:
-    """Return a sentence that asks whether a similar known name is meant, or no text."""
-    similar = difflib.get_close_matches(str(name), known, 1)
+def hint(name: Any, allowed: Collection[str]) -> str:
+    """Return a question that suggests a similar allowed name, or an empty text."""
+    similar = difflib.get_close_matches(str(name), allowed, 1)
     return f" Is {similar[0]} meant?" if similar else ""
 
 
 def check_address(address: Any, where: str) -> tuple[str, int]:
-    """Return host and port of an address.
+    """Return the host and the port of an address.
 
     Raises
     ------
     ValueError
-        If it is not ``"host:port"``.
+        If the address is not ``"host:port"``.
     """
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MOST_PORT:

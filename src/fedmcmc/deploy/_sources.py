@@ -1,7 +1,7 @@
-"""Python sources of a study: each is read once, and what was read is hashed and run.
+"""Python sources of a study: each is read once, and these bytes are hashed and run.
 
-No bytecode cache is used, so that the code that runs is the code whose SHA-256 was approved.
-Files may change on the disk afterwards.
+No bytecode cache is used, so the code that runs is the code whose SHA-256 was approved, even if
+files change on the disk afterwards.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 PACKAGE_FILE = "__init__.py"
-"""File of a package's own code."""
+"""File with the code of a package itself."""
 PART_OF_PYTHON = sys.stdlib_module_names | {*sys.builtin_module_names, "__main__"}
 """Modules that no study may name as its source."""
 
 
 class Source(NamedTuple):
-    """A source as it was read.
+    """Source that was read.
 
     Attributes
     ----------
     module
-        Name of the module that it becomes.
+        Name of the module that the source becomes.
     path
         File that was read.
     data
-        Its bytes.
+        Bytes of the file.
     """
 
     module: str
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 def list_sources(places: Iterable[str]) -> list[str]:
     """Return the sources of ``"file.py:name"`` and ``"package.module:name"``.
 
-    A module's packages are among them, since their code runs before that of the module.
+    The packages of a module are included, since their code runs before the module.
     """
     sources = set()
     for place in places:
@@ -65,7 +65,7 @@ def is_file(source: str) -> bool:
 
 
 def read_source(study: str, folder: str | Path, source: str) -> Source:
-    """Read a source, and run nothing.
+    """Read a source without running it.
 
     Parameters
     ----------
@@ -74,15 +74,14 @@ def read_source(study: str, folder: str | Path, source: str) -> Source:
     folder
         Folder of the study's files.
     source
-        ``"file.py"``, relative to `folder` and within it also after symbolic links are followed;
-        or ``"package.module"``, as Python would find it, except in the working directory and in
-        `folder` (see `search_path`). A module that the program has already imported is taken from
-        the file that it came from.
+        ``"file.py"``, relative to `folder` and within it, also after symbolic links are followed;
+        or ``"package.module"``, found as Python does, except in the working directory and in
+        `folder` (see `search_path`). For a module that is already imported, its file is read.
 
     Raises
     ------
     ValueError
-        If it cannot be read, or is no such source.
+        If the source cannot be read, or is of neither form.
     """
     path = _file(study, Path(folder), source) if is_file(source) else _module(study, folder, source)
     try:
@@ -94,7 +93,7 @@ def read_source(study: str, folder: str | Path, source: str) -> Source:
 
 
 def search_path(*folders: str | Path) -> list[str]:
-    """Return where packages are looked for: `sys.path` without what nobody has put there.
+    """Return the folders in which packages are searched: a part of `sys.path`.
 
     Relative entries, the working directory (which ``python -m`` and interactive sessions add) and
     `folders` are left out, unless ``PYTHONPATH`` names them by an absolute path.
@@ -110,7 +109,7 @@ def search_path(*folders: str | Path) -> list[str]:
 
 
 def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
-    """Return the module of a source; it is run at most once per process, from the bytes read.
+    """Return the module of a source; run its bytes at most once per process.
 
     Parameters
     ----------
@@ -122,7 +121,7 @@ def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
     Raises
     ------
     ValueError
-        If the process has a module of this name that came from other code.
+        If the process has a module of this name from other code.
     """
     source, finder = sources[name], _Finder(sources.values())
     sys.meta_path.insert(0, finder)
@@ -196,7 +195,7 @@ def _unreadable(study: str, path: Path, error: OSError) -> ValueError:
 
 
 def _module(study: str, folder: str | Path, name: str) -> Path:
-    """Return the file of a module, without importing anything."""
+    """Return the file of a module without importing anything."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         raise ValueError(f"The study {study!r} needs {name!r}, which is no name of a module.")

@@ -1,6 +1,6 @@
-"""ChaCha20 as a generator of JAX, with keys of 256 bits, for randomness that must stay secret.
+"""ChaCha20 as a random generator of JAX, with keys of 256 bits, for randomness that stays secret.
 
-JAX's own generator has keys of 64 bits, which a search can find from a few numbers that were drawn.
+JAX's default generator has keys of 64 bits, which a search can find from a few drawn numbers.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ from jax.extend.random import define_prng_impl
 KEY_WORDS = 8
 BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
-# First word of the nonce, so that bits, split keys and folded keys are of different streams.
+# First word of the nonce: bits, split keys and folded keys come from different streams.
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
 
 
@@ -27,7 +27,7 @@ def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
     key
         ``[8]`` uint32.
     counter
-        ``[num]`` uint32, number of each block.
+        ``[num]`` uint32, index of each block.
     nonce
         ``[3]`` uint32.
 
@@ -37,7 +37,7 @@ def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
     """
     fixed = jnp.concatenate([jnp.asarray(_CONSTANTS), key, nonce])[:, None]
     fixed = jnp.broadcast_to(fixed, (15, counter.shape[0]))
-    first = jnp.concatenate([fixed[:12], counter[None], fixed[12:]]).reshape(4, 4, -1)
+    initial = jnp.concatenate([fixed[:12], counter[None], fixed[12:]]).reshape(4, 4, -1)
 
     def double_round(_: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
         a, b, c, d = _quarter_rounds(*rows)  # of the columns
@@ -45,8 +45,8 @@ def chacha_block(key: Array, counter: Array, nonce: Array) -> Array:
         a, b, c, d = _quarter_rounds(*diagonals)
         return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
 
-    mixed = jnp.stack(jax.lax.fori_loop(0, 10, double_round, tuple(first)))
-    return (mixed + first).reshape(BLOCK_WORDS, -1).T
+    mixed = jnp.stack(jax.lax.fori_loop(0, 10, double_round, tuple(initial)))
+    return (mixed + initial).reshape(BLOCK_WORDS, -1).T
 
 
 def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
@@ -64,7 +64,7 @@ def _added(x: Array, y: Array, z: Array, distance: int) -> tuple[Array, Array]:
 
 
 def _words(key: Array, stream: int, data: Any, num: int) -> Array:
-    """Return the first `num` words of one of the streams of a key, uint32."""
+    """Return the first `num` words of a stream of a key, uint32."""
     num_blocks = -(-num // BLOCK_WORDS)
     if num_blocks > 2**32:
         raise ValueError(f"A key gives at most 2**36 words of 32 bits, {num} are too many.")
@@ -74,7 +74,7 @@ def _words(key: Array, stream: int, data: Any, num: int) -> Array:
 
 
 def _seed(seed: Array) -> Array:
-    """Return the key of an integer, which has no more bits than the integer."""
+    """Return the key of an integer, which holds no more randomness than the integer."""
     low = jnp.asarray(seed)
     wide = low.dtype.itemsize > 4
     high = jax.lax.shift_right_logical(low, jnp.asarray(32, low.dtype)) if wide else 0 * low
@@ -110,11 +110,11 @@ CHACHA: Hashable = define_prng_impl(
     name="fedmcmc_chacha20",
     tag="chacha20",
 )
-"""Generator of the keys that `secret_key` makes, as `jax.random.key_impl` returns it."""
+"""Generator of the keys that `secret_key` returns, in the form of `jax.random.key_impl`."""
 
 
 def generator_named(name: str) -> Any:
-    """Return what `jax.random.wrap_key_data` takes as `impl`, from ``str(key_impl(key))``."""
+    """Return the argument `impl` of `jax.random.wrap_key_data` for ``str(key_impl(key))``."""
     return CHACHA if name == str(CHACHA) else name
 
 
@@ -124,12 +124,12 @@ def secret_words(digests: Sequence[bytes]) -> np.ndarray:
     Parameters
     ----------
     digests
-        256 bits each, which only the holder of a secret can know.
+        32 bytes each, which only the holder of a secret can compute.
 
     Raises
     ------
     ValueError
-        If one of them has not 32 bytes.
+        If one of them does not have 32 bytes.
     """
     for digest in digests:
         if len(digest) != 4 * KEY_WORDS:
@@ -138,12 +138,12 @@ def secret_words(digests: Sequence[bytes]) -> np.ndarray:
 
 
 def secret_key(digest: bytes) -> Array:
-    """Return a typed key of the ChaCha20 generator from 32 bytes, which should be secret.
+    """Return a typed key of the ChaCha20 generator from 32 secret bytes.
 
     Raises
     ------
     ValueError
-        If there are more or fewer.
+        If `digest` does not have 32 bytes.
 
     Examples
     --------
