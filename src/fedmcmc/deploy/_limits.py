@@ -1,13 +1,12 @@
 """Limits that a site's owner sets: on rows, sites and minibatches, and on how much leaves it."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, FederatedKernel, GradientEstimator
@@ -15,10 +14,13 @@ from fedmcmc.compression import Word
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._disk import Disk
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
+from fedmcmc.dynamics import Length
+from fedmcmc.gradients import Epochs
 from fedmcmc.kernels import Points
+from fedmcmc.pytrees import trees
 
 MIN_ROWS = 20
 """Rows below which a site takes no part, unless its owner sets another limit."""
@@ -162,7 +164,8 @@ class Limits:
         if rows is not None and rows < least:
             raise Refused(
                 f"The kernel uses minibatches of {rows} rows at {site}, which answers with at "
-                f"least {least} rows per minibatch (min_batch). Use larger minibatches or full "
+                f"least {least} rows per minibatch (min_batch); the last minibatch of a pass over "
+                f"{num_rows} rows holds those that are left. Use larger minibatches or full "
                 f"gradients; the owner of {site} can set min_batch in [limits] of its settings."
             )
 
@@ -191,7 +194,7 @@ class Outflow:
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
         self._site, self._disk, self._log, self._most = site, disk, log, limits.most_numbers
-        total, self._last = disk.num_numbers
+        total, _ = disk.num_numbers
         self._record(max(total, 0 if log is None else log.num_numbers))
 
     def _record(self, total: int) -> None:
@@ -199,18 +202,20 @@ class Outflow:
         if self._log is not None:
             self._log.num_numbers = total
 
-    def add(self, num: int, content: bytes) -> None:
+    def add(self, num: int, *answer: bytes) -> None:
         """Count an answer of `num` numbers, before it leaves.
 
-        An answer whose content is that of the answer before was counted already.
+        If question and content, `answer`, are those of the answer before, it was counted already.
 
         Raises
         ------
         Refused
             If it would exceed the limit of the owner; nothing is counted then.
         """
-        digest = hashlib.sha256(content).digest()
-        if digest == self._last:
+        total, last = self._disk.num_numbers  # another process of this site may have counted
+        self._record(max(self.total, total))
+        digest = bytes.fromhex(digest_of(*answer))
+        if digest == last:
             return
         if self._most is not None and self.total + num > self._most:
             raise Refused(
@@ -219,7 +224,6 @@ class Outflow:
                 f"{self._site} can raise most_numbers in [limits] of its settings."
             )
         self._disk.count_numbers(self.total + num, digest)
-        self._last = digest
         self._record(self.total + num)
 
 
@@ -264,20 +268,15 @@ def num_parameters(study: Study, position: ArrayTree = None) -> int:
         one_point = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), position.points
         )
-        position = position.centre if jax.tree.leaves(position.centre) else one_point
-    leaves = jax.tree.leaves(position)
-    # Words of random keys are the only numbers of positions without a sign.
-    return sum(
-        math.prod(leaf.shape)
-        for leaf in leaves
-        if not jnp.issubdtype(leaf.dtype, jnp.unsignedinteger)
-    )
+        return max(map(trees.num_elements, (position.centre, one_point)))
+    return int(trees.num_elements(position))
 
 
 def smallest_batch(kernel: Any, num_rows: int) -> int | None:
     """Return the rows of the smallest minibatch in a kernel, ``None`` where it uses all rows.
 
     All parts of the kernel with a number `batch_size` count, those of a study's own classes, too.
+    The last minibatch of a pass over the rows holds those that are left.
 
     Parameters
     ----------
@@ -286,12 +285,15 @@ def smallest_batch(kernel: Any, num_rows: int) -> int | None:
     num_rows
         Rows of the site, of which a fractional `batch_size` takes its share.
     """
-    sizes = [getattr(part, "batch_size", None) for part in _parts(kernel)]
-    rows = [
-        size if isinstance(size, int) else max(int(num_rows * size * (1 + 2**-20)), 1)
-        for size in sizes
-        if isinstance(size, int | float)
-    ]
+    rows = []
+    for part in _parts(kernel):
+        size = getattr(part, "batch_size", None)
+        if not isinstance(size, Real):
+            continue
+        size = size if isinstance(size, Integral) else max(int(num_rows * size * (1 + 2**-20)), 1)
+        passes = isinstance(part, Epochs) or (isinstance(part, Length) and part.num_steps is None)
+        left = num_rows % int(size) if passes and size > 0 else 0
+        rows.append(left or int(size))
     return min([*rows, num_rows]) if rows else None
 
 
