@@ -524,7 +524,6 @@ class Site:
         codes, pending, reports = steps(run.kernel, self.client, *inputs, **how)
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
         chains = [c for c in range(num) if active[c]]
-        sent = b""
         if self._masks is None:
             sent = pack(
                 *(wire.encode(chain_of(codes, c)) for c in chains),
@@ -534,17 +533,17 @@ class Site:
             num_each = numbers_per_message(exchange.code, exchange.report, masked=False)
             question = digest_of(run.told.encode(), f"{tag.round} {number}".encode(), frame.body)
             self._outflow.add(len(chains) * num_each, question.encode(), sent)
+        else:
+            place = (tag.round, number, len(shapes.phases), False)
+            kept = digest_of(wire.encode([run.state]))
+            words = words_of(run.kernel, codes, reports.bits_down)
+            sent = self._masked(frame, place, run.origin, kept, words)
         run.pending, run.answered = pending, (tag.round, number)
         if self._masks is not None and run.keeps:
             made_of = (run.origin, run.told, f"{tag.round} {number}")
             run.pending_origin = digest_of(*(part.encode() for part in made_of), frame.body)
         self._save(run)
         self._log_bad_row(run, broadcasts, codes)
-        if self._masks is not None:
-            place = (tag.round, number, len(shapes.phases), False)
-            kept = digest_of(wire.encode([run.state]))
-            words = words_of(run.kernel, codes, reports.bits_down)
-            return self._masked(frame, place, run.origin, kept, words)
         return sent
 
     def _keys(
