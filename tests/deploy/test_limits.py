@@ -8,7 +8,6 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedmcmc
@@ -18,6 +17,7 @@ from fedmcmc.deploy._limits import numbers_per_message, smallest_batch
 from fedmcmc.deploy._masks import SINGLES
 from fedmcmc.deploy._shapes import shapes_of_run
 from fedmcmc.deploy._words import askable_estimators, askable_kernels, to_words
+from fedmcmc.gradients import Minibatch
 from tests.contracts.model import KEY, POSTERIOR
 from tests.contracts.tables import ESTIMATORS
 from tests.support import studies
@@ -289,9 +289,7 @@ def test_the_smallest_minibatch_of_a_kernel_is_found():
         fedmcmc.secure_sum(kernel),
         fedmcmc.faults(fedmcmc.compress(kernel, fedmcmc.quantize(4)), drop=0.1),
         fedmcmc.sequence(full, kernel),
-        fedmcmc.fed_avg(
-            POSTERIOR, client_optimizer=optax.sgd(0.1), num_local_epochs=1, batch_size=4
-        ),
+        fedmcmc.langevin(POSTERIOR, Minibatch(np.int64(4), replace=True), **step),
     )
     assert [smallest_batch(one, 50) for one in whole] == [4] * len(whole)
     assert smallest_batch(full, 50) is None

@@ -214,8 +214,8 @@ MUTATIONS = {
     ),
     "chains of a round count as one": (
         "deploy/_site.py",
-        "self._outflow.add(len(chains) * num_each, sent)",
-        "self._outflow.add(num_each, sent)",
+        "self._outflow.add(len(chains) * num_each, question.encode(), sent)",
+        "self._outflow.add(num_each, question.encode(), sent)",
         f"{LIMITS}chains_count_each_by_itself",
     ),
     "a folder that was removed begins to count again": (

@@ -1,13 +1,12 @@
 """Limits that a site's owner sets: on rows, sites and minibatches, and on how much leaves it."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedmcmc._types import ArrayTree, FederatedKernel, GradientEstimator
@@ -15,10 +14,13 @@ from fedmcmc.compression import Word
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._disk import Disk
-from fedmcmc.deploy._frames import Refused
+from fedmcmc.deploy._frames import Refused, digest_of
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
+from fedmcmc.dynamics import Length
+from fedmcmc.gradients import Epochs
 from fedmcmc.kernels import Points
+from fedmcmc.pytrees import trees
 
 MIN_ROWS = 20
 """Fewest rows of a site by default."""
@@ -162,7 +164,8 @@ class Limits:
         if rows is not None and rows < smallest:
             raise Refused(
                 f"The kernel uses minibatches of {rows} rows at {site}, which answers with at "
-                f"least {smallest} rows per minibatch (min_batch). Use larger minibatches or full "
+                f"least {smallest} rows per minibatch (min_batch); the last minibatch of a pass "
+                f"over {num_rows} rows holds those that are left. Use larger minibatches or full "
                 f"gradients; the owner of {site} can set min_batch in [limits] of its settings."
             )
 
@@ -191,7 +194,7 @@ class Outflow:
 
     def __init__(self, site: str, disk: Disk, log: AuditLog | None, limits: Limits) -> None:
         self._site, self._disk, self._log, self._most = site, disk, log, limits.most_numbers
-        total, self._last = disk.num_numbers
+        total, _ = disk.num_numbers
         self._record(max(total, 0 if log is None else log.num_numbers))
 
     def _record(self, total: int) -> None:
@@ -199,18 +202,20 @@ class Outflow:
         if self._log is not None:
             self._log.num_numbers = total
 
-    def add(self, num: int, content: bytes) -> None:
+    def add(self, num: int, *answer: bytes) -> None:
         """Count an answer of `num` numbers before it leaves.
 
-        An answer with the content of the previous answer was counted already.
+        If `answer`, the question and the content, is the previous one, it was counted already.
 
         Raises
         ------
         Refused
             If the count would exceed the owner's limit; the answer is then not counted.
         """
-        digest = hashlib.sha256(content).digest()
-        if digest == self._last:
+        total, last = self._disk.num_numbers  # another process of this site may have counted
+        self._record(max(self.total, total))
+        digest = bytes.fromhex(digest_of(*answer))
+        if digest == last:
             return
         if self._most is not None and self.total + num > self._most:
             raise Refused(
@@ -219,7 +224,6 @@ class Outflow:
                 f"{self._site} can raise most_numbers in [limits] of its settings."
             )
         self._disk.count_numbers(self.total + num, digest)
-        self._last = digest
         self._record(self.total + num)
 
 
@@ -264,20 +268,15 @@ def num_parameters(study: Study, position: ArrayTree = None) -> int:
         one_point = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), position.points
         )
-        position = position.centre if jax.tree.leaves(position.centre) else one_point
-    leaves = jax.tree.leaves(position)
-    # Unsigned integers in a position are words of random keys, not parameters.
-    return sum(
-        math.prod(leaf.shape)
-        for leaf in leaves
-        if not jnp.issubdtype(leaf.dtype, jnp.unsignedinteger)
-    )
+        return max(map(trees.num_elements, (position.centre, one_point)))
+    return int(trees.num_elements(position))
 
 
 def smallest_batch(kernel: Any, num_rows: int) -> int | None:
     """Return the rows in the smallest minibatch of a kernel, ``None`` if it uses all rows.
 
     Every part of the kernel with a number `batch_size` counts, also if its class is of the study.
+    The last minibatch of a pass over the rows holds those that are left.
 
     Parameters
     ----------
@@ -286,12 +285,15 @@ def smallest_batch(kernel: Any, num_rows: int) -> int | None:
     num_rows
         Rows of the site; a fractional `batch_size` is multiplied by it.
     """
-    sizes = [getattr(part, "batch_size", None) for part in _parts(kernel)]
-    rows = [
-        size if isinstance(size, int) else max(int(num_rows * size * (1 + 2**-20)), 1)
-        for size in sizes
-        if isinstance(size, int | float)
-    ]
+    rows = []
+    for part in _parts(kernel):
+        size = getattr(part, "batch_size", None)
+        if not isinstance(size, Real):
+            continue
+        size = size if isinstance(size, Integral) else max(int(num_rows * size * (1 + 2**-20)), 1)
+        passes = isinstance(part, Epochs) or (isinstance(part, Length) and part.num_steps is None)
+        left = num_rows % int(size) if passes and size > 0 else 0
+        rows.append(left or int(size))
     return min([*rows, num_rows]) if rows else None
 
 

@@ -40,15 +40,16 @@ from fedmcmc.deploy._limits import MOST_BYTES, Limits, Outflow, numbers_per_mess
 from fedmcmc.deploy._masks import ANEW, MASKS, STAGES, SiteMasks
 from fedmcmc.deploy._programs import chain_of, first_states, select, stacked, steps
 from fedmcmc.deploy._secret import SiteSecret
-from fedmcmc.deploy._shapes import Report, Shapes, max_num_bytes, shapes_of_run
+from fedmcmc.deploy._shapes import Shapes, max_num_bytes, shapes_of_run
 from fedmcmc.deploy._study import Study, software
 from fedmcmc.deploy._words import from_words
 from fedmcmc.interop import check_indices
-from fedmcmc.kernels import Evaluations, Expansions
+from fedmcmc.kernels import Evaluations, Expansions, Question
 from fedmcmc.pytrees import trees
 from fedmcmc.random import generator_named
 from fedmcmc.rounds import ClientKeys
 from fedmcmc.surrogates import nonfinite_answer
+from fedmcmc.transforms import Secured
 
 LOG = logging.getLogger("fedmcmc.deploy")
 MOST_REASON = 2000
@@ -77,6 +78,9 @@ class _Run:
     state: ArrayTree = None
     answered: tuple[int, int] = (-1, -1)  # round and phase of the last answer
     pending: ArrayTree = None  # the state after that answer, if the server counts it
+    # Under masks digests of all that made these two states, which must be the same at all sites.
+    origin: str = ""
+    pending_origin: str = ""
 
     @property
     def keeps(self) -> bool:
@@ -377,9 +381,11 @@ class Site:
         codes = steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
         if self._masks is not None:
             place = (0, number, len(shapes.setup), True)
-            return self._masked(frame, place, "", host_words(codes, num_lead=1))
+            return self._masked(frame, place, "", "", words_of(run.kernel, codes))
         sent = pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
-        self._outflow.add(num * numbers_per_message(shapes.setup[number], masked=False), sent)
+        question = digest_of(run.told.encode(), f"setup {number}".encode(), frame.body)
+        num_numbers = num * numbers_per_message(shapes.setup[number], masked=False)
+        self._outflow.add(num_numbers, question.encode(), sent)
         return sent
 
     def _start(self, frame: Frame) -> None:
@@ -393,6 +399,7 @@ class Site:
         broadcasts = stacked([_read(part, like) for part in parts])
         run.state = first_states(run.kernel, self.client, broadcasts)
         run.pending, run.answered = run.state, (-1, -1)
+        run.origin = run.pending_origin = digest_of(b"start", frame.body)
         self._save(run)
 
     def _resume(self, frame: Frame) -> None:
@@ -407,7 +414,9 @@ class Site:
         goes_back = name == run.name
         marked = self.disk.marked(name, round_, forget=goes_back)
         if marked is not None:
-            run.state = run.pending = self._states(run, marked)  # with what was counted then
+            origin, state = unpack(marked, 2)
+            run.state = run.pending = self._states(run, state)  # with what was counted then
+            run.origin = run.pending_origin = origin.decode()
             run.answered = tuple(frame.header["last"] or (-1, -1))
         elif self._read_state(run, name) is None or run.answered > (round_, 0):
             raise Refused(
@@ -439,6 +448,7 @@ class Site:
         header, (state, pending) = found
         run.state, run.pending = self._states(run, state), self._states(run, pending)
         run.answered = tuple(header["answered"])
+        run.origin, run.pending_origin = header["origins"]
         attempt: int = header["attempt"]
         return attempt
 
@@ -450,7 +460,8 @@ class Site:
 
     def _save(self, run: _Run) -> None:
         if run.keeps:
-            header = {"attempt": run.attempt, "answered": list(run.answered)}
+            origins = [run.origin, run.pending_origin]
+            header = {"attempt": run.attempt, "answered": list(run.answered), "origins": origins}
             self.disk.write(run.name, header, wire.encode([run.state]), wire.encode([run.pending]))
 
     def _settle(self, run: _Run, frame: Frame) -> None:
@@ -462,12 +473,16 @@ class Site:
                     f"The server has counted an answer of {self.name} to round {last[0]} that is "
                     "not on its disk: its folder is not that of the run."
                 )
+            run.pending_origin = run.origin
             run.pending = run.state
             return
         if len(counted) != run.num_chains:
             raise FrameError("A message does not say of every chain what was counted.")
         if not all(counted):
+            if self._masks is not None:
+                raise Refused("Under masks the answers of all chains are counted, or of none.")
             run.pending = select(np.asarray(counted, bool), run.pending, run.state)
+        run.origin = run.pending_origin
         run.state = run.pending
 
     def _step(self, frame: Frame) -> bytes:
@@ -500,7 +515,8 @@ class Site:
         self._settle(run, frame)
         marks, keep = ([int(round_) for round_ in header[name]] for name in ("marks", "keep"))
         if run.keeps and marks:
-            self.disk.mark(run.name, marks, wire.encode([run.state]), keep)
+            state = pack(run.origin.encode(), wire.encode([run.state]))
+            self.disk.mark(run.name, marks, state, keep)
         weight = np.asarray(weights, self.client.share.dtype)
         keys = self._keys(run, tag, parts, weight, next(some, None))
         inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
@@ -508,7 +524,6 @@ class Site:
         codes, pending, reports = steps(run.kernel, self.client, *inputs, **how)
         codes, reports = jax.tree.map(np.asarray, (codes, reports))
         chains = [c for c in range(num) if active[c]]
-        sent = b""
         if self._masks is None:
             sent = pack(
                 *(wire.encode(chain_of(codes, c)) for c in chains),
@@ -516,14 +531,19 @@ class Site:
             )
             exchange = shapes.phases[number]
             num_each = numbers_per_message(exchange.code, exchange.report, masked=False)
-            self._outflow.add(len(chains) * num_each, sent)
-        run.pending, run.answered = pending, (tag.round, number)
-        self._save(run)
-        self._log_bad_row(run, broadcasts, codes)
-        if self._masks is not None:
+            question = digest_of(run.told.encode(), f"{tag.round} {number}".encode(), frame.body)
+            self._outflow.add(len(chains) * num_each, question.encode(), sent)
+        else:
             place = (tag.round, number, len(shapes.phases), False)
             kept = digest_of(wire.encode([run.state]))
-            return self._masked(frame, place, kept, words_of(codes, reports))
+            words = words_of(run.kernel, codes, reports.bits_down)
+            sent = self._masked(frame, place, run.origin, kept, words)
+        run.pending, run.answered = pending, (tag.round, number)
+        if self._masks is not None and run.keeps:
+            made_of = (run.origin, run.told, f"{tag.round} {number}")
+            run.pending_origin = digest_of(*(part.encode() for part in made_of), frame.body)
+        self._save(run)
+        self._log_bad_row(run, broadcasts, codes)
         return sent
 
     def _keys(
@@ -581,15 +601,25 @@ class Site:
             raise _Unready  # of before this site or another was started again
 
     def _masked(
-        self, frame: Frame, place: tuple[int, int, int, bool], kept: str, words: np.ndarray
+        self,
+        frame: Frame,
+        place: tuple[int, int, int, bool],
+        origin: str,
+        kept: str,
+        words: np.ndarray,
     ) -> bytes:
-        """Return words ``[num_chains, num_words]`` under masks, if the site's rules allow it."""
+        """Return words ``[num_chains, num_words]`` under masks, if the site's rules allow it.
+
+        `origin` is a digest of what made the site's state, and `kept` of the state itself. A server
+        that has one site alone go back to an earlier state could subtract two totals.
+        """
         run, masks = self._current(frame), self._masks
         assert masks is not None
-        question = digest_of(run.told.encode(), repr(place).encode(), frame.body)
+        parts = (run.told, repr(place), origin)
+        question = digest_of(*(part.encode() for part in parts), frame.body)
 
         def counted() -> np.ndarray:
-            self._outflow.add(words.size, words.tobytes())
+            self._outflow.add(words.size, question.encode(), words.tobytes())
             return words.reshape(-1)
 
         return masks.answer(
@@ -614,15 +644,25 @@ class _Unready(Exception):
     """
 
 
-def words_of(codes: ArrayTree, reports: Report) -> np.ndarray:
+def words_of(kernel: FederatedKernel, codes: ArrayTree, bits_down: ArrayTree = ()) -> np.ndarray:
     """Return codes ``[num_chains, num_words]``, and the bits that were needed below as a word.
 
     Of what clients report no more leaves a site under masks; ``()`` adds no word.
+
+    In place of a message that is out of range a secure sum has the ends of the range, or zeros. A
+    server that knows them could ask where one site alone is within the range, whose message the
+    total would be. So these words are random, and their total is, too; nothing uses it, as the
+    counts, the last two words of a code, say what it is. Questions that leave out places with such
+    numbers are the exception.
     """
-    below = [
-        np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(reports.bits_down)
-    ]
-    return np.concatenate([host_words(codes, num_lead=1), *below], axis=1)
+    words = host_words(codes, num_lead=1)
+    question = kernel.kernel if isinstance(kernel, Secured) else kernel
+    if not (isinstance(question, Question) and question.leaves_out_beyond):
+        for chain in np.flatnonzero(words[:, -2]):
+            num = words.shape[1] - 2
+            words[chain, :num] = np.frombuffer(secrets.token_bytes(8 * num), np.uint64)
+    below = [np.asarray(leaf).astype(np.uint64)[:, None] for leaf in jax.tree.leaves(bits_down)]
+    return np.concatenate([words, *below], axis=1)
 
 
 def _read(data: bytes, like: ArrayTree) -> ArrayTree:
