@@ -43,6 +43,7 @@ KERNELS = {
     "lsd": lambda model: fedmcmc.lsd(model, step_size=0.01),
     "minibatch": lambda model: fedmcmc.lsd(model, step_size=0.01, batch_size=4),
     "snapshot": lambda model: fedmcmc.lsd_pp(model, step_size=0.01, batch_size=4, refresh_every=3),
+    "relay": lambda model: fedmcmc.dsgld(model, step_size=0.01, batch_size=4, num_local_steps=2),
     "masked": lambda model: _secured(KERNELS["lsd"](model)),
     "masked minibatch": lambda model: _secured(KERNELS["minibatch"](model)),
     "noisy": lambda model: fedmcmc.langevin(

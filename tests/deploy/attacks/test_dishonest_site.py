@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc import deploy
+from fedmcmc import deploy, wire
 from fedmcmc.deploy._config import run_over
 from fedmcmc.random import cohort_key, draw_key, init_key, server_key
 from tests.deploy.attacks.support import (
@@ -86,6 +86,25 @@ def test_keys_that_the_study_makes_public_are_found(tmp_path):
 
 
 # Lies
+
+
+def test_a_site_subtracts_two_positions_of_a_relay(tmp_path):
+    """Nothing defends from this: the difference is the message of the one site between."""
+    study = make_study("relay")
+    network = Network(study, tmp_path)
+    run(study, network, num_rounds=20)
+    positions, messages, visits = {}, {}, {}
+    for name, site in network.sites.items():
+        for step in network.steps(name):
+            number, shapes = step.request.tag.round, site._run.shapes.phases[0]
+            (broadcast,), (code, _) = parts_of(step.request.body), parts_of(step.answer.body)
+            positions[number] = site._run.readers[0](broadcast).position
+            messages[number], visits[number] = wire.decode(code, like=shapes.code), name
+    attacked = [r for r in range(1, 19) if visits[r - 1] == visits[r + 1] != visits[r]]
+    assert attacked
+    for r in attacked:
+        before = positions[r - 1] + messages[r - 1]  # of the attacker itself
+        np.testing.assert_allclose(positions[r + 1] - before, messages[r], rtol=1e-4, atol=1e-6)
 
 
 def lie(value):
