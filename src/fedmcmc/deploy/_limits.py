@@ -287,13 +287,13 @@ def smallest_batch(kernel: Any, num_rows: int) -> int | None:
     """
     rows = []
     for part in _parts(kernel):
-        size = getattr(part, "batch_size", None)
-        if not isinstance(size, Real):
+        given = getattr(part, "batch_size", None)
+        if not isinstance(given, Real):
             continue
-        size = size if isinstance(size, Integral) else max(int(num_rows * size * (1 + 2**-20)), 1)
+        share = max(int(num_rows * float(given) * (1 + 2**-20)), 1)
+        size = int(given) if isinstance(given, Integral) else share
         passes = isinstance(part, Epochs) or (isinstance(part, Length) and part.num_steps is None)
-        left = num_rows % int(size) if passes and size > 0 else 0
-        rows.append(left or int(size))
+        rows.append((passes and size > 0 and num_rows % size) or size)
     return min([*rows, num_rows]) if rows else None
 
 

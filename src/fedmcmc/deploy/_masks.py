@@ -37,7 +37,7 @@ SUMS = (
     "Natural",
 )
 """What a server may ask for under masks, for `Study.asks`: whatever numbers it chooses, all sites'
-answers count in the sum alike."""
+answers count in the sum alike, except at places where a site's log likelihood is out of range."""
 SINGLES = {
     "AllBut": "the sum without one site, less the sum with it, is that site's answer",
     "CommonExpansions": "it is a table with a row per site, which only that site fills",

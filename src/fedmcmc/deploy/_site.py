@@ -414,8 +414,8 @@ class Site:
         goes_back = name == run.name
         marked = self.disk.marked(name, round_, forget=goes_back)
         if marked is not None:
-            origin, state = unpack(marked, 2)
-            run.state = run.pending = self._states(run, state)  # with what was counted then
+            origin, marked = unpack(marked, 2)
+            run.state = run.pending = self._states(run, marked)  # with what was counted then
             run.origin = run.pending_origin = origin.decode()
             run.answered = tuple(frame.header["last"] or (-1, -1))
         elif self._read_state(run, name) is None or run.answered > (round_, 0):
