@@ -1,4 +1,4 @@
-"""Files that an author, an owner or a text editor got wrong: one clear sentence, and nothing runs."""
+"""Files that an author, an owner or an editor got wrong: one clear sentence, and nothing runs."""
 
 import dataclasses
 import json
