@@ -131,7 +131,8 @@ def files_told(study: Study, site: str) -> str:
         lines += [f"    {source}: {study.path(source)}", f"    SHA-256 {hashes[source]}"]
     if study.settings:
         lines += _item("Settings passed to these programs:")
-        lines += [f"    {name} = {value!r}" for name, value in study.settings.items()]
+        for name, value in study.settings.items():
+            lines += _item(f"{name} = {value!r}", deeper=True)
     lines += [
         *_item(f"Versions of the software, the same at all sites: {versions}."),
         *_item("No other code of the study runs here, and no code comes from the server."),

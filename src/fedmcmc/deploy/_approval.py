@@ -62,16 +62,19 @@ class Approval:
             If there is none.
         """
         try:
-            text = Path(path).read_text()
+            data = Path(path).read_bytes()
         except FileNotFoundError:
             raise Refused(
                 f"There is no approval {path}: read what the study does, and approve it, by "
                 "fedmcmc deploy approve."
             ) from None
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):
-            raise Refused(f"{path} is no approval as fedmcmc deploy approve writes it.") from None
+            approval = cls(**json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            approval = None
+        if approval is None or {type(approval.study), type(approval.software)} != {dict}:
+            raise Refused(f"{path} is no approval as fedmcmc deploy approve writes it.")
+        return approval
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, which is whole or not there."""

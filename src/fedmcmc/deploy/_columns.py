@@ -16,9 +16,9 @@ KEYS = ("dtype", "shape", "levels")
 """Keys of a column in a study's file."""
 DTYPES = (
     *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32"),
+    *("uint8", "uint16", "uint32", "uint64"),
 )
-"""Usual types of a column, for the message about one that is unknown."""
+"""Types that a column can have."""
 
 
 def check_keys(given: Any, wanted: Collection[str], allowed: Collection[str], where: str) -> None:
@@ -80,7 +80,10 @@ def read_columns(tree: Any, path: str | Path) -> tuple[ArrayTree, dict[str, Leve
 def _is_numeric(dtype: Any) -> bool:
     """Return whether this is the name of a type of numbers."""
     try:
-        return isinstance(dtype, str) and np.dtype(dtype).kind in "fiub"
+        if not isinstance(dtype, str):
+            return False
+        known = np.dtype(dtype)
+        return known.isnative and known.name in DTYPES
     except TypeError:
         return False
 

@@ -3,6 +3,8 @@
 import logging
 import signal
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +33,7 @@ from fedmcmc.deploy._masks import MASKS, rules_of
 from fedmcmc.deploy._private import close_to_others, private_files
 from fedmcmc.deploy._seeds import key_of_seed
 from fedmcmc.deploy._server import Sites
-from fedmcmc.deploy._settings import read_toml
+from fedmcmc.deploy._settings import check_texts, read_toml
 from fedmcmc.deploy._site import Site
 from fedmcmc.deploy._study import Study
 from fedmcmc.deploy._transport import Transport
@@ -167,6 +169,7 @@ def site_settings(path: str | Path, *, dials: bool = True) -> tuple[dict[str, An
     wanted, network = ("name", "study", "rows", "folder"), ("server", *KEYS)
     allowed = ("approved", "approval", "identity", "log", "limits", *OF_SERVER, *network)
     given, base = _read(path, (*wanted, *network) if dials else wanted, allowed)
+    check_texts(given, [name for name in given if name != "limits"], str(path))
     if ("approved" in given) == ("approval" in given):
         raise ValueError(f"{path}: give one of approval (a file) and approved (a digest).")
     limits = given.get("limits", {})
@@ -248,9 +251,7 @@ def _waiting(
     path: str | Path, given: dict[str, Any], base: Path
 ) -> tuple[Study, Callable[[], GrpcServer]]:
     """Return a server's study, and what waits for its sites at a port."""
-    for name in ("study", "address", *KEYS):
-        if not isinstance(given[name], str):
-            raise ValueError(f"{path}: {name} must be a text, got {given[name]!r}.")
+    check_texts(given, ("study", "address", *KEYS), str(path))
     study, pins = Study.read(base / given["study"]), given["sites"]
     if not isinstance(pins, dict) or not all(isinstance(pin, str) for pin in pins.values()):
         raise ValueError(
@@ -411,20 +412,24 @@ def _rows(path: Path) -> ArrayTree:
     ValueError
         If it is no such file, or holds Python objects.
     """
-    try:
-        stored = np.load(path, allow_pickle=False)
-    except ValueError:
-        stored = None
-    if not isinstance(stored, np.lib.npyio.NpzFile):
-        raise ValueError(
-            f"{path} is no .npz file of arrays. Write one array per column, as by "
-            f"numpy.savez('rows.npz', age=age, arm=arm)."
-        )
     arrays = {}
-    with stored:
+    with path.open("rb") as file:
+        try:
+            stored = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile):
+            stored = None
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise ValueError(
+                f"{path} is no .npz file of arrays. Write one array per column, as by "
+                f"numpy.savez('rows.npz', age=age, arm=arm)."
+            )
         for name in stored.files:
             try:
                 arrays[name] = stored[name]
+            except (EOFError, zipfile.BadZipFile, zlib.error):
+                raise ValueError(
+                    f"Column {name!r} of {path} is damaged or cut short: write the file again."
+                ) from None
             except ValueError:
                 raise ValueError(
                     f"Column {name!r} of {path} holds Python objects, which are not read. Save "
@@ -438,6 +443,13 @@ def _rows(path: Path) -> ArrayTree:
         place = tree
         for folder in folders:
             place = place.setdefault(folder, {})
+            if not isinstance(place, dict):
+                break
+        if not isinstance(place, dict) or last in place:
+            raise ValueError(
+                f"Column {name!r} of {path} is within another column or holds others: a dot "
+                "separates the names of nested columns. Rename one of them."
+            )
         place[last] = array
     return tree
 

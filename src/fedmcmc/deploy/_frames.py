@@ -100,7 +100,7 @@ class Frame(NamedTuple):
             raise FrameError("The header of a message is not readable.") from None
         # Most headers have fewer brackets than levels that are allowed.
         num_brackets = data.count(b"[", begin, end) + data.count(b"{", begin, end)
-        if num_brackets > MOST_DEPTH and _is_deeper(header, MOST_DEPTH):
+        if num_brackets > MOST_DEPTH and is_deeper(header, MOST_DEPTH):
             raise FrameError(f"The header of a message has more than {MOST_DEPTH} levels.")
         if not isinstance(kind, str):
             raise FrameError("The header of a message does not say what it is.")
@@ -172,7 +172,7 @@ def check_step(header: dict[str, Any], num_chains: int) -> None:
         raise FrameError("The entry 'last' of a message is not a round and a phase.")
 
 
-def _is_deeper(value: Any, most: int) -> bool:
+def is_deeper(value: Any, most: int) -> bool:
     """Return whether lists and tables lie within one another more than `most` times."""
     level = [value]
     for _ in range(most + 1):

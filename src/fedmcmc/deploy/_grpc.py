@@ -22,7 +22,7 @@ from typing import Any
 
 from fedmcmc._checks import not_installed
 from fedmcmc.deploy._frames import JOIN_BYTES, Refused, printable
-from fedmcmc.deploy._pki import SERVER_CERTIFICATE, fingerprint
+from fedmcmc.deploy._pki import SERVER_CERTIFICATE, fingerprint, is_key_of
 from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._settings import check_address
 from fedmcmc.deploy._site import Site
@@ -147,11 +147,13 @@ class Credentials:
                     "the server's present certificate there, and compare its fingerprint with "
                     "whoever runs the server before you change the setting."
                 )
-        return (
-            Path(self.key).read_bytes(),
-            Path(self.certificate).read_bytes(),
-            trusted.read_bytes(),
-        )
+        key, certificate = Path(self.key).read_bytes(), Path(self.certificate).read_bytes()
+        if not is_key_of(key, certificate):
+            raise ValueError(
+                f"{self.key} is not the private key of the certificate {self.certificate}: put the "
+                "key there that its request was made with (fedmcmc deploy request)."
+            )
+        return key, certificate, trusted.read_bytes()
 
 
 class _Connection:

@@ -69,6 +69,8 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
     for name in secure.keys() & (COUNTS | {"rounds"}):
         if type(secure[name]) is not int:
             raise ValueError(f"secure.{name} must be a whole number, got {secure[name]!r}.")
+        if secure[name] < 0:
+            raise ValueError(f"secure.{name} must be at least 0, got {secure[name]}.")
     identities = secure["identities"]
     if set(identities) != set(sites):
         raise ValueError(f"secure.identities must have a public key of each of {list(sites)}.")
@@ -77,6 +79,13 @@ def check_settings(secure: Mapping[str, Any], sites: Mapping[str, int], asks: An
             raise ValueError(
                 f"The identity of {name} is no public key of {KEY_DIGITS} hexadecimal digits "
                 "(deploy.make_identity returns it)."
+            )
+    keys = [key.lower() for key in identities.values()]
+    for name, key in identities.items():
+        if keys.count(key.lower()) > 1:
+            raise ValueError(
+                f"The identity of {name} in the table secure is another site's, too: each site "
+                "needs its own (fedmcmc deploy request)."
             )
     for name in asks:
         if name not in SUMS:

@@ -206,6 +206,16 @@ def fingerprint(pem: bytes) -> str:
     return found
 
 
+def is_key_of(key: bytes, certificate: bytes) -> bool:
+    """Return whether a private key and a certificate, both in PEM, belong together."""
+    x509, _, serialization = _cryptography()
+    try:
+        public_key = serialization.load_pem_private_key(key, None).public_key()
+        return bool(public_key == x509.load_pem_x509_certificate(certificate).public_key())
+    except (ValueError, TypeError):
+        return False
+
+
 def _cryptography() -> tuple[Any, Any, Any]:
     try:
         from cryptography import x509

@@ -2,9 +2,11 @@
 
 import difflib
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from fedmcmc.deploy._frames import MOST_DEPTH, is_deeper
 
 MOST_PORT = 2**16 - 1
 """Largest port number."""
@@ -16,13 +18,33 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the file is not TOML; the message names the file and the line.
+        If the file is a folder, a pipe or a device, or is not TOML; the message then names the
+        line.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is a folder, a pipe or a device: give a TOML file.")
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        content = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a valid TOML file: {error}.") from None
+    except RecursionError:
+        content = None
+    if content is None or is_deeper(content, MOST_DEPTH):
+        raise ValueError(f"{path} has more than {MOST_DEPTH} tables or lists within one another.")
+    return content
+
+
+def check_texts(table: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+    """Raise unless the entries of a table that have these names are texts.
+
+    Raises
+    ------
+    ValueError
+        Naming the entry.
+    """
+    for name in names:
+        if name in table and (not isinstance(table[name], str) or not table[name]):
+            raise ValueError(f"{where}: {name} must be a text in quotes, got {table[name]!r}.")
 
 
 def check_names(names: Any, allowed: Collection[str], where: str) -> None:

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import decode_source, spec_from_file_location
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
+
+from fedmcmc.deploy._frames import printable
 
 PACKAGE_FILE = "__init__.py"
 """File with the code of a package itself."""
@@ -38,6 +40,29 @@ class Source(NamedTuple):
     module: str
     path: Path
     data: bytes
+
+    @property
+    def text(self) -> str:
+        """Bytes as UTF-8, whatever encoding a comment names, so that what is read is what runs.
+
+        Raises
+        ------
+        ValueError
+            If an editor may show something else: other encodings, control or invisible characters.
+        """
+        expected = "sources are UTF-8 text of printable characters, so that owners see all of it"
+        try:
+            text = self.data.decode("utf-8-sig").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path} is not UTF-8 text ({error}): {expected}.") from None
+        for number, line in enumerate(text.split("\n"), 1):
+            for char in line.replace("\t", ""):
+                if not char.isprintable():
+                    raise ValueError(
+                        f"Line {number} of {self.path} has the character {printable(char)}: "
+                        f"{expected}. Replace it, in strings by its escape."
+                    )
+        return text
 
     @property
     def digest(self) -> str:
@@ -89,7 +114,9 @@ def read_source(study: str, folder: str | Path, source: str) -> Source:
     except OSError as error:
         raise _unreadable(study, path, error) from error
     module = f"fedmcmc_study_{hashlib.sha256(data).hexdigest()}" if is_file(source) else source
-    return Source(module, path, data)
+    read = Source(module, path, data)
+    _ = read.text  # raises before anybody approves what cannot be read
+    return read
 
 
 def search_path(*folders: str | Path) -> list[str]:
@@ -121,12 +148,15 @@ def load_source(sources: Mapping[str, Source], name: str) -> ModuleType:
     Raises
     ------
     ValueError
-        If the process has a module of this name from other code.
+        If it is not valid Python, or the process has a module of this name from other code.
     """
     source, finder = sources[name], _Finder(sources.values())
     sys.meta_path.insert(0, finder)
     try:
         module = importlib.import_module(source.module)
+    except SyntaxError as error:
+        where = f"{error.filename or source.path}, line {error.lineno}"
+        raise ValueError(f"The source {name} is not valid Python: {where}: {error.msg}.") from error
     finally:
         sys.meta_path.remove(finder)
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
@@ -152,10 +182,10 @@ class _Loader(InspectLoader):
         self.source = source
 
     def get_source(self, fullname: str) -> str:
-        return decode_source(self.source.data)
+        return self.source.text
 
     def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = compile(self.source.data, self.source.path, "exec", dont_inherit=True)
+        code: CodeType = compile(self.source.text, self.source.path, "exec", dont_inherit=True)
         return code
 
 
@@ -181,7 +211,7 @@ def _file(study: str, folder: Path, source: str) -> Path:
     path, relative = folder / source, Path(source)
     try:
         within = path.resolve(strict=True).is_relative_to(folder.resolve())
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError of links in a circle, until 3.12
         raise _unreadable(study, path, error) from error
     if relative.is_absolute() or ".." in relative.parts or not within:
         raise ValueError(f"{path} of the study {study!r} lies outside of its folder.")
@@ -190,8 +220,9 @@ def _file(study: str, folder: Path, source: str) -> Path:
     return path
 
 
-def _unreadable(study: str, path: Path, error: OSError) -> ValueError:
-    return ValueError(f"The study {study!r} needs {path}, which cannot be read ({error.strerror}).")
+def _unreadable(study: str, path: Path, error: Exception) -> ValueError:
+    reason = getattr(error, "strerror", None) or error
+    return ValueError(f"The study {study!r} needs {path}, which cannot be read ({reason}).")
 
 
 def _module(study: str, folder: str | Path, name: str) -> Path:

@@ -38,6 +38,8 @@ SETUP = ("CommonExpansions", "Expansions", "Falls", "OwnExpansions", "ScoreCovar
 """What `fedmcmc.whiten` and `fedmcmc.surrogates` ask sites for, for `Study.asks`."""
 FIT = ("Evaluations", "Expansions", "HamiltonianMonteCarlo", "Natural")
 """What `fedmcmc.fit` asks sites for, for `Study.asks`."""
+MOST_ROWS = 2**31 - 1
+"""Rows that all sites of a study have together at most, since positions of rows are int32."""
 SCHEDULED_ROUNDS = 64
 """Rounds in which the schedules of two kernels are compared."""
 
@@ -148,6 +150,19 @@ class Study:
                 raise ValueError(
                     f"{where!r} names nothing: give 'package.module:name' or 'file.py:name'."
                 )
+        total = sum(self.sites.values())
+        if total > MOST_ROWS:
+            raise ValueError(
+                f"The sites of the study {self.name!r} have {total:,} rows together, and a study "
+                f"has at most {MOST_ROWS:,}."
+            )
+        try:
+            json.dumps(self.settings)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"The settings of the study {self.name!r} must be numbers, texts, truth values, "
+                f"lists and tables ({error}): write dates as texts."
+            ) from None
         if not isinstance(self.reproducible, bool):
             raise ValueError(f"reproducible must be true or false, got {self.reproducible!r}.")
         if self.secure:
@@ -284,10 +299,10 @@ class Study:
     def model(self) -> Posterior:
         """The model, from the study's files."""
         found = self.found(self.posterior)
-        if not isinstance(found, Posterior):
+        if not isinstance(found, Posterior) and callable(found):
             found = found(dict(self.settings))
         if not isinstance(found, Posterior):
-            raise TypeError(
+            raise ValueError(
                 f"{self.posterior} must be a Posterior or make one of the settings, got "
                 f"{type(found).__name__}."
             )
