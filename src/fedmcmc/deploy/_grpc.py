@@ -22,7 +22,7 @@ from typing import Any
 
 from fedmcmc._checks import not_installed
 from fedmcmc.deploy._frames import JOIN_BYTES, Refused, printable
-from fedmcmc.deploy._pki import SERVER_CERTIFICATE, fingerprint
+from fedmcmc.deploy._pki import SERVER_CERTIFICATE, fingerprint, first_certificate
 from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._settings import check_address
 from fedmcmc.deploy._site import Site
@@ -132,26 +132,24 @@ class Credentials:
             If other users can read the key, or ``server.crt`` has another fingerprint.
         """
         check_private(self.key)
-        trusted = Path(self.authority)
+        authority = Path(self.authority).read_bytes()
         if self.server_fingerprint is not None:
-            trusted = trusted.with_name(SERVER_CERTIFICATE)
+            trusted = Path(self.authority).with_name(SERVER_CERTIFICATE)
             if not trusted.exists():
                 raise ValueError(
                     f"server_fingerprint needs the server's certificate in {trusted}, which is "
                     "missing: get it from whoever runs the consortium."
                 )
-            pin, actual = _normal(self.server_fingerprint), fingerprint(trusted.read_bytes())
+            # Whatever else is in the file would be trusted, too.
+            authority = first_certificate(trusted.read_bytes())
+            pin, actual = _normal(self.server_fingerprint), fingerprint(authority)
             if actual != pin:
                 raise ValueError(
                     f"{trusted} has the fingerprint {actual}, and server_fingerprint is {pin}: put "
                     "the server's present certificate there, and compare its fingerprint with "
                     "whoever runs the server before you change the setting."
                 )
-        return (
-            Path(self.key).read_bytes(),
-            Path(self.certificate).read_bytes(),
-            trusted.read_bytes(),
-        )
+        return Path(self.key).read_bytes(), Path(self.certificate).read_bytes(), authority
 
 
 class _Connection:
@@ -263,8 +261,8 @@ class GrpcServer:
             self.port = self._server.add_secure_port(address, secure)
         except RuntimeError as error:
             raise OSError(
-                f"The server cannot wait at {address}: another process waits at that port, or it "
-                "is no address of this machine. End that process, or change address."
+                f"The server cannot wait at {address}: another process waits at that port, it is "
+                "no address of this machine, or key and certificate do not belong together."
             ) from error
         self._server.start()
 
