@@ -1,5 +1,6 @@
 """The log of what left a site: whatever is changed in it is found."""
 
+import errno
 import hashlib
 import json
 import os
@@ -161,6 +162,10 @@ def test_a_site_tells_nothing_that_it_cannot_log(tmp_path):
         site.answer(b"anything")
 
 
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_log_goes_on_after_the_disk_was_full(tmp_path, monkeypatch):
     """A part of a line may have been written, before which and after which lines are whole."""
     log, write = deploy.AuditLog(tmp_path / "audit.log"), os.write
@@ -168,6 +173,9 @@ def test_a_log_goes_on_after_the_disk_was_full(tmp_path, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, data: write(file, data[:30]))
         with pytest.raises(OSError, match="the disk may be full"):
+            log.write("answer", bytes=2)
+        full.setattr(os, "write", no_space)
+        with pytest.raises(OSError, match=r"audit\.log"):
             log.write("answer", bytes=2)
     log.write("answer", bytes=3)
     log.close()

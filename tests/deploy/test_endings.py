@@ -191,7 +191,7 @@ def test_a_server_whose_chain_is_not_finite_keeps_the_draws_before(tmp_path, cap
 
 @pytest.mark.slow
 def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
-    run = RUN | SETTINGS | dict(num_rounds=4000, thinning=10)
+    run = RUN | SETTINGS | dict(num_rounds=2000, thinning=10)
     clinics, draws = Consortium(tmp_path, run=run), tmp_path / "draws.npz"
     try:
         with clinics.in_threads(NAMES):
@@ -207,7 +207,7 @@ def test_the_process_of_a_server_is_interrupted_and_started_again(tmp_path):
             assert clinics.processes["server"].wait(timeout=300) == 0
     finally:
         clinics.end()
-    assert stored(draws).shape == (2, 400, 2)
+    assert stored(draws).shape == (2, 200, 2)
 
 
 def wait_for(text, clinics, times):

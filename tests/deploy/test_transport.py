@@ -261,7 +261,10 @@ def test_a_site_accepts_the_pinned_certificate_of_the_server_and_no_other(tmp_pa
     pins = make_keys(tmp_path, studies.NAMES)
     other = tmp_path / "other"
     deploy.make_party(tmp_path, other, "server", hosts=("localhost",))  # of the same authority
-    pin = deploy.fingerprint((tmp_path / "server.crt").read_bytes())
+    certificate = (tmp_path / "server.crt").read_bytes()
+    pin = deploy.fingerprint(certificate)
+    # What comes behind the pinned certificate in the file is not trusted.
+    (tmp_path / "server.crt").write_bytes(certificate + (tmp_path / "ca.crt").read_bytes())
     mine = pinned(tmp_path, "bern", colons(pin))
     caplog.set_level(logging.INFO)
     for folder, is_expected in ((other, False), (tmp_path, True)):

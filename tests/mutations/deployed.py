@@ -142,8 +142,8 @@ MUTATIONS = {
     ),
     "a site's reason reaches the terminal as it is": (
         "deploy/_links.py",
-        'printable(frame.header.get("reason"), MOST_REASON)',
-        'str(frame.header.get("reason"))',
+        'problem = printable(frame.header.get("reason"), MOST_REASON)',
+        'problem = frame.header.get("reason")',
         f"{REFUSALS}a_reason_has_printable_characters_alone",
     ),
     "a study's files run before their owner has read them": (

@@ -1,5 +1,6 @@
 """Files that are damaged, lost, edited or mixed up: no other draws, and a message with a remedy."""
 
+import errno
 import json
 import shutil
 
@@ -7,12 +8,24 @@ import numpy as np
 import pytest
 
 import fedmcmc
-from fedmcmc.storage._files import read_record, write_record
+from fedmcmc.storage._files import read_record, write_record, write_whole
 from tests.storage.small_run import numbers, run
 from tests.support.killed_run import assert_same
 from tests.support.lanes import fast_and_slow
 
 RUN, BEFORE = "run.json", "run-before.json"
+
+
+def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_and_is_named(tmp_path):
+    def write(file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "draws.npz"
+    path.write_bytes(b"earlier")
+    with pytest.raises(OSError, match=r"No space left on device: .*draws\.npz"):
+        write_whole(path, write)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"earlier"
 
 
 @pytest.fixture(scope="module")

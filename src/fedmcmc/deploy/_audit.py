@@ -149,7 +149,11 @@ class AuditLog:
         own = hashlib.sha256(body.encode()).hexdigest()
         # One write, which a kill leaves whole or cut short.
         line = f'{body[:-1]}, "hash": "{own}"}}\n'.encode()
-        num = os.write(self._file, line)
+        try:
+            num = os.write(self._file, line)
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
         if num != len(line):
             os.ftruncate(self._file, os.fstat(self._file).st_size - num)  # the next one is whole
             raise OSError(f"{self.path} could not be written to its end: the disk may be full.")

@@ -22,7 +22,12 @@ from typing import Any
 
 from fedmcmc._checks import not_installed
 from fedmcmc.deploy._frames import JOIN_BYTES, Refused, printable
-from fedmcmc.deploy._pki import SERVER_CERTIFICATE, fingerprint, is_key_of
+from fedmcmc.deploy._pki import (
+    SERVER_CERTIFICATE,
+    fingerprint,
+    first_certificate,
+    is_key_of,
+)
 from fedmcmc.deploy._private import check_private
 from fedmcmc.deploy._settings import check_address
 from fedmcmc.deploy._site import Site
@@ -132,15 +137,17 @@ class Credentials:
             If other users can read the key, or ``server.crt`` has another fingerprint.
         """
         check_private(self.key)
-        trusted = Path(self.authority)
+        authority = Path(self.authority).read_bytes()
         if self.server_fingerprint is not None:
-            trusted = trusted.with_name(SERVER_CERTIFICATE)
+            trusted = Path(self.authority).with_name(SERVER_CERTIFICATE)
             if not trusted.exists():
                 raise ValueError(
                     f"server_fingerprint needs the server's certificate in {trusted}, which is "
                     "missing: get it from whoever runs the consortium."
                 )
-            pin, actual = _normal(self.server_fingerprint), fingerprint(trusted.read_bytes())
+            # Whatever else is in the file would be trusted, too.
+            authority = first_certificate(trusted.read_bytes())
+            pin, actual = _normal(self.server_fingerprint), fingerprint(authority)
             if actual != pin:
                 raise ValueError(
                     f"{trusted} has the fingerprint {actual}, and server_fingerprint is {pin}: put "
@@ -153,7 +160,7 @@ class Credentials:
                 f"{self.key} is not the private key of the certificate {self.certificate}: put the "
                 "key there that its request was made with (fedmcmc deploy request)."
             )
-        return key, certificate, trusted.read_bytes()
+        return key, certificate, authority
 
 
 class _Connection:
@@ -265,8 +272,8 @@ class GrpcServer:
             self.port = self._server.add_secure_port(address, secure)
         except RuntimeError as error:
             raise OSError(
-                f"The server cannot wait at {address}: another process waits at that port, or it "
-                "is no address of this machine. End that process, or change address."
+                f"The server cannot wait at {address}: another process waits at that port, it is "
+                "no address of this machine, or key and certificate do not belong together."
             ) from error
         self._server.start()
 

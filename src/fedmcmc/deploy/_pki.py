@@ -216,6 +216,13 @@ def is_key_of(key: bytes, certificate: bytes) -> bool:
         return False
 
 
+def first_certificate(pem: bytes) -> bytes:
+    """Return the certificate whose `fingerprint` is that of a file, without others in the file."""
+    x509, _, serialization = _cryptography()
+    found: bytes = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.PEM)
+    return found
+
+
 def _cryptography() -> tuple[Any, Any, Any]:
     try:
         from cryptography import x509

@@ -44,10 +44,16 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any], *, private: bool 
     if private:
         partial.unlink(missing_ok=True)  # a process that was killed may have left one
     mode = 0o600 if private else 0o666
-    with open(partial, "w+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(partial, "w+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        partial.unlink(missing_ok=True)  # it would take room on a disk that may be full
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     os.replace(partial, path)
     if os.name == "posix":
         # The new name, too, is to survive a crash of the machine.
