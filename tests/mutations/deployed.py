@@ -130,7 +130,7 @@ MUTATIONS = {
     ),
     "a study's file is read again when it runs": (
         "deploy/_sources.py",
-        "compile(self.source.data, ",
+        "compile(self.source.text, ",
         "compile(self.source.path.read_bytes(), ",
         f"{REFUSALS}a_source_runs_as_it_was_hashed",
     ),

@@ -132,7 +132,7 @@ def files_told(study: Study, site: str) -> str:
     if study.settings:
         lines += _item("Settings passed to these programs:")
         for name, value in study.settings.items():
-            lines += _item(f"{name} = {value!r}", deeper=True)
+            lines += _item(printable(f"{name} = {value!r}", None), deeper=True)
     lines += [
         *_item(f"Versions of the software, the same at all sites: {versions}."),
         *_item("No other code of the study runs here, and no code comes from the server."),
