@@ -281,8 +281,8 @@ def test_settings_of_a_run_are_checked_before_sites_are_waited_for(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (r"study = .*", "study = 3", "server.toml: study must be a text, got 3"),
-        (r"key = .*", "key = ['a']", r"server.toml: key must be a text, got \['a'\]"),
+        (r"study = .*", "study = 3", "server.toml: study must be a text in quotes, got 3"),
+        (r"key = .*", "key = ['a']", r"server.toml: key must be a text in quotes, got \['a'\]"),
         (r"\[sites\](.|\n)*\[run\]", "sites = ['bern']\n[run]", "sites must be a table of finger"),
         (r"bern = .*", "bern = 3", "sites must be a table of fingerprints"),
     ],
