@@ -127,9 +127,6 @@ def start_positions(keys: Array, position: ArrayTree) -> tuple[Array, ArrayTree]
     """Return the keys of every chain's `init` and its position, leaves ``[num_chains, ...]``."""
     if position is None:
         raise ValueError("Give a position to start from, or the state of an earlier run.")
-    for leaf in jax.tree.leaves(position):
-        if isinstance(leaf, str | bytes):
-            raise TypeError(f"position must hold numbers, got the text {leaf!r}.")
     position_keys, init_keys = (jax.vmap(fn)(keys) for fn in (start_key, init_key))
     if callable(position):
         positions = jax.vmap(lambda key: trees.as_floats(position(key), "position(rng_key)"))(
