@@ -298,7 +298,7 @@ def test_settings_of_a_server_are_checked(old, new, message, tmp_path):
 
 def test_text_is_no_position():
     study = studies.study_of()
-    with pytest.raises(TypeError, match="position must be a number or an array .* got 'zero'"):
+    with pytest.raises(TypeError, match=r"position must be a number or an array .* got 'zero'"):
         deploy.run(study, KEY, "main", "zero", transport=deploy.Local(), num_rounds=2)
 
 
