@@ -241,7 +241,7 @@ def in_a_run(tmp_path_factory):
     return sites["bern"], folder
 
 
-def key_words(site, *, round_=1, parts=(b"a", b"a"), weights=(1.0, 1.0), shared=None, **of_run):
+def key_words(site, *, round_=1, body="a", weights=(1.0, 1.0), active=(True, True), **of_run):
     """Return the words of the clients' keys, ``[2, 8]``."""
     run = site._run
     before = {name: getattr(run, name) for name in of_run}
@@ -249,7 +249,7 @@ def key_words(site, *, round_=1, parts=(b"a", b"a"), weights=(1.0, 1.0), shared=
     try:
         for name, value in of_run.items():
             setattr(run, name, value)
-        keys = site._keys(run, tag, list(parts), np.float32(weights), shared)
+        keys = site._keys(run, tag, body, np.float32(weights), list(active), None)
     finally:
         for name, value in before.items():
             setattr(run, name, value)
@@ -267,14 +267,13 @@ def test_keys_of_clients_depend_on_all_that_a_step_depends_on(in_a_run):
     alike = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[1].set(leaf[0]), site._run.state)
     check_differ(*key_words(site, state=alike))  # chains at one position
     np.testing.assert_array_equal(first, key_words(site, attempt=7))
-    for changes in (dict(round_=2), dict(told="another run")):
+    for changes in (dict(round_=2), dict(told="another run"), dict(body="b")):
         check_differ(key_words(site, **changes), first)
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[0].add(1), site._run.state)
-    for changes in (dict(parts=(b"b", b"a")), dict(weights=(2.0, 1.0)), dict(state=state)):
+    for changes in (dict(active=(False, True)), dict(weights=(2.0, 1.0)), dict(state=state)):
         changed = key_words(site, **changes)
         check_differ(changed[0], first[0])
         np.testing.assert_array_equal(changed[1], first[1])
-    np.testing.assert_array_equal(key_words(site, parts=(None, b"a"))[1], first[1])
 
 
 def test_keys_of_clients_depend_on_secret_study_site_and_rows(in_a_run):

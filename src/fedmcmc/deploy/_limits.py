@@ -14,7 +14,7 @@ from fedmcmc.compression import Word
 from fedmcmc.deploy._audit import AuditLog
 from fedmcmc.deploy._columns import column_names
 from fedmcmc.deploy._disk import Disk
-from fedmcmc.deploy._frames import Refused, digest_of
+from fedmcmc.deploy._frames import Refused, checksum, digest_of
 from fedmcmc.deploy._shapes import Report
 from fedmcmc.deploy._study import Study
 from fedmcmc.dynamics import Length
@@ -202,10 +202,12 @@ class Outflow:
         if self._log is not None:
             self._log.num_numbers = total
 
-    def add(self, num: int, *answer: bytes) -> None:
+    def add(self, num: int, question: bytes, content: bytes) -> None:
         """Count an answer of `num` numbers before it leaves.
 
-        If `answer`, the question and the content, is the previous one, it was counted already.
+        If question and content are the previous ones, the answer was counted already. The question
+        is a digest, as a server could look for two that are alike; the site alone makes the
+        content, for which a checksum is enough.
 
         Raises
         ------
@@ -214,7 +216,7 @@ class Outflow:
         """
         total, last = self._disk.num_numbers  # another process of this site may have counted
         self._record(max(self.total, total))
-        digest = bytes.fromhex(digest_of(*answer))
+        digest = bytes.fromhex(digest_of(question, checksum(content).to_bytes(4, "big")))
         if digest == last:
             return
         if self._most is not None and self.total + num > self._most:

@@ -379,11 +379,12 @@ class Site:
         nothing_drawn = ClientKeys((), ())
         inputs = (nothing_drawn, first, (), weights, jnp.ones(num, bool))
         codes = steps(run.kernel, self.client, *inputs, number=number, setup=True)[0]
+        body = digest_of(frame.body)
         if self._masks is not None:
             place = (0, number, len(shapes.setup), True)
-            return self._masked(frame, place, "", "", words_of(run.kernel, codes))
+            return self._masked(frame, place, body, "", "", words_of(run.kernel, codes))
         sent = pack(*(wire.encode(chain_of(codes, c)) for c in range(num)))
-        question = digest_of(run.told.encode(), f"setup {number}".encode(), frame.body)
+        question = digest_of(run.told.encode(), f"setup {number} {body}".encode())
         num_numbers = num * numbers_per_message(shapes.setup[number], masked=False)
         self._outflow.add(num_numbers, question.encode(), sent)
         return sent
@@ -518,7 +519,8 @@ class Site:
             state = pack(run.origin.encode(), wire.encode([run.state]))
             self.disk.mark(run.name, marks, state, keep)
         weight = np.asarray(weights, self.client.share.dtype)
-        keys = self._keys(run, tag, parts, weight, next(some, None))
+        body = digest_of(frame.body)  # once, as it is long
+        keys = self._keys(run, tag, body, weight, active, next(some, None))
         inputs = (keys, broadcasts, run.state, weight, np.asarray(active, bool))
         how: dict[str, Any] = dict(number=number, setup=False, generator=run.generator)
         codes, pending, reports = steps(run.kernel, self.client, *inputs, **how)
@@ -531,17 +533,17 @@ class Site:
             )
             exchange = shapes.phases[number]
             num_each = numbers_per_message(exchange.code, exchange.report, masked=False)
-            question = digest_of(run.told.encode(), f"{tag.round} {number}".encode(), frame.body)
+            question = digest_of(run.told.encode(), f"{tag.round} {number} {body}".encode())
             self._outflow.add(len(chains) * num_each, question.encode(), sent)
         else:
             place = (tag.round, number, len(shapes.phases), False)
             kept = digest_of(wire.encode([run.state]))
             words = words_of(run.kernel, codes, reports.bits_down)
-            sent = self._masked(frame, place, run.origin, kept, words)
+            sent = self._masked(frame, place, body, run.origin, kept, words)
         run.pending, run.answered = pending, (tag.round, number)
         if self._masks is not None and run.keeps:
             made_of = (run.origin, run.told, f"{tag.round} {number}")
-            run.pending_origin = digest_of(*(part.encode() for part in made_of), frame.body)
+            run.pending_origin = digest_of(*(part.encode() for part in made_of), body.encode())
         self._save(run)
         self._log_bad_row(run, broadcasts, codes)
         return sent
@@ -550,23 +552,24 @@ class Site:
         self,
         run: _Run,
         tag: Tag,
-        parts: list[bytes | None],
+        body: str,
         weights: np.ndarray,
+        active: list[Any],
         shared: bytes | None,
     ) -> Array | ClientKeys:
         """Return what clients draw from: words of keys of this site's secret, or the run's keys.
 
-        `parts` are the broadcasts as they came, ``None`` in chains that are not active; `shared`
-        are the keys of what all clients draw alike in the chains that are.
+        `body` is a digest of the message's body, with the broadcasts of all active chains; `shared`
+        are the keys of what all clients draw alike in these chains.
         """
         if run.keys is not None:
             return run.keys
         shared_words: ArrayTree = ()
         if shared is not None:
-            active = np.flatnonzero([part is not None for part in parts])
+            on = np.flatnonzero(active)
             shape, dtype = run.key_like.shape, run.key_like.dtype
             shared_words = np.zeros((run.num_chains, *shape), dtype)
-            shared_words[active] = _read(shared, jax.ShapeDtypeStruct((len(active), *shape), dtype))
+            shared_words[on] = _read(shared, jax.ShapeDtypeStruct((len(on), *shape), dtype))
         if trees.is_empty(run.shapes.phases[tag.phase].private):
             return ClientKeys((), shared_words)
         if self._secret is None:
@@ -574,10 +577,10 @@ class Site:
             context = (self.study.digest, self.name, digest_of(*rows))
             self._secret = SiteSecret(self.disk.folder, *(text.encode() for text in context))
         place = f"{tag.round} {tag.phase}"
-        question = digest_of(run.told.encode(), place.encode(), shared or b"")
+        question = digest_of(run.told.encode(), place.encode(), body.encode(), shared or b"")
         chains = [
-            (part or b"", weights[c].tobytes(), wire.encode(chain_of(run.state, c)))
-            for c, part in enumerate(parts)
+            (bytes([bool(active[c])]), weights[c].tobytes(), wire.encode(chain_of(run.state, c)))
+            for c in range(run.num_chains)
         ]
         return ClientKeys(self._secret.keys(question.encode(), chains), shared_words)
 
@@ -604,19 +607,21 @@ class Site:
         self,
         frame: Frame,
         place: tuple[int, int, int, bool],
+        body: str,
         origin: str,
         kept: str,
         words: np.ndarray,
     ) -> bytes:
         """Return words ``[num_chains, num_words]`` under masks, if the site's rules allow it.
 
-        `origin` is a digest of what made the site's state, and `kept` of the state itself. A server
-        that has one site alone go back to an earlier state could subtract two totals.
+        `body` is a digest of the message's body, `origin` a digest of what made the site's state,
+        and `kept` one of the state itself. A server that has one site alone go back to an earlier
+        state could subtract two totals.
         """
         run, masks = self._current(frame), self._masks
         assert masks is not None
-        parts = (run.told, repr(place), origin)
-        question = digest_of(*(part.encode() for part in parts), frame.body)
+        parts = (run.told, repr(place), origin, body)
+        question = digest_of(*(part.encode() for part in parts))
 
         def counted() -> np.ndarray:
             self._outflow.add(words.size, question.encode(), words.tobytes())
