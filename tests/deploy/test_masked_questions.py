@@ -137,6 +137,7 @@ def test_chains_of_a_fit_are_those_of_a_simulated_secure_sum(sites):
 
 
 def test_nothing_but_masked_words_leaves_a_site(sites, heard):
+    sites.ask(QUESTION, CONTENT)  # all sites have joined by then
     for pairs in heard.values():
         pairs.clear()
     sites.ask(QUESTION, CONTENT)
